@@ -11,7 +11,7 @@ from tuf.api.metadata import Metadata, MetaFile, Snapshot, Timestamp
 
 from tests.faults.bundles_for_tests import Signer
 from upwell.tools.release.desk import Desk, RoleKeys, in_days, signer_of
-from upwell.tools.release.making import Wanted, made
+from upwell.tools.release.making import ReleaseContents, made
 
 
 class Releases:
@@ -55,7 +55,7 @@ class Releases:
         targets = self.desk.targets()
         sequence = 1 + (0 if targets is None else sum(path.startswith("releases/") for path in targets.signed.targets))
         named = {name: str(path) for name, path in (bundles or {}).items()}
-        with made(self.desk, Wanted(named, like=like, name="fleet", **parts), sequence) as new:  # type: ignore[arg-type]
+        with made(self.desk, ReleaseContents(named, like=like, name="fleet", **parts), sequence) as new:  # type: ignore[arg-type]
             self.desk.add(new.document, new.files, in_days(time.time(), days))
         self.desk.sign(self.targets_key.key)
         return sequence

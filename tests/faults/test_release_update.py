@@ -21,9 +21,9 @@ from tests.integration.spool.harness import until
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal
 from upwell.edge.bundle.verify import NO_TRUST
 from upwell.edge.release import clock, places, source
-from upwell.edge.release.choice import Choice, KeptChoice
+from upwell.edge.release.choice import KeptChoice, ReleaseChoice
 from upwell.edge.release.document import parse_document
-from upwell.edge.release.floor import Floor
+from upwell.edge.release.floor import LocalFloor
 from upwell.edge.release.follower import ReleaseFollower
 from upwell.edge.release.sections import ReleaseSection
 from upwell.edge.release.source import NO_CLOCK, ReleaseSource
@@ -39,12 +39,12 @@ from upwell.tools.release.desk import mirror
 class Device:
     """A device that follows a repository, with its own state; `served` are the releases that it switched to."""
 
-    def __init__(self, folder: Path, source: str, root: Path, floor: Floor | None = None) -> None:
+    def __init__(self, folder: Path, source: str, root: Path, floor: LocalFloor | None = None) -> None:
         self.folder = folder
         self.section = ReleaseSection(source=source, root=root, clock="trusted")
         self.store = VersionStore(folder, "the release", NO_TRUST, None, folder / "units")
         self.choice = KeptChoice(folder / "choice.json")
-        self.source = ReleaseSource(self.section, folder, self.store, self.choice, floor or Floor(Policy()))
+        self.source = ReleaseSource(self.section, folder, self.store, self.choice, floor or LocalFloor(Policy()))
         self.served: list[int] = []
         self.follower = ReleaseFollower(self.store, self.section, self.activate, self.source, self.choice)
 
@@ -104,9 +104,9 @@ def test_a_new_release_is_taken_once_and_an_old_one_as_a_new_sequence_alone(
     mirror(releases.desk, server.folder)
     assert device.follower.look() == "installed"
     device.store.prove(2)
-    device.choice.keep(Choice(sequence=1))
+    device.choice.keep(ReleaseChoice(sequence=1))
     assert "is older than release 2" in device.refuses(Refusal.OLDER)
-    device.choice.keep(Choice())
+    device.choice.keep(ReleaseChoice())
     releases.release(like=1)
     mirror(releases.desk, server.folder)
     assert device.follower.look() == "installed"
@@ -121,13 +121,13 @@ def test_a_choice_holds_over_a_restart(
     for number in (2, 3):
         releases.release(policy=policy(number))
     mirror(releases.desk, server.folder)
-    device.choice.keep(Choice(sequence=2, not_before_unix_s=time.time() + 3600))
+    device.choice.keep(ReleaseChoice(sequence=2, not_before_unix_s=time.time() + 3600))
     assert device.follower.look() == "nothing_new"
-    KeptChoice(device.folder / "choice.json").keep(Choice(sequence=2))
+    KeptChoice(device.folder / "choice.json").keep(ReleaseChoice(sequence=2))
     again = Device(device.folder, device.section.source, releases.root)
     assert again.follower.look() == "installed"
     assert again.served == [2]
-    again.choice.keep(Choice(sequence=9))
+    again.choice.keep(ReleaseChoice(sequence=9))
     with pytest.raises(FetchFailed, match="release 9 is not there yet"):
         again.follower.look()
 
@@ -154,7 +154,7 @@ def test_without_a_clock_the_sequence_alone_is_enforced_and_that_is_said(
 ) -> None:
     monkeypatch.setattr(source, "is_synchronised", lambda: False)
     section = device.section.model_copy(update={"clock": "auto"})
-    blind = ReleaseSource(section, device.folder, device.store, device.choice, Floor(Policy()))
+    blind = ReleaseSource(section, device.folder, device.store, device.choice, LocalFloor(Policy()))
     releases.draft(policy=policy(2))
     releases.publish(days=-1)
     mirror(releases.desk, server.folder)
@@ -162,7 +162,7 @@ def test_without_a_clock_the_sequence_alone_is_enforced_and_that_is_said(
     assert follower.look() == "installed"
     assert blind.notice == NO_CLOCK
     device.store.prove(2)
-    device.choice.keep(Choice(sequence=1))
+    device.choice.keep(ReleaseChoice(sequence=1))
     assert follower.look() == "refused"
     assert follower.status.refusal is Refusal.OLDER
 
@@ -338,7 +338,7 @@ def test_a_bundle_may_stay_in_a_registry_that_the_device_s_floor_names(
         assert not list(server.folder.glob("targets/payload/*"))
         device = Device(tmp_path / "device", server.url(""), releases.root)
         assert f"names {registry.address}, which is not among" in device.refuses(Refusal.LOOSENED)
-        floor = Floor(Policy(), (registry.address,))
+        floor = LocalFloor(Policy(), (registry.address,))
         allowed = Device(tmp_path / "allowed", server.url(""), releases.root, floor)
         assert allowed.follower.look() == "installed"
         assert allowed.served == [1]
@@ -348,7 +348,7 @@ def test_what_a_release_may_not_loosen() -> None:
     keeps = Policy.model_validate(
         {"version": 1, "rules": [{"name": "ward", "match": {"tags": {"room": "ward"}}, "egress": "deny"}]}
     )
-    floor = Floor(keeps, endpoints=("registry.site:5000",))
+    floor = LocalFloor(keeps, endpoints=("registry.site:5000",))
     with pytest.raises(BundleRefused, match="drops 'ward', which keeps data on this device") as caught:
         floor.check_policy(7, Policy())
     assert caught.value.refusal is Refusal.LOOSENED

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from upwell.fleet.rollout.gate import Counts, GateSettings
 from upwell.fleet.rollout.machine import AlreadyRollingOut, NotPossible, begin, since, step
-from upwell.fleet.rollout.plan import Candidate, Window, deal, parse_waves
+from upwell.fleet.rollout.plan import RolloutDevice, RolloutWindow, deal, parse_waves
 from upwell.fleet.rollout.state import (
     Event,
     Finish,
@@ -20,11 +20,11 @@ from upwell.fleet.rollout.state import (
     NextWave,
     Offer,
     Paused,
-    Phase,
     Reached,
     Reported,
     Resumed,
     Rollout,
+    RolloutPhase,
     RolloutPlan,
     Stage,
     TakeBack,
@@ -53,7 +53,7 @@ steps = st.lists(st.tuples(happenings, st.sampled_from([0.0, 1.0, 60.0, 4000.0])
 
 def rollout(gate: GateSettings) -> Rollout:
     waves = parse_waves(["1", "50%", "100%"])
-    dealt = deal("r", waves, [Candidate(name) for name in DEVICES])
+    dealt = deal("r", waves, [RolloutDevice(name) for name in DEVICES])
     members = {name: Member(wave, former=FORMER) for name, wave in dealt.items()}
     return begin(RolloutPlan("r", NEW, waves, gate), members, (), 0.0)
 
@@ -90,7 +90,7 @@ def test_whatever_happens_no_device_has_two_releases_and_nothing_goes_backwards(
             continue
         for action in actions:
             if isinstance(action, Offer):
-                assert before.phase is Phase.RUNNING
+                assert before.phase is RolloutPhase.RUNNING
                 assert action.device not in targets, "offered twice"
                 assert action.release == NEW
                 targets[action.device] = NEW
@@ -107,9 +107,9 @@ def check_order(before: Rollout, after: Rollout, actions: tuple[object, ...]) ->
     assert after.wave >= before.wave
     assert sum(isinstance(one, NextWave) for one in actions) == after.wave - before.wave
     if before.is_over:
-        assert after.phase in (before.phase, Phase.HALTED)
+        assert after.phase in (before.phase, RolloutPhase.HALTED)
         assert not any(isinstance(one, (Offer, NextWave, Finish)) for one in actions)
-    assert (after.phase is Phase.HALTED and before.phase is not Phase.HALTED) == any(
+    assert (after.phase is RolloutPhase.HALTED and before.phase is not RolloutPhase.HALTED) == any(
         isinstance(one, Halt) for one in actions
     )
     for name, member in before.members.items():
@@ -118,7 +118,7 @@ def check_order(before: Rollout, after: Rollout, actions: tuple[object, ...]) ->
         assert now.wave == member.wave
         if now.stage in (Stage.OFFERED, Stage.STARTED, Stage.PASSED):
             assert now.wave <= after.wave
-            assert after.phase is not Phase.HALTED
+            assert after.phase is not RolloutPhase.HALTED
 
 
 @settings(deadline=None, max_examples=examples(100))
@@ -151,7 +151,7 @@ def test_two_rollouts_that_touch_one_device_are_refused() -> None:
 @given(st.lists(st.sampled_from(DEVICES), unique=True, min_size=1), st.integers(1, 8), st.integers(1, 99))
 def test_every_device_has_one_wave_and_waves_reach_what_they_say(names: list[str], count: int, share: int) -> None:
     waves = parse_waves([str(count), f"{share}%", "site=lab", "100%"])
-    candidates = [Candidate(name, {"site": "lab"} if name == "d1" else {}) for name in names]
+    candidates = [RolloutDevice(name, {"site": "lab"} if name == "d1" else {}) for name in names]
     dealt = deal("r", waves, candidates)
     assert sorted(dealt) == sorted(names)
     first = sum(wave == 0 for wave in dealt.values())
@@ -163,7 +163,7 @@ def test_every_device_has_one_wave_and_waves_reach_what_they_say(names: list[str
 @settings(deadline=None, max_examples=examples(100))
 @given(st.integers(0, 2**31), st.sampled_from(["UTC", "Asia/Tokyo", "America/New_York", "nowhere/else", ""]))
 def test_a_span_and_the_one_that_is_left_of_the_day_are_never_both_open(unix_s: int, zone: str) -> None:
-    assert Window("22:00-06:00").is_open(unix_s, zone) != Window("06:00-22:00").is_open(unix_s, zone)
+    assert RolloutWindow("22:00-06:00").is_open(unix_s, zone) != RolloutWindow("06:00-22:00").is_open(unix_s, zone)
 
 
 @given(counts, counts)

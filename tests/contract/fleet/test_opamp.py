@@ -14,8 +14,8 @@ import pytest
 from cryptography import x509
 
 from tests.fleet_service import CAPABILITIES, FakeDevice, Service, service
-from upwell.fleet.opamp.exchange import Exchange, Instant, Peer
-from upwell.fleet.opamp.messages import Settings, read, write
+from upwell.fleet.opamp.exchange import Instant, Peer, PollHandler
+from upwell.fleet.opamp.messages import ConnectionSettings, read, write
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
 from upwell.shared.opamp.names import EXPLAIN, STATISTICS, WISH_FILE
@@ -216,7 +216,9 @@ def test_no_mutation_of_a_message_breaks_the_service(fleet: Service, count: int)
     assert device.files.cert is not None
     serial = f"{x509.load_pem_x509_certificate(device.files.cert.read_bytes()).serial_number:x}"
     seconds = itertools.count(10**9)
-    exchange = Exchange(fleet.fleet.state, Settings("https://x", 60.0, b""), lambda: Instant(float(next(seconds)), 1.0))
+    exchange = PollHandler(
+        fleet.fleet.state, ConnectionSettings("https://x", 60.0, b""), lambda: Instant(float(next(seconds)), 1.0)
+    )
     message = device.message(
         agent_description=device.description(**{"upwell.label.site": "hh"}),
         health=opamp_pb2.ComponentHealth(healthy=True, start_time_unix_nano=7),

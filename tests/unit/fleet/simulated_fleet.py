@@ -11,7 +11,7 @@ import numpy as np
 
 from upwell.fleet.rollout.gate import DEFAULT_GATE, Counts, GateSettings
 from upwell.fleet.rollout.machine import begin, step
-from upwell.fleet.rollout.plan import Candidate, Window, deal, parse_waves
+from upwell.fleet.rollout.plan import RolloutDevice, RolloutWindow, deal, parse_waves
 from upwell.fleet.rollout.state import (
     Action,
     Event,
@@ -96,7 +96,7 @@ class SimulatedFleet:
     devices: list[SimulatedDevice]
     waves: tuple[str, ...] = ("1", "20%", "100%")
     gate: GateSettings = DEFAULT_GATE
-    window: Window | None = None
+    window: RolloutWindow | None = None
     load: Callable[[float], float] = lambda _: 1.0
     now_s: float = 1_000_000.0
     offers: list[tuple[float, Action]] = field(default_factory=list)
@@ -105,7 +105,7 @@ class SimulatedFleet:
         """Let every device serve for an hour under its former release, and begin the roll-out."""
         before = {one.name: sum((one.serve(1.0) for _ in range(history_polls)), Counts()) for one in self.devices}
         waves = parse_waves(self.waves)
-        candidates = [Candidate(one.name, is_reachable=not one.is_off(self.now_s)) for one in self.devices]
+        candidates = [RolloutDevice(one.name, is_reachable=not one.is_off(self.now_s)) for one in self.devices]
         dealt = deal("r", waves, candidates)
         members = {name: Member(dealt[name], former=FORMER, before=counts) for name, counts in before.items()}
         return begin(RolloutPlan("r", NEW, waves, self.gate, self.window), members, (), self.now_s)

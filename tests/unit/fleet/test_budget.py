@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from upwell.fleet.budget.curves import Curve, envelope
-from upwell.fleet.budget.sharing import Demand, Wish, share_out, worth_telling
+from upwell.fleet.budget.sharing import Demand, FleetGoal, share_out, worth_telling
 
 EASY = envelope([(0.0, 0.02), (0.5, 0.0)])
 HARD = envelope([(0.0, 0.4), (0.2, 0.2), (0.6, 0.05), (1.0, 0.0)])
@@ -61,7 +61,7 @@ def fleets(draw: st.DrawFn) -> list[Demand]:
 def test_no_other_shares_have_less_risk_for_the_same_budget(demands: list[Demand], part: float, in_bytes: bool) -> None:
     total = sum(one.requests_per_s for one in demands)
     budget = part * sum(one.requests_per_s * one.request_bytes for one in demands) if in_bytes else part * total
-    wish = Wish(bytes_per_s=budget) if in_bytes else Wish(cloud_share=part)
+    wish = FleetGoal(bytes_per_s=budget) if in_bytes else FleetGoal(cloud_share=part)
     found = share_out(demands, wish)
     assert found.risk * total == pytest.approx(brute_force(demands, budget, in_bytes), abs=1e-9)
     assert (found.bytes_per_s if in_bytes else found.cloud_share * total) <= budget * (1 + 1e-9) + 1e-9
@@ -72,13 +72,13 @@ def test_no_other_shares_have_less_risk_for_the_same_budget(demands: list[Demand
 @settings(deadline=None, max_examples=examples(200))
 @given(fleets(), st.floats(0, 1))
 def test_a_risk_is_kept_with_as_few_requests_as_any_budget_needs_for_it(demands: list[Demand], risk: float) -> None:
-    found = share_out(demands, Wish(max_risk=risk))
+    found = share_out(demands, FleetGoal(max_risk=risk))
     if found.is_met:
-        same = share_out(demands, Wish(cloud_share=found.cloud_share))
+        same = share_out(demands, FleetGoal(cloud_share=found.cloud_share))
         assert same.risk == pytest.approx(found.risk, abs=1e-9)
         assert found.risk <= risk + 1e-9
     else:
-        assert found.risk == pytest.approx(share_out(demands, Wish(cloud_share=1.0)).risk)
+        assert found.risk == pytest.approx(share_out(demands, FleetGoal(cloud_share=1.0)).risk)
 
 
 @settings(deadline=None, max_examples=examples(200))
@@ -92,23 +92,23 @@ def test_an_envelope_lies_below_every_point_and_flattens(rest: list[tuple[float,
 
 
 def test_hard_cases_get_the_budget_first() -> None:
-    found = share_out([Demand("easy", EASY, 8.0), Demand("hard", HARD, 2.0)], Wish(cloud_share=0.1))
+    found = share_out([Demand("easy", EASY, 8.0), Demand("hard", HARD, 2.0)], FleetGoal(cloud_share=0.1))
     assert found.shares == pytest.approx({"easy": 0.0, "hard": 0.5})
     assert found.slope == pytest.approx(0.375)
 
 
 def test_a_link_that_gets_worse_leaves_its_part_to_others() -> None:
     two = [Demand("near", HARD, 1.0, 100.0), Demand("far", HARD, 1.0, 100.0)]
-    both = share_out(two, Wish(cloud_share=0.3))
+    both = share_out(two, FleetGoal(cloud_share=0.3))
     two[1] = Demand("far", HARD, 1.0, 100.0, uplink_bytes_per_s=10.0)
-    one = share_out(two, Wish(cloud_share=0.3))
+    one = share_out(two, FleetGoal(cloud_share=0.3))
     assert one.shares["far"] == pytest.approx(0.1)
     assert one.shares["near"] > both.shares["near"]
     assert one.cloud_share == pytest.approx(0.3)
 
 
 def test_a_device_never_gets_more_than_its_own_limit() -> None:
-    found = share_out([Demand("own", HARD, 1.0, most_share=0.05)], Wish(max_risk=0.0))
+    found = share_out([Demand("own", HARD, 1.0, most_share=0.05)], FleetGoal(max_risk=0.0))
     assert found.shares == {"own": 0.05}
     assert not found.is_met
 
@@ -133,7 +133,7 @@ def test_a_curve_that_cannot_be_is_refused(points: list[tuple[float, float]], sa
 
 def test_two_wishes_at_once_are_refused() -> None:
     with pytest.raises(ValueError, match="one wish"):
-        Wish(cloud_share=0.2, max_risk=0.02)
+        FleetGoal(cloud_share=0.2, max_risk=0.02)
 
 
 def test_the_risk_between_two_points_is_in_proportion() -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.examples import sampled
 from tests.unit.fleet.simulated_fleet import BAD, FORMER, HEALTHY, NEW, Rates, SimulatedFleet, fleet
 from upwell.fleet.rollout.gate import FALSE_HALT_LEVEL, SHARES, Before, Counts, reference, threshold
-from upwell.fleet.rollout.plan import Window
-from upwell.fleet.rollout.state import Halt, NextWave, Offer, Phase, Stage, TakeBack
+from upwell.fleet.rollout.plan import RolloutWindow
+from upwell.fleet.rollout.state import Halt, NextWave, Offer, RolloutPhase, Stage, TakeBack
 
 DAY_MIN = 1440
 
@@ -25,7 +25,7 @@ def test_the_levels_of_all_bounds_add_up_to_the_documented_one() -> None:
 def test_a_good_release_reaches_every_device_wave_by_wave() -> None:
     simulated = fleet(1, HEALTHY, devices=20)
     rollout = simulated.run(simulated.begin(), DAY_MIN)
-    assert rollout.phase is Phase.FINISHED
+    assert rollout.phase is RolloutPhase.FINISHED
     assert {one.running for one in simulated.devices} == {NEW}
     offered = [action for _, action in simulated.offers if isinstance(action, (Offer, NextWave))]
     second = offered.index(NextWave(1))
@@ -39,7 +39,7 @@ def test_a_bad_release_stops_in_its_first_wave_and_every_device_is_back(kind: st
     for seed in range(3):
         simulated = fleet(seed, BAD[kind], devices=12)
         rollout = simulated.run(simulated.begin(), DAY_MIN)
-        assert (rollout.phase, rollout.wave) == (Phase.HALTED, 0), (seed, rollout.halted_by)
+        assert (rollout.phase, rollout.wave) == (RolloutPhase.HALTED, 0), (seed, rollout.halted_by)
         offered = {action.device for _, action in simulated.offers if isinstance(action, Offer)}
         assert len(offered) == 1
         assert rollout.breach is not None
@@ -59,7 +59,7 @@ def test_a_healthy_release_is_hardly_ever_halted(seed: int, healthy_halts: list[
     """Over the whole grid at most 5 of 200, which is what the documented level of 2 % may come to."""
     simulated = fleet(seed, HEALTHY, devices=25)
     rollout = simulated.run(simulated.begin(history_polls=15 if seed % 2 else 60), DAY_MIN)
-    if rollout.phase is Phase.HALTED:
+    if rollout.phase is RolloutPhase.HALTED:
         healthy_halts.append(seed)
     assert len(healthy_halts) <= 5, healthy_halts
 
@@ -75,7 +75,7 @@ def test_a_bad_hour_of_the_whole_site_is_not_laid_at_the_releases_door() -> None
 
     simulated = fleet(5, HEALTHY, devices=20, load=load)
     rollout = simulated.run(simulated.begin(), 30)
-    assert rollout.phase is not Phase.HALTED, rollout.halted_by
+    assert rollout.phase is not RolloutPhase.HALTED, rollout.halted_by
 
 
 def test_a_device_that_is_off_blocks_nobody_and_joins_when_it_comes_back() -> None:
@@ -85,7 +85,7 @@ def test_a_device_that_is_off_blocks_nobody_and_joins_when_it_comes_back() -> No
     simulated.devices[4].is_off = lambda _: True
     simulated.waves = ("1", "50%", "100%")
     rollout = simulated.run(simulated.begin(), DAY_MIN)
-    assert rollout.phase is Phase.FINISHED
+    assert rollout.phase is RolloutPhase.FINISHED
     assert rollout.members["device-4"].stage is Stage.WAITING
     assert rollout.members["device-3"].stage in (Stage.WAITING, Stage.PASSED)
 
@@ -96,7 +96,7 @@ def test_a_late_device_joins_while_the_rollout_runs() -> None:
     for device in simulated.devices[:5]:
         device.is_off = lambda now_s: now_s > begin_s - 1 and now_s < begin_s + 20 * 60
     rollout = simulated.run(simulated.begin(), DAY_MIN)
-    assert rollout.phase is Phase.FINISHED
+    assert rollout.phase is RolloutPhase.FINISHED
     assert {one.running for one in simulated.devices} == {NEW}
 
 
@@ -117,7 +117,7 @@ def test_one_wedged_device_of_many_is_shown_and_the_rollout_goes_on() -> None:
     device = next(one for one in simulated.devices if one.name == wedged)
     device.rates = {**device.rates, NEW: Rates(start="silence")}
     rollout = simulated.run(rollout, DAY_MIN)
-    assert rollout.phase is Phase.FINISHED, rollout.halted_by
+    assert rollout.phase is RolloutPhase.FINISHED, rollout.halted_by
     assert rollout.members[wedged].stage is Stage.FAILED
     assert "did not start the release" in rollout.members[wedged].problem
     assert TakeBack(wedged, FORMER) in [action for _, action in simulated.offers]
@@ -125,17 +125,17 @@ def test_one_wedged_device_of_many_is_shown_and_the_rollout_goes_on() -> None:
 
 def test_a_device_is_offered_a_release_within_its_hours_alone() -> None:
     simulated = fleet(4, HEALTHY, devices=6)
-    simulated.window = Window("22:00-06:00")
+    simulated.window = RolloutWindow("22:00-06:00")
     rollout = simulated.begin()
     members = {
         name: replace(one, zone="Asia/Tokyo" if number % 2 else "Europe/Berlin")
         for number, (name, one) in enumerate(sorted(rollout.members.items()))
     }
     rollout = simulated.run(replace(rollout, members=members), 3 * DAY_MIN)
-    assert rollout.phase is Phase.FINISHED
+    assert rollout.phase is RolloutPhase.FINISHED
     for at_s, action in simulated.offers:
         if isinstance(action, Offer):
-            assert Window("22:00-06:00").is_open(at_s, members[action.device].zone)
+            assert RolloutWindow("22:00-06:00").is_open(at_s, members[action.device].zone)
 
 
 def test_a_halt_says_which_bound_with_which_figures() -> None:
@@ -167,9 +167,9 @@ def test_without_a_past_there_is_no_reference() -> None:
 def test_a_first_release_is_held_to_what_may_be_at_most(fleet_of: Callable[..., SimulatedFleet]) -> None:
     good = fleet_of(replace(HEALTHY, late=0.02, degraded=0.05, disagreed=0.05))
     rollout = good.run(good.begin(history_polls=0), DAY_MIN)
-    assert rollout.phase is Phase.FINISHED
+    assert rollout.phase is RolloutPhase.FINISHED
     bad = fleet_of(replace(HEALTHY, late=0.5, degraded=0.05, disagreed=0.05))
-    assert bad.run(bad.begin(history_polls=0), DAY_MIN).phase is Phase.HALTED
+    assert bad.run(bad.begin(history_polls=0), DAY_MIN).phase is RolloutPhase.HALTED
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from upwell.fleet.api.operations import Call, Given, Nothing, Operation, Table, Taken
+from upwell.fleet.api.operations import AdmittedCall, Given, Nothing, Operation, Table, Taken
 from upwell.fleet.enrolment import enrolment
 from upwell.fleet.errors import NotFound
 from upwell.fleet.registry import devices, events, groups, questions
@@ -36,7 +36,7 @@ UnixSeconds: TypeAlias = Annotated[float, Field(ge=0, le=1e11, description="Seco
 Labels: TypeAlias = Annotated[dict[Text, Text], Field(max_length=64)]
 
 
-class Device(Given):
+class DeviceSummary(Given):
     """A device, as it was last heard of. `wanted` is the release that it is to run, `release` the one that it runs."""
 
     id: str
@@ -55,7 +55,7 @@ class Device(Given):
     revoked_unix_s: float | None
 
 
-class DeviceDetails(Device):
+class DeviceDetails(DeviceSummary):
     """All that is known of a device."""
 
     instance_uid: str
@@ -75,7 +75,7 @@ class DeviceDetails(Device):
 class Devices(Given):
     """Devices; `next` is given as `after` for those that follow, empty where there are none."""
 
-    devices: list[Device]
+    devices: list[DeviceSummary]
     next: str
 
 
@@ -214,7 +214,7 @@ class EventsQuery(Since):
     device: Annotated[str, StringConstraints(max_length=200)] | None = None
 
 
-class Event(Given):
+class DeviceEvent(Given):
     """What happened to a device."""
 
     id: int
@@ -227,7 +227,7 @@ class Event(Given):
 class Events(Given):
     """Events, the oldest first."""
 
-    events: list[Event]
+    events: list[DeviceEvent]
 
 
 class AuditEntry(Given):
@@ -273,7 +273,7 @@ def _check_name(name: str) -> None:
         raise InvalidRequest("expected a name of at most 100 letters, digits, dots, dashes, underscores and @")
 
 
-def _list_devices(call: Call[Nothing, DevicesQuery]) -> Devices:
+def _list_devices(call: AdmittedCall[Nothing, DevicesQuery]) -> Devices:
     query = call.query
     if query.group is not None and query.where is not None:
         raise InvalidRequest("`group` and `where` exclude each other")
@@ -290,10 +290,10 @@ def _list_devices(call: Call[Nothing, DevicesQuery]) -> Devices:
     shown = found[: query.limit]
     view = _View(call.state.presence, call.now_unix_s, assigned, doubles)
     more = shown[-1]["id"] if len(found) > query.limit else ""
-    return Devices(devices=[Device(**view.brief(one)) for one in shown], next=more)
+    return Devices(devices=[DeviceSummary(**view.brief(one)) for one in shown], next=more)
 
 
-def _show_device(call: Call[Nothing, Nothing]) -> DeviceDetails:
+def _show_device(call: AdmittedCall[Nothing, Nothing]) -> DeviceDetails:
     with call.state.database.reading() as connection:
         device = devices.find(connection, call.path["device"])
         known = groups.all_groups(connection)
@@ -325,7 +325,7 @@ class _View:
         self._doubles = doubles
 
     def brief(self, device: Stored) -> dict[str, Any]:
-        """The values of a `Device`."""
+        """The values of a `DeviceSummary`."""
         wanted = groups.wanted(device, self._assigned)
         health = device["health"] or {}
         refused = (
@@ -352,43 +352,43 @@ class _View:
         return "two processes use its key" if device["twin_seen_unix_s"] is not None else ""
 
 
-def _label_device(call: Call[LabelsBody, Nothing]) -> None:
+def _label_device(call: AdmittedCall[LabelsBody, Nothing]) -> None:
     with call.state.database.writing() as connection:
         devices.set_labels(connection, call.actor, devices.find(connection, call.path["device"]), call.body.labels)
 
 
-def _revoke_device(call: Call[Nothing, Nothing]) -> None:
+def _revoke_device(call: AdmittedCall[Nothing, Nothing]) -> None:
     with call.state.database.writing() as connection:
         devices.revoke(connection, call.actor, devices.find(connection, call.path["device"]))
 
 
-def _assign_device(call: Call[AssignBody, Nothing]) -> None:
+def _assign_device(call: AdmittedCall[AssignBody, Nothing]) -> None:
     body = call.body
     with call.state.database.writing() as connection:
         device = devices.find(connection, call.path["device"])
         devices.assign(connection, call.actor, device, body.release, body.not_before_unix_s)
 
 
-def _device_history(call: Call[Nothing, HistoryQuery]) -> History:
+def _device_history(call: AdmittedCall[Nothing, HistoryQuery]) -> History:
     with call.state.database.reading() as connection:
         device = devices.find(connection, call.path["device"])
         found = devices.history(connection, device["id"], call.query.limit)
     return History(history=[HistoryEntry(**one) for one in found])
 
 
-def _ask_device(call: Call[QuestionBody, Nothing]) -> Question:
+def _ask_device(call: AdmittedCall[QuestionBody, Nothing]) -> Question:
     with call.state.database.writing() as connection:
         device = devices.find(connection, call.path["device"])
         question_id = questions.ask(connection, call.actor, device, call.body.request_id)
         return Question(**questions.question(connection, question_id))
 
 
-def _show_question(call: Call[Nothing, Nothing]) -> Question:
+def _show_question(call: AdmittedCall[Nothing, Nothing]) -> Question:
     with call.state.database.reading() as connection:
         return Question(**questions.question(connection, call.path["question"]))
 
 
-def _list_groups(call: Call[Nothing, Nothing]) -> Groups:
+def _list_groups(call: AdmittedCall[Nothing, Nothing]) -> Groups:
     with call.state.database.reading() as connection:
         everything = [devices.variables_of(one) for one in devices.all_devices(connection) if not one["revoked_unix_s"]]
         found = groups.all_groups(connection)
@@ -396,65 +396,65 @@ def _list_groups(call: Call[Nothing, Nothing]) -> Groups:
     return Groups(groups=[Group(**one, devices=counts[one["name"]]) for one in found])
 
 
-def _put_group(call: Call[GroupBody, Nothing]) -> None:
+def _put_group(call: AdmittedCall[GroupBody, Nothing]) -> None:
     name = call.path["group"]
     _check_name(name)
     with call.state.database.writing() as connection:
         groups.put_group(connection, call.actor, name, call.body.expression)
 
 
-def _drop_group(call: Call[Nothing, Nothing]) -> None:
+def _drop_group(call: AdmittedCall[Nothing, Nothing]) -> None:
     with call.state.database.writing() as connection:
         groups.drop_group(connection, call.actor, call.path["group"])
 
 
-def _assign_group(call: Call[AssignBody, Nothing]) -> None:
+def _assign_group(call: AdmittedCall[AssignBody, Nothing]) -> None:
     body = call.body
     with call.state.database.writing() as connection:
         groups.assign_group(connection, call.actor, call.path["group"], body.release, body.not_before_unix_s)
 
 
-def _add_token(call: Call[TokenBody, Nothing]) -> NewToken:
+def _add_token(call: AdmittedCall[TokenBody, Nothing]) -> NewToken:
     with call.state.database.writing() as connection:
         return NewToken(**enrolment.add_token(connection, call.actor, call.body.labels, call.body.valid_s))
 
 
-def _list_tokens(call: Call[Nothing, Nothing]) -> Tokens:
+def _list_tokens(call: AdmittedCall[Nothing, Nothing]) -> Tokens:
     with call.state.database.reading() as connection:
         return Tokens(tokens=[Token(**one) for one in enrolment.all_tokens(connection)])
 
 
-def _drop_token(call: Call[Nothing, Nothing]) -> None:
+def _drop_token(call: AdmittedCall[Nothing, Nothing]) -> None:
     with call.state.database.writing() as connection:
         enrolment.drop_token(connection, call.actor, call.path["token"])
 
 
-def _add_user(call: Call[UserBody, Nothing]) -> NewUser:
+def _add_user(call: AdmittedCall[UserBody, Nothing]) -> NewUser:
     name, role = call.path["user"], call.body.role
     _check_name(name)
     with call.state.database.writing() as connection:
         return NewUser(name=name, role=role, token=users.add_user(connection, call.actor, name, role))
 
 
-def _list_users(call: Call[Nothing, Nothing]) -> Users:
+def _list_users(call: AdmittedCall[Nothing, Nothing]) -> Users:
     with call.state.database.reading() as connection:
         return Users(users=[UserEntry(**one) for one in users.all_users(connection)])
 
 
-def _remove_user(call: Call[Nothing, Nothing]) -> None:
+def _remove_user(call: AdmittedCall[Nothing, Nothing]) -> None:
     with call.state.database.writing() as connection:
         users.remove_user(connection, call.actor, call.path["user"])
 
 
-def _list_events(call: Call[Nothing, EventsQuery]) -> Events:
+def _list_events(call: AdmittedCall[Nothing, EventsQuery]) -> Events:
     query = call.query
     with call.state.database.reading() as connection:
         device_id = None if query.device is None else devices.find(connection, query.device)["id"]
         found = events.events(connection, query.after, query.limit, device_id)
-    return Events(events=[Event(**one) for one in found])
+    return Events(events=[DeviceEvent(**one) for one in found])
 
 
-def _list_audit(call: Call[Nothing, Since]) -> Audit:
+def _list_audit(call: AdmittedCall[Nothing, Since]) -> Audit:
     if call.query.after < 0:
         raise NotFound("the record of what was done is read from its beginning; expected `after` from 0 on")
     with call.state.database.reading() as connection:

@@ -1,7 +1,7 @@
 """One table of operations: the routes of the REST interface and its OpenAPI document are made from it.
 
 To add operations (another part of the service may have a table of its own): write an `Operation` each, with pydantic
-models for what it takes and gives and a function of a `Call`, and name the table in `service/application.py`.
+models for what it takes and gives and a function of a `AdmittedCall`, and name the table in `service/application.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Nothing(Taken):
 
 
 @dataclass(frozen=True)
-class Call(Generic[Body, Query]):
+class AdmittedCall(Generic[Body, Query]):
     """A call that was let in: by whom and when, the parts of its path, its body and its parameters, both checked."""
 
     user: User
@@ -64,7 +64,7 @@ class Operation(Generic[Body, Query]):
     name: str
     summary: str
     role: Role
-    run: Callable[[Call[Body, Query]], BaseModel | None]
+    run: Callable[[AdmittedCall[Body, Query]], BaseModel | None]
     returns: type[BaseModel] | None = None
     body: type[Body] = Nothing  # type: ignore[assignment]  # the bound of Body in an operation without one
     query: type[Query] = Nothing  # type: ignore[assignment]

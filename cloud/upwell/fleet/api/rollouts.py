@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from upwell.fleet.api.fleet import SILENT_POLLS, Sequence, Text
-from upwell.fleet.api.operations import Call, Given, Nothing, Operation, Table, Taken
+from upwell.fleet.api.operations import AdmittedCall, Given, Nothing, Operation, Table, Taken
 from upwell.fleet.registry import devices, groups
 from upwell.fleet.registry.devices import Stored
 from upwell.fleet.rollout import store
-from upwell.fleet.rollout.gate import DEFAULT_GATE, Bound, GateSettings, Limits, Signal, threshold
-from upwell.fleet.rollout.plan import MOST_WAVES, Window, parse_waves
+from upwell.fleet.rollout.gate import DEFAULT_GATE, Bound, GateLimits, GateSettings, Signal, threshold
+from upwell.fleet.rollout.plan import MOST_WAVES, RolloutWindow, parse_waves
 from upwell.fleet.rollout.state import Rollout, RolloutPlan
 from upwell.shared.errors import InvalidRequest
 
@@ -136,13 +136,13 @@ class RolloutsQuery(Taken):
     limit: Annotated[int, Field(ge=1, le=1000)] = 50
 
 
-def _begin(call: Call[RolloutBody, Nothing]) -> NewRollout:
+def _begin(call: AdmittedCall[RolloutBody, Nothing]) -> NewRollout:
     body = call.body
     if (body.group is None) == (body.where is None):
         raise InvalidRequest("expected one of `group` and `where`")
     try:
         waves = parse_waves(body.waves)
-        window = None if body.window is None else Window(body.window.hours, body.window.days)
+        window = None if body.window is None else RolloutWindow(body.window.hours, body.window.days)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
     plan = RolloutPlan("", body.release, waves, _gate(body.gate), window)
@@ -154,13 +154,13 @@ def _begin(call: Call[RolloutBody, Nothing]) -> NewRollout:
 
     with call.state.database.writing() as connection:
         expression = body.where or groups.find_group(connection, str(body.group))["expression"]
-        target = store.Target(expression, body.group)
+        target = store.RolloutTarget(expression, body.group)
         return NewRollout(id=store.create(connection, call.actor, plan, target, is_reachable))
 
 
 def _gate(body: GateBody) -> GateSettings:
-    def limits(given: LimitsBody | None, default: Limits) -> Limits:
-        return default if given is None else Limits(given.worse_by, given.at_most)
+    def limits(given: LimitsBody | None, default: GateLimits) -> GateLimits:
+        return default if given is None else GateLimits(given.worse_by, given.at_most)
 
     return GateSettings(
         body.requests, body.audits, body.reports, body.patience_s, limits(body.late, DEFAULT_GATE.late),
@@ -168,7 +168,7 @@ def _gate(body: GateBody) -> GateSettings:
     )  # fmt: skip
 
 
-def _list(call: Call[Nothing, RolloutsQuery]) -> Rollouts:
+def _list(call: AdmittedCall[Nothing, RolloutsQuery]) -> Rollouts:
     with call.state.database.reading() as connection:
         return Rollouts(rollouts=[_entry(one) for one in store.all_rollouts(connection, call.query.limit)])
 
@@ -181,7 +181,7 @@ def _entry(row: Any) -> RolloutEntry:
     )
 
 
-def _show(call: Call[Nothing, Nothing]) -> RolloutDetails:
+def _show(call: AdmittedCall[Nothing, Nothing]) -> RolloutDetails:
     with call.state.database.reading() as connection:
         opened = store.read(connection, call.path["rollout"])
         names = {one["id"]: one["name"] for one in devices.all_devices(connection)}
@@ -226,17 +226,17 @@ def _bound(signal: Signal, bound: Bound, waves: int) -> BoundEntry:
     )  # fmt: skip
 
 
-def _pause(call: Call[Nothing, Nothing]) -> None:
+def _pause(call: AdmittedCall[Nothing, Nothing]) -> None:
     with call.state.database.writing() as connection:
         store.operate(connection, call.actor, call.path["rollout"], "pause")
 
 
-def _resume(call: Call[Nothing, Nothing]) -> None:
+def _resume(call: AdmittedCall[Nothing, Nothing]) -> None:
     with call.state.database.writing() as connection:
         store.operate(connection, call.actor, call.path["rollout"], "resume")
 
 
-def _back(call: Call[Nothing, Nothing]) -> None:
+def _back(call: AdmittedCall[Nothing, Nothing]) -> None:
     with call.state.database.writing() as connection:
         store.operate(connection, call.actor, call.path["rollout"], "back")
 

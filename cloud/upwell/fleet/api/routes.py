@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from upwell.fleet.api.operations import BASE, PROBLEM, Call, Nothing, Operation, Table
+from upwell.fleet.api.operations import BASE, PROBLEM, AdmittedCall, Nothing, Operation, Table
 from upwell.fleet.errors import Conflict, NotFound
 from upwell.fleet.opamp.endpoint import TooLarge
 from upwell.fleet.opamp.exchange import FleetState
@@ -105,7 +105,7 @@ class _Endpoint:
             query = _checked(operation.query, _printable(request.query_params), "the parameter", strict=False)
             path = _printable(request.path_params)
             body = await _body(request, operation.body)
-            call: Call[Any, Any] = Call(user, time.time(), path, body, query, self._state)
+            call: AdmittedCall[Any, Any] = AdmittedCall(user, time.time(), path, body, query, self._state)
             result = await run_in_threadpool(operation.run, call)
         except UpwellError as error:
             return problem(error)

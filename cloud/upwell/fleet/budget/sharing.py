@@ -41,7 +41,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class FleetGoal:
     """What the fleet is to keep to; one of the three is given, the others are infinite or NaN.
 
     `cloud_share` of all requests; `bytes_per_s` in the uplinks together; `max_risk`, the share of all requests that may
@@ -85,7 +85,7 @@ class _Stretch:
     cost: float
 
 
-def share_out(demands: Sequence[Demand], wish: Wish) -> Allocation:
+def share_out(demands: Sequence[Demand], wish: FleetGoal) -> Allocation:
     """The shares with the least risk over the whole fleet that keep to `wish`, or for a `max_risk` the fewest requests.
 
     With curves r_d that fall ever more slowly, minimize Σ n_d r_d(s_d) subject to Σ c_d n_d s_d ≤ B and s_d ≤ limit_d:

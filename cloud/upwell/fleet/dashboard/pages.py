@@ -22,7 +22,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from upwell.fleet.api import fleet, rollouts
-from upwell.fleet.api.operations import Call, Nothing
+from upwell.fleet.api.operations import AdmittedCall, Nothing
 from upwell.fleet.api.routes import STATUSES, Gate
 from upwell.fleet.dashboard.glance import glance
 from upwell.fleet.dashboard.sessions import COOKIE, SESSION_S, Session, Sessions
@@ -177,7 +177,7 @@ class _Pages:
             raise NotAllowed(f"{session.user.name!r} is a {session.user.role}; this takes the role {operation.role}")
         body: BaseModel = operation.body(**values) if operation.body is not Nothing else Nothing()
         query: BaseModel = operation.query() if operation.query is not Nothing else Nothing()
-        return operation.run(Call(session.user, time.time(), path, body, query, self._state))
+        return operation.run(AdmittedCall(session.user, time.time(), path, body, query, self._state))
 
     def _fleet(self, _: Request, session: Session) -> Response:
         with self._state.database.reading() as connection:

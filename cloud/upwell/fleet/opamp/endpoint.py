@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from upwell.fleet.enrolment.authority import serial_of_der
-from upwell.fleet.opamp.exchange import Exchange, Peer
+from upwell.fleet.opamp.exchange import Peer, PollHandler
 from upwell.fleet.opamp.messages import read, write, write_error
 from upwell.shared.errors import InvalidRequest, NotAllowed, Refused, Unauthenticated, UpwellError
 from upwell.shared.opamp.names import CONTENT_TYPE
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 class OpampEndpoint:
     """Answers polls over HTTP; `max_bytes` bounds a message, packed and unpacked, `poll_s` is the usual pace."""
 
-    def __init__(self, exchange: Exchange, max_bytes: int, poll_s: float) -> None:
+    def __init__(self, exchange: PollHandler, max_bytes: int, poll_s: float) -> None:
         self._exchange = exchange
         self._max_bytes = max_bytes
         self._poll_s = poll_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from upwell.fleet.enrolment.authority import IssuedCertificate, read_request
 from upwell.fleet.enrolment.enrolment import Enrolment
-from upwell.fleet.opamp.messages import Incoming, Reply, Settings, new_uid
+from upwell.fleet.opamp.messages import ConnectionSettings, Incoming, PollReply, new_uid
 from upwell.fleet.registry.devices import Stored, apply, by_certificate, changes_of
 from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.registry.presence import Presence
@@ -46,15 +46,15 @@ class FleetState:
     questions: OpenQuestions
 
 
-class Exchange:
+class PollHandler:
     """Answers polls. Safe to use from many threads."""
 
-    def __init__(self, state: FleetState, settings: Settings, now: Callable[[], Instant]) -> None:
+    def __init__(self, state: FleetState, settings: ConnectionSettings, now: Callable[[], Instant]) -> None:
         self._state = state
         self._settings = settings
         self._now = now
 
-    def answer(self, incoming: Incoming, peer: Peer) -> Reply:
+    def answer(self, incoming: Incoming, peer: Peer) -> PollReply:
         """What the device is told. Raises `Unauthenticated` and `NotAllowed`, and `InvalidRequest` for a wrong CSR."""
         now = self._now()
         device, certificate = self._device(incoming, peer, now)
@@ -66,8 +66,10 @@ class Exchange:
             presence.counted(device["id"], now.unix_s, report.counted)
         is_unknown = not device["attributes"] and report.attributes is None
         is_told = incoming.accepts_settings and (heard.is_first or certificate is not None)
-        settings = Settings(self._settings.url, self._settings.poll_s, self._settings.authority_pem, certificate)
-        return Reply(
+        settings = ConnectionSettings(
+            self._settings.url, self._settings.poll_s, self._settings.authority_pem, certificate
+        )
+        return PollReply(
             instance_uid=report.instance_uid,
             new_instance_uid=new_uid(os.urandom(10), now.unix_s) if incoming.wants_uid else b"",
             wants_full_state=is_unknown or (heard.wants_full_state and report.attributes is None),

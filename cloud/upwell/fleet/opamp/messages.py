@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from upwell.fleet.enrolment.authority import IssuedCertificate
-from upwell.fleet.registry.report import ConfigurationStatus, Counted, Explained, Report
+from upwell.fleet.registry.report import ConfigurationStatus, DeviceCounts, Explained, Report
 from upwell.rpc.opamp.v1 import anyvalue_pb2, opamp_pb2
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import parse_json
@@ -53,7 +53,7 @@ class Incoming:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConnectionSettings:
     """How the agent is to reach the service: its pace and, where it asked for one, its certificate."""
 
     url: str
@@ -63,14 +63,14 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Reply:
+class PollReply:
     """What the service says to a poll; None for what there is nothing to say of."""
 
     instance_uid: str
     new_instance_uid: bytes = b""
     wants_full_state: bool = False
     wish: bytes | None = None
-    settings: Settings | None = None
+    settings: ConnectionSettings | None = None
     question: tuple[str, str] | None = None
 
 
@@ -223,7 +223,7 @@ def _cleaned(value: Any, depth: int = 4) -> Any:
     return [_cleaned(one, depth - 1) for one in value[:MOST_ENTRIES]]
 
 
-def _counted(message: opamp_pb2.CustomMessage | None) -> Counted | None:
+def _counted(message: opamp_pb2.CustomMessage | None) -> DeviceCounts | None:
     found = _custom(message, STATISTICS, "counted")
     if found is None:
         return None
@@ -231,7 +231,7 @@ def _counted(message: opamp_pb2.CustomMessage | None) -> Counted | None:
     is_number = isinstance(since, (int, float)) and not isinstance(since, bool)
     if not is_number or not isinstance(counts, dict) or not (release is None or type(release) is int):
         raise InvalidRequest("expected statistics with `release`, `since_unix_s` and `counts`")
-    return Counted(release, float(since or 0.0), counts)
+    return DeviceCounts(release, float(since or 0.0), counts)
 
 
 def _explained(message: opamp_pb2.CustomMessage | None) -> Explained | None:
@@ -241,7 +241,7 @@ def _explained(message: opamp_pb2.CustomMessage | None) -> Explained | None:
     return Explained(str(found.pop("id", ""))[:32], found)
 
 
-def write(reply: Reply) -> bytes:
+def write(reply: PollReply) -> bytes:
     """The message to the agent."""
     message = opamp_pb2.ServerToAgent(instance_uid=bytes.fromhex(reply.instance_uid), capabilities=_CAPABILITIES)
     message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN))
@@ -262,7 +262,7 @@ def write(reply: Reply) -> bytes:
     return message.SerializeToString()
 
 
-def _write_settings(offers: opamp_pb2.ConnectionSettingsOffers, settings: Settings) -> None:
+def _write_settings(offers: opamp_pb2.ConnectionSettingsOffers, settings: ConnectionSettings) -> None:
     opamp = offers.opamp
     opamp.destination_endpoint = settings.url
     opamp.heartbeat_interval_seconds = round(settings.poll_s)

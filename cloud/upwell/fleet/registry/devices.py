@@ -9,8 +9,8 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 
 from upwell.fleet.errors import Conflict, NotFound
 from upwell.fleet.registry.events import note
-from upwell.fleet.registry.presence import Batch
-from upwell.fleet.registry.report import Counted, Report
+from upwell.fleet.registry.presence import PresenceUpdate
+from upwell.fleet.registry.report import DeviceCounts, Report
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, STATISTICS
 from upwell.fleet.users.audit import Actor, record
@@ -195,7 +195,7 @@ def assign(
     )
 
 
-def write_batch(connection: Connection, batch: Batch) -> None:
+def write_batch(connection: Connection, batch: PresenceUpdate) -> None:
     """When devices were last seen, and what they counted."""
     if batch.seen:
         statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(last_seen_unix_s=bindparam("at"))
@@ -208,7 +208,7 @@ def write_batch(connection: Connection, batch: Batch) -> None:
         connection.execute(insert(STATISTICS), rows)
 
 
-def _counted(one: Counted) -> dict[str, Any]:
+def _counted(one: DeviceCounts) -> dict[str, Any]:
     return {"release": one.release, "since_unix_s": one.since_unix_s, "counts": dict(one.counts)}
 
 

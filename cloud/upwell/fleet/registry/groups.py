@@ -23,7 +23,7 @@ _MOST_REMEMBERED = 50_000
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AssignedRelease:
     """The release that a device is to run (None: the newest of its own source), from when, and by whose word.
 
     Where groups contradict each other, `conflict` says so, and nothing is wanted.
@@ -84,20 +84,20 @@ def members(connection: Connection, expression: str) -> list[Stored]:
     ]
 
 
-def wanted(device: Stored, groups: Sequence[Row]) -> Wanted:
+def wanted(device: Stored, groups: Sequence[Row]) -> AssignedRelease:
     """What a device is to run: its own assignment, else that of the groups that it is in."""
     if device["assigned"] is not None:
-        return Wanted(device["assigned"], device["assigned_not_before_unix_s"], "device")
+        return AssignedRelease(device["assigned"], device["assigned_not_before_unix_s"], "device")
     variables = variables_of(device)
     found = [
         group for group in groups if group["release"] is not None and membership(group["expression"]).holds(variables)
     ]
     if not found:
-        return Wanted()
+        return AssignedRelease()
     if len({group["release"] for group in found}) > 1:
         names = " and ".join(f"{group['name']} ({group['release']})" for group in found)
-        return Wanted(conflict=f"its groups want different releases: {names}")
-    return Wanted(found[0]["release"], found[0]["not_before_unix_s"], f"group {found[0]['name']}")
+        return AssignedRelease(conflict=f"its groups want different releases: {names}")
+    return AssignedRelease(found[0]["release"], found[0]["not_before_unix_s"], f"group {found[0]['name']}")
 
 
 class Assignments:
@@ -108,15 +108,15 @@ class Assignments:
         self._lock = threading.Lock()
         self._groups: Sequence[Row] = ()
         self._read_at_s = float("-inf")
-        self._remembered: dict[str, Wanted] = {}
+        self._remembered: dict[str, AssignedRelease] = {}
 
-    def wanted(self, device: Stored, now_s: float) -> Wanted:
+    def wanted(self, device: Stored, now_s: float) -> AssignedRelease:
         """What a device is to run; `now_s` is monotonic."""
         if device["assigned"] is not None:
             return wanted(device, ())
         groups = self._current(now_s)
         if not groups:
-            return Wanted()
+            return AssignedRelease()
         key = json.dumps(variables_of(device), sort_keys=True)
         found = self._remembered.get(key)
         if found is None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from upwell.fleet.registry.report import Counted
+from upwell.fleet.registry.report import DeviceCounts
 from upwell.shared.errors import Refused
 
 POLLS_A_WRITE = 15
@@ -41,11 +41,11 @@ class Heard:
 
 
 @dataclass
-class Batch:
+class PresenceUpdate:
     """What is to be written: when devices were last seen, and what each counted last, at an instant."""
 
     seen: dict[str, float] = field(default_factory=dict)
-    counted: dict[str, tuple[float, Counted]] = field(default_factory=dict)
+    counted: dict[str, tuple[float, DeviceCounts]] = field(default_factory=dict)
 
 
 class Presence:
@@ -60,7 +60,7 @@ class Presence:
         self._is_shared = is_shared
         self._lock = threading.Lock()
         self._seen: dict[str, _Seen] = {}
-        self._batch = Batch()
+        self._batch = PresenceUpdate()
         self.polls = 0
 
     def heard(self, device_id: str, sequence_num: int, now_unix_s: float, written_unix_s: float | None) -> Heard:
@@ -98,7 +98,7 @@ class Presence:
         is_behind = sequence_num <= seen.sequence_num
         return is_behind or not self._is_shared or now_unix_s - seen.asked_unix_s >= FULL_STATE_S
 
-    def counted(self, device_id: str, now_unix_s: float, counted: Counted) -> None:
+    def counted(self, device_id: str, now_unix_s: float, counted: DeviceCounts) -> None:
         """Keep what a device counted for the next batch."""
         with self._lock:
             self._batch.counted[device_id] = now_unix_s, counted
@@ -106,13 +106,13 @@ class Presence:
             if device_id in self._seen:
                 self._seen[device_id].written_unix_s = now_unix_s
 
-    def take(self) -> Batch:
+    def take(self) -> PresenceUpdate:
         """What is to be written now."""
         with self._lock:
-            batch, self._batch = self._batch, Batch()
+            batch, self._batch = self._batch, PresenceUpdate()
         return batch
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: PresenceUpdate) -> None:
         """It could not be written: when devices were seen goes into the next batch, what they counted comes again."""
         with self._lock:
             self._batch.seen = {**batch.seen, **self._batch.seen}

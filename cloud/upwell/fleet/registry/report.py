@@ -17,7 +17,7 @@ class ConfigurationStatus:
 
 
 @dataclass(frozen=True)
-class Counted:
+class DeviceCounts:
     """What a device counted since an instant (Unix seconds), under one release (None: without one)."""
 
     release: int | None
@@ -48,6 +48,6 @@ class Report:
     packages: Mapping[str, Any] | None = None
     release: int | None = None
     custom_capabilities: Sequence[str] | None = None
-    counted: Counted | None = None
+    counted: DeviceCounts | None = None
     explained: Explained | None = None
     is_leaving: bool = False

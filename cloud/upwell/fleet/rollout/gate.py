@@ -71,7 +71,7 @@ NO_COUNTS = Counts()
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GateLimits:
     """Of one share: by how much (a fraction) it may be above the reference, and what it may be where there is none."""
 
     worse_by: float
@@ -90,12 +90,12 @@ class GateSettings:
     audits: int = 40
     reports: int = 10
     patience_s: float = 3600.0
-    late: Limits = Limits(worse_by=0.02, at_most=0.10)
-    degraded: Limits = Limits(worse_by=0.05, at_most=0.50)
-    disagreed: Limits = Limits(worse_by=0.05, at_most=0.25)
+    late: GateLimits = GateLimits(worse_by=0.02, at_most=0.10)
+    degraded: GateLimits = GateLimits(worse_by=0.05, at_most=0.50)
+    disagreed: GateLimits = GateLimits(worse_by=0.05, at_most=0.25)
     failed: float = 0.002
 
-    def limits(self, signal: Share) -> Limits:
+    def limits(self, signal: Share) -> GateLimits:
         """Of that share."""
         return {"late": self.late, "degraded": self.degraded, "disagreed": self.disagreed}[signal]
 

@@ -29,11 +29,11 @@ from upwell.fleet.rollout.state import (
     NextWave,
     Offer,
     Paused,
-    Phase,
     Reached,
     Reported,
     Resumed,
     Rollout,
+    RolloutPhase,
     RolloutPlan,
     Stage,
     TakeBack,
@@ -94,10 +94,14 @@ def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
 
 def _operate(rollout: Rollout, event: Paused | Resumed | TakenBack) -> Step:
     if isinstance(event, TakenBack):
-        if rollout.phase is Phase.HALTED:
+        if rollout.phase is RolloutPhase.HALTED:
             raise NotPossible("it is halted already")
         return _halt(rollout, f"taken back by {event.by}", None)
-    wanted, needed = (Phase.PAUSED, Phase.RUNNING) if isinstance(event, Paused) else (Phase.RUNNING, Phase.PAUSED)
+    wanted, needed = (
+        (RolloutPhase.PAUSED, RolloutPhase.RUNNING)
+        if isinstance(event, Paused)
+        else (RolloutPhase.RUNNING, RolloutPhase.PAUSED)
+    )
     if rollout.phase is not needed:
         raise NotPossible(f"it is {rollout.phase.value}, not {needed.value}")
     return replace(rollout, phase=wanted), ()
@@ -117,7 +121,7 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
     if member.taken_unix_s is None and event.at_unix_s > (member.offered_unix_s or 0.0):
         heard = replace(heard, taken_unix_s=event.at_unix_s)
     rollout = _with(rollout, event.device, heard)
-    if rollout.phase is Phase.FINISHED:
+    if rollout.phase is RolloutPhase.FINISHED:
         return rollout, ()
     has_gone_back = heard.stage is not Stage.OFFERED and event.release not in (None, rollout.plan.release)
     is_refused = event.refused not in ("", heard.told_before)
@@ -147,7 +151,7 @@ def _offered(rollout: Rollout, device: str, now_unix_s: float) -> Step:
     """Offer the release to a device whose turn it is. It has just been heard of, so it will hear of the offer."""
     member = rollout.members[device]
     window = rollout.plan.window
-    is_turn = rollout.phase is Phase.RUNNING and member.stage is Stage.WAITING and member.wave <= rollout.wave
+    is_turn = rollout.phase is RolloutPhase.RUNNING and member.stage is Stage.WAITING and member.wave <= rollout.wave
     if not is_turn or (window is not None and not window.is_open(now_unix_s, member.zone)):
         return rollout, ()
     offered = replace(member, stage=Stage.OFFERED, offered_unix_s=now_unix_s)
@@ -220,16 +224,16 @@ def _judge(rollout: Rollout, wave: WaveState) -> Step:
 def _halt(rollout: Rollout, reason: str, found: Breach | None) -> Step:
     back = [name for name, member in rollout.members.items() if member.stage in ON_NEW and member.offered_unix_s]
     members = dict(rollout.members) | {name: replace(rollout.members[name], stage=Stage.RETURNED) for name in back}
-    halted = replace(rollout, members=members, phase=Phase.HALTED, breach=found, halted_by=reason)
+    halted = replace(rollout, members=members, phase=RolloutPhase.HALTED, breach=found, halted_by=reason)
     return halted, (Halt(reason), *(TakeBack(name, members[name].former) for name in back))
 
 
 def _advance(rollout: Rollout, now_unix_s: float) -> Step:
     """Open the gate if the wave has shown enough; the next one begins, or all is done."""
     actions: tuple[Action, ...] = ()
-    while rollout.phase is Phase.RUNNING and _is_gate_open(rollout, now_unix_s):
+    while rollout.phase is RolloutPhase.RUNNING and _is_gate_open(rollout, now_unix_s):
         if rollout.wave + 1 == len(rollout.plan.waves):
-            return replace(rollout, phase=Phase.FINISHED), (*actions, Finish(rollout.plan.release))
+            return replace(rollout, phase=RolloutPhase.FINISHED), (*actions, Finish(rollout.plan.release))
         rollout = replace(rollout, waves=(*rollout.waves, WaveState(now_unix_s)))
         actions += (NextWave(rollout.wave),)
     return rollout, actions

@@ -66,7 +66,7 @@ def parse_waves(texts: Sequence[str]) -> tuple[Wave, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RolloutDevice:
     """A device as the plan sees it. `is_reachable` says whether it was heard of lately."""
 
     id: str
@@ -74,7 +74,7 @@ class Candidate:
     is_reachable: bool = True
 
 
-def deal(rollout_id: str, waves: Sequence[Wave], candidates: Sequence[Candidate]) -> Mapping[str, int]:
+def deal(rollout_id: str, waves: Sequence[Wave], candidates: Sequence[RolloutDevice]) -> Mapping[str, int]:
     """Device -> the index of its wave. Who is reachable comes first; else a hash decides, so that not the same devices
     are the canaries of every roll-out."""
     order = sorted(candidates, key=lambda one: (not one.is_reachable, _hashed(rollout_id, one.id)))
@@ -103,7 +103,7 @@ def _hashed(rollout_id: str, device: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RolloutWindow:
     """The hours in which a device may be offered a release, in the device's own time zone: `22:00-06:00`, and on which
     days they begin (none named: every day). A span may cross midnight; its end is not included."""
 

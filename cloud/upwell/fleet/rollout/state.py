@@ -8,10 +8,10 @@ from enum import Enum
 from typing import TypeAlias
 
 from upwell.fleet.rollout.gate import DEFAULT_GATE, NO_COUNTS, SHARES, Bound, Bounds, Breach, Counts, GateSettings
-from upwell.fleet.rollout.plan import Wave, Window
+from upwell.fleet.rollout.plan import RolloutWindow, Wave
 
 
-class Phase(str, Enum):
+class RolloutPhase(str, Enum):
     """Where a roll-out as a whole stands. Finished and halted are for good."""
 
     RUNNING = "running"
@@ -69,7 +69,7 @@ class RolloutPlan:
     release: int
     waves: tuple[Wave, ...]
     gate: GateSettings = DEFAULT_GATE
-    window: Window | None = None
+    window: RolloutWindow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Rollout:
     waves: tuple[WaveState, ...]
     pooled: Counts = NO_COUNTS
     failed: Bound = field(default_factory=lambda: Bound.start("failed"))
-    phase: Phase = Phase.RUNNING
+    phase: RolloutPhase = RolloutPhase.RUNNING
     breach: Breach | None = None
     halted_by: str = ""
 
@@ -107,7 +107,7 @@ class Rollout:
     @property
     def is_over(self) -> bool:
         """Whether it is finished or halted."""
-        return self.phase in (Phase.FINISHED, Phase.HALTED)
+        return self.phase in (RolloutPhase.FINISHED, RolloutPhase.HALTED)
 
     def target(self, device: str) -> int | None:
         """The release that the device is to run by this roll-out; None where it has no say."""

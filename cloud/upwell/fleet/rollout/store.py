@@ -17,7 +17,7 @@ from upwell.fleet.registry.expression import membership
 from upwell.fleet.registry.groups import FRESH_S
 from upwell.fleet.rollout.gate import NO_COUNTS, Counts
 from upwell.fleet.rollout.machine import NotPossible, begin, since, step
-from upwell.fleet.rollout.plan import Candidate, deal, wave_of_late
+from upwell.fleet.rollout.plan import RolloutDevice, deal, wave_of_late
 from upwell.fleet.rollout.state import (
     ON_NEW,
     Action,
@@ -29,11 +29,11 @@ from upwell.fleet.rollout.state import (
     Member,
     Offer,
     Paused,
-    Phase,
     Reached,
     Reported,
     Resumed,
     Rollout,
+    RolloutPhase,
     RolloutPlan,
     Stage,
     TakeBack,
@@ -59,7 +59,7 @@ _ROLLOUT: TypeAdapter[Rollout] = TypeAdapter(Rollout)
 _MEMBER: TypeAdapter[Member] = TypeAdapter(Member)
 
 
-class Target(NamedTuple):
+class RolloutTarget(NamedTuple):
     """Which devices: those of a group, or those for which an expression holds."""
 
     expression: str
@@ -67,7 +67,7 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Opened:
+class StoredRollout:
     """A roll-out as it was read, and what else was stored with it."""
 
     rollout: Rollout
@@ -76,7 +76,7 @@ class Opened:
 
 
 def create(
-    connection: Connection, actor: Actor, plan: RolloutPlan, target: Target, last_seen: Callable[[Stored], bool]
+    connection: Connection, actor: Actor, plan: RolloutPlan, target: RolloutTarget, last_seen: Callable[[Stored], bool]
 ) -> str:
     """Begin a roll-out; its id. `last_seen` says whether a device was heard of lately.
 
@@ -92,7 +92,7 @@ def create(
             "end, or take it back"
         )
     rollout_id = secrets.token_hex(4)
-    candidates = [Candidate(one["id"], labels_of(one), last_seen(one)) for one in devices]
+    candidates = [RolloutDevice(one["id"], labels_of(one), last_seen(one)) for one in devices]
     dealt = deal(rollout_id, plan.waves, candidates)
     members = {one["id"]: _member(connection, one, dealt[one["id"]]) for one in devices}
     try:
@@ -143,7 +143,7 @@ def advance(
     _save(connection, opened, rollout, actions, news.statistics_id, news.counted, now_unix_s)
 
 
-def read(connection: Connection, rollout_id: str) -> Opened:
+def read(connection: Connection, rollout_id: str) -> StoredRollout:
     """A roll-out. Raises `NotFound`."""
     row = one_row(connection, select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id))
     if row is None:
@@ -156,7 +156,7 @@ def all_rollouts(connection: Connection, limit: int) -> list[Row]:
     return all_rows(connection, select(ROLLOUTS).order_by(ROLLOUTS.c.created_unix_s.desc()).limit(limit))
 
 
-def _open(connection: Connection, rollout_id: str) -> Opened:
+def _open(connection: Connection, rollout_id: str) -> StoredRollout:
     """The same, held against every other step until the transaction ends."""
     row = one_row(connection, select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).with_for_update())
     if row is None:
@@ -164,11 +164,11 @@ def _open(connection: Connection, rollout_id: str) -> Opened:
     return _opened(connection, row)
 
 
-def _opened(connection: Connection, row: Row) -> Opened:
+def _opened(connection: Connection, row: Row) -> StoredRollout:
     found = all_rows(connection, select(ROLLOUT_MEMBERS).where(ROLLOUT_MEMBERS.c.rollout_id == row["id"]))
     members = {one["device_id"]: _MEMBER.validate_python(one["state"]) for one in found}
     rollout = replace(_ROLLOUT.validate_python(row["state"]), members=members)
-    return Opened(rollout, row, {one["device_id"]: one["counted"] for one in found})
+    return StoredRollout(rollout, row, {one["device_id"]: one["counted"] for one in found})
 
 
 def _locked(connection: Connection) -> Sequence[Stored]:
@@ -214,7 +214,7 @@ class _News:
     statistics_id: int
 
     @classmethod
-    def read(cls, connection: Connection, opened: Opened, last_seen: Callable[[Stored], float | None]) -> _News:
+    def read(cls, connection: Connection, opened: StoredRollout, last_seen: Callable[[Stored], float | None]) -> _News:
         rollout, row = opened.rollout, opened.row
         own = select(ROLLOUT_MEMBERS.c.device_id).where(ROLLOUT_MEMBERS.c.rollout_id == row["id"])
         devices = {one["id"]: one for one in all_rows(connection, select(DEVICES).where(DEVICES.c.id.in_(own)))}
@@ -273,7 +273,7 @@ def _joined(connection: Connection, rollout: Rollout, row: Row) -> Iterable[Even
 
 def _save(
     connection: Connection,
-    opened: Opened,
+    opened: StoredRollout,
     after: Rollout,
     actions: Sequence[Action],
     statistics_id: int,
@@ -309,7 +309,7 @@ def _save(
 
 def _is_settled(row: Row, now_unix_s: float) -> bool:
     """Whether every replica knows by now that the group has the release of this roll-out, which is finished."""
-    is_finished = row["group"] is not None and row["phase"] == Phase.FINISHED.value
+    is_finished = row["group"] is not None and row["phase"] == RolloutPhase.FINISHED.value
     return bool(is_finished and now_unix_s - (row["over_unix_s"] or now_unix_s) > 5 * FRESH_S)
 
 
@@ -325,7 +325,7 @@ def _leave_to_group(connection: Connection, after: Rollout) -> None:
 
 
 def _is_followed(after: Rollout, row: Row, now_unix_s: float) -> bool:
-    if not after.is_over or (after.phase is Phase.FINISHED and row["group"] is not None):
+    if not after.is_over or (after.phase is RolloutPhase.FINISHED and row["group"] is not None):
         return True
     ways_back = (one for one in after.members.values() if one.stage in (Stage.RETURNED, Stage.FAILED))
     is_recent = now_unix_s - (row["over_unix_s"] or now_unix_s) < FOLLOWED_S

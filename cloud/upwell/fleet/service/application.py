@@ -24,8 +24,8 @@ from upwell.fleet.dashboard.pages import pages
 from upwell.fleet.enrolment.authority import Authority, open_authority
 from upwell.fleet.enrolment.enrolment import Enrolment
 from upwell.fleet.opamp.endpoint import OpampEndpoint
-from upwell.fleet.opamp.exchange import Exchange, FleetState, Instant
-from upwell.fleet.opamp.messages import Settings
+from upwell.fleet.opamp.exchange import FleetState, Instant, PollHandler
+from upwell.fleet.opamp.messages import ConnectionSettings
 from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.registry.presence import Presence
 from upwell.fleet.registry.questions import OpenQuestions
@@ -89,8 +89,8 @@ def _check_authority(database: Database, authority: Authority, section: FleetSec
 def application(fleet: Fleet, url: str) -> Starlette:
     """What answers. `url` is where devices reach the service."""
     section, state = fleet.section, fleet.state
-    settings = Settings(url + PATH, section.poll, fleet.authority.pem)
-    exchange = Exchange(state, settings, lambda: Instant(time.time(), time.monotonic()))
+    settings = ConnectionSettings(url + PATH, section.poll, fleet.authority.pem)
+    exchange = PollHandler(state, settings, lambda: Instant(time.time(), time.monotonic()))
     gate = Gate(state)
     document = openapi(TABLES, version("upwell"))
 

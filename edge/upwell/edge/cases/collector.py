@@ -36,7 +36,7 @@ from upwell.edge.spool.item import SpoolResult
 from upwell.edge.spool.keeper import Keeper, KeptDatabase
 from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.routing.collection import EVALUATED, Reference, RowSigns, Vector, Why, inclusion, whys
+from upwell.shared.routing.collection import EVALUATED, RowSigns, Vector, VectorReference, Why, inclusion, whys
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import CollectSettings, HardSettings
 from upwell.shared.signature.image_codec import encode, in_rgb
@@ -104,7 +104,7 @@ class CaseCollector:
         self._router = router
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._references: dict[str, tuple[str, Reference]] = {}
+        self._references: dict[str, tuple[str, VectorReference]] = {}
         self._tracks: OrderedDict[tuple[str, str, str], bool] = OrderedDict()
         """The tracks seen last, and whether a row of each was kept."""
         self._full: dict[tuple[str, str], str] = {}
@@ -214,8 +214,8 @@ class CaseCollector:
         if edge is None or vector is None:
             return math.nan
         with self._lock:
-            digest, reference = self._references.get(model, ("", Reference()))
-            reference = reference if digest == edge.digest else Reference()
+            digest, reference = self._references.get(model, ("", VectorReference()))
+            reference = reference if digest == edge.digest else VectorReference()
             distance = reference.distance(vector)
             self._references[model] = (edge.digest, reference.add(vector))
         return distance

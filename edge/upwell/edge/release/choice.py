@@ -14,7 +14,7 @@ from upwell.shared.files import write_whole
 _log = logging.getLogger(__name__)
 
 
-class Choice(BaseModel):
+class ReleaseChoice(BaseModel):
     """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -30,16 +30,16 @@ class KeptChoice:
         self._path = path
         self._lock = threading.Lock()
         try:
-            self._choice = read_document(path, Choice) or Choice()
+            self._choice = read_document(path, ReleaseChoice) or ReleaseChoice()
         except OSError:
-            self._choice = Choice()
+            self._choice = ReleaseChoice()
 
     @property
-    def now(self) -> Choice:
+    def now(self) -> ReleaseChoice:
         """What holds now."""
         return self._choice
 
-    def keep(self, choice: Choice) -> bool:
+    def keep(self, choice: ReleaseChoice) -> bool:
         """Hold to this from now on; whether it is another one. A disk that does not take it is named in the log."""
         with self._lock:
             if choice == self._choice:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.bundle.verify import NO_TRUST
-from upwell.edge.release.choice import Choice, KeptChoice
+from upwell.edge.release.choice import KeptChoice, ReleaseChoice
 from upwell.edge.release.follower import ReleaseFollower
 from upwell.edge.release.source import ReleaseSource
 from upwell.edge.release.switching import Companion, UnitSwitching
@@ -64,7 +64,7 @@ class ReleaseClient:
         but for the one before the installed one (0 for what agent.yaml names): the device goes back to that while the
         installed one is on trial, or for so long after it was installed as its signed document allows.
         """
-        if self._choice.keep(Choice(sequence=sequence, not_before_unix_s=not_before_unix_s)):
+        if self._choice.keep(ReleaseChoice(sequence=sequence, not_before_unix_s=not_before_unix_s)):
             self._updater.look_now()
 
     def status(self) -> ReleaseStatus:

@@ -15,7 +15,7 @@ from upwell.shared.routing.policy.policy import Policy
 
 
 @dataclass(frozen=True)
-class Floor:
+class LocalFloor:
     """The device's own word: `keeps` is the policy whose `egress: deny` holds, and `endpoints` and `folders` are all
     that a release may name. `home` is the host that releases come from."""
 

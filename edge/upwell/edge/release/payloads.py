@@ -9,7 +9,7 @@ from pathlib import Path
 from upwell.edge.bundle.address import Reference
 from upwell.edge.bundle.base import BundleRefused
 from upwell.edge.release.document import Payload, ReleaseDocument
-from upwell.edge.release.places import Place, unless_slow
+from upwell.edge.release.places import RepositoryPlace, unless_slow
 from upwell.edge.release.repository import ReleaseRepository
 from upwell.edge.release.unit import assemble_unit
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
@@ -20,7 +20,7 @@ UNIT_NAME = "unit"
 
 def fetched_unit(
     repository: ReleaseRepository,
-    place: Place,
+    place: RepositoryPlace,
     release: tuple[ReleaseDocument, bytes],
     into: Path,
     progress: Progress,
@@ -43,7 +43,9 @@ def fetched_unit(
     return target
 
 
-def _fetched(repository: ReleaseRepository, place: Place, into: Path, progress: Progress, payload: Payload) -> Path:
+def _fetched(
+    repository: ReleaseRepository, place: RepositoryPlace, into: Path, progress: Progress, payload: Payload
+) -> Path:
     """A file, verified. One that is not what was signed is the fault of who sent it alone, and is tried again."""
     folder = into / payload.sha256[:16]
     try:

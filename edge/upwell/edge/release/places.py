@@ -35,7 +35,7 @@ class NotThere(FetchFailed):
     """The repository has no file of that path."""
 
 
-class Place(Protocol):
+class RepositoryPlace(Protocol):
     """Files by their paths in a repository. Used by one thread at a time, but for `close`."""
 
     def read(self, path: str) -> Iterator[bytes]:
@@ -62,7 +62,7 @@ def check_place(text: str) -> None:
     check_source(text if names_folder(text) else f"{text.rstrip('/')}/metadata")
 
 
-def open_place(text: str, ca: Path | None = None) -> Place:
+def open_place(text: str, ca: Path | None = None) -> RepositoryPlace:
     """The repository that `text` names: a folder, `file:///…` or `https://…`. Raises `ConfigError`."""
     check_place(text)
     if names_folder(text) or text.startswith("file:"):
@@ -73,7 +73,7 @@ def open_place(text: str, ca: Path | None = None) -> Place:
 
 
 class FolderPlace:
-    """A `Place`: a folder, which may be a stick that is pulled out at any time."""
+    """A `RepositoryPlace`: a folder, which may be a stick that is pulled out at any time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -113,7 +113,7 @@ class FolderPlace:
 
 
 class WebPlace:
-    """A `Place`: any web server of files. Resumes where it supports ranges; needs `upwell[bundle]`."""
+    """A `RepositoryPlace`: any web server of files. Resumes where it supports ranges; needs `upwell[bundle]`."""
 
     def __init__(self, url: str, ca: Path | None = None) -> None:
         try:

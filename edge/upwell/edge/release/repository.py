@@ -1,4 +1,4 @@
-"""A repository of releases as a device sees it: TUF's client workflow, by python-tuf, over a `Place`.
+"""A repository of releases as a device sees it: TUF's client workflow, by python-tuf, over a `RepositoryPlace`.
 
 Needs the extra `release`; import it where a repository is asked and not before.
 """
@@ -17,7 +17,7 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.release.document import MAX_DOCUMENT_BYTES, ReleaseDocument, document_path, parse_document, sequence_of
-from upwell.edge.release.places import METADATA_NAME, TARGETS_NAME, NotThere, Place, check_small
+from upwell.edge.release.places import METADATA_NAME, TARGETS_NAME, NotThere, RepositoryPlace, check_small
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class _PlaceFetcher(FetcherInterface):
     """Gives python-tuf the files of a place."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RepositoryPlace) -> None:
         self._place = place
 
     def _fetch(self, url: str) -> Iterator[bytes]:
@@ -45,7 +45,7 @@ class ReleaseRepository:
     `folder` keeps the metadata that was verified last, against going back. Used by one thread at a time.
     """
 
-    def __init__(self, place: Place, root: bytes, folder: Path) -> None:
+    def __init__(self, place: RepositoryPlace, root: bytes, folder: Path) -> None:
         self._place = place
         self._root = root
         self._folder = folder

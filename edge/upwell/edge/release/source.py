@@ -12,8 +12,8 @@ from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.release.choice import KeptChoice
 from upwell.edge.release.clock import is_synchronised
 from upwell.edge.release.document import ReleaseDocument
-from upwell.edge.release.floor import Floor
-from upwell.edge.release.places import METADATA_NAME, Place, open_place
+from upwell.edge.release.floor import LocalFloor
+from upwell.edge.release.places import METADATA_NAME, RepositoryPlace, open_place
 from upwell.edge.release.sections import ReleaseSection
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.version_store import VersionStore
@@ -40,7 +40,7 @@ class ReleaseSource:
     """
 
     def __init__(
-        self, section: ReleaseSection, folder: Path, store: VersionStore, choice: KeptChoice, floor: Floor
+        self, section: ReleaseSection, folder: Path, store: VersionStore, choice: KeptChoice, floor: LocalFloor
     ) -> None:
         from upwell.edge.release.repository import ReleaseRepository, read_root
 
@@ -48,7 +48,7 @@ class ReleaseSource:
         self._store = store
         self._choice = choice
         self._floor = floor
-        self._place: Place = open_place(section.source, section.ca)
+        self._place: RepositoryPlace = open_place(section.source, section.ca)
         self._repository = ReleaseRepository(self._place, read_root(section.root), folder / METADATA_NAME)
         self._picked: _Picked | None = None
         self.is_fetching = False

@@ -11,7 +11,7 @@ from upwell.edge.bundle.base import Bundle, BundleRefused, Trust
 from upwell.edge.bundle.verify import NO_TRUST
 from upwell.edge.release.choice import KeptChoice
 from upwell.edge.release.client import ReleaseClient
-from upwell.edge.release.floor import Floor
+from upwell.edge.release.floor import LocalFloor
 from upwell.edge.release.follower import ReleaseFollower
 from upwell.edge.release.sections import ReleaseSection
 from upwell.edge.release.source import ReleaseSource, home_of
@@ -44,7 +44,7 @@ class ReleaseStart:
     ) -> None:
         folder = state_dir / FOLDER_NAME
         keeps = local if section.floor.policy is None else load_yaml(section.floor.policy, Policy)
-        floor = Floor(keeps, section.floor.endpoints, section.floor.folders, home_of(section.source))
+        floor = LocalFloor(keeps, section.floor.endpoints, section.floor.folders, home_of(section.source))
         self._parts = UnitParts(trust, floor, local, {})
         self._section = section
         factory = Bundle(folder) if has_factory else None

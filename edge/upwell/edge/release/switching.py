@@ -16,7 +16,7 @@ from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.served import ServedModel
 from upwell.edge.models.trial import DURATION_S
 from upwell.edge.policy.policy_check import check_policy
-from upwell.edge.release.floor import Floor
+from upwell.edge.release.floor import LocalFloor
 from upwell.edge.release.unit import ReleaseUnit, open_unit
 from upwell.edge.updates.switching import ServingAgent, Switching, in_background
 from upwell.edge.updates.version_store import VersionStore
@@ -51,7 +51,7 @@ class Companion(Protocol):
 
 
 @dataclass(frozen=True)
-class Former:
+class FormerServing:
     """What was served before a release: the edge sides that it replaced, the policy, and the release that it was."""
 
     edges: Mapping[str, EdgeModel]
@@ -64,7 +64,7 @@ class _Trial:
     """A release that has yet to prove itself: which models still have to, and where it goes back to."""
 
     sequence: int
-    former: Former
+    former: FormerServing
     waiting: set[str]
     began_s: float = field(default_factory=time.monotonic)
     is_over: bool = False
@@ -80,7 +80,7 @@ class UnitParts:
     its models is loaded and warmed up."""
 
     trust: Trust
-    floor: Floor
+    floor: LocalFloor
     local: Policy
     load: Mapping[str, LoadModel]
 
@@ -124,7 +124,7 @@ class UnitSwitching:
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, text) from None
         return partial(self._switch, unit, edges, policy)
 
-    def resume(self, sequence: int, former: Former) -> None:
+    def resume(self, sequence: int, former: FormerServing) -> None:
         """Go on with the trial of what is served, which a restart broke."""
         edges = {name: self._agent.model(name).edge for name in former.edges}
         self._try_out(sequence, {name: edge for name, edge in edges.items() if edge is not None}, former)
@@ -151,7 +151,7 @@ class UnitSwitching:
         self._store.condemn(state.current, GONE_BACK, target)
         return True
 
-    def load_former(self, bundle: Bundle) -> Former:
+    def load_former(self, bundle: Bundle) -> FormerServing:
         """An installed release, or of version 0 what agent.yaml names, loaded. Raises `BundleRefused`."""
         unit, policy = (None, self._parts.local) if bundle.version == 0 else opened(bundle, self._parts)
         edges: dict[str, EdgeModel] = {}
@@ -166,7 +166,7 @@ class UnitSwitching:
         except UpwellError as error:
             text = f"release {bundle.version} does not run here any more: {error}"
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, text) from None
-        return Former(edges, policy, unit)
+        return FormerServing(edges, policy, unit)
 
     def poll(self) -> None:
         """Prove what changed no model, and so has nothing to be compared, once it has served for long enough."""
@@ -193,7 +193,7 @@ class UnitSwitching:
         self._end_trial()
         before = {name: self._switching.current(name) for name in edges}
         known = {name: edge for name, edge in before.items() if edge}
-        self._try_out(unit.sequence, edges, Former(known, self._agent.router.policy, self._unit))
+        self._try_out(unit.sequence, edges, FormerServing(known, self._agent.router.policy, self._unit))
         self._agent.replace_unit(edges, policy)
         self._run_pipelines(unit)
         _log.info("release %d is served", unit.sequence)
@@ -212,7 +212,7 @@ class UnitSwitching:
             if served.edge is not None:
                 served.edge.trial = served.edge.versions = None  # its own predecessor is needed no more
 
-    def _try_out(self, sequence: int, edges: Mapping[str, EdgeModel], former: Former) -> None:
+    def _try_out(self, sequence: int, edges: Mapping[str, EdgeModel], former: FormerServing) -> None:
         if not self._store.state.is_on_trial:
             return
         trial = _Trial(sequence, former, {name for name in edges if name in former.edges})

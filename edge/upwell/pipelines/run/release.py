@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.config import AgentConfig
-from upwell.edge.release.floor import Floor
+from upwell.edge.release.floor import LocalFloor
 from upwell.edge.release.unit import ReleaseUnit
 from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.pipelines.config.sinks import BrokerSection, KafkaSection, WebhookSection
@@ -36,7 +36,7 @@ class ReleasedPipelines:
         written = config.release.floor
         self._own = own
         self._config = config
-        self._floor = Floor(Policy(), written.endpoints, written.folders)
+        self._floor = LocalFloor(Policy(), written.endpoints, written.folders)
         self._load = load
         self._change = change
 
@@ -65,7 +65,7 @@ class ReleasedPipelines:
         return self._config.model_copy(update={"models": models})
 
 
-def check_floor(config: PipelinesConfig, floor: Floor, sequence: int) -> None:
+def check_floor(config: PipelinesConfig, floor: LocalFloor, sequence: int) -> None:
     """Raise `BundleRefused` (`LOOSENED`) for what the device's floor does not allow.
 
     That is a path or an address that it does not name, and whatever could name others by itself: a command line of
@@ -83,7 +83,7 @@ def check_floor(config: PipelinesConfig, floor: Floor, sequence: int) -> None:
             _check_source(part, floor, sequence)
 
 
-def _check_source(source: CaptureSection, floor: Floor, sequence: int) -> None:
+def _check_source(source: CaptureSection, floor: LocalFloor, sequence: int) -> None:
     if source.video is not None and "://" in source.video:
         floor.check_endpoint(sequence, urlsplit(source.video).netloc.rpartition("@")[2])
     elif source.video is not None:

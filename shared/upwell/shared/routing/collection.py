@@ -29,7 +29,7 @@ class RowSigns:
     """What is known of one row once it is answered.
 
     `hardness` is NaN where nobody measured it, `from_threshold` its distance from the threshold. `label` names the
-    class of the answer, empty where it has none; `novelty` is `Reference.distance`. The row was audited with
+    class of the answer, empty where it has none; `novelty` is `VectorReference.distance`. The row was audited with
     probability `audit_share`, and `is_audited` says whether it is. `is_new_track`: it is the first of its track.
     """
 
@@ -76,7 +76,7 @@ def _drawn(share: float, draw: Callable[[], float]) -> bool:
 
 
 @dataclass(frozen=True)
-class Reference:
+class VectorReference:
     """Mean and variance of each element of the vectors that a model gave for its first `REFERENCE_ROWS` rows.
 
     Learnt one by one (Welford 1962): μₙ = μₙ₋₁ + (x − μₙ₋₁)/n, Mₙ = Mₙ₋₁ + (x − μₙ₋₁)(x − μₙ), σ² = M/(n − 1).
@@ -86,12 +86,12 @@ class Reference:
     mean: Vector | None = None
     squares: Vector | None = None
 
-    def add(self, vector: Vector) -> Reference:
+    def add(self, vector: Vector) -> VectorReference:
         """With one more row; the same once there are enough, or where the vector has another length."""
         if self.rows >= REFERENCE_ROWS:
             return self
         if self.mean is None or self.squares is None:
-            return Reference(1, vector, np.zeros_like(vector))
+            return VectorReference(1, vector, np.zeros_like(vector))
         if vector.shape != self.mean.shape:
             return self
         mean = self.mean + (vector - self.mean) / (self.rows + 1)

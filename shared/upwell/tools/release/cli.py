@@ -115,12 +115,12 @@ def add(
     """
     with _needs():
         from upwell.tools.release.desk import Desk, in_days, sequences
-        from upwell.tools.release.making import Wanted, made
+        from upwell.tools.release.making import ReleaseContents, made
     desk = Desk(folder)
     desk.root(with_draft=True)
     targets = desk.targets()
     known = sequences(targets.signed) if targets is not None else []
-    wanted = Wanted(
+    wanted = ReleaseContents(
         _named_bundles(bundle or []),
         policy,
         calibrations,

@@ -29,7 +29,7 @@ _MODEL_SUFFIXES = frozenset({".onnx", ".tflite"})
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReleaseContents:
     """What to release. `bundles` are archives, folders or `oci://…@sha256:…` by the names of models.
 
     What is not named stays as in the release `like`, None for none.
@@ -60,7 +60,7 @@ class Made:
 
 
 @contextmanager
-def made(desk: Desk, wanted: Wanted, sequence: int) -> Iterator[Made]:
+def made(desk: Desk, wanted: ReleaseContents, sequence: int) -> Iterator[Made]:
     """The release, in a folder that is gone after the block. Raises `ConfigError`, `BundleRefused`, `FetchFailed`."""
     targets = desk.targets()
     base = None
