@@ -136,11 +136,19 @@ def test_assets_are_small_together() -> None:
     assert sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) < 2_500_000
 
 
+def callers_see(description: ModelDescription) -> object:
+    """The signature without what only the device does with it: how pictures are made smaller before they go up."""
+    document = description.signature.model_dump()
+    for one in document["inputs"].values():
+        one.pop("uplink", None)
+    return document
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_descriptions_of_both_sides_have_one_signature(task: str) -> None:
     edge = load_yaml(edge_file(task, "model.yaml"), ModelDescription)
     large = load_yaml(cloud_file(task, "model.yaml"), ModelDescription)
-    assert edge.signature == large.signature
+    assert callers_see(edge) == callers_see(large)
     assert edge.signature.outputs["scores"].labels == tuple("0123456789")
     assert edge.pre != large.pre
 

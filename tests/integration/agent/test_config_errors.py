@@ -174,9 +174,11 @@ def test_each_mistake_of_the_policy_is_one_line(run: Run, folder: Path, what: st
 
 
 def test_all_mistakes_of_a_file_are_told_at_once(run: Run) -> None:
-    said = run("version: 3\nagent: {listen: [x], max_requests: none}\ntypo: 1\nmodels:\n  a: {edge: {}}\n  b: {}\n")
+    said = run(
+        "version: 3\nagent: {listen: [x], max_requests: none}\ntypo: 1\nmodels:\n  a: {edge: {typo: 1}}\n  b: {}\n"
+    )
     assert [line.split(" ")[0] for line in said] == [
-        f"agent.yaml:{place}:" for place in ("1:10", "2:18", "2:36", "3:1", "5:13", "6:6")
+        f"agent.yaml:{place}:" for place in ("1:10", "2:18", "2:36", "3:1", "5:14", "6:6")
     ]
 
 

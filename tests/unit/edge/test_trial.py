@@ -182,3 +182,14 @@ def test_answers_that_only_the_new_version_gives_too_late_count_as_failures(
     assert bool(rejected) is is_rejected
     if is_rejected:
         assert rejected[0].endswith("an answer that came too late, and would not have before")
+
+
+def test_what_is_under_way_on_a_version_that_was_left_has_the_former_one_behind_it() -> None:
+    rejected: list[str] = []
+    former, new = edge_model(), edge_model(failure="bad kernel")
+    trial = Trial(former.run_now, rejected.append, nobody)
+    new.trial = trial
+    trial.end()
+    for _ in range(2 * trials.RUNS):
+        assert new.run(rows_of(SURE), np.inf).digest == former.digest
+    assert rejected == []

@@ -138,6 +138,11 @@ class Trial(Generic[T]):
         self._reject(reason)
         return True
 
+    def end(self) -> None:
+        """Judge no more, and tell nobody: the version is left. What is under way still has the former one behind it."""
+        with self._lock:
+            self.is_rejected = True
+
     def _stand_in(self, inputs: Mapping[str, Array], error: Exception) -> T:
         """What fails in both versions is not the new one's fault: the request was bad, or the device is."""
         try:

@@ -233,8 +233,8 @@ class UnitSwitching:
             trial.is_over, self._trial = True, None
         for name in trial.former.edges:
             edge = self._switching.current(name)
-            if edge is not None:
-                edge.trial = edge.versions = None
+            if edge is not None and edge.trial is not None:
+                edge.trial.end()  # requests under way keep the former version behind them
         self._agent.replace_unit(trial.former.edges, trial.former.policy)
         _log.error("went back from release %d to what was served before: %s", trial.sequence, reason)
         in_background("roll-back", partial(self._roll_back, trial, reason))

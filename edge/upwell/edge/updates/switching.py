@@ -104,7 +104,8 @@ class Switching:
 
     def go_back(self, name: str, left: EdgeModel, former: EdgeModel) -> bool:
         """Serve `former`, which was prepared, in the place of `left`; False where that is not served any more."""
-        left.trial = left.versions = None
+        if left.trial is not None:
+            left.trial.end()
         return self._agent.replace_edge(name, former, left)
 
     def try_out(self, name: str, new: EdgeModel, former: EdgeModel, judge: TrialJudge) -> None:
