@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from upwell.fleet.config import FleetSection
+from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.service.application import Fleet, open_fleet
 from upwell.fleet.service.server import FleetServer
 from upwell.fleet.users.audit import Actor
@@ -104,7 +104,7 @@ def service(folder: Path, **section: Any) -> Iterator[Service]:
         "listen": ("127.0.0.1:0",), "database": {"file": folder / "fleet.db"},
         "authority": {"cert": folder / "ca.pem", "key": folder / "ca.key"}, **section,
     }  # fmt: skip
-    fleet = open_fleet(FleetSection.model_validate(keys))
+    fleet = open_fleet(FleetServiceSection.model_validate(keys))
     operator = user(fleet, "operator", "operator")
     server = FleetServer(fleet)
     thread = threading.Thread(target=server.run, name="fleet-service", daemon=True)

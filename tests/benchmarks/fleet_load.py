@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from upwell.fleet.config import FleetSection
+from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.enrolment.authority import read_request
 from upwell.fleet.enrolment.enrolment import add_token
 from upwell.fleet.service.application import open_fleet
@@ -38,9 +38,9 @@ from upwell.shared.opamp.names import STATISTICS
 POLLS_A_COUNT = 15
 
 
-def section(folder: Path, poll_s: float) -> FleetSection:
+def section(folder: Path, poll_s: float) -> FleetServiceSection:
     """The service's settings."""
-    return FleetSection.model_validate(
+    return FleetServiceSection.model_validate(
         {"listen": ("127.0.0.1:0",), "database": {"file": folder / "fleet.db"}, "poll": f"{poll_s:g}s",
          "authority": {"cert": folder / "ca.pem", "key": folder / "ca.key"}}
     )  # fmt: skip

@@ -50,7 +50,7 @@ class DatabaseSection(FilePart):
         return self
 
 
-class FleetSection(FilePart):
+class FleetServiceSection(FilePart):
     """The fleet service."""
 
     listen: tuple[TcpAddress, ...] = Field(
@@ -84,7 +84,7 @@ class FleetSection(FilePart):
         return {"authority": {}, "database": {}, **data} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
-    def _ports_of_their_own(self) -> FleetSection:
+    def _ports_of_their_own(self) -> FleetServiceSection:
         check_all_differ({"listen": self.listen})
         return self
 
@@ -93,7 +93,7 @@ class FleetConfig(FilePart):
     """A whole `fleet.yaml`."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
-    fleet: FleetSection = Field(FleetSection(), description="The fleet service.")
+    fleet: FleetServiceSection = Field(FleetServiceSection(), description="The fleet service.")
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from upwell.fleet.api import fleet as fleet_api
 from upwell.fleet.api import rollouts as rollouts_api
 from upwell.fleet.api.operations import BASE, Table, openapi
 from upwell.fleet.api.routes import Gate, problem_of, routes
-from upwell.fleet.config import FleetSection
+from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.dashboard.pages import pages
 from upwell.fleet.enrolment.authority import Authority, open_authority
 from upwell.fleet.enrolment.enrolment import Enrolment
@@ -43,7 +43,7 @@ TABLES: Sequence[Table] = (fleet_api.TABLE, rollouts_api.TABLE)
 class Fleet:
     """The service without its sockets."""
 
-    section: FleetSection
+    section: FleetServiceSection
     authority: Authority
     state: FleetState
 
@@ -57,7 +57,7 @@ class Fleet:
         self.state.database.close()
 
 
-def open_fleet(section: FleetSection) -> Fleet:
+def open_fleet(section: FleetServiceSection) -> Fleet:
     """The service's state and authority. Raises `ConfigError`."""
     authority = open_authority(section.authority, time.time())
     database = Database(section.database)
@@ -72,7 +72,7 @@ def open_fleet(section: FleetSection) -> Fleet:
     return Fleet(section, authority, state)
 
 
-def _check_authority(database: Database, authority: Authority, section: FleetSection) -> None:
+def _check_authority(database: Database, authority: Authority, section: FleetServiceSection) -> None:
     """Refuse a replica with another authority: it would let nobody in that the others did."""
     with database.writing() as connection:
         known = connection.scalar(select(FACTS.c.value).where(FACTS.c.name == "authority"))

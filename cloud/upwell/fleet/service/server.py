@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from upwell.fleet.config import FleetSection
+from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.enrolment.authority import Authority
 from upwell.fleet.opamp.endpoint import PEER
 from upwell.fleet.service.application import Fleet, application
@@ -125,7 +125,7 @@ class FleetServer:
         self._server.should_exit = True
 
 
-def server_context(section: FleetSection, authority: Authority) -> ssl.SSLContext:
+def server_context(section: FleetServiceSection, authority: Authority) -> ssl.SSLContext:
     """TLS with the service's certificate; a client may show one that the authority has signed. Raises `ConfigError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -156,7 +156,7 @@ def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
         context.load_cert_chain(Path(folder, "cert"), Path(folder, "key"), password=lambda: b"")
 
 
-def _bind(section: FleetSection) -> list[socket.socket]:
+def _bind(section: FleetServiceSection) -> list[socket.socket]:
     bound: list[socket.socket] = []
     try:
         for text in section.listen:

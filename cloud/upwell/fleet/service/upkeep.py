@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sqlalchemy import delete
 from sqlalchemy.exc import SQLAlchemyError
 
-from upwell.fleet.config import FleetSection
+from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.opamp.exchange import FleetState
 from upwell.fleet.registry.devices import forget_history, write_batch
 from upwell.fleet.registry.events import forget_events
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class Upkeep:
     """The thread that does it; `hourly` is called every hour, too."""
 
-    def __init__(self, state: FleetState, section: FleetSection, hourly: Callable[[], None]) -> None:
+    def __init__(self, state: FleetState, section: FleetServiceSection, hourly: Callable[[], None]) -> None:
         self._state = state
         self._hourly = hourly
         self._history_s = section.history

@@ -12,7 +12,7 @@ from upwell.edge.bundle.verify import NO_TRUST
 from upwell.edge.release.choice import KeptChoice, ReleaseChoice
 from upwell.edge.release.follower import ReleaseFollower
 from upwell.edge.release.source import ReleaseSource
-from upwell.edge.release.switching import Companion, UnitSwitching
+from upwell.edge.release.switching import ReleaseCompanion, UnitSwitching
 from upwell.edge.release.unit import ReleaseUnit, open_unit
 from upwell.edge.updates.updater import Updater
 
@@ -105,7 +105,7 @@ class ReleaseClient:
                 return None
         return self._known[1]
 
-    def run_pipelines(self, companion: Companion) -> None:
+    def run_pipelines(self, companion: ReleaseCompanion) -> None:
         """Have this run the pipelines of each release, beginning with those of the installed one, if it has any."""
         self._units.attach(companion, self.installed)
 

@@ -40,7 +40,7 @@ class UnitAgent(ServingAgent, Protocol):
         """Serve all of this from now on, between two requests."""
 
 
-class Companion(Protocol):
+class ReleaseCompanion(Protocol):
     """What runs the pipelines of a release around the agent."""
 
     def check(self, unit: ReleaseUnit) -> None:
@@ -95,10 +95,10 @@ class UnitSwitching:
         self._parts = parts
         self._lock = threading.Lock()
         self._trial: _Trial | None = None
-        self._companion: Companion | None = None
+        self._companion: ReleaseCompanion | None = None
         self._unit: ReleaseUnit | None = None
 
-    def attach(self, companion: Companion, unit: ReleaseUnit | None) -> None:
+    def attach(self, companion: ReleaseCompanion, unit: ReleaseUnit | None) -> None:
         """Have this run the pipelines of each release, beginning with those of `unit`, which is served."""
         self._companion, self._unit = companion, None
         self._run_pipelines(unit)

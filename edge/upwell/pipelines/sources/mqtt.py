@@ -8,9 +8,9 @@ from dataclasses import replace
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import MqttPicturesSettings, SeriesTopicSettings
 from upwell.pipelines.sources.capture_time import FrameRate, published_capture_time
-from upwell.pipelines.sources.mqtt_topic import Arrived, MqttTopic, Waiting
+from upwell.pipelines.sources.mqtt_topic import Arrived, MqttTopic, PendingFrame
 from upwell.pipelines.sources.samples import samples_of
-from upwell.pipelines.sources.windows import Window, Windows
+from upwell.pipelines.sources.windows import SampleWindow, Windows
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature import image_codec
 
@@ -36,7 +36,7 @@ class MqttPictures(MqttTopic[bytes]):
         captured_s, unix_s = published_capture_time(said, message.arrival_s, message.arrival_unix_s)
         return [(message.body, captured_s, unix_s)] if self._rate.keeps(max(captured_s, self._captured_s)) else []
 
-    def _frame(self, waiting: Waiting[bytes]) -> Frame | None:
+    def _frame(self, waiting: PendingFrame[bytes]) -> Frame | None:
         try:
             pixels = image_codec.decode(waiting.content, "rgb", self._max_pixels)
         except InvalidRequest as error:
@@ -52,7 +52,7 @@ class MqttPictures(MqttTopic[bytes]):
         return Frame(number, waiting.captured_s, waiting.captured_unix_s, pixels, luma)
 
 
-class MqttSeries(MqttTopic[Window]):
+class MqttSeries(MqttTopic[SampleWindow]):
     """A `Source` of windows of a series: a message has a sample as an object of JSON, or several as a list.
 
     A window is captured at the time of its last point, as far as `published_capture_time` believes that; else when the
@@ -67,7 +67,7 @@ class MqttSeries(MqttTopic[Window]):
         self._windows = Windows(settings.shape.cut)
         super().__init__(settings.topic)
 
-    def _arrived(self, message: Arrived) -> Sequence[tuple[Window, float, float]]:
+    def _arrived(self, message: Arrived) -> Sequence[tuple[SampleWindow, float, float]]:
         samples = samples_of(message.body, self._shape)
         self._is_readable = True
         found = [window for sample in samples for window in self._windows.take(*sample)]
@@ -77,7 +77,7 @@ class MqttSeries(MqttTopic[Window]):
             (one, *published_capture_time(str(one.end_s), message.arrival_s, message.arrival_unix_s)) for one in whole
         ]
 
-    def _frame(self, waiting: Waiting[Window]) -> Frame | None:
+    def _frame(self, waiting: PendingFrame[SampleWindow]) -> Frame | None:
         with self._change:
             number = self._status.captured + 1
             self._status = replace(self._status, given=self._status.given + 1)

@@ -67,7 +67,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, eq=False)
-class Waiting(Generic[Content]):
+class PendingFrame(Generic[Content]):
     """A frame that nobody has taken. `mid` is 0 where nothing is to be acknowledged."""
 
     content: Content
@@ -121,8 +121,8 @@ class MqttTopic(ABC, Generic[Content]):
         self._change = threading.Condition()
         self._status = SourceStatus(SourceState.CONNECTING, decoder="mqtt")
         self._client: Client | None = None
-        self._waiting: deque[Waiting[Content]] = deque()
-        self._held: list[Waiting[Content]] = []
+        self._waiting: deque[PendingFrame[Content]] = deque()
+        self._held: list[PendingFrame[Content]] = []
         self._refusal = ""
         self._live_s = 0.0
         self._changed_s = 0.0
@@ -178,7 +178,7 @@ class MqttTopic(ABC, Generic[Content]):
         """The frames of a message, perhaps none, each with its capture by both clocks. Raises `InvalidRequest`."""
 
     @abstractmethod
-    def _frame(self, waiting: Waiting[Content]) -> Frame | None:
+    def _frame(self, waiting: PendingFrame[Content]) -> Frame | None:
         """The frame that is given; None where there is none after all, which is counted."""
 
     def _count_undecodable(self, why: str) -> None:
@@ -366,7 +366,7 @@ class MqttTopic(ABC, Generic[Content]):
         for content, captured_s, captured_unix_s in frames:
             later_s = max(0.0, self._captured_s - captured_s)  # trackers know no time that runs backwards
             self._captured_s = captured_s + later_s
-            self._waiting.append(Waiting(content, self._captured_s, captured_unix_s + later_s, client, 0))
+            self._waiting.append(PendingFrame(content, self._captured_s, captured_unix_s + later_s, client, 0))
         if not frames:
             return [mid]
         self._waiting[-1] = replace(self._waiting[-1], mid=mid)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import SeriesFileSettings, SourceEnded, SourceState, SourceStatus
 from upwell.pipelines.sources.samples import SERIES_SUFFIXES, rows_of, sample_of
-from upwell.pipelines.sources.windows import Window, Windows
+from upwell.pipelines.sources.windows import SampleWindow, Windows
 from upwell.shared.errors import ConfigError, InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class SeriesFile:
     def __init__(self, settings: SeriesFileSettings) -> None:
         self._settings = settings
         self._windows = Windows(settings.shape.cut)
-        self._waiting: deque[Window] = deque()
+        self._waiting: deque[SampleWindow] = deque()
         suffix = settings.path.suffix.lower()
         if suffix not in SERIES_SUFFIXES:
             raise ConfigError.at(settings.path, f"expected a file that ends in {', '.join(SERIES_SUFFIXES)}")
@@ -86,7 +86,7 @@ class SeriesFile:
         except UnicodeDecodeError:
             self._break_off("it is not text in UTF-8")
 
-    def _take(self, found: list[Window]) -> None:
+    def _take(self, found: list[SampleWindow]) -> None:
         whole = [window for window in found if self._settings.shape.fills or not window.missing]
         self._status = replace(self._status, gap=self._status.gap + len(found) - len(whole))
         self._waiting += whole

@@ -28,7 +28,7 @@ class WindowShape:
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class SampleWindow:
     """`values` are float64 [size, fields], NaN where there is a gap; `missing` counts those points.
 
     `end_s` is the time of its last point.
@@ -64,7 +64,7 @@ class Windows:
         self._points: list[Array] = []
         self._first = self._next = self._window = 0
 
-    def take(self, time_s: float, values: Sequence[float]) -> list[Window]:
+    def take(self, time_s: float, values: Sequence[float]) -> list[SampleWindow]:
         """The windows that this sample completes. `values` are finite, one for each field."""
         sample = np.asarray(values, np.float64)
         last_s, _ = self._last
@@ -83,7 +83,7 @@ class Windows:
         self._last = (time_s, sample)
         return list(self._complete())
 
-    def _resampled(self, start_s: float, time_s: float, sample: Array) -> Iterator[Window]:
+    def _resampled(self, start_s: float, time_s: float, sample: Array) -> Iterator[SampleWindow]:
         """Add the points between the sample before and this one; what is complete by then."""
         rate_hz, (last_s, last) = self._shape.rate_hz, self._last
         position = (time_s - start_s) * rate_hz
@@ -101,7 +101,7 @@ class Windows:
             self._add([sample])
         yield from self._complete()
 
-    def _pass_over(self, end: int, missing: Array) -> Iterator[Window]:
+    def _pass_over(self, end: int, missing: Array) -> Iterator[SampleWindow]:
         """Add a gap up to the point `end`, of which only what windows with samples need is kept."""
         size, step = self._shape.size, self._shape.step
         if end - self._next > size:
@@ -117,7 +117,7 @@ class Windows:
         self._points += points
         self._next += len(points)
 
-    def _complete(self) -> Iterator[Window]:
+    def _complete(self) -> Iterator[SampleWindow]:
         size = self._shape.size
         while self._window + size <= self._next:
             begin = self._window - self._first
@@ -125,7 +125,7 @@ class Windows:
             missing = int(np.isnan(values[:, 0]).sum())
             if missing < size:
                 end_s = (self._start_s or 0.0) + (self._window + size - 1) / self._shape.rate_hz
-                yield Window(values, end_s, missing)
+                yield SampleWindow(values, end_s, missing)
             self._window += self._shape.step
         unneeded = min(self._window, self._next) - self._first
         if unneeded > 0:

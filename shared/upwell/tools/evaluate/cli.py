@@ -14,7 +14,7 @@ from upwell.shared.routing.policy.settings import HardSettings
 from upwell.tools.cases.labels import read_labels
 from upwell.tools.cases.source import open_source
 from upwell.tools.evaluate.comparing import compare
-from upwell.tools.evaluate.running import Judged, Trial, answers_of, truths
+from upwell.tools.evaluate.running import EvaluationRun, Judged, answers_of, truths
 from upwell.tools.terminal import AsJson, plain, printable, progress, share, table_console
 
 
@@ -60,7 +60,7 @@ def evaluate(
     names: dict[str, int] = {}
     with progress() as bar:
         task = bar.add_task("cases", total=2 * len(judged))
-        trial = Trial([case.facts for case in judged], source.read, settings, names, lambda: bar.advance(task))
+        trial = EvaluationRun([case.facts for case in judged], source.read, settings, names, lambda: bar.advance(task))
         before, after = (answers_of(path, trial) for path in (a, b))
     document = compare(before, after, judged, names, group, risk)
     document |= {"without_label": len(found) - len(judged), "covers": _covered(judged)}

@@ -46,7 +46,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Trial:
+class EvaluationRun:
     """The cases that every bundle is run on, how hardness is measured, and numbers for the names of classes."""
 
     cases: Sequence[CaseFacts]
@@ -56,7 +56,7 @@ class Trial:
     step: Callable[[], None]
 
 
-def answers_of(path: Path, trial: Trial) -> Answers:
+def answers_of(path: Path, trial: EvaluationRun) -> Answers:
     """Run a bundle, or a bare model file, on the cases. Raises `ConfigError` for one that is not for such cases."""
     if not path.exists():
         raise ConfigError.at(path, "there is no such bundle; expected a folder, an archive or a model file")
