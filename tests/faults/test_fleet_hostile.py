@@ -18,8 +18,7 @@ from upwell.edge.fleet import poller
 from upwell.edge.fleet.facts import AgentView
 from upwell.edge.fleet.poller import FleetPoller
 from upwell.edge.fleet.sections import FleetSection
-from upwell.fleet.config import AuthoritySection
-from upwell.fleet.config import FleetSection as ServiceSection
+from upwell.fleet.config import AuthoritySection, FleetServiceSection
 from upwell.fleet.enrolment.authority import Authority, open_authority, read_request
 from upwell.fleet.service.server import server_context
 from upwell.rpc.opamp.v1 import opamp_pb2
@@ -75,7 +74,7 @@ class Hostile:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Serving)
-        context = server_context(ServiceSection(names=("127.0.0.1",)), self.authority)
+        context = server_context(FleetServiceSection(names=("127.0.0.1",)), self.authority)
         context.verify_mode = ssl.CERT_NONE
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
