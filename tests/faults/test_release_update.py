@@ -20,7 +20,7 @@ from tests.integration.agent.versions import Publisher
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal
 from upwell.edge.bundle.verify import NO_TRUST
-from upwell.edge.release import clock, places, source
+from upwell.edge.release import places, source
 from upwell.edge.release.choice import KeptChoice, ReleaseChoice
 from upwell.edge.release.document import parse_document
 from upwell.edge.release.floor import LocalFloor
@@ -165,10 +165,6 @@ def test_without_a_clock_the_sequence_alone_is_enforced_and_that_is_said(
     device.choice.keep(ReleaseChoice(sequence=1))
     assert follower.look() == "refused"
     assert follower.status.refusal is Refusal.OLDER
-
-
-def test_the_kernel_says_whether_the_clock_is_synchronised() -> None:
-    assert clock.is_synchronised() in (True, False)
 
 
 def test_a_root_rotated_by_two_of_three_keys_is_followed_and_by_one_it_is_not(

@@ -11,9 +11,8 @@ from hypothesis.extra import numpy as hnp
 
 from tests.examples import examples
 from upwell.pipelines.frame import FoundObject
-from upwell.pipelines.steps.kalman import as_boxes, as_measured, begin, correct, predict
 from upwell.pipelines.steps.objects import iou
-from upwell.pipelines.steps.tracker import Tracker, assign
+from upwell.pipelines.steps.tracker import Tracker, as_boxes, as_measured, assign, begin, correct, predict
 from upwell.shared.tensors import Array
 
 SIMILARITIES = hnp.arrays(

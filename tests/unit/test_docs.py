@@ -30,8 +30,8 @@ from upwell.fleet.config import FleetConfig
 from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.pipelines.events.event import Event
 from upwell.pipelines.events.rules import EventRule, EventRules
-from upwell.pipelines.run.metrics import pipeline_families, sink_families
 from upwell.pipelines.run.pipeline import REASONS, Pipeline
+from upwell.pipelines.run.runner import pipeline_families, sink_families
 from upwell.pipelines.sinks.journal import OutboxLimits
 from upwell.pipelines.sinks.opening import open_sinks
 from upwell.pipelines.sinks.outbox import Outbox

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fleet_service import FakeDevice, Remote, Service, service
-from upwell.fleet.service import upkeep
+from upwell.fleet.service import server
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.names import RELEASE_PACKAGE, STATISTICS, WISH_FILE
 
@@ -21,7 +21,7 @@ GATE = {"requests": 40, "audits": 0, "reports": 4, "patience_s": 600.0}
 
 @pytest.fixture
 def fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(upkeep, "WRITE_S", 0.05)
+    monkeypatch.setattr(server, "WRITE_S", 0.05)
     with service(tmp_path_factory.mktemp("fleet"), poll="1s") as running:
         yield running
 

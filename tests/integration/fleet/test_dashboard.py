@@ -18,7 +18,7 @@ import pytest
 from tests.fleet_service import FakeDevice, Service, service, user
 from tests.integration.pipelines.preview.browser import CHROMIUM, DRIVER, Browser
 from tests.integration.pipelines.preview.test_page import AXE
-from upwell.fleet.service import upkeep
+from upwell.fleet.service import server
 from upwell.fleet.users.attempts import MOST_FAILURES
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.names import RELEASE_PACKAGE, STATISTICS
@@ -35,7 +35,7 @@ in_a_browser = [
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upkeep, "WRITE_S", 0.05)
+        patch.setattr(server, "WRITE_S", 0.05)
         with service(tmp_path_factory.mktemp("fleet")) as running:
             fill(running)
             yield running

@@ -11,7 +11,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from upwell.tools.evaluate.coco_map import CocoMatches
+from upwell.tools.evaluate.comparing import CocoMatches
 from upwell.tools.evaluate.estimating import Floats, average, no_difference, share, share_up, weights_of
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,7 +25,6 @@ from upwell.cloud.service.model_versions import UNLOADED
 from upwell.cloud.service.service import CloudService
 from upwell.cloud.service.watch import RepositoryWatch
 from upwell.cloud.workers.banner import Listening, ModelLine, announce
-from upwell.cloud.workers.memory_trim import MemoryTrimmer
 from upwell.cloud.workers.probes import MAX_STREAMS, Health, Reflection
 from upwell.cloud.workers.supervisor import supervise
 from upwell.shared.config.security import check_exposure, warn_of_root
@@ -39,6 +39,8 @@ from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
 from upwell.shared.oip.introspection import Introspection
 from upwell.shared.oip.statistics import StatisticsCounter
+from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.platform.memory import heap_trimmer, resident_bytes
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 from upwell.shared.telemetry.logs import set_up_logs
@@ -256,3 +258,51 @@ def _check_any(attempts: Sequence[LoadAttempt]) -> None:
     if len(broken) == len(attempts):
         reasons = "; ".join(f"{model.name} version {model.version}: {model.reason}" for model in broken)
         raise ModelFailed(f"no model can be served: {reasons or 'none of the requested versions is there'}")
+
+
+_LOOK_S = 1.0
+_GROWTH, _HELP = 1.05, 1.02
+_LONGEST_S = 60.0
+_ENDING_S = 5.0
+
+
+class MemoryTrimmer:
+    """A thread that looks each second whether memory has grown, and gives back what is free of it.
+
+    glibc keeps what was freed: a service that was once sent many large messages, or bombs, would stay at several times
+    its size for ever. It is done where `is_idle`, or has not been for a minute, while the process has 5 % more than
+    it had at the least; less and less often where that does not help. Nothing is done where glibc is not.
+    """
+
+    def __init__(self, is_idle: Callable[[], bool]) -> None:
+        self._is_idle = is_idle
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        trim = heap_trimmer()
+        if trim is not None:
+            self._thread = BackgroundThread("memory-trim", partial(self._run, trim), self._ending.is_set)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_ENDING_S)
+
+    def _run(self, trim: Callable[[], None]) -> None:
+        least = resident_bytes()
+        pause_s, busy_s = _LOOK_S, 0.0
+        while not self._ending.wait(pause_s):
+            before = resident_bytes()
+            least = min(least, before)
+            if before <= _GROWTH * least:
+                pause_s, busy_s = _LOOK_S, 0.0
+            elif self._is_idle() or busy_s >= _LONGEST_S:
+                trim()
+                has_helped = resident_bytes() < before / _HELP
+                pause_s, busy_s = (_LOOK_S if has_helped else min(2 * pause_s, _LONGEST_S)), 0.0
+            else:
+                busy_s += pause_s

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.release.choice import KeptChoice
-from upwell.edge.release.clock import is_synchronised
 from upwell.edge.release.document import ReleaseDocument
 from upwell.edge.release.floor import LocalFloor
 from upwell.edge.release.places import METADATA_NAME, RepositoryPlace, open_place
@@ -112,3 +114,25 @@ class ReleaseSource:
 def home_of(source: str) -> str:
     """The host that releases come from, with its port where it names one."""
     return urlsplit(source).netloc
+
+
+_SYNCHRONISED = Path("/run/systemd/timesync/synchronized")
+"""systemd-timesyncd makes it at its first synchronisation since the start."""
+_TIME_ERROR = 5
+
+
+def is_synchronised() -> bool:
+    """Whether something has set the clock by others since the machine was started (NTP, PTP, GPS).
+
+    The kernel knows it on Linux (`adjtimex(2)`, whose TIME_ERROR means that the clock is not synchronised). Elsewhere
+    the operating system sets it, and it counts as synchronised.
+    """
+    if not sys.platform.startswith("linux"):
+        return True
+    if _SYNCHRONISED.exists():
+        return True
+    try:
+        state = int(ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(os.sysconf("SC_PAGESIZE"))))
+    except (OSError, AttributeError, ValueError):
+        return False
+    return 0 <= state < _TIME_ERROR

@@ -2,17 +2,406 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, TypeVar
 
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage, error_string
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from upwell.pipelines.broker import client_context, parse_broker, read_password
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.sources.base import MqttPicturesSettings, SeriesTopicSettings
+from upwell.pipelines.sources.base import (
+    MqttPicturesSettings,
+    MqttTopicSettings,
+    SeriesTopicSettings,
+    SourceEnded,
+    SourceState,
+    SourceStatus,
+)
 from upwell.pipelines.sources.capture_time import FrameRate, published_capture_time
-from upwell.pipelines.sources.mqtt_topic import Arrived, MqttTopic, PendingFrame
 from upwell.pipelines.sources.samples import samples_of
+from upwell.pipelines.sources.video import Pauses
 from upwell.pipelines.sources.windows import SampleWindow, Windows
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.signature import image_codec
+
+UNACKNOWLEDGED = 1
+"""With `keep: all`, how many messages the broker may send ahead of what was taken (Receive Maximum).
+
+One, as mosquitto 2.0 answers each acknowledgement with as many messages as this says instead of one: with 8 and a slow
+reader there were soon 50 under way. Its price is a round trip between two messages, most of which passes while the one
+before is worked on.
+"""
+
+_WAITING = 16
+"""With `keep: all`, most frames that wait here: of QoS 0, and where a broker does not keep to the above."""
+
+_SESSION_S = 300
+"""How long the broker keeps what was not acknowledged while the link is down."""
+
+_LOOK_S = 0.1
+_CLOSE_S = 2.0
+_MAX_EXPLAINED = 300
+_KEEPALIVE_S = (5, 30)
+_PACKET_BYTES = 128 << 10
+"""What a message may have beside its body: a topic and properties."""
+
+_log = logging.getLogger(__name__)
+
+
+Content = TypeVar("Content")
+"""What a frame is made of once somebody takes it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """A message, when it came by both clocks, and what it says of its capture; empty where it says nothing."""
+
+    body: bytes
+    arrival_s: float
+    arrival_unix_s: float
+    properties: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class PendingFrame(Generic[Content]):
+    """A frame that nobody has taken. `mid` is 0 where nothing is to be acknowledged."""
+
+    content: Content
+    captured_s: float
+    captured_unix_s: float
+    client: Client
+    mid: int
+
+
+class MqttTopic(ABC, Generic[Content]):
+    """A `Source` of the messages of one topic. What frames are in a message, and how they look, is its heir's.
+
+    **Which QoS.** `keep: latest` subscribes with QoS 0: a message that was lost on its way is too old to be sent again,
+    and one that came twice would be two frames. `keep: all` subscribes with QoS 1 and acknowledges a message when
+    `next` has taken the last frame of it, never before. The broker sends one ahead and keeps the others, up to a limit
+    of its own (mosquitto: 1000 messages), beyond which it drops them where nobody here can count them. It keeps them
+    for five minutes while the link is down, and sends again what was not acknowledged; a message whose acknowledgement
+    was lost with the link comes twice. Messages that are *published* with QoS 0 cannot be made to wait: where too many
+    do, the oldest frame gives way and counts as superseded. `close` ends the session.
+
+    **What is retained** is of any age, and is not asked for; what is published as retained while this listens comes as
+    any other.
+
+    **Lost** is the source without the broker, and where no message came that differs from the one before for
+    `silent_s`. Then with `latest` the connection stays as long as the broker answers: a new one may miss a message.
+    With `all` it is made again, as nothing is missed, and mosquitto 2.0 sends no more after a message that was too
+    large until then. Connections are made again after the pauses of `Patience`; a half-open one breaks by the
+    keepalive, within a minute.
+
+    **Memory.** The broker is told the largest packet to send (Maximum Packet Size), and drops larger ones unseen. At
+    most 16 frames wait with `keep: all`, and one with `latest`. A broker that does not keep to its word can send 256
+    MiB, which MQTT allows at most; that counts as undecodable.
+
+    One thread talks to the broker. What changes is under `_change`. Raises `ConfigError`.
+    """
+
+    COMES_AGAIN: ClassVar[bool]
+    """Whether a message that is sent again makes the frame again that waited when the link broke."""
+
+    def __init__(self, settings: MqttTopicSettings) -> None:
+        self._settings = settings
+        self._host, self._port, self._is_tls = parse_broker(settings.broker)
+        if not settings.topic or any(character in "+#\0" for character in settings.topic):
+            raise ConfigError.at(None, "expected the topic of one camera or sensor, without wildcards", "topic")
+        self._password = read_password(settings.password_file) if settings.password_file else None
+        if self._is_tls:
+            client_context(settings.tls)  # to say now what is wrong with its files
+        self._shown = f"{self._host}:{self._port} {settings.topic}"
+        self._client_id = f"upwell{secrets.token_hex(8)}"  # 22 characters: all brokers take 23
+        self._keeps_all = settings.keep == "all"
+        self._change = threading.Condition()
+        self._status = SourceStatus(SourceState.CONNECTING, decoder="mqtt")
+        self._client: Client | None = None
+        self._waiting: deque[PendingFrame[Content]] = deque()
+        self._held: list[PendingFrame[Content]] = []
+        self._refusal = ""
+        self._live_s = 0.0
+        self._changed_s = 0.0
+        self._captured_s = -math.inf
+        self._last = b""
+        self._is_readable = True
+        self._is_closed = False
+        self._thread = BackgroundThread("pipeline source", self._run, lambda: self._is_closed)
+        self._thread.start()
+
+    def next(self, timeout_s: float) -> Frame | None:
+        """The next frame; None where none came in that time. Raises `SourceEnded`."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._is_closed or self._waiting, until_s - time.monotonic())
+                if self._is_closed:
+                    raise SourceEnded(f"{self._shown} is over: it was closed")
+                if not self._waiting:
+                    return None
+                waiting = self._waiting.popleft()
+            frame = self._frame(waiting)
+            self._acknowledge(waiting.client, waiting.mid)
+            if frame is not None:
+                return frame
+
+    def done(self, frame: Frame) -> None:
+        """Nothing is to be done."""
+
+    @property
+    def status(self) -> SourceStatus:
+        """What it is doing now."""
+        with self._change:
+            return self._status
+
+    def close(self) -> None:
+        """Leave the broker, and count what was waiting as lost. Twice is harmless.
+
+        It waits for a broker that does not answer for two seconds; the thread ends by itself then.
+        """
+        with self._change:
+            self._is_closed = True
+            lost = self._status.source_lost + len(self._waiting) + len(self._held)
+            self._waiting.clear()
+            self._held.clear()
+            self._status = replace(self._status, state=SourceState.ENDED, explained="", source_lost=lost)
+            self._change.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_S)
+
+    @abstractmethod
+    def _arrived(self, message: Arrived) -> Sequence[tuple[Content, float, float]]:
+        """The frames of a message, perhaps none, each with its capture by both clocks. Raises `InvalidRequest`."""
+
+    @abstractmethod
+    def _frame(self, waiting: PendingFrame[Content]) -> Frame | None:
+        """The frame that is given; None where there is none after all, which is counted."""
+
+    def _count_undecodable(self, why: str) -> None:
+        self._status = replace(self._status, undecodable=self._status.undecodable + 1)
+        if self._is_readable:  # once until there is another: a publisher must not fill the log
+            _log.warning("source %s: a message is skipped: %s", self._shown, why)
+        self._is_readable = False
+
+    def _acknowledge(self, client: Client, mid: int) -> None:
+        """Tell the broker, where the message is from the connection that there is; any thread may."""
+        with self._change:
+            is_current = mid and client is self._client
+        if is_current:
+            client.ack(mid, 1)
+
+    def _run(self) -> None:
+        pauses = Pauses(self._settings.patience)
+        while not self._is_closed:
+            began_s = time.monotonic()
+            live_for_s = self._connect_once()
+            # An attempt that hung was a pause as well.
+            tried_s = 0.0 if live_for_s else time.monotonic() - began_s
+            with self._change:
+                self._change.wait_for(lambda: self._is_closed, pauses.next_s(live_for_s) - tried_s)
+
+    def _connect_once(self) -> float:
+        """Have one connection from its beginning to its end; for how many seconds it was subscribed."""
+        self._live_s, self._refusal = 0.0, ""
+        try:
+            client = self._new_client()
+        except ConfigError as error:  # a certificate was taken away
+            self._lose(None, str(error))
+            return 0.0
+        why = "the source failed"
+        try:
+            why = self._follow(client)
+        except (OSError, ValueError) as error:  # a name that cannot be looked up is the latter
+            why = str(error)
+        except Exception as error:  # noqa: BLE001 (a broken packet raises anything from paho)
+            why = f"what the broker sends cannot be read: {type(error).__name__}"
+        finally:
+            self._lose(client, why)
+        return time.monotonic() - self._live_s if self._live_s else 0.0
+
+    def _new_client(self) -> Client:
+        settings = self._settings
+        client = Client(
+            CallbackAPIVersion.VERSION2, self._client_id, protocol=MQTTProtocolVersion.MQTTv5, manual_ack=True
+        )
+        client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        # With it paho sends in `loop` alone, which another thread that acknowledges only wakes.
+        client.on_socket_register_write = _ignore
+        client.connect_timeout = settings.patience.rival_s
+        if self._is_tls:
+            client.tls_set_context(client_context(settings.tls))
+        if settings.user is not None:
+            client.username_pw_set(settings.user, self._password)
+        return client
+
+    def _follow(self, client: Client) -> str:
+        """Connect and receive until the connection is over; why. Raises `OSError` and whatever paho does."""
+        patience = self._settings.patience
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho has no types there
+        properties.MaximumPacketSize = self._settings.max_bytes + _PACKET_BYTES
+        if self._keeps_all:
+            properties.ReceiveMaximum = UNACKNOWLEDGED
+            properties.SessionExpiryInterval = _SESSION_S
+        with self._change:
+            self._client = client
+        least_s, most_s = _KEEPALIVE_S
+        keepalive_s = int(min(max(patience.silent_s, least_s), most_s))
+        began_s = time.monotonic()
+        # Never clean where there is a session: mosquitto does not write down one that began so.
+        client.connect(
+            self._host, self._port, keepalive_s, clean_start=not self._keeps_all, properties=properties
+        )  # fmt: skip
+        look_s = min(_LOOK_S, patience.silent_s / 4)
+        while not self._is_closed:
+            if code := client.loop(look_s):
+                return self._refusal or error_string(code)
+            if self._refusal:
+                return self._refusal
+            now_s = time.monotonic()
+            if not self._live_s and now_s - began_s > patience.rival_s:
+                return f"no answer from the broker within {patience.rival_s:g} s"
+            with self._change:
+                silence = self._silence(now_s)
+                if silence and not self._keeps_all:
+                    self._set_state(SourceState.LOST, silence)
+                    silence = ""
+            if silence:
+                return silence
+        return "closed"
+
+    def _silence(self, now_s: float) -> str:
+        """What is wrong with what comes; empty while nothing is."""
+        if self._keeps_all and self._waiting:
+            self._changed_s = now_s  # the broker waits for whoever takes it: that is no silence of the publisher
+        silent_s = self._settings.patience.silent_s
+        is_silent = self._live_s and now_s - max(self._changed_s, self._live_s) > silent_s
+        return f"no new picture for {silent_s:g} s" if is_silent else ""
+
+    def _lose(self, client: Client | None, why: str) -> None:
+        """Leave the broker; the source is lost, or closed."""
+        if client is not None:
+            client.on_connect = client.on_subscribe = client.on_disconnect = client.on_message = None
+            with suppress(OSError, ValueError):
+                _hang_up(client, ends_session=self._is_closed)
+        with self._change:
+            self._client = None
+            if self._is_closed:
+                return
+            if self.COMES_AGAIN:  # held back until the broker says whether it sends them again: none is given twice
+                self._held += [one for one in self._waiting if one.mid]
+                self._waiting = deque(one for one in self._waiting if not one.mid)
+            self._status = replace(self._status, reconnects=self._status.reconnects + 1)
+            self._set_state(SourceState.LOST, why)
+
+    def _set_state(self, state: SourceState, explained: str = "") -> None:
+        before, explained = self._status, explained[:_MAX_EXPLAINED]
+        if self._is_closed or (before.state, before.explained) == (state, explained):
+            return
+        self._status = replace(before, state=state, explained=explained)
+        if state is SourceState.LOST:
+            _log.warning("source %s is lost: %s", self._shown, explained)
+        else:
+            _log.info("source %s is %s", self._shown, state)
+
+    def _on_connect(
+        self, client: Client, _: Any, flags: ConnectFlags, code: ReasonCode, properties: Properties | None
+    ) -> None:
+        del properties
+        if code.is_failure:
+            self._refusal = f"the broker answered: {code}"
+            return
+        with self._change:
+            if not flags.session_present:  # what it had is forgotten there, and wanted here
+                self._waiting.extendleft(replace(one, mid=0) for one in reversed(self._held))
+                self._change.notify_all()
+            self._held.clear()
+        options = SubscribeOptions(qos=int(self._keeps_all), retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
+        client.subscribe(self._settings.topic, options=options)
+
+    def _on_subscribe(self, client: Client, _: Any, mid: int, codes: list[ReasonCode], properties: Any) -> None:
+        del client, mid, properties
+        if any(code.is_failure for code in codes):
+            self._refusal = f"the broker answered: {codes[0]}"
+        else:
+            self._live_s = time.monotonic()
+
+    def _on_disconnect(
+        self, client: Client, _: Any, flags: DisconnectFlags, code: ReasonCode, properties: Properties | None
+    ) -> None:
+        del client, properties
+        if flags.is_disconnect_packet_from_server:
+            self._refusal = self._refusal or f"the broker left: {code}"
+
+    def _on_message(self, client: Client, _: Any, message: MQTTMessage) -> None:
+        arrived = Arrived(
+            bytes(message.payload), time.monotonic(), time.time(), dict(getattr(message.properties, "UserProperty", []))
+        )
+        mid = message.mid if message.qos else 0
+        with self._change:
+            # A broker that does not know better sends what is retained: nobody knows its age.
+            gone = [mid] if self._is_closed or message.retain else self._taken_in(client, arrived, mid)
+        for one in gone:
+            self._acknowledge(client, one)
+
+    def _taken_in(self, client: Client, message: Arrived, mid: int) -> list[int]:
+        """Have the frames of a message wait; the messages that are to be acknowledged, this one or older ones."""
+        if len(message.body) > self._settings.max_bytes:
+            self._count_undecodable(f"{len(message.body)} bytes; at most {self._settings.max_bytes} are taken")
+            return [mid]
+        try:
+            frames = self._arrived(message)
+        except InvalidRequest as error:
+            self._count_undecodable(str(error))
+            return [mid]
+        if message.body != self._last:
+            self._last, self._changed_s = message.body, message.arrival_s
+            self._set_state(SourceState.LIVE)
+        for content, captured_s, captured_unix_s in frames:
+            later_s = max(0.0, self._captured_s - captured_s)  # trackers know no time that runs backwards
+            self._captured_s = captured_s + later_s
+            self._waiting.append(PendingFrame(content, self._captured_s, captured_unix_s + later_s, client, 0))
+        if not frames:
+            return [mid]
+        self._waiting[-1] = replace(self._waiting[-1], mid=mid)
+        self._change.notify_all()
+        gone = [self._waiting.popleft() for _ in range(len(self._waiting) - (_WAITING if self._keeps_all else 1))]
+        self._status = replace(self._status, superseded=self._status.superseded + len(gone))
+        return [one.mid for one in gone if one.client is client]
+
+
+def _hang_up(client: Client, *, ends_session: bool) -> None:
+    """Say goodbye where that can be sent at once, and close the socket."""
+    properties = None
+    if ends_session:
+        properties = Properties(PacketTypes.DISCONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval = 0
+    client.disconnect(properties=properties)
+    client.loop_write()
+    if (connected := client.socket()) is not None:
+        connected.close()
+
+
+def _ignore(*_: Any) -> None:
+    """Nothing: `loop` looks by itself."""
+
 
 CAPTURED = "captured_unix_s"
 """The user property that says when the picture was captured, in seconds since 1970 (UTC), as a decimal number."""

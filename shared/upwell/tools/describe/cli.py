@@ -22,9 +22,8 @@ from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.init import LABELS_NAME, ExporterFacts, starting_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
-from upwell.tools.describe.exporters import facts_of
+from upwell.tools.describe.exporters import facts_of, own_metadata, tflite_facts
 from upwell.tools.describe.foreign import model_file
-from upwell.tools.describe.own_metadata import own_metadata, tflite_facts
 from upwell.tools.describe.trial import TrialResult, scores_of, try_picture
 from upwell.tools.terminal import AsJson, plain, stdout_console
 

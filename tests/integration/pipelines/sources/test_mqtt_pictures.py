@@ -37,8 +37,7 @@ from upwell.pipelines.frame import Frame
 from upwell.pipelines.run.sources import source_settings
 from upwell.pipelines.sources import mqtt
 from upwell.pipelines.sources.base import MqttPicturesSettings, Patience, SourceEnded, SourceState
-from upwell.pipelines.sources.mqtt import CAPTURED, MqttPictures
-from upwell.pipelines.sources.mqtt_topic import UNACKNOWLEDGED
+from upwell.pipelines.sources.mqtt import CAPTURED, UNACKNOWLEDGED, MqttPictures
 from upwell.pipelines.sources.open_source import open_source
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError

@@ -28,7 +28,7 @@ def open_source(text: str, *, digest: str = "", ca: Path | None = None) -> Sourc
             from upwell.edge.updates.sources.oci_source import RegistrySource
 
             return RegistrySource(Reference.parse(text), sha256=sha256, ca=ca)
-        from upwell.edge.updates.sources.web_source import WebSource
+        from upwell.edge.updates.sources.web import WebSource
     except ModuleNotFoundError as error:
         raise ConfigError.at(None, f"{text}: needs the package {error.name}: pip install 'upwell[bundle]'") from None
     return WebSource(text, sha256=sha256, ca=ca)
