@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clockless import ClocklessUpdater
 from tests.faults.bundle_servers import FileServer, Registry, need_registry
 from tests.faults.bundles_for_tests import Signer
 from tests.faults.proxy import Fault, Proxy
@@ -130,6 +131,23 @@ def test_a_choice_holds_over_a_restart(
     again.choice.keep(ReleaseChoice(sequence=9))
     with pytest.raises(FetchFailed, match="release 9 is not there yet"):
         again.follower.look()
+
+
+def test_a_day_without_the_repository_costs_few_looks_and_changes_nothing(
+    device: Device, releases: Releases, server: FileServer, policy: Callable[[int], Path]
+) -> None:
+    away = server.folder.rename(server.folder.with_name("away"))
+    updater, passed_s, looks = ClocklessUpdater(device.follower, 0.5), 0.0, 0
+    while passed_s < 86400:
+        passed_s, looks = passed_s + sum(updater.pauses_s(1)), looks + 1
+    assert looks < 60
+    assert device.follower.status.looks["failed"] == looks
+    assert (device.store.state.current, device.served) == (1, [1])
+    away.rename(server.folder)
+    releases.release(policy=policy(2))
+    mirror(releases.desk, server.folder)
+    assert updater.pauses_s(1) == [device.section.every]
+    assert device.served == [1, 2]
 
 
 def test_an_expired_timestamp_is_refused_until_there_is_a_new_one(

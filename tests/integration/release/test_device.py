@@ -75,6 +75,21 @@ def test_a_restart_finds_the_right_release_and_its_trial_goes_on(
     assert callers.versions == [3]
 
 
+@pytest.mark.slow
+def test_a_device_serves_and_starts_again_without_the_repository(
+    folder: Path, publisher: Publisher, releases: Releases
+) -> None:
+    config = write_device(folder, releases, None)
+    sequence = releases.release({MODEL: publisher.bundle(3)}, policy=policy_file(folder))
+    with agent_process(config) as agent, Callers(agent, TELLING) as callers:
+        assert release_of(agent)["sequence"] == sequence
+        releases.place.rename(folder / "away")
+        until(lambda: "no such folder" in release_of(agent)["reason"], APPEARS_S)
+    with agent_process(config) as agent:
+        assert (serves(agent), ask(agent), release_of(agent)["sequence"]) == (3, 3, sequence)
+    assert callers.errors == []
+
+
 def test_where_the_first_release_cannot_be_had_the_agent_says_why(
     folder: Path, releases: Releases, in_process: InProcess
 ) -> None:

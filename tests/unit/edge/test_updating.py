@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clockless import ClocklessUpdater
 from tests.faults.bundle_servers import FileServer
 from tests.faults.bundles_for_tests import Signer, bundle_archive, bundle_folder
 from tests.integration.spool.harness import until
@@ -343,28 +344,16 @@ def test_nothing_is_installed_once_it_is_closed(device: Device) -> None:
     assert device.serves == 0
 
 
-class Clockless(Updater):
-    """An updater without a thread, to ask how long it would wait."""
-
-    def __init__(self, follower: UpdateFollower, retry_s: float, draw: float) -> None:
-        super().__init__([], retry_s=retry_s, draw=lambda: draw)
-        self._followers = {follower.store.model: follower}
-        self._failures = {follower.store.model: 0}
-
-    def pauses_s(self, count: int) -> list[float]:
-        return [self._look(next(iter(self._followers.values()))) for _ in range(count)]
-
-
 @pytest.mark.parametrize(("draw", "share"), [(0.0, 0.5), (1.0, 1.0)])
 def test_pauses_grow_with_failures_up_to_the_usual_one(device: Device, draw: float, share: float) -> None:
     device.restart(str(device.folder / "none"), every_s=60.0)
     expected = [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
-    assert Clockless(device.follower, 5.0, draw).pauses_s(6) == [share * pause_s for pause_s in expected]
+    assert ClocklessUpdater(device.follower, draw).pauses_s(6) == [share * pause_s for pause_s in expected]
 
 
 @pytest.mark.parametrize(("draw", "share"), [(0.0, 0.9), (0.5, 1.0), (1.0, 1.1)])
 def test_looks_are_spread_by_a_tenth(device: Device, draw: float, share: float) -> None:
-    assert Clockless(device.follower, 5.0, draw).pauses_s(2) == pytest.approx([share * 3600.0] * 2)
+    assert ClocklessUpdater(device.follower, draw).pauses_s(2) == pytest.approx([share * 3600.0] * 2)
 
 
 def test_the_first_look_is_spread(device: Device) -> None:
@@ -386,9 +375,9 @@ def test_where_there_is_nothing_to_serve_yet_the_first_look_is_at_once(device: D
 def test_a_source_that_asks_for_a_pause_gets_it_and_more(device: Device, server: FileServer) -> None:
     server.answers[NAME] = lambda: (429, {"Retry-After": "7200"}, b"")
     device.restart(server.url(NAME))
-    assert Clockless(device.follower, 5.0, 0.0).pauses_s(1) == [7200.0]
+    assert ClocklessUpdater(device.follower, 0.0).pauses_s(1) == [7200.0]
     device.restart(server.url(NAME))
-    assert Clockless(device.follower, 5.0, 1.0).pauses_s(1) == [10800.0]
+    assert ClocklessUpdater(device.follower, 1.0).pauses_s(1) == [10800.0]
 
 
 def test_a_download_that_comes_on_is_not_held_back(device: Device, server: FileServer) -> None:
@@ -396,7 +385,7 @@ def test_a_download_that_comes_on_is_not_held_back(device: Device, server: FileS
     server.stall_after = 10_000
     server.release.set()
     device.restart(server.url(NAME))
-    updater = Clockless(device.follower, 5.0, 1.0)
+    updater = ClocklessUpdater(device.follower, 1.0)
     assert updater.pauses_s(4) == [5.0] * 4
     server.stall_after = None
     assert updater.pauses_s(1) == pytest.approx([3960.0])
