@@ -1,4 +1,4 @@
-"""Repositories of releases for the tests: real keys, real signatures, and the desk of the product itself."""
+"""Repositories of releases for the tests: real keys, real signatures, and the editor that the product has for them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from tuf.api.metadata import Metadata, MetaFile, Snapshot, Timestamp
 
 from tests.faults.bundles_for_tests import Signer
-from upwell.tools.release.desk import Desk, RoleKeys, in_days, signer_of
 from upwell.tools.release.making import ReleaseContents, made
+from upwell.tools.release.repository_editor import RepositoryEditor, RoleKeys, in_days, signer_of
 
 
 class Releases:
@@ -23,25 +23,25 @@ class Releases:
         (folder / "keys").mkdir()
         self.root_keys = [Signer(folder / "keys", f"root-{index}") for index in range(3)]
         self.targets_key, self.online_key = Signer(folder / "keys", "targets"), Signer(folder / "keys", "online")
-        self.desk = Desk(folder / "releases")
+        self.editor = RepositoryEditor(folder / "releases")
         self.begin()
         self.root = folder / "root.json"
         self.publish()
-        self.root.write_bytes((self.desk.metadata / "1.root.json").read_bytes())
+        self.root.write_bytes((self.editor.metadata / "1.root.json").read_bytes())
 
     @property
     def place(self) -> Path:
         """Where devices look."""
-        return self.desk.folder
+        return self.editor.folder
 
     def begin(self, *, rotate: bool = False, signed_by: Sequence[Signer] | None = None) -> None:
         """Draft a root of the keys of now, signed by two of them or by `signed_by`."""
         keys = RoleKeys(
             [one.public for one in self.root_keys], 2, [self.targets_key.public], 1, [self.online_key.public]
         )
-        self.desk.begin(keys, in_days(time.time(), 365), rotate=rotate)
+        self.editor.begin(keys, in_days(time.time(), 365), rotate=rotate)
         for signer in signed_by or self.root_keys[:2]:
-            self.desk.sign(signer.key)
+            self.editor.sign(signer.key)
 
     def draft(
         self,
@@ -52,21 +52,21 @@ class Releases:
         **parts: Path,
     ) -> int:
         """Draft a release and sign it; its sequence."""
-        targets = self.desk.targets()
+        targets = self.editor.targets()
         sequence = 1 + (0 if targets is None else sum(path.startswith("releases/") for path in targets.signed.targets))
         named = {name: str(path) for name, path in (bundles or {}).items()}
-        with made(self.desk, ReleaseContents(named, like=like, name="fleet", **parts), sequence) as new:  # type: ignore[arg-type]
-            self.desk.add(new.document, new.files, in_days(time.time(), days))
-        self.desk.sign(self.targets_key.key)
+        with made(self.editor, ReleaseContents(named, like=like, name="fleet", **parts), sequence) as new:  # type: ignore[arg-type]
+            self.editor.add(new.document, new.files, in_days(time.time(), days))
+        self.editor.sign(self.targets_key.key)
         return sequence
 
     def publish(self, *, days: float = 7.0, online: Signer | None = None) -> None:
         """Put what is signed in place."""
-        self.desk.publish((online or self.online_key).key, in_days(time.time(), days))
+        self.editor.publish((online or self.online_key).key, in_days(time.time(), days))
 
     def forge(self, folder: Path, targets_signer: Signer, online: Signer) -> None:
         """Put the releases of now on a server, one version later: by these keys, whoever they belong to."""
-        targets, was = self.desk.targets(), self.desk.timestamp()
+        targets, was = self.editor.targets(), self.editor.timestamp()
         assert targets is not None
         assert was is not None
         version = targets.signed.version + 1

@@ -34,7 +34,7 @@ from upwell.edge.updates.updater import Updater
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy
-from upwell.tools.release.desk import mirror
+from upwell.tools.release.repository_editor import mirror
 
 
 class Device:
@@ -64,7 +64,7 @@ class Device:
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Releases:
-    return Releases(tmp_path / "desk")
+    return Releases(tmp_path / "repository")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def server(tmp_path: Path) -> Iterator[FileServer]:
 def device(tmp_path: Path, releases: Releases, server: FileServer, policy: Callable[[int], Path]) -> Device:
     """One with release 1 installed."""
     releases.release(policy=policy(1))
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     device = Device(tmp_path / "device", server.url(""), releases.root)
     assert device.follower.look() == "installed"
     assert device.served == [1]
@@ -102,14 +102,14 @@ def test_a_new_release_is_taken_once_and_an_old_one_as_a_new_sequence_alone(
 ) -> None:
     assert device.follower.look() == "nothing_new"
     releases.release(policy=policy(2))
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     assert device.follower.look() == "installed"
     device.store.prove(2)
     device.choice.keep(ReleaseChoice(sequence=1))
     assert "is older than release 2" in device.refuses(Refusal.OLDER)
     device.choice.keep(ReleaseChoice())
     releases.release(like=1)
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     assert device.follower.look() == "installed"
     assert device.served == [1, 2, 3]
     kept = json.loads((device.store.folder / "3/release.json").read_text())["policy"]["sha256"]
@@ -121,7 +121,7 @@ def test_a_choice_holds_over_a_restart(
 ) -> None:
     for number in (2, 3):
         releases.release(policy=policy(number))
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     device.choice.keep(ReleaseChoice(sequence=2, not_before_unix_s=time.time() + 3600))
     assert device.follower.look() == "nothing_new"
     KeptChoice(device.folder / "choice.json").keep(ReleaseChoice(sequence=2))
@@ -145,7 +145,7 @@ def test_a_day_without_the_repository_costs_few_looks_and_changes_nothing(
     assert (device.store.state.current, device.served) == (1, [1])
     away.rename(server.folder)
     releases.release(policy=policy(2))
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     assert updater.pauses_s(1) == [device.section.every]
     assert device.served == [1, 2]
 
@@ -156,10 +156,10 @@ def test_an_expired_timestamp_is_refused_until_there_is_a_new_one(
     """A freeze: who holds the mirror back goes on showing the old timestamp."""
     releases.draft(policy=policy(2))
     releases.publish(days=-1)
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     assert "timestamp.json is expired" in device.refuses(Refusal.UNTRUSTED)
     releases.publish()
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     assert device.follower.look() == "installed"
 
 
@@ -175,7 +175,7 @@ def test_without_a_clock_the_sequence_alone_is_enforced_and_that_is_said(
     blind = ReleaseSource(section, device.folder, device.store, device.choice, LocalFloor(Policy()))
     releases.draft(policy=policy(2))
     releases.publish(days=-1)
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     follower = ReleaseFollower(device.store, section, device.activate, blind, device.choice)
     assert follower.look() == "installed"
     assert blind.notice == NO_CLOCK
@@ -194,14 +194,14 @@ def test_a_root_rotated_by_two_of_three_keys_is_followed_and_by_one_it_is_not(
         releases.begin(rotate=True, signed_by=known)
         releases.publish()
     releases.release(policy=policy(2))
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     assert device.follower.look() == "installed"  # by way of 2.root.json and 3.root.json
     stranger = Signer(releases.folder / "keys", "stranger")
     releases.root_keys[1] = stranger
     releases.begin(rotate=True, signed_by=[releases.root_keys[0], stranger])
     with pytest.raises(ConfigError, match="root has 1 of 2 signatures"):
         releases.publish()
-    (server.folder / "metadata/4.root.json").write_bytes((releases.desk.draft / "root.json").read_bytes())
+    (server.folder / "metadata/4.root.json").write_bytes((releases.editor.draft / "root.json").read_bytes())
     assert "root was signed by 1/2 keys" in device.refuses(Refusal.UNTRUSTED)
 
 
@@ -213,7 +213,7 @@ def test_a_lost_online_key_signs_nothing_that_devices_take(
     releases.begin(rotate=True)
     releases.draft(policy=policy(2))
     releases.publish()
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     assert device.follower.look() == "installed"
     releases.forge(server.folder, releases.targets_key, lost)
     assert "timestamp was signed by 0/1 keys" in device.refuses(Refusal.UNTRUSTED)
@@ -232,13 +232,13 @@ def test_going_back_and_mixing_are_refused(
     www = server.folder / "metadata"
     old = {path.name: path.read_bytes() for path in www.iterdir()}
     releases.release(policy=policy(2))
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     assert device.follower.look() == "installed"
     new = {path.name: path.read_bytes() for path in www.iterdir()}
     (www / "timestamp.json").write_bytes(old["timestamp.json"])
     assert "must be >= 2" in device.refuses(Refusal.UNTRUSTED)
     releases.release(policy=policy(3))
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     (www / "3.targets.json").write_bytes(new["2.targets.json"])  # targets of another snapshot
     assert device.refuses(Refusal.UNTRUSTED)
     (www / "3.snapshot.json").write_bytes(new["2.snapshot.json"])
@@ -248,8 +248,8 @@ def test_going_back_and_mixing_are_refused(
 
 
 def restore(releases: Releases, server: FileServer) -> None:
-    """What the desk has, on the server again."""
-    for path in releases.desk.metadata.iterdir():
+    """What the operator has, on the server again."""
+    for path in releases.editor.metadata.iterdir():
         (server.folder / "metadata" / path.name).write_bytes(path.read_bytes())
 
 
@@ -257,7 +257,7 @@ def restore(releases: Releases, server: FileServer) -> None:
 def payload(releases: Releases, server: FileServer, policy: Callable[[int], Path], device: Device) -> Path:
     """The policy of release 2, as it lies on the server; the device has release 1."""
     releases.release(policy=policy(2))
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     digest = hashlib.sha256(policy(2).read_bytes()).hexdigest()
     return server.folder / f"targets/payload/{digest}.{digest}"
 
@@ -324,7 +324,7 @@ def test_a_payload_over_a_link_that_breaks_is_taken_up(
     long = tmp_path / "long.yaml"
     long.write_text("version: 1\n" + f"# {'x' * 98}\n" * 3000)
     releases.release(policy=long)
-    mirror(releases.desk, server.folder)
+    mirror(releases.editor, server.folder)
     with Proxy(f"127.0.0.1:{server.port}") as link:
         link.call(lambda: setattr(link.down, "fault", Fault(bytes_per_s=5_000_000.0, after_bytes=100_000)))
         device = Device(tmp_path / "device", server.url("", link.port), releases.root)
@@ -348,7 +348,7 @@ def test_a_bundle_may_stay_in_a_registry_that_the_device_s_floor_names(
         offer = open_source(f"oci://{registry.address}/shift:3").newest()
         assert offer is not None
         releases.release({"shift": f"oci://{registry.address}/shift@{offer.token}"})
-        mirror(releases.desk, server.folder)
+        mirror(releases.editor, server.folder)
         assert not list(server.folder.glob("targets/payload/*"))
         device = Device(tmp_path / "device", server.url(""), releases.root)
         assert f"names {registry.address}, which is not among" in device.refuses(Refusal.LOOSENED)

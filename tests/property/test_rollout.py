@@ -18,7 +18,7 @@ from upwell.fleet.rollout.state import (
     Left,
     Member,
     NextWave,
-    Offer,
+    OfferRelease,
     Paused,
     Reached,
     Reported,
@@ -89,7 +89,7 @@ def test_whatever_happens_no_device_has_two_releases_and_nothing_goes_backwards(
         except NotPossible:
             continue
         for action in actions:
-            if isinstance(action, Offer):
+            if isinstance(action, OfferRelease):
                 assert before.phase is RolloutPhase.RUNNING
                 assert action.device not in targets, "offered twice"
                 assert action.release == NEW
@@ -108,7 +108,7 @@ def check_order(before: Rollout, after: Rollout, actions: tuple[object, ...]) ->
     assert sum(isinstance(one, NextWave) for one in actions) == after.wave - before.wave
     if before.is_over:
         assert after.phase in (before.phase, RolloutPhase.HALTED)
-        assert not any(isinstance(one, (Offer, NextWave, Finish)) for one in actions)
+        assert not any(isinstance(one, (OfferRelease, NextWave, Finish)) for one in actions)
     assert (after.phase is RolloutPhase.HALTED and before.phase is not RolloutPhase.HALTED) == any(
         isinstance(one, Halt) for one in actions
     )

@@ -161,7 +161,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.demo.plot": {"matplotlib"},
     "upwell.edge.release.places": {"requests"},
     "upwell.edge.release.repository": {"tuf"},
-    "upwell.tools.release.desk": {"securesystemslib", "tuf"},
+    "upwell.tools.release.repository_editor": {"securesystemslib", "tuf"},
     "upwell.edge.updates.sources.oci_source": {"oras", "requests"},
     "upwell.edge.updates.sources.web": {"requests", "urllib3"},
     "upwell.tools.quantize.onnx_graph": {"onnx"},

@@ -22,4 +22,4 @@ def publisher(folder: Path) -> Publisher:
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Releases:
-    return Releases(tmp_path / "desk")
+    return Releases(tmp_path / "repository")

@@ -1,4 +1,4 @@
-"""`upwell release` at the desk: what is drafted, signed and published, and what is said of parts that do not fit."""
+"""`upwell release`: what is drafted, signed and published, and what is said of parts that do not fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_whole
 from upwell.tools.demo.data import ASSETS
-from upwell.tools.release import desk
+from upwell.tools.release import repository_editor
 
 OTHER = f"sha256:{'0' * 64}"
 
@@ -42,7 +42,7 @@ def digits(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Releases:
-    return Releases(tmp_path / "desk")
+    return Releases(tmp_path / "repository")
 
 
 def pem(signer: Signer, folder: Path) -> Path:
@@ -122,7 +122,7 @@ def test_what_does_not_fit_together_is_said_and_not_drafted(
     assert "names the model 'faces'" in problems
     assert f"{pipelines}:5:" in problems
     assert "agent.yaml has no model 'nothing'" in problems
-    assert releases.desk.drafts() == {}
+    assert releases.editor.drafts() == {}
     told = in_process("release", "add", releases.place, "--bundle", digits, "--policy", policy, "--also", "pages")
     assert (told.code, told.err.count("error: ")) == (1, 2)
 
@@ -195,7 +195,7 @@ def test_a_publish_that_is_killed_leaves_what_was_there_and_can_be_repeated(
     """At each file that it writes in turn the process ends; devices see the old or the new whole, never between."""
     releases.release({"digits": digits})
     policy = tmp_path / "policy.yaml"
-    was = (releases.desk.metadata / "timestamp.json").read_bytes()
+    was = (releases.editor.metadata / "timestamp.json").read_bytes()
     at = 0
     while True:
         policy.write_text(f"version: 1\ndefaults: {{deadline: {at + 1}s}}\n")
@@ -210,14 +210,14 @@ def test_a_publish_that_is_killed_leaves_what_was_there_and_can_be_repeated(
             write_whole(path, data, mode)
 
         with monkeypatch.context() as patch:
-            patch.setattr(desk, "write_whole", failing)
+            patch.setattr(repository_editor, "write_whole", failing)
             with contextlib.suppress(ConfigError):
                 releases.publish()
                 break
-        assert (releases.desk.metadata / "timestamp.json").read_bytes() == was
+        assert (releases.editor.metadata / "timestamp.json").read_bytes() == was
         at += 1
     assert at == 3  # targets, snapshot, timestamp
-    assert (releases.desk.metadata / "timestamp.json").read_bytes() != was
+    assert (releases.editor.metadata / "timestamp.json").read_bytes() != was
 
 
 def test_the_online_key_must_not_be_an_offline_one(tmp_path: Path, in_process: InProcess) -> None:
@@ -247,7 +247,7 @@ def test_wrong_use_is_one_sentence_and_leaves_nothing(
     assert done.code in (1, 2)
     assert said in done.err
     assert "Traceback" not in done.err
-    assert not releases.desk.draft.exists()
+    assert not releases.editor.draft.exists()
 
 
 def test_nothing_is_drafted_where_there_is_no_root(in_process: InProcess, tmp_path: Path, digits: Path) -> None:

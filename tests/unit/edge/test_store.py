@@ -116,7 +116,7 @@ def test_a_version_that_was_rolled_back_does_not_come_again(tmp_path: Path) -> N
     store = VersionStore(tmp_path, "digits", NO_TRUST)
     installed(store, 1)
     installed(store, 2)
-    store.condemn(2, "every tenth request failed")
+    store.block(2, "every tenth request failed")
     again = VersionStore(tmp_path, "digits", NO_TRUST)
     for one in (store, again):
         opened = one.open()
@@ -176,7 +176,7 @@ def test_what_a_full_disk_does_not_take_holds_for_this_run(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         store.begin()
-        store.condemn(2, "it failed")
+        store.block(2, "it failed")
         assert store.state.current == 1
     assert caplog.text.count("No space left") == 2
     again = VersionStore(tmp_path, "digits", NO_TRUST)
@@ -201,7 +201,7 @@ def test_the_condemned_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(version_store, "_MOST_BLOCKED", 3)
     store = VersionStore(tmp_path, "digits", NO_TRUST)
     for version in (7, 1, 9, 8):
-        store.condemn(version, "x" * 10_000)
+        store.block(version, "x" * 10_000)
     assert sorted(store.state.blocklist) == [7, 8, 9]
     assert len((store.folder / STATE_NAME).read_text()) < 3000
 
@@ -255,7 +255,7 @@ def test_the_factory_bundle_is_fallen_back_on_and_goes_before_older_ones(tmp_pat
     assert VersionStore(tmp_path, "digits", NO_TRUST, newest).open() == newest
     other = open_bundle(bundle_folder(tmp_path / "other", 1, name="pages"))
     assert VersionStore(tmp_path, "digits", NO_TRUST, other).open() == other
-    store.condemn(6, "it failed")
+    store.block(6, "it failed")
     assert store.open() == factory
 
 

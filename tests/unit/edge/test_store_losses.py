@@ -74,7 +74,7 @@ def test_an_older_copy_of_the_state_does_not_bring_a_condemned_version_back(tmp_
     installed(store, 4)
     installed(store, 5)
     copy = (store.folder / STATE_NAME).read_bytes()
-    store.condemn(5, "it failed")
+    store.block(5, "it failed")
     (store.folder / STATE_NAME).write_bytes(copy)
     again = VersionStore(tmp_path, "digits", NO_TRUST)
     assert (again.state.current, again.state.blocklist) == (4, {5: "it failed"})

@@ -255,7 +255,7 @@ def test_a_version_that_is_rolled_back_stays_away(device: Device) -> None:
     device.follower.look()
     device.offer(2)
     device.follower.look()
-    device.store.condemn(2, "30% of the requests failed")
+    device.store.block(2, "30% of the requests failed")
     assert device.serves == 1
     status = device.follower.status
     assert (status.installed, status.refusal) == (1, Refusal.BLOCKLISTED)

@@ -16,7 +16,7 @@ from upwell.fleet.rollout.state import (
     Action,
     Event,
     Member,
-    Offer,
+    OfferRelease,
     Reached,
     Reported,
     Rollout,
@@ -131,7 +131,7 @@ class SimulatedFleet:
         by_name = {one.name: one for one in self.devices}
         for action in actions:
             self.offers.append((self.now_s, action))
-            if isinstance(action, Offer):
+            if isinstance(action, OfferRelease):
                 by_name[action.device].target = action.release
             elif isinstance(action, TakeBack) and action.former is not None:
                 by_name[action.device].target = action.former

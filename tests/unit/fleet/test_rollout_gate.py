@@ -11,7 +11,7 @@ from tests.examples import sampled
 from tests.unit.fleet.simulated_fleet import BAD, FORMER, HEALTHY, NEW, Rates, SimulatedFleet, fleet
 from upwell.fleet.rollout.gate import FALSE_HALT_LEVEL, SHARES, Before, Counts, reference, threshold
 from upwell.fleet.rollout.plan import RolloutWindow
-from upwell.fleet.rollout.state import Halt, NextWave, Offer, RolloutPhase, Stage, TakeBack
+from upwell.fleet.rollout.state import Halt, NextWave, OfferRelease, RolloutPhase, Stage, TakeBack
 
 DAY_MIN = 1440
 
@@ -27,7 +27,7 @@ def test_a_good_release_reaches_every_device_wave_by_wave() -> None:
     rollout = simulated.run(simulated.begin(), DAY_MIN)
     assert rollout.phase is RolloutPhase.FINISHED
     assert {one.running for one in simulated.devices} == {NEW}
-    offered = [action for _, action in simulated.offers if isinstance(action, (Offer, NextWave))]
+    offered = [action for _, action in simulated.offers if isinstance(action, (OfferRelease, NextWave))]
     second = offered.index(NextWave(1))
     third = offered.index(NextWave(2))
     assert (second, third) == (1, 5)
@@ -40,7 +40,7 @@ def test_a_bad_release_stops_in_its_first_wave_and_every_device_is_back(kind: st
         simulated = fleet(seed, BAD[kind], devices=12)
         rollout = simulated.run(simulated.begin(), DAY_MIN)
         assert (rollout.phase, rollout.wave) == (RolloutPhase.HALTED, 0), (seed, rollout.halted_by)
-        offered = {action.device for _, action in simulated.offers if isinstance(action, Offer)}
+        offered = {action.device for _, action in simulated.offers if isinstance(action, OfferRelease)}
         assert len(offered) == 1
         assert rollout.breach is not None
         assert f"{rollout.breach.bad} of {rollout.breach.total}" in rollout.halted_by
@@ -134,7 +134,7 @@ def test_a_device_is_offered_a_release_within_its_hours_alone() -> None:
     rollout = simulated.run(replace(rollout, members=members), 3 * DAY_MIN)
     assert rollout.phase is RolloutPhase.FINISHED
     for at_s, action in simulated.offers:
-        if isinstance(action, Offer):
+        if isinstance(action, OfferRelease):
             assert RolloutWindow("22:00-06:00").is_open(at_s, members[action.device].zone)
 
 

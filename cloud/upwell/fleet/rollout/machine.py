@@ -27,7 +27,7 @@ from upwell.fleet.rollout.state import (
     Left,
     Member,
     NextWave,
-    Offer,
+    OfferRelease,
     Paused,
     Reached,
     Reported,
@@ -155,7 +155,7 @@ def _offered(rollout: Rollout, device: str, now_unix_s: float) -> Step:
     if not is_turn or (window is not None and not window.is_open(now_unix_s, member.zone)):
         return rollout, ()
     offered = replace(member, stage=Stage.OFFERED, offered_unix_s=now_unix_s)
-    return _with(rollout, device, offered), (Offer(device, rollout.plan.release),)
+    return _with(rollout, device, offered), (OfferRelease(device, rollout.plan.release),)
 
 
 def _serve(rollout: Rollout, event: Reported) -> Step:

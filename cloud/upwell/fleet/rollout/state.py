@@ -176,7 +176,7 @@ Event: TypeAlias = Reported | Reached | Paused | Resumed | TakenBack | Joined | 
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferRelease:
     """Offer the device the new release."""
 
     device: str
@@ -212,4 +212,4 @@ class Finish:
     release: int
 
 
-Action: TypeAlias = Offer | TakeBack | NextWave | Halt | Finish
+Action: TypeAlias = OfferRelease | TakeBack | NextWave | Halt | Finish

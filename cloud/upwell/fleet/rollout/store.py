@@ -27,7 +27,7 @@ from upwell.fleet.rollout.state import (
     Joined,
     Left,
     Member,
-    Offer,
+    OfferRelease,
     Paused,
     Reached,
     Reported,
@@ -352,7 +352,7 @@ def _add_members(
 def _do(
     connection: Connection, rollout_id: str, group: str | None, after: Rollout, action: Action, now_unix_s: float
 ) -> None:
-    if isinstance(action, Offer):
+    if isinstance(action, OfferRelease):
         _assign(connection, [action.device], action.release)
         note(connection, action.device, now_unix_s, [("offered", f"release {action.release}, roll-out {rollout_id}")])
     elif isinstance(action, TakeBack):

@@ -103,7 +103,7 @@ class FleetServer:
             ssl_context_factory=lambda *_: context,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
-        self._upkeep = Upkeep(fleet.state, section, self._renew)
+        self._upkeep = FleetHousekeeping(fleet.state, section, self._renew)
 
     def run(self) -> None:
         """Serve until `stop`, or a signal where this is the main thread. What was learnt is written then."""
@@ -186,7 +186,7 @@ WRITE_S = 5.0
 PRUNE_S = 3600.0
 
 
-class Upkeep:
+class FleetHousekeeping:
     """A thread beside the requests: batches into the database, what is old out of it, steps of roll-outs.
 
     `hourly` is called every hour, too.
@@ -197,7 +197,7 @@ class Upkeep:
         self._hourly = hourly
         self._history_s = section.history
         self._stop = threading.Event()
-        self._thread = BackgroundThread("fleet-upkeep", self._loop, self._stop.is_set)
+        self._thread = BackgroundThread("fleet-housekeeping", self._loop, self._stop.is_set)
 
     def start(self) -> None:
         """Begin."""

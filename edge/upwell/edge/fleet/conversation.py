@@ -16,7 +16,7 @@ from typing import Any
 from upwell.edge.fleet import messages
 from upwell.edge.fleet.facts import AgentView, ReleaseCounts, attributes
 from upwell.edge.fleet.identity import Identity
-from upwell.edge.fleet.messages import Told
+from upwell.edge.fleet.messages import ServiceMessage
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
 from upwell.shared.opamp.names import EXPLAIN, STATISTICS
@@ -94,7 +94,7 @@ class Conversation:
         message.agent_disconnect.SetInParent()
         return message.SerializeToString()
 
-    def hear(self, told: Told, outgoing: Outgoing) -> None:
+    def hear(self, told: ServiceMessage, outgoing: Outgoing) -> None:
         """Take the answer to a message. Raises `OSError` where a certificate cannot be kept."""
         self._known |= outgoing.said
         self._answers.pop(outgoing.answered, None)

@@ -42,7 +42,7 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True)
-class Told:
+class ServiceMessage:
     """What the service said. Empty or None: nothing of that. `ignored` names offers that no device takes."""
 
     wants_full_state: bool = False
@@ -55,18 +55,18 @@ class Told:
     ignored: tuple[str, ...] = ()
 
 
-def read(data: bytes, instance_uid: bytes) -> Told:
+def read(data: bytes, instance_uid: bytes) -> ServiceMessage:
     """The service's message. Raises `Unreadable`."""
     try:
         message = opamp_pb2.ServerToAgent.FromString(data)
     except DecodeError:
         raise Unreadable("the answer is no message of OpAMP") from None
     if message.HasField("error_response"):
-        return Told(error=message.error_response.error_message[:_LONGEST] or "an error without a reason")
+        return ServiceMessage(error=message.error_response.error_message[:_LONGEST] or "an error without a reason")
     if message.instance_uid != instance_uid:
         raise Unreadable("the answer is for another device")
     config = message.remote_config if message.HasField("remote_config") else None
-    return Told(
+    return ServiceMessage(
         wants_full_state=bool(message.flags & opamp_pb2.ServerToAgentFlags_ReportFullState),
         wish=None if config is None else config.config.config_map[WISH_FILE].body,
         wish_hash=b"" if config is None else config.config_hash[:32],

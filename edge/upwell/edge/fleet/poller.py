@@ -16,7 +16,7 @@ from upwell.edge.fleet import messages
 from upwell.edge.fleet.conversation import Conversation, Outgoing
 from upwell.edge.fleet.facts import AgentView
 from upwell.edge.fleet.identity import Identity
-from upwell.edge.fleet.messages import Told, Unreadable
+from upwell.edge.fleet.messages import ServiceMessage, Unreadable
 from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.observe.health import HealthPart
 from upwell.shared.config.security import ClientSecurity, TlsFiles
@@ -118,7 +118,7 @@ class FleetPoller:
             return getattr(error, "retry_after_s", None)
         return None
 
-    def _heard(self, told: Told, outgoing: Outgoing) -> None:
+    def _heard(self, told: ServiceMessage, outgoing: Outgoing) -> None:
         if told.error:
             raise Unreadable(told.error)
         was_enrolled = self._identity.is_enrolled

@@ -148,7 +148,7 @@ class UnitSwitching:
         self._end_trial()
         self._agent.replace_unit(former.edges, former.policy)
         self._run_pipelines(former.unit)
-        self._store.condemn(state.current, GONE_BACK, target)
+        self._store.block(state.current, GONE_BACK, target)
         return True
 
     def load_former(self, bundle: Bundle) -> FormerServing:
@@ -242,7 +242,7 @@ class UnitSwitching:
 
     def _roll_back(self, trial: _Trial, reason: str) -> None:
         self._run_pipelines(trial.former.unit)
-        self._store.condemn(trial.sequence, reason)
+        self._store.block(trial.sequence, reason)
 
     def _prove(self, trial: _Trial, name: str) -> None:
         with self._lock:

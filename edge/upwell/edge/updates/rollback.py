@@ -105,7 +105,7 @@ def carry_out_rollback(store: VersionStore, go_back: Callable[[RollbackRequest, 
             target = _target(store, request)
             if go_back is not None:
                 go_back(request, target)
-            store.condemn(request.version, REASON, target.version)
+            store.block(request.version, REASON, target.version)
             message = f"version {target.version} is served" if target.version else "what agent.yaml names is served"
             said = RollbackAnswer(id=request.id, version=target.version, message=message)
         except UpwellError as error:

@@ -57,7 +57,7 @@ class TrialVerdict:
 
     def rejected(self, reason: str) -> None:
         """Never to be installed again."""
-        in_background("roll-back", partial(self._store.condemn, self._version, reason))
+        in_background("roll-back", partial(self._store.block, self._version, reason))
 
     def proven(self) -> None:
         """Nobody goes back from it any more."""

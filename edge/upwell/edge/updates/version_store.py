@@ -126,7 +126,7 @@ class VersionStore:
         if not self.state.is_on_trial or self.state.trying:
             return
         if self.state.tries >= _MOST_TRIES:
-            self.condemn(self.state.current, f"the agent exited {self.state.tries} times while it was on trial")
+            self.block(self.state.current, f"the agent exited {self.state.tries} times while it was on trial")
             return
         with self._lock:
             self._record.keep({"tries": self.state.tries + 1})
@@ -175,7 +175,7 @@ class VersionStore:
     def commit(self, bundle: Bundle, key: str) -> None:
         """Make an installed bundle current, and clear away what is neither that nor the one before.
 
-        `key` is that of its offer. It is on trial until `prove` or `condemn` is called, if there is one before it.
+        `key` is that of its offer. It is on trial until `prove` or `block` is called, if there is one before it.
         """
         with self._lock:
             state, name = self.state, bundle.manifest.name if bundle.manifest else ""
@@ -205,7 +205,7 @@ class VersionStore:
             if version == self.state.current:
                 self._record.keep({"is_on_trial": False, "proven": max(version, self.state.proven)})
 
-    def condemn(self, version: int, reason: str, floor: int | None = None) -> None:
+    def block(self, version: int, reason: str, floor: int | None = None) -> None:
         """Never install this version again. Where it is current, the one before takes its place.
 
         Only whoever orders that by hand may lower the `floor`.

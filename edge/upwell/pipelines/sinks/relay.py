@@ -14,7 +14,7 @@ from itertools import groupby
 from upwell.edge.spool.database import REOPEN_S
 from upwell.pipelines.sinks.base import Message, Poisonous, Sink, SinkUnavailable
 from upwell.pipelines.sinks.journal import Journal, OutboxLimits, OutboxUnavailable
-from upwell.pipelines.sinks.store import OutboxStore, Outcome, Waiting
+from upwell.pipelines.sinks.store import OutboxStore, Outcome, PendingMessage
 from upwell.shared.platform.background_thread import BackgroundThread
 
 _IDLE_S = 30.0
@@ -147,7 +147,7 @@ class SinkRelay:
             self._save(lambda store, one=one, error=error: store.end_retry(one.number, error))  # type: ignore[misc]  # bound now
         return bool(retries)
 
-    def _next(self, store: OutboxStore, pipeline: str) -> list[Waiting]:
+    def _next(self, store: OutboxStore, pipeline: str) -> list[PendingMessage]:
         if self._epoch != self._journal.epoch:
             self._epoch = self._journal.epoch
             self._cursors.clear()
@@ -155,10 +155,10 @@ class SinkRelay:
         after = max(store.cursor(pipeline, self._sink.name), self._cursors.get(pipeline, 0))
         return store.waiting(pipeline, after, _BATCH_LEAVING if self._sink.leaves_device else _BATCH_STAYING)
 
-    def _is_allowed(self, waiting: Waiting) -> bool:
+    def _is_allowed(self, waiting: PendingMessage) -> bool:
         return not self._sink.leaves_device or self._may_send(waiting.message)
 
-    def _deliver(self, pipeline: str, run: list[Waiting]) -> None:
+    def _deliver(self, pipeline: str, run: list[PendingMessage]) -> None:
         """Deliver all of these. Raises `SinkUnavailable` after what was taken has been noted."""
         while run and not self._closing:
             try:
@@ -185,14 +185,14 @@ class SinkRelay:
                 _log.error("the sink %s failed with %s at\n%s", self._sink.name, type(error).__name__, place)
             raise SinkUnavailable(type(error).__name__) from None
 
-    def _settle(self, pipeline: str, run: Sequence[Waiting], outcome: Outcome) -> None:
+    def _settle(self, pipeline: str, run: Sequence[PendingMessage], outcome: Outcome) -> None:
         if run:
             self._cursors[pipeline] = until = run[-1].number
             if outcome == "delivered":
                 self._note_success()
             self._save(lambda store: store.settle(pipeline, self._sink.name, until, outcome))
 
-    def _set_aside(self, pipeline: str, poison: Waiting, error: str) -> None:
+    def _set_aside(self, pipeline: str, poison: PendingMessage, error: str) -> None:
         key = poison.message.key
         _log.warning("the sink %s can never take the event %s, which is set aside: %s", self._sink.name, key, error)
         self._cursors[pipeline] = poison.number

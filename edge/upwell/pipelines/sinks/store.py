@@ -72,7 +72,7 @@ SCHEMA: tuple[Migration, ...] = (
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingMessage:
     """A message that a sink has yet to take, and its place in the order of arrival."""
 
     number: int
@@ -192,9 +192,9 @@ class OutboxStore:
         query = "SELECT coalesce((SELECT number FROM messages WHERE kept_s >= ? ORDER BY number LIMIT 1), 9e18)"
         self._drop(self._number(query, oldest_s) - 1, "dropped_age")
 
-    def waiting(self, pipeline: str, after: int, limit: int) -> list[Waiting]:
+    def waiting(self, pipeline: str, after: int, limit: int) -> list[PendingMessage]:
         """Up to `limit` messages of the pipeline after that number, in order, of about 1 MiB together at most."""
-        found: list[Waiting] = []
+        found: list[PendingMessage] = []
         total_bytes = 0
         for number, size_bytes, key, event, sequence, model, tags, body, picture in self._connection.execute(
             "SELECT number, size_bytes, key, event, sequence, model, tags, body, picture FROM messages "
@@ -205,7 +205,7 @@ class OutboxStore:
             if found and total_bytes > _BATCH_BYTES:
                 break
             found.append(
-                Waiting(number, Message(key, pipeline, event, sequence, body, picture, model, json.loads(tags)))
+                PendingMessage(number, Message(key, pipeline, event, sequence, body, picture, model, json.loads(tags)))
             )
         return found
 
@@ -225,7 +225,7 @@ class OutboxStore:
         )
         self._forget(pipeline)
 
-    def set_aside(self, pipeline: str, sink: str, poison: Waiting, error: str) -> None:
+    def set_aside(self, pipeline: str, sink: str, poison: PendingMessage, error: str) -> None:
         """Keep a message that the sink can never take for a person to look at; it is over for the sink."""
         message = poison.message
         inserted = self._connection.execute(
@@ -242,10 +242,10 @@ class OutboxStore:
         self._connection.execute("DELETE FROM retries WHERE number NOT IN (SELECT number FROM poisoned)")
         self.settle(pipeline, sink, poison.number, "poisoned")
 
-    def ordered_retries(self, sink: str) -> list[Waiting]:
+    def ordered_retries(self, sink: str) -> list[PendingMessage]:
         """Some of the messages set aside that a person wants this sink to be given again."""
         return [
-            Waiting(number, Message(key, pipeline, event, sequence, body, picture, model, json.loads(tags)))
+            PendingMessage(number, Message(key, pipeline, event, sequence, body, picture, model, json.loads(tags)))
             for number, key, pipeline, event, sequence, body, picture, model, tags in self._connection.execute(
                 "SELECT number, key, pipeline, event, sequence, body, picture, model, tags FROM poisoned "
                 "JOIN retries USING (number) WHERE is_ordered = 1 AND sink = ? ORDER BY number LIMIT 8",

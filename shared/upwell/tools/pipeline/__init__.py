@@ -1,1 +1,1 @@
-"""Pipelines at the desk: a recorded video through a pipeline, to see what it would say."""
+"""Pipelines offline: a recorded video through a pipeline, to see what it would say."""

@@ -41,7 +41,7 @@ from upwell.tools.terminal import (
 )
 
 if TYPE_CHECKING:
-    from upwell.tools.release.desk import Desk
+    from upwell.tools.release.repository_editor import RepositoryEditor
 
 FOLDER = typer.Argument(metavar="FOLDER", help="The folder of releases.", show_default=False)
 FolderArgument: TypeAlias = Annotated[Path, FOLDER]
@@ -68,12 +68,12 @@ def init(
     Every key is a public one in PEM (Ed25519, P-256, P-384 or P-521). The private halves stay where they are used.
     """
     with _needs():
-        from upwell.tools.release.desk import Desk, RoleKeys, in_days
-    desk = Desk(folder)
+        from upwell.tools.release.repository_editor import RepositoryEditor, RoleKeys, in_days
+    editor = RepositoryEditor(folder)
     threshold = len(root) // 2 + 1 if root_threshold is None else root_threshold
     keys = RoleKeys(root, threshold, targets, targets_threshold, online)
-    desk.begin(keys, in_days(time.time(), days), rotate=rotate)
-    _report_drafts(desk, "drafted the root", {}, as_json)
+    editor.begin(keys, in_days(time.time(), days), rotate=rotate)
+    _report_drafts(editor, "drafted the root", {}, as_json)
 
 
 def add(
@@ -114,11 +114,11 @@ def add(
     with `egress: deny` is lost by accident.
     """
     with _needs():
-        from upwell.tools.release.desk import Desk, in_days, sequences
         from upwell.tools.release.making import ReleaseContents, made
-    desk = Desk(folder)
-    desk.root(with_draft=True)
-    targets = desk.targets()
+        from upwell.tools.release.repository_editor import RepositoryEditor, in_days, sequences
+    editor = RepositoryEditor(folder)
+    editor.root(with_draft=True)
+    targets = editor.targets()
     known = sequences(targets.signed) if targets is not None else []
     wanted = ReleaseContents(
         _named_bundles(bundle or []),
@@ -130,9 +130,9 @@ def add(
         name,
         None if back_within is None else parsed("--back-within", back_within, parse_seconds),
     )
-    with _refused(as_json), progress() as bar, made(desk, wanted, (known or [0])[-1] + 1) as new:
+    with _refused(as_json), progress() as bar, made(editor, wanted, (known or [0])[-1] + 1) as new:
         bar.add_task("checking", total=None)
-        with _former(desk, known) as former:
+        with _former(editor, known) as former:
             parts = ReleaseParts(
                 new.unit.bundles, new.digests, new.unit.policy, new.unit.calibrations, pipelines or new.unit.pipelines,
                 new.document.cloud, also or (), None if former is None else former.policy,
@@ -140,11 +140,11 @@ def add(
             problems, warnings = misfits(parts)
             reports = {} if log is None or problems else _simulated(former, new.unit, log, rtt, uplink)
         if not problems:
-            desk.add(new.document, new.files, in_days(time.time(), days))
+            editor.add(new.document, new.files, in_days(time.time(), days))
     document = {"release": new.document.sequence, "problems": problems, "warnings": warnings}
     if as_json:
         simulated = {name: asdict(report) for name, report in reports.items()}
-        more = {**({"simulated": simulated} if reports else {}), "drafts": _signed_so_far(desk)}
+        more = {**({"simulated": simulated} if reports else {}), "drafts": _signed_so_far(editor)}
         typer.echo(json.dumps({**document, "ok": not problems, **more}))
     else:
         for text in [f"error: {one}" for one in problems] + [f"warning: {one}" for one in warnings]:
@@ -152,7 +152,7 @@ def add(
         if reports:
             table_console().print(_compared(reports))
         if not problems:
-            _report_drafts(desk, f"drafted release {new.document.sequence}", {}, as_json=False)
+            _report_drafts(editor, f"drafted release {new.document.sequence}", {}, as_json=False)
     if problems:
         raise typer.Exit(EXIT_FAILED)
 
@@ -170,13 +170,13 @@ def sign(
     The passphrase of an encrypted key is taken from the environment variable UPWELL_KEY_PASSPHRASE, or asked for.
     """
     with _needs():
-        from upwell.tools.release.desk import Desk, in_days
-    desk = Desk(folder)
+        from upwell.tools.release.repository_editor import RepositoryEditor, in_days
+    editor = RepositoryEditor(folder)
     opened_key = private_key(key, passphrase_of_key)
     if renew is not None:
-        desk.renew(in_days(time.time(), renew))
-    roles = desk.sign(opened_key)
-    _report_drafts(desk, f"signed {' and '.join(roles)}", {"signed": list(roles)}, as_json)
+        editor.renew(in_days(time.time(), renew))
+    roles = editor.sign(opened_key)
+    _report_drafts(editor, f"signed {' and '.join(roles)}", {"signed": list(roles)}, as_json)
 
 
 def publish(
@@ -195,11 +195,11 @@ def publish(
     Files come first and the timestamp last, so a device sees all of it or what was there before.
     """
     with _needs():
-        from upwell.tools.release.desk import Desk, in_days, mirror
-    desk = Desk(folder)
-    roles = desk.publish(private_key(key, passphrase_of_key), in_days(time.time(), days))
+        from upwell.tools.release.repository_editor import RepositoryEditor, in_days, mirror
+    editor = RepositoryEditor(folder)
+    roles = editor.publish(private_key(key, passphrase_of_key), in_days(time.time(), days))
     for target in to or ():
-        mirror(desk, target)
+        mirror(editor, target)
     if as_json:
         typer.echo(json.dumps({"published": list(roles), "copied_to": [str(one) for one in to or ()]}))
         return
@@ -216,13 +216,13 @@ def show(
 ) -> None:
     """Show the releases in FOLDER, who signs, what expires when, and which drafts wait for which signatures."""
     with _needs():
-        from upwell.tools.release.desk import Desk, sequences
-    desk = Desk(folder)
-    root, targets, timestamp = desk.root(with_draft=True), desk.targets(with_draft=True), desk.timestamp()
+        from upwell.tools.release.repository_editor import RepositoryEditor, sequences
+    editor = RepositoryEditor(folder)
+    root, targets, timestamp = editor.root(with_draft=True), editor.targets(with_draft=True), editor.timestamp()
     known = sequences(targets.signed) if targets is not None else []
     if release is not None:
         assert targets is not None or not known  # noqa: S101  as read above
-        document = desk.document(release, targets.signed) if targets is not None else None
+        document = editor.document(release, targets.signed) if targets is not None else None
         if document is None:
             raise ConfigError.at(folder, "there is no release yet", "--release")
         if as_json:
@@ -237,7 +237,7 @@ def show(
         role: {"keys": [one[:16] for one in about.keyids], "threshold": about.threshold}
         for role, about in root.signed.roles.items()
     }
-    drafts = _signed_so_far(desk)
+    drafts = _signed_so_far(editor)
     if as_json:
         found = {role: when.isoformat() for role, when in expires.items()}
         typer.echo(json.dumps({"releases": known, "roles": roles, "expires": found, "drafts": drafts}))
@@ -331,16 +331,16 @@ def _named_bundles(texts: Sequence[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _former(desk: Desk, known: Sequence[int]) -> Iterator[ReleaseUnit | None]:
+def _former(editor: RepositoryEditor, known: Sequence[int]) -> Iterator[ReleaseUnit | None]:
     """The last release that is published, opened; None where there is none."""
     from upwell.tools.release.making import opened
 
-    targets = desk.targets()
+    targets = editor.targets()
     if targets is None or not known:
         yield None
         return
     with tempfile.TemporaryDirectory() as temporary:
-        yield opened(desk, desk.document(known[-1], targets.signed), {}, Path(temporary) / "unit")
+        yield opened(editor, editor.document(known[-1], targets.signed), {}, Path(temporary) / "unit")
 
 
 def _simulated(
@@ -378,10 +378,10 @@ def _contents(document: ReleaseDocument) -> Table:
     return table
 
 
-def _signed_so_far(desk: Desk) -> dict[str, Any]:
+def _signed_so_far(editor: RepositoryEditor) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for role, metadata in desk.drafts().items():
-        state = desk.signatures(role, metadata)
+    for role, metadata in editor.drafts().items():
+        state = editor.signatures(role, metadata)
         found[role] = {
             "version": metadata.signed.version,
             "signatures": len(state.signed),
@@ -398,8 +398,8 @@ def _draft_line(role: str, state: Mapping[str, Any]) -> str:
     )
 
 
-def _report_drafts(desk: Desk, done: str, more: Mapping[str, Any], as_json: bool) -> None:
-    drafts = _signed_so_far(desk)
+def _report_drafts(editor: RepositoryEditor, done: str, more: Mapping[str, Any], as_json: bool) -> None:
+    drafts = _signed_so_far(editor)
     if as_json:
         typer.echo(json.dumps({**more, "drafts": drafts}))
         return

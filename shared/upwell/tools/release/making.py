@@ -23,7 +23,7 @@ from upwell.edge.updates.sources.sources import open_source
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.tools.release.desk import Desk
+from upwell.tools.release.repository_editor import RepositoryEditor
 
 _MODEL_SUFFIXES = frozenset({".onnx", ".tflite"})
 
@@ -60,21 +60,21 @@ class Made:
 
 
 @contextmanager
-def made(desk: Desk, wanted: ReleaseContents, sequence: int) -> Iterator[Made]:
+def made(editor: RepositoryEditor, wanted: ReleaseContents, sequence: int) -> Iterator[Made]:
     """The release, in a folder that is gone after the block. Raises `ConfigError`, `BundleRefused`, `FetchFailed`."""
-    targets = desk.targets()
+    targets = editor.targets()
     base = None
     if wanted.like is not None:
         if targets is None:
-            raise ConfigError.at(desk.folder, "there is no release yet", "--like")
-        base = desk.document(wanted.like, targets.signed)
+            raise ConfigError.at(editor.folder, "there is no release yet", "--like")
+        base = editor.document(wanted.like, targets.signed)
     with tempfile.TemporaryDirectory() as temporary:
         scratch, files = Path(temporary), dict[str, Path]()
         bundles = dict(base.bundles) if base else {}
         for number, (name, source) in enumerate(wanted.bundles.items()):
             bundles[name] = _bundle(source, scratch / f"bundle{number}", files)
         document = _document(
-            name=wanted.name or (base.name if base else desk.folder.resolve().name),
+            name=wanted.name or (base.name if base else editor.folder.resolve().name),
             sequence=sequence,
             bundles=bundles,
             policy=_payload(wanted.policy, files) or (base.policy if base else None),
@@ -85,7 +85,7 @@ def made(desk: Desk, wanted: ReleaseContents, sequence: int) -> Iterator[Made]:
         )
         if not document.payloads:
             raise ConfigError.at(None, "there is nothing in it; expected --bundle, --policy, --pipelines or --like")
-        yield Made(document, files, opened(desk, document, files, scratch / "unit"))
+        yield Made(document, files, opened(editor, document, files, scratch / "unit"))
 
 
 def _document(**parts: Any) -> ReleaseDocument:
@@ -102,14 +102,14 @@ def _document(**parts: Any) -> ReleaseDocument:
         raise ConfigError.at(None, f"{expected}, got {first['input']!r}", option) from None
 
 
-def opened(desk: Desk, document: ReleaseDocument, files: Mapping[str, Path], into: Path) -> ReleaseUnit:
+def opened(editor: RepositoryEditor, document: ReleaseDocument, files: Mapping[str, Path], into: Path) -> ReleaseUnit:
     """The release as a device would have it, in the new folder `into`."""
 
     def payload(one: Payload) -> Path:
         known = files.get(one.sha256)
         if known is not None:
             return known
-        here = desk.targets_folder / f"payload/{one.sha256}.{one.sha256}"
+        here = editor.targets_folder / f"payload/{one.sha256}.{one.sha256}"
         return here if here.is_file() or not one.source else _fetched(one.source, into.parent / one.sha256)
 
     assemble_unit(document.text, document, into, payload)

@@ -81,7 +81,7 @@ def in_days(now_s: float, days: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(int(now_s + days * _DAY_S), datetime.timezone.utc)
 
 
-class Desk:
+class RepositoryEditor:
     """A folder of releases. Every change of what is published is whole or not at all; one process at a time."""
 
     def __init__(self, folder: Path) -> None:
@@ -346,17 +346,17 @@ def fingerprint(key: Key) -> str:
     return key.keyid[:16]
 
 
-def mirror(desk: Desk, to: Path) -> None:
+def mirror(editor: RepositoryEditor, to: Path) -> None:
     """Bring `to` (a stick, the folder of a web server) to what is published: files first, the timestamp last.
 
     Raises `ConfigError`.
     """
     try:
-        _copy_missing(desk.targets_folder, to / TARGETS_NAME)
-        names = sorted(path.name for path in desk.metadata.iterdir() if path.name != "timestamp.json")
+        _copy_missing(editor.targets_folder, to / TARGETS_NAME)
+        names = sorted(path.name for path in editor.metadata.iterdir() if path.name != "timestamp.json")
         (to / METADATA_NAME).mkdir(parents=True, exist_ok=True)
-        for name in [*names, *(["timestamp.json"] if (desk.metadata / "timestamp.json").exists() else [])]:
-            data = read_file(desk.metadata / name, "the metadata", MAX_METADATA_BYTES)
+        for name in [*names, *(["timestamp.json"] if (editor.metadata / "timestamp.json").exists() else [])]:
+            data = read_file(editor.metadata / name, "the metadata", MAX_METADATA_BYTES)
             there = to / METADATA_NAME / name
             if not there.is_file() or there.read_bytes() != data:
                 write_whole(there, data, 0o644)
