@@ -12,7 +12,8 @@ from typing import Any
 
 import av
 
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
@@ -104,7 +105,7 @@ def pipelines_text(folder: Path, **pipelines: Mapping[str, Any]) -> str:
 class RunningPipelines:
     """Pipelines around an agent."""
 
-    agent: Agent
+    agent: AgentCore
     runner: PipelineRunner
     folder: Path
 
@@ -127,7 +128,7 @@ def running_pipelines(folder: Path, agent_yaml: Path, text: str) -> Iterator[Run
     config, _ = parse_pipelines(text, folder / "pipelines.yaml", None)
     results = LateResults()
     with (
-        Agent.from_config(agent_yaml, results) as agent,
+        embedded_agent(agent_yaml, results) as agent,
         build_pipelines(config, agent, folder / "state", results) as runner,
     ):
         runner.start()

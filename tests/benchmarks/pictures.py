@@ -28,7 +28,7 @@ from rich.table import Table
 from sklearn.datasets import load_sample_image
 
 from tests.models.mobilenet import build_mobilenet_v2
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.tensors import Array
 from upwell.tools.terminal import stdout_console
 
@@ -120,7 +120,7 @@ def main() -> None:
         onnx.save(build_mobilenet_v2(), folder / "net" / "model.onnx")
         (folder / "net" / "model.yaml").write_text(MODEL_YAML)
         (folder / "agent.yaml").write_text(AGENT_YAML)
-        with Agent.from_config(folder / "agent.yaml") as agent:
+        with embedded_agent(folder / "agent.yaml") as agent:
             ways: dict[str, Answer] = {"agent": lambda data: agent.infer("net", {"image": data}).outputs["scores"]}
             ways["Pillow loop"] = with_pillow(folder)
             if given.opencv is not None:

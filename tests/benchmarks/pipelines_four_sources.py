@@ -30,8 +30,8 @@ import numpy as np
 
 from tests.benchmarks.pipelines_live import h264_video, live_servers
 from tests.pipelines_run import FOLLOWED, pipelines_text
-from upwell.edge import Agent
 from upwell.edge.runtimes.options import usable_cores
+from upwell.edge.server.assembly import embedded_agent
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.pipelines.run.pipeline import Pipeline
@@ -108,7 +108,7 @@ def play(folder: Path, seconds: float, sources: int) -> tuple[Seen, dict[str, Co
     config = folder / "agent.yaml"
     config.write_text(f"version: 1\nmodels: {{cards: {{edge: {{bundle: {bundle}, runtime: onnx}}}}}}\n")
     seen = Seen()
-    with live_servers(video, sources) as addresses, Agent.from_config(config) as agent:
+    with live_servers(video, sources) as addresses, embedded_agent(config) as agent:
         pipelines: dict[str, Any] = {
             f"camera{number}": {
                 "source": {"video": address, "deadline": f"{1e3 * DEADLINE_S:g}ms"},

@@ -26,7 +26,7 @@ from PIL import Image
 
 from tests.benchmarks.pipelines_live import bare_session, h264_video, live_servers, slow_detector
 from tests.pipelines_run import pipelines_text
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.tools import plot_style
@@ -74,7 +74,7 @@ def by_pipeline(address: str, bundle: Path, folder: Path, seconds: float) -> tup
     }
     parsed, _ = parse_pipelines(pipelines_text(folder, camera=pipeline), folder / "pipelines.yaml", None)
     answers: list[tuple[float, float]] = []
-    with Agent.from_config(config) as agent, build_pipelines(parsed, agent, folder, LateResults()) as runner:
+    with embedded_agent(config) as agent, build_pipelines(parsed, agent, folder, LateResults()) as runner:
         camera = runner.pipelines["camera"]
         began_s = None
         for answered in camera:

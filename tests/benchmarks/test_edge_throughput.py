@@ -24,8 +24,9 @@ from onnx import helper
 
 from tests.unit import models_for_tests, tflite_for_tests
 from tests.unit.tflite_for_tests import Op, T
-from upwell.edge import Agent
 from upwell.edge.runtimes.options import usable_cores
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.shared.tensors import Array
 
 ROUNDS = 60
@@ -184,11 +185,11 @@ def spread(samples: Sequence[float]) -> str:
     return f"{statistics.median(samples):.4g} ({tenths[0]:.4g} to {tenths[-1]:.4g})"
 
 
-def agent_of(directory: Path, models: Mapping[str, str]) -> Agent:
+def agent_of(directory: Path, models: Mapping[str, str]) -> AgentCore:
     """An agent with the edge side only; each model's edge section as YAML."""
     config = directory / "agent.yaml"
     config.write_text("models:\n" + "".join(f"  {name}: {{edge: {{{edge}}}}}\n" for name, edge in models.items()))
-    return Agent.from_config(config)
+    return embedded_agent(config)
 
 
 def in_turn(sides: Mapping[str, Sequence[Call]]) -> dict[str, list[Round]]:
@@ -219,7 +220,7 @@ def compared(ours: Sequence[Round], theirs: Sequence[Round]) -> str:
     return f"{spread(ratios)}, processor time added {spread(added_us)} us"
 
 
-def around_the_run(agent: Agent, x: Array, monkeypatch: pytest.MonkeyPatch) -> str:
+def around_the_run(agent: AgentCore, x: Array, monkeypatch: pytest.MonkeyPatch) -> str:
     """What a request takes besides the runtime's run within it, which a noisy machine blurs less than a difference."""
     edge = agent.models["m"].edge
     assert edge is not None

@@ -24,8 +24,9 @@ import pytest
 from PIL import Image
 
 from tests.benchmarks.pipelines_live import bare_session, h264_video
-from upwell.edge import Agent
 from upwell.edge.runtimes.options import usable_cores
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.events.rules import EventRule, EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene
@@ -69,7 +70,7 @@ def processor_s() -> float:
 class Through:
     """The file through a pipeline of `change` and `infer`, around an agent that stays."""
 
-    def __init__(self, agent: Agent, video: Path, folder: Path) -> None:
+    def __init__(self, agent: AgentCore, video: Path, folder: Path) -> None:
         self._agent, self._folder = agent, folder
         self._text = (
             f"version: 1\npipelines: {{one: {{source: {{video: {video}}}, sinks: [{{jsonl: {folder}/events.jsonl}}],"
@@ -130,7 +131,7 @@ def test_a_pipeline_beside_a_bare_loop(
     config.write_text(f"version: 1\nmodels: {{cards: {{edge: {edge}}}}}\n")
     rates: dict[str, list[float]] = {}
     cpu_ms: dict[str, list[float]] = {}
-    with Agent.from_config(config) as agent:
+    with embedded_agent(config) as agent:
         sides: dict[str, Callable[[], list[float]]] = {
             "pipeline": Through(agent, video, tmp_path).play,
             "bare": Bare(video, threads).play,

@@ -29,8 +29,8 @@ from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, picture
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.integration.telemetry.collector import Collector, collecting
-from upwell.edge import Agent
-from upwell.edge.server.assembly import serve_metrics
+from upwell.edge.server.assembly import embedded_agent, serve_metrics
+from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.errors import UpwellError
@@ -141,7 +141,7 @@ class Heard(logging.Handler):
 class Matrix:
     """An agent that serves by every way, one route to its cloud, and the recorders."""
 
-    agent: Agent
+    agent: AgentCore
     cloud: ScriptedCloud | ScriptedHttpCloud
     entry: Proxy
     collector: Collector
@@ -342,7 +342,7 @@ def matrix(route: str, folder: Path, authority: Authority) -> Iterator[Matrix]:
         root.setLevel(logging.INFO)
         stack.callback(root.setLevel, level)
         stack.callback(root.removeHandler, heard)
-        agent = stack.enter_context(Agent.from_config(folder / "agent.yaml"))
+        agent = stack.enter_context(embedded_agent(folder / "agent.yaml"))
         plane = AgentDataplane(agent)
         server = start_server(plane, ["127.0.0.1:0"], max_workers=8)
         stack.callback(server.stop, 0.0)

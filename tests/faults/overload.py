@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tests.faults.slow_edge import slow_agent
-from upwell.edge import Agent
+from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import Refused, Superseded, UpwellError
 
 PICTURE = np.array([b"frame"], dtype=np.object_)
@@ -97,7 +97,7 @@ def overload(load: Load) -> Tally:
 
 
 def _caller(
-    agent: Agent, load: Load, caller: int, first: int, step: int, begin_s: float, tally: Tally, lock: threading.Lock
+    agent: AgentCore, load: Load, caller: int, first: int, step: int, begin_s: float, tally: Tally, lock: threading.Lock
 ) -> None:
     offset_s = 0.0 if load.together else caller / load.callers / load.frames_per_s
     tags, deadline_s = load.tags[caller % len(load.tags)], load.deadlines_s[caller % len(load.deadlines_s)]

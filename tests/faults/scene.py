@@ -17,7 +17,8 @@ from tests.faults.clouds import ScriptedCloud
 from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, pictures
 from tests.faults.proxy import Proxy
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient
@@ -88,7 +89,7 @@ def write_agent(
 class Scene:
     """An agent behind a proxy to a cloud; `asks` are the ways to reach it by name."""
 
-    agent: Agent
+    agent: AgentCore
     proxy: Proxy
     cloud: ScriptedCloud | ScriptedHttpCloud
     asks: Mapping[str, Ask]
@@ -106,11 +107,11 @@ def scene(
     """A fresh agent whose cloud is `cloud` behind a fresh proxy."""
     with Proxy(cloud.address, record=True) as proxy:
         path = write_agent(folder, policy, config.pop("cloud_section", cloud.endpoint)(proxy.address), **config)
-        with Agent.from_config(path) as agent, over_oip(agent) as remote:
+        with embedded_agent(path) as agent, over_oip(agent) as remote:
             yield Scene(agent, proxy, cloud, {"in process": in_process(agent), "over OIP": remote})
 
 
-def in_process(agent: Agent) -> Ask:
+def in_process(agent: AgentCore) -> Ask:
     """`Agent.infer`."""
 
     def ask(images: Array, *, deadline_s: float = math.inf, tags: Mapping[str, str] | None = None) -> Seen:
@@ -126,7 +127,7 @@ def in_process(agent: Agent) -> Ask:
 
 
 @contextmanager
-def over_oip(agent: Agent) -> Iterator[Ask]:
+def over_oip(agent: AgentCore) -> Iterator[Ask]:
     """The agent's own server on a free port, and a client of it."""
     server = start_server(AgentDataplane(agent), ["127.0.0.1:0"], max_workers=16)
     client = OipClient(server.addresses[0])

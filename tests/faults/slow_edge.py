@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tests.faults.oracles import CLOUD_MODEL
-from upwell.edge import Agent
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.fake import Behaviour, FakeRuntime
+from upwell.edge.server.core import AgentCore
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.routing.policy.policy import Policy
@@ -31,11 +31,11 @@ def unsure(inputs: Mapping[str, Array]) -> dict[str, Array]:
 @contextmanager
 def slow_agent(
     latency_s: float, policy: Mapping[str, Any], cloud: str | None = None
-) -> Iterator[tuple[Agent, FakeRuntime]]:
+) -> Iterator[tuple[AgentCore, FakeRuntime]]:
     """An agent whose model `digits` takes `latency_s` on the device, and knows it; `cloud` is an endpoint."""
     runtime = FakeRuntime(unsure, [IMAGE], [SCORES], behaviour=Behaviour(latency_s=latency_s))
     edge = EdgeModel(runtime, Processor(None, runtime.inputs, runtime.outputs, "fake"), ModelSource("sha256:fake"))
     uplink = None if cloud is None else UplinkSettings(cloud, ClientSecurity(), 1 << 20)
     model = ServedModel("digits", edge, "" if cloud is None else CLOUD_MODEL)
-    with Agent([model], uplink, Policy.model_validate({"version": 1, **policy})) as agent:
+    with AgentCore([model], uplink, Policy.model_validate({"version": 1, **policy})) as agent:
         yield agent, runtime

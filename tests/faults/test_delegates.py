@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.loads import bundle, requests, side, software
-from upwell.edge import Agent
 from upwell.edge.models.loading import Loader
 from upwell.edge.models.sections import EdgeSide
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.server.core import AgentCore
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array
 
@@ -41,7 +41,7 @@ def _side(folder: Path, library: Path, **options: str | int) -> EdgeSide:
     return side(folder, software(library, "prefer", **options), package="ai_edge_litert")
 
 
-def ask(agent: Agent, expected: Array, rows: Iterator[int]) -> None:
+def ask(agent: AgentCore, expected: Array, rows: Iterator[int]) -> None:
     """Send these rows one by one; every answer must be right."""
     whole = requests(REQUESTS)["x"]
     for row in rows:
@@ -69,7 +69,7 @@ def test_one_that_is_no_good_from_the_start_costs_no_answer(
     folder: Path, state_dir: Path, software_delegate: Path, expected: Array, options: dict[str, str | int], said: str
 ) -> None:
     edge = Loader(NAME, _side(folder, software_delegate, **options), state_dir=state_dir).load()
-    with Agent([ServedModel(NAME, edge)], None, Policy()) as agent:
+    with AgentCore([ServedModel(NAME, edge)], None, Policy()) as agent:
         ask(agent, expected, iter(range(REQUESTS)))
         (health,) = agent.health()
         answer = agent.infer(NAME, requests(1))
@@ -82,7 +82,7 @@ def test_one_that_fails_at_the_hundredth_run_costs_no_answer(
     folder: Path, state_dir: Path, software_delegate: Path, expected: Array, caplog: pytest.LogCaptureFixture
 ) -> None:
     edge = Loader(NAME, _side(folder, software_delegate, fail_after=100), state_dir=state_dir).load()
-    with Agent([ServedModel(NAME, edge)], None, Policy()) as agent:
+    with AgentCore([ServedModel(NAME, edge)], None, Policy()) as agent:
         (before,) = agent.health()
         assert agent.infer(NAME, requests(1)).accelerator == "software"
         workers = [threading.Thread(target=ask, args=(agent, expected, iter(range(n, REQUESTS, 4)))) for n in range(4)]
@@ -110,7 +110,7 @@ def test_requests_are_answered_before_while_and_after_one_gets_ready(
 ) -> None:
     slow = _side(folder, software_delegate, delay_us=20_000)
     loading = Loader(NAME, slow, state_dir=state_dir).start(0.0)
-    with Agent([ServedModel(NAME, loading.model)], None, Policy()) as agent:
+    with AgentCore([ServedModel(NAME, loading.model)], None, Policy()) as agent:
         assert agent.infer(NAME, requests(1)).edge_state == "compiling"
         assert loading.final is not None
         swapped = threading.Event()

@@ -28,7 +28,7 @@ from tests.faults.scene import (
     scene,
 )
 from tests.faults.slow_edge import slow_agent
-from upwell.edge import Agent
+from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import ModelFailed, NoAllowedRoute, Refused, UpwellError
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.tensors import Array
@@ -171,7 +171,7 @@ def test_a_model_without_a_device_side_is_refused(
 
 
 @contextmanager
-def slow_behind_proxy(cloud: ScriptedCloud, latency_s: float) -> Iterator[tuple[Agent, Any, Proxy]]:
+def slow_behind_proxy(cloud: ScriptedCloud, latency_s: float) -> Iterator[tuple[AgentCore, Any, Proxy]]:
     policy = {"defaults": {**HARD_ALWAYS, "deadline": "1s"}, "rules": [DENY]}
     with Proxy(cloud.address, record=True) as proxy, slow_agent(latency_s, policy, proxy.address) as (agent, runtime):
         yield agent, runtime, proxy

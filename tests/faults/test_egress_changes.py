@@ -21,10 +21,11 @@ from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.oracles import CLOUD_MODEL, edge_scores, picture, pictures
 from tests.faults.proxy import Proxy
 from tests.faults.scene import HARD_ALWAYS, ONE, assert_from_cloud, scene, until, write_agent
-from upwell.edge import Agent
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.uplink.prober import Prober
 from upwell.edge.uplink.uplink import UplinkSettings
@@ -52,7 +53,7 @@ DENY_ALL: Mapping[str, Mapping[str, Any]] = {
 """Rules under which nothing may leave that the tests ask for."""
 
 
-def deny(agent: Agent, how: str = "everything") -> None:
+def deny(agent: AgentCore, how: str = "everything") -> None:
     """Install a policy under which nothing may leave."""
     if "if" in DENY_ALL[how]:
         pytest.importorskip("cel_expr_python")
@@ -60,7 +61,7 @@ def deny(agent: Agent, how: str = "everything") -> None:
     agent.router.replace_policy(Policy.model_validate({"version": 1, "defaults": PATIENT, "rules": rules}))
 
 
-def denying(agent: Agent, then: Behaviour, how: str = "everything") -> Behaviour:
+def denying(agent: AgentCore, then: Behaviour, how: str = "everything") -> Behaviour:
     """While the cloud has the request, nothing more may leave. The request itself fares as `then` has it."""
 
     def answer(request: InferRequest, context: grpc.ServicerContext) -> bytes:
@@ -126,9 +127,11 @@ def test_a_hedge_is_not_sent(folder: Path, either: ScriptedCloud | ScriptedHttpC
 
 
 @contextmanager
-def exiting(cloud: ScriptedCloud, policy: Mapping[str, Any], during: Callable[[Agent], object]) -> Iterator[Agent]:
+def exiting(
+    cloud: ScriptedCloud, policy: Mapping[str, Any], during: Callable[[AgentCore], object]
+) -> Iterator[AgentCore]:
     """An agent whose model is a head that answers early; `during` is called while it runs."""
-    agent: Agent | None = None
+    agent: AgentCore | None = None
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         if agent is not None:
@@ -140,7 +143,7 @@ def exiting(cloud: ScriptedCloud, policy: Mapping[str, Any], during: Callable[[A
     edge = EdgeModel(runtime, Processor(None, runtime.inputs, runtime.outputs, "fake"), ModelSource(""), exits=["cut"])
     uplink = UplinkSettings(cloud.address, ClientSecurity(), 1 << 20)
     model = ServedModel("digits", edge, CLOUD_MODEL)
-    with Agent([model], uplink, Policy.model_validate({"version": 1, **policy})) as made:
+    with AgentCore([model], uplink, Policy.model_validate({"version": 1, **policy})) as made:
         agent = made
         yield made
 
@@ -162,7 +165,7 @@ def test_a_rule_that_looks_at_the_link_does_not_count_the_message_that_it_judges
     pytest.importorskip("cel_expr_python")
     rules = [UP, {"name": "slow", "if": "cloud.predicted_s > 0.5", "egress": "deny"}]
     policy = Policy.model_validate({"version": 1, "defaults": PATIENT, "rules": rules})
-    with Agent(
+    with AgentCore(
         [ServedModel("digits", None, CLOUD_MODEL)], UplinkSettings(cloud.address, ClientSecurity(), 1 << 20), policy
     ) as agent:
         for _ in range(20):
@@ -221,7 +224,7 @@ def in_the_cloud(folder: Path, rule: Mapping[str, Any]) -> Iterator[tuple[AgentD
     with ScriptedCloud() as cloud, Proxy(cloud.address, record=True) as proxy:
         rules = [{"name": "private", "egress": "deny", **rule}]
         models = {"digits": {"cloud": {"model": CLOUD_MODEL}}}
-        with Agent.from_config(write_agent(folder, {"rules": rules}, proxy.address, models)) as agent:
+        with embedded_agent(write_agent(folder, {"rules": rules}, proxy.address, models)) as agent:
             yield AgentDataplane(agent), proxy
 
 
@@ -263,7 +266,7 @@ def test_once_nothing_may_leave_no_connection_is_made(
         if kind == "better endpoint":
             first.refuse()
         path = write_agent(folder, {"defaults": {**PATIENT, "on_cloud_failure": "retry"}, "rules": [UP]}, section)
-        with Agent.from_config(path) as agent:
+        with embedded_agent(path) as agent:
             for _ in range(3):
                 assert agent.infer("digits", {"image": ONE}).route is Route.CLOUD
             assert agent.uplink is not None

@@ -12,7 +12,8 @@ import pytest
 
 from tests.faults.oracles import CLOUD_MODEL, cloud_scores, edge_scores
 from tests.faults.scene import ONE, write_agent
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import CloudFailed, Refused
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
@@ -57,7 +58,7 @@ def endpoint(request: pytest.FixtureRequest, full: FullCloud) -> Iterator[str]:
             yield f"http://{web.addresses[0]}"
 
 
-def ask_until_up(agent: Agent) -> list[tuple[float, str, str]]:
+def ask_until_up(agent: AgentCore) -> list[tuple[float, str, str]]:
     """Ask without a pause until the cloud answers: when each answer came, from where and why."""
     seen = []
     until_s = time.monotonic() + RECOVERY_S
@@ -73,7 +74,7 @@ def ask_until_up(agent: Agent) -> list[tuple[float, str, str]]:
 
 
 def test_it_is_asked_again_when_it_said_and_not_before(folder: Path, full: FullCloud, endpoint: str) -> None:
-    with Agent.from_config(write_agent(folder, UP, endpoint)) as agent:
+    with embedded_agent(write_agent(folder, UP, endpoint)) as agent:
         assert agent.infer("digits", {"image": ONE}).route == "cloud"
         full.failure = Refused("the model's queue is full", retry_after_s=AFTER_S)
         full.asked_s.clear()
@@ -89,7 +90,7 @@ def test_it_is_asked_again_when_it_said_and_not_before(folder: Path, full: FullC
 def test_what_the_policy_says_of_a_full_cloud_holds_meanwhile_too(folder: Path, full: FullCloud, endpoint: str) -> None:
     policy = {**UP, "defaults": {"deadline": "2s", "on_cloud_failure": {"default": "edge", "exhausted": "error"}}}
     full.failure = Refused("the model's queue is full", retry_after_s=30.0)
-    with Agent.from_config(write_agent(folder, policy, endpoint)) as agent:
+    with embedded_agent(write_agent(folder, policy, endpoint)) as agent:
         for told in ("queue is full", "wanted and not asked: cloud_exhausted"):
             with pytest.raises(CloudFailed, match=told):
                 agent.infer("digits", {"image": ONE})
@@ -99,7 +100,7 @@ def test_what_the_policy_says_of_a_full_cloud_holds_meanwhile_too(folder: Path, 
 def test_who_gets_no_answer_meanwhile_is_told_when_to_come_back(folder: Path, full: FullCloud, endpoint: str) -> None:
     full.failure = Refused("the model's queue is full", retry_after_s=20.0)
     models = {"digits": {"cloud": {"model": CLOUD_MODEL}}}
-    with Agent.from_config(write_agent(folder, UP, endpoint, models)) as agent:
+    with embedded_agent(write_agent(folder, UP, endpoint, models)) as agent:
         hints = []
         for _ in range(2):
             with pytest.raises(Refused) as refused:

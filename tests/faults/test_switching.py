@@ -15,7 +15,6 @@ import pytest
 
 from tests.faults.repeating import Repeating
 from tests.unit.edge.agents import MODEL, SURE, edge_model, rows_of
-from upwell.edge import Agent
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.loading import Loader
 from upwell.edge.models.sections import EdgeSide
@@ -23,6 +22,7 @@ from upwell.edge.models.served import ServedModel
 from upwell.edge.models.trial import MIN_FAILURES
 from upwell.edge.request.answer import Answer
 from upwell.edge.server.assembly import warm_up
+from upwell.edge.server.core import AgentCore
 from upwell.edge.updates.switching import Switching
 from upwell.shared.platform.memory import resident_bytes
 from upwell.shared.routing.policy.policy import Policy
@@ -39,7 +39,7 @@ def picture() -> Mapping[str, Array]:
 class Load(Repeating):
     """Callers that ask one after the other, each answer checked; `digests` are those of the models that answered."""
 
-    def __init__(self, agent: Agent, inputs: Mapping[str, Array], model: str) -> None:
+    def __init__(self, agent: AgentCore, inputs: Mapping[str, Array], model: str) -> None:
         super().__init__(lambda: nullcontext(self._ask), CALLERS)
         self._agent, self._inputs, self._model = agent, inputs, model
         self.answered = 0
@@ -59,8 +59,8 @@ def versions() -> tuple[EdgeSide, EdgeSide]:
 
 
 @pytest.fixture
-def agent(versions: tuple[EdgeSide, EdgeSide]) -> Iterator[Agent]:
-    with Agent([ServedModel("digits", Loader("digits", versions[0]).load())], None, Policy()) as agent:
+def agent(versions: tuple[EdgeSide, EdgeSide]) -> Iterator[AgentCore]:
+    with AgentCore([ServedModel("digits", Loader("digits", versions[0]).load())], None, Policy()) as agent:
         yield agent
 
 
@@ -81,7 +81,7 @@ class Verdicts:
 @pytest.mark.parametrize("switches", [120, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 @pytest.mark.slow
 def test_switching_under_load_loses_no_request_and_no_memory(
-    agent: Agent, versions: tuple[EdgeSide, EdgeSide], switches: int
+    agent: AgentCore, versions: tuple[EdgeSide, EdgeSide], switches: int
 ) -> None:
     switching, judge = Switching(agent, warm_up), Verdicts()
     sizes_bytes: list[int] = []
@@ -107,7 +107,7 @@ def test_a_version_that_is_switched_away_goes_once_its_last_request_has_ended() 
     new.digest = "sha256:of-the-new-model"
     gate.set()
     answers: list[Answer] = []
-    with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
+    with AgentCore([ServedModel(MODEL, former)], None, Policy()) as agent:
         gate.clear()
         under_way = threading.Thread(target=lambda: answers.append(agent.infer(MODEL, rows_of(SURE))))
         under_way.start()
@@ -122,7 +122,7 @@ def test_a_version_that_is_switched_away_goes_once_its_last_request_has_ended() 
 
 
 def test_nothing_refers_to_a_former_version_once_the_new_one_has_proven_itself() -> None:
-    with Agent([ServedModel(MODEL, edge_model())], None, Policy()) as agent:
+    with AgentCore([ServedModel(MODEL, edge_model())], None, Policy()) as agent:
         switching = Switching(agent, warm_up_nothing)
         made: list[weakref.ref[EdgeModel]] = []
         for _ in range(5):
@@ -142,7 +142,7 @@ def warm_up_nothing(name: str, edge: EdgeModel) -> None:
 def test_a_version_that_fails_goes_back_and_every_request_is_answered() -> None:
     judge, former, bad = Verdicts(), edge_model(), edge_model(failure="bad kernel")
     bad.digest = "sha256:of-the-bad-model"
-    with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
+    with AgentCore([ServedModel(MODEL, former)], None, Policy()) as agent:
         Switching(agent, warm_up_nothing).switch(MODEL, bad, judge)
         assert agent.model(MODEL).edge is bad
         answers = [agent.infer(MODEL, rows_of(SURE)) for _ in range(20)]
@@ -156,7 +156,7 @@ def test_a_version_that_fails_goes_back_and_every_request_is_answered() -> None:
 def test_a_version_on_trial_stays_so_when_it_moves_to_its_accelerator() -> None:
     judge, former, first, late = Verdicts(), edge_model(), edge_model(), edge_model(failure="bad kernel")
     final: Future[EdgeModel] = Future()
-    with Agent([ServedModel(MODEL, first)], None, Policy()) as agent:
+    with AgentCore([ServedModel(MODEL, first)], None, Policy()) as agent:
         switching = Switching(agent, warm_up_nothing)
         switching.try_out(MODEL, first, former, judge)
         switching.follow(MODEL, first, final)
@@ -170,7 +170,7 @@ def test_a_version_on_trial_stays_so_when_it_moves_to_its_accelerator() -> None:
 
 def test_the_verdict_on_a_version_that_was_replaced_is_too_late() -> None:
     judge, former, new, newer = Verdicts(), edge_model(), edge_model(failure="bad kernel"), edge_model()
-    with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
+    with AgentCore([ServedModel(MODEL, former)], None, Policy()) as agent:
         switching = Switching(agent, warm_up_nothing)
         switching.switch(MODEL, new, judge)
         trial = new.trial
@@ -185,7 +185,7 @@ def test_the_verdict_on_a_version_that_was_replaced_is_too_late() -> None:
 def test_an_accelerator_that_is_ready_late_does_not_replace_a_newer_version() -> None:
     first, late, newer = edge_model(), edge_model(), edge_model()
     final: Future[EdgeModel] = Future()
-    with Agent([ServedModel(MODEL, first)], None, Policy()) as agent:
+    with AgentCore([ServedModel(MODEL, first)], None, Policy()) as agent:
         switching = Switching(agent, warm_up_nothing)
         switching.follow(MODEL, first, final)
         agent.replace_edge(MODEL, newer)

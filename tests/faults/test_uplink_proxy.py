@@ -30,7 +30,7 @@ from tests.faults.scene import (
     in_process,
     write_agent,
 )
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.errors import CloudFailed, ConfigError
 
 CLOUD = "cloud.test"
@@ -92,7 +92,7 @@ def set_proxy(no_proxies: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 @contextmanager
 def asking(folder: Path, section: dict[str, Any], policy: Any = PATIENT) -> Iterator[Ask]:
-    with Agent.from_config(write_agent(folder, policy, section)) as agent:
+    with embedded_agent(write_agent(folder, policy, section)) as agent:
         yield in_process(agent)
 
 
@@ -201,7 +201,7 @@ def test_a_proxy_that_cannot_be_used_is_told_without_its_password(
     set_proxy(url)
     path = write_agent(folder, DIRECT, cloud_service.section(f"https://{CLOUD}"))
     with pytest.raises(ConfigError, match="HTTPS_PROXY") as caught:
-        Agent.from_config(path)
+        embedded_agent(path)
     assert "hunter2" not in str(caught.value)
 
 

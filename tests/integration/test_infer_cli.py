@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from tests.faults.certificates import Authority
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata
@@ -63,7 +64,7 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
+def agent(tmp_path: Path) -> Iterator[AgentCore]:
     """An agent with the demo's edge models, a rule about a tag, and a cloud that is not there."""
     (tmp_path / "policy.yaml").write_text(
         "defaults: {hard: {below: 0.0}}\nrules: [{name: up, match: {tags: {go: up}}, route: cloud}]\n"
@@ -75,7 +76,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
             for name in ("digits", "pages")
         )
     )
-    with Agent.from_config(tmp_path / "agent.yaml") as running:
+    with embedded_agent(tmp_path / "agent.yaml") as running:
         yield running
 
 
@@ -89,7 +90,7 @@ def pictures(tmp_path: Path) -> list[Path]:
 
 
 def test_picture_gets_route_reason_times_and_best_classes(
-    cli: Cli, serve: Serve, agent: Agent, pictures: list[Path]
+    cli: Cli, serve: Serve, agent: AgentCore, pictures: list[Path]
 ) -> None:
     code, out, err = cli("digits", pictures[0], "--at", serve(AgentDataplane(agent)))
     assert (code, err) == (0, "")
@@ -102,7 +103,7 @@ def test_picture_gets_route_reason_times_and_best_classes(
 
 
 def test_several_pictures_are_several_rows_and_json_has_every_value(
-    cli: Cli, serve: Serve, agent: Agent, pictures: list[Path]
+    cli: Cli, serve: Serve, agent: AgentCore, pictures: list[Path]
 ) -> None:
     code, out, err = cli("digits", *pictures, "--at", serve(AgentDataplane(agent)), "--json")
     assert (code, err) == (0, "")
@@ -121,14 +122,14 @@ def test_several_pictures_are_several_rows_and_json_has_every_value(
 
 
 def test_tag_reaches_the_policy_and_a_degraded_answer_says_so(
-    cli: Cli, serve: Serve, agent: Agent, pictures: list[Path]
+    cli: Cli, serve: Serve, agent: AgentCore, pictures: list[Path]
 ) -> None:
     _, out, _ = cli("digits", f"image={pictures[0]}", "--at", serve(AgentDataplane(agent)), "--tag", "go=up", "--json")
     answer = json.loads(out)
     assert (answer["route"], answer["reason"], answer["degraded"]) == ("edge", "cloud_unavailable", True)
 
 
-def test_other_outputs_show_their_first_values(cli: Cli, serve: Serve, agent: Agent, tmp_path: Path) -> None:
+def test_other_outputs_show_their_first_values(cli: Cli, serve: Serve, agent: AgentCore, tmp_path: Path) -> None:
     (tmp_path / "page.png").write_bytes(pages(1, seed=1)[0].png)
     code, out, _ = cli("pages", tmp_path / "page.png", "--at", serve(AgentDataplane(agent)))
     assert code == 0
@@ -277,7 +278,7 @@ def test_wrong_use_gets_one_sentence(
 
 
 def test_servers_refusal_is_shown_in_its_own_words(
-    cli: Cli, serve: Serve, agent: Agent, tmp_path: Path, pictures: list[Path]
+    cli: Cli, serve: Serve, agent: AgentCore, tmp_path: Path, pictures: list[Path]
 ) -> None:
     at = serve(AgentDataplane(agent))
     code, _, err = cli("letters", pictures[0], "--at", at)

@@ -116,10 +116,7 @@ def test_the_public_names_are_these() -> None:
     assert set(upwell.edge.__all__) == {"Agent", "Answer", "Timings", *errors}
     assert all(getattr(upwell.edge, name) is getattr(upwell.shared.errors, name) for name in errors)
     public = {name for name in dir(upwell.edge.Agent) if not name.startswith("_")}
-    assert public == {
-        "close", "close_with", "describe_with", "from_config", "handle", "health", "health_document",
-        "infer", "is_closed", "model", "replace_edge", "replace_unit",
-    }  # fmt: skip
+    assert public == {"close", "from_config", "health", "health_document", "infer"}
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",
         "spool_id", "spool_rows", "accelerator", "edge_state", "cut", "labels", "hardness", "agent", "version",

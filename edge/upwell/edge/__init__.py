@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from upwell.edge.agent import Agent
 from upwell.shared.errors import (
     CloudFailed,
     ConfigError,
@@ -18,7 +19,6 @@ from upwell.shared.errors import (
 from upwell.shared.platform.no_telemetry import forbid_telemetry
 
 if TYPE_CHECKING:
-    from upwell.edge.agent import Agent
     from upwell.edge.request.answer import Answer, Timings
 
 __all__ = [
@@ -43,10 +43,9 @@ forbid_telemetry()  # before any module of this package can load a runtime
 
 
 def __getattr__(name: str) -> object:
-    """Import the agent when it is asked for: tools and probing processes use other modules of this package alone."""
+    """Import what answers are made of when it is asked for, since that takes long."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from upwell.edge import agent
     from upwell.edge.request import answer
 
-    return getattr(agent, name, None) or getattr(answer, name)
+    return getattr(answer, name)

@@ -1,16 +1,29 @@
-"""The agent: answers requests on the device or lifts them to the cloud, within the deadline and with a reason."""
+"""The agent in a program of one's own: answers on the device or from the cloud, in time and with a reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any
 
-from upwell.edge.server.core import AgentCore
-from upwell.edge.spool.item import SpoolResult
+if TYPE_CHECKING:  # what an agent is made of is imported when one is made, since that takes a second
+    from upwell.edge.models.report import ModelHealth
+    from upwell.edge.request.answer import Answer
+    from upwell.edge.server.core import AgentCore
+    from upwell.edge.spool.item import SpoolResult
+    from upwell.shared.tensors import Array
+
+_NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
-class Agent(AgentCore):
+class Agent:
     """Serves models in this process. Safe to use from many threads; close it, or use it as a context manager."""
+
+    def __init__(self, core: AgentCore) -> None:
+        self.core = core
+        """What it is made of, for the rest of upwell; it may change with any version."""
 
     @classmethod
     def from_config(cls, path: str | Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
@@ -19,7 +32,47 @@ class Agent(AgentCore):
         It serves `agent.metrics`, and leaves out what is about other callers (`listen` and the like): the log says so.
         `on_result` is called, on a thread of the agent's, with each answer of the cloud to a case that was kept.
         """
-        # Files, runtimes, updates and servers are needed by what starts, not by what imports.
         from upwell.edge.server.assembly import embedded_agent
 
-        return embedded_agent(cls, Path(path), on_result)
+        return cls(embedded_agent(Path(path), on_result))
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array | bytes],
+        *,
+        deadline_s: float = math.inf,
+        tags: Mapping[str, str] = _NO_TAGS,
+        id: str = "",
+        traceparent: str = "",
+    ) -> Answer:
+        """Answer one request, wherever that is best.
+
+        `inputs` maps the signature's input names to arrays whose first dimension is rows; one encoded picture may be
+        given as `bytes`, pixels also as uint8 [height, width], [height, width, 1 or 3] or [rows, height, width].
+        `deadline_s` is seconds from now; the policy's deadline holds where it is earlier. `traceparent` is the caller's
+        place in a trace (W3C Trace Context). Raises `UpwellError`s; see `upwell.shared.errors`.
+        """
+        return self.core.infer(model, inputs, deadline_s=deadline_s, tags=tags, id=id, traceparent=traceparent)
+
+    def health(self) -> Sequence[ModelHealth]:
+        """How each model on the device fares: where it runs, how that is known, and why it is not where it should."""
+        return self.core.health()
+
+    def health_document(self) -> dict[str, Any]:
+        """What `/health` says, as JSON can hold it."""
+        return self.core.health_document()
+
+    def close(self) -> None:
+        """Free models and channels. Requests after it raise `Unavailable`; calling it twice is harmless."""
+        self.core.close()
+
+    def __enter__(self) -> Agent:
+        """The agent itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()

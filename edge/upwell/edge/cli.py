@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.health import summary
 from upwell.edge.server.agent_service import MAX_STREAMS, add_agent_service
 from upwell.edge.server.assembly import assemble, serve_metrics
+from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.spool.item import SpoolResult
 from upwell.shared.oip.auth.quotas import limited
@@ -39,7 +39,7 @@ class Companion:
     """
 
     on_result: Callable[[SpoolResult], None]
-    run: Callable[[Agent], AbstractContextManager[Mapping[str, Page]]]
+    run: Callable[[AgentCore], AbstractContextManager[Mapping[str, Page]]]
 
 
 def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None = None) -> None:
@@ -49,7 +49,7 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
     # It may fetch a model for minutes: until then a signal ends it at once, and again once it is closed.
     with (
         ExitStack() as once_closed,
-        assemble(Agent, config, None if companion is None else companion.on_result) as running,
+        assemble(config, None if companion is None else companion.on_result) as running,
         ExitStack() as beside,
     ):
         stop = StopSignals()
@@ -96,7 +96,7 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
             web.stop(DRAIN_S)
 
 
-def _serve_until(stop: StopSignals, running: Agent) -> None:
+def _serve_until(stop: StopSignals, running: AgentCore) -> None:
     """Wait for a stop signal, and tell systemd, where that started us, how we are."""
     systemd = Systemd.of_environment()
     systemd.ready()

@@ -18,8 +18,10 @@ from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import pictures
 from tests.faults.proxy import Proxy
 from tests.faults.scene import HARD_ALWAYS, write_agent
-from upwell.edge import Agent, Answer
+from upwell.edge import Answer
 from upwell.edge.server.agent_service import add_agent_service
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.spool.item import SPOOL_ID, SpoolResult
 from upwell.edge.spool.spool import Spool
@@ -48,7 +50,7 @@ def put(path: Path, text: str) -> None:
 class Kept:
     """A running agent, the proxy to its cloud, and what `on_result` was called with."""
 
-    agent: Agent
+    agent: AgentCore
     proxy: Proxy
     folder: Path
     called: list[SpoolResult] = field(default_factory=list)
@@ -93,12 +95,12 @@ def keeping(
     with Proxy(cloud.address if cloud else "127.0.0.1:9", record=True) as proxy:
         address = proxy.address if cloud else None
         path = write_agent(folder, {"defaults": defaults, **more}, address, models, section)
-        with Agent.from_config(path, on_result=called.append) as agent:
+        with embedded_agent(path, on_result=called.append) as agent:
             yield Kept(agent, proxy, folder, called)
 
 
 @contextmanager
-def served(agent: Agent) -> Iterator[str]:
+def served(agent: AgentCore) -> Iterator[str]:
     """The address of the agent's own server, with its stream of results."""
     assert agent.spool is not None
     extra = [partial(add_agent_service, spool=agent.spool)]

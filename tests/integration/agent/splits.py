@@ -16,7 +16,8 @@ import onnxruntime
 from tests.integration.agent.harness import write
 from tests.integration.cloud.serving import Service, serving
 from tests.models.residual_digits import build_residual_digits
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import Chosen
@@ -73,7 +74,7 @@ class Split:
         edge: bool = True,
         cloud: bool = True,
         split: Any = "auto",
-    ) -> Iterator[Agent]:
+    ) -> Iterator[AgentCore]:
         """An agent with heads; its cloud is at `address`."""
         model: dict[str, Any] = {"split": split}
         if edge:
@@ -86,7 +87,7 @@ class Split:
             "policy": str(write(self.folder, "policy.yaml", policy)),
             "models": {MODEL: model},
         })  # fmt: skip
-        with Agent.from_config(config) as agent:
+        with embedded_agent(config) as agent:
             yield agent
 
 

@@ -19,8 +19,8 @@ from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.unit.edge.agents import CLOUD_MODEL, MODEL, SURE, rows_of, scene
 from tests.unit.models_for_tests import identity
-from upwell.edge import Agent
-from upwell.edge.server.assembly import serve_metrics
+from upwell.edge.server.assembly import embedded_agent, serve_metrics
+from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import ModelNotFound
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import start_server
@@ -47,7 +47,7 @@ def proxy(fake: FakeDataplane) -> Iterator[Proxy]:
     server.stop(0.0)
 
 
-def agent(folder: Path, endpoint: str, cloud_model: str, *rules: dict[str, Any], edge: bool = True) -> Agent:
+def agent(folder: Path, endpoint: str, cloud_model: str, *rules: dict[str, Any], edge: bool = True) -> AgentCore:
     """An agent of one model, which is called `cloud_model` up there."""
     identity(folder).rename(folder / "model.onnx")
     sides: dict[str, Any] = {"cloud": {"model": cloud_model}} | ({"edge": {"file": "model.onnx"}} if edge else {})
@@ -57,7 +57,7 @@ def agent(folder: Path, endpoint: str, cloud_model: str, *rules: dict[str, Any],
         "models": {"m": sides},
     }  # fmt: skip
     (folder / "agent.yaml").write_text(json.dumps(whole))
-    return Agent.from_config(folder / "agent.yaml")
+    return embedded_agent(folder / "agent.yaml")
 
 
 def asking() -> list[threading.Thread]:

@@ -15,7 +15,7 @@ from tests.faults.oracles import CLOUD_MODELS, EDGE_BUNDLE, pictures
 from tests.faults.programs import Program
 from tests.faults.scene import until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, write
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
@@ -53,7 +53,7 @@ def cloud_section(address: str, files: Path, token: str | Path | None) -> dict[s
 
 
 def test_a_known_token_is_let_in(folder: Path, files: Path, guarded_cloud: str) -> None:
-    with Agent.from_config(write_agent(folder, UP, cloud_section(guarded_cloud, files, "token"))) as agent:
+    with embedded_agent(write_agent(folder, UP, cloud_section(guarded_cloud, files, "token"))) as agent:
         assert agent.infer("digits", {"image": pictures([0])}).route == "cloud"
 
 
@@ -61,7 +61,7 @@ def test_a_known_token_is_let_in(folder: Path, files: Path, guarded_cloud: str) 
 def test_without_a_known_token_the_device_answers_and_says_why(
     folder: Path, files: Path, guarded_cloud: str, token: str | None
 ) -> None:
-    with Agent.from_config(write_agent(folder, UP, cloud_section(guarded_cloud, files, token))) as agent:
+    with embedded_agent(write_agent(folder, UP, cloud_section(guarded_cloud, files, token))) as agent:
         answer = agent.infer("digits", {"image": pictures([0])})
         assert (answer.route, answer.reason, answer.degraded) == ("edge", "cloud_unauthenticated", True)
 
@@ -69,7 +69,7 @@ def test_without_a_known_token_the_device_answers_and_says_why(
 def test_a_new_token_takes_over_without_a_restart(folder: Path, files: Path, guarded_cloud: str) -> None:
     own = folder / "token"
     own.write_text(OTHER)
-    with Agent.from_config(write_agent(folder, UP, cloud_section(guarded_cloud, files, own))) as agent:
+    with embedded_agent(write_agent(folder, UP, cloud_section(guarded_cloud, files, own))) as agent:
 
         def route() -> str:
             return str(agent.infer("digits", {"image": pictures([0])}).route)
@@ -84,7 +84,7 @@ def test_a_new_token_takes_over_without_a_restart(folder: Path, files: Path, gua
 def test_a_token_file_that_is_none_is_refused_at_the_start(folder: Path, files: Path, token: str, says: str) -> None:
     path = write_agent(folder, UP, cloud_section("127.0.0.1:1", files, token))
     with pytest.raises(ConfigError, match=says) as caught:
-        Agent.from_config(path)
+        embedded_agent(path)
     assert "two words" not in str(caught.value)
 
 

@@ -22,9 +22,9 @@ from tests.faults.scene import HARD_ALWAYS, until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, scraped
 from tests.integration.agent.kept import EASY, SPOOLED, STATE, keeping, kept_ids, put
 from tests.unit.models_for_tests import linear
-from upwell.edge import Agent
 from upwell.edge.policy import housekeeping
 from upwell.edge.server import assembly
+from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.errors import CloudFailed, ConfigError
 from upwell.shared.routing.reasons import Reason
@@ -127,7 +127,7 @@ def test_whatever_the_files_of_its_state_hold_an_agent_starts_and_answers(
         file = folder / ("" if name == "results.jsonl" else "state") / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(STATES[what] + b"\n")
-    with Agent.from_config(path) as agent:
+    with embedded_agent(path) as agent:
         assert agent.infer("digits", {"image": pictures([0])}).reason is Reason.HARD
 
 
@@ -135,7 +135,7 @@ def test_a_pipe_in_the_place_of_the_budgets_does_not_stop_an_agent(folder: Path,
     path = write_agent(folder, {"defaults": EASY}, cloud.address, agent=STATE)
     (folder / "state").mkdir()
     os.mkfifo(folder / "state" / "budgets.json")
-    with Agent.from_config(path) as agent:
+    with embedded_agent(path) as agent:
         assert agent.infer("digits", {"image": pictures([0])}).reason is Reason.EASY
 
 
@@ -208,7 +208,7 @@ def test_a_policy_written_while_the_models_were_loaded_is_not_missed(
         return load(*how)
 
     monkeypatch.setattr(assembly, "load_models", load_and_write)
-    with Agent.from_config(write_agent(folder, {"defaults": EASY})) as agent:
+    with embedded_agent(write_agent(folder, {"defaults": EASY})) as agent:
         assert agent.router.settings("digits").deadline_s == 3.0
 
 
@@ -225,7 +225,7 @@ KEEPERS: Mapping[str, Mapping[str, Any]] = {
 def test_a_policy_that_keeps_needs_a_folder(folder: Path, what: str) -> None:
     path = write_agent(folder, KEEPERS[what], "127.0.0.1:9")
     with pytest.raises(ConfigError) as caught:
-        Agent.from_config(path)
+        embedded_agent(path)
     (problem,) = caught.value.problems
     assert problem.path == folder / "policy.yaml"
     assert problem.message.startswith(what.partition(" for")[0])

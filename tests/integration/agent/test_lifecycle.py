@@ -24,7 +24,7 @@ from tests.integration.agent.harness import (
     scores,
 )
 from tests.unit.models_for_tests import slow
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
 
@@ -126,7 +126,7 @@ def gateway(folder: Path, gateway_of: Running, **policy: Any) -> Path:
 def test_an_agent_can_be_the_cloud_of_another(folder: Path, agent: Running) -> None:
     """Device to gateway to cloud: the gateway keeps what it is sure of and lifts the rest."""
     images = pictures(range(40))
-    with Agent.from_config(gateway(folder, agent)) as device:
+    with embedded_agent(gateway(folder, agent)) as device:
         answers = [device.infer("digits", {"image": images[index : index + 1]}) for index in range(40)]
         assert {str(answer.route) for answer in answers} == {"cloud"}
         found = np.concatenate([answer.outputs["scores"] for answer in answers])
@@ -142,7 +142,7 @@ def test_an_agent_can_be_the_cloud_of_another(folder: Path, agent: Running) -> N
 def test_a_gateway_that_is_wrongly_asked_leaves_the_device_its_answer(folder: Path, agent: Running) -> None:
     models = {"digits": {**EDGE_ONLY["digits"], "cloud": {"model": "no-such-model"}}}
     policy = {"defaults": {"deadline": "5s"}, "rules": [{"name": "up", "match": {}, "route": "cloud"}]}
-    with Agent.from_config(write_agent(folder, policy, agent.addresses[0], models)) as device:
+    with embedded_agent(write_agent(folder, policy, agent.addresses[0], models)) as device:
         answer = device.infer("digits", {"image": pictures([0])})
         assert (answer.route, answer.reason, answer.degraded) == ("edge", "cloud_model_missing", True)
 
@@ -150,7 +150,7 @@ def test_a_gateway_that_is_wrongly_asked_leaves_the_device_its_answer(folder: Pa
 def test_sixteen_callers_through_a_chain(folder: Path, agent: Running) -> None:
     images = pictures(range(64))
     edge, cloud = edge_scores(images), cloud_scores(images)
-    with Agent.from_config(gateway(folder, agent)) as device, ThreadPoolExecutor(16) as callers:
+    with embedded_agent(gateway(folder, agent)) as device, ThreadPoolExecutor(16) as callers:
 
         def right(index: int) -> bool:
             found = device.infer("digits", {"image": images[index : index + 1]}).outputs["scores"][0]

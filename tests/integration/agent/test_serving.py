@@ -175,7 +175,7 @@ def test_one_bundle_runs_in_either_runtime(client: OipClient) -> None:
 def test_what_agent_yaml_says_chooses_the_runtime(folder: Path, side: dict[str, Any], runtime: str) -> None:
     path = write_agent(folder, {"defaults": {"deadline": "5s"}}, models={"digits": {"edge": side}})
     with Agent.from_config(path) as agent:
-        edge = agent.model("digits").edge
+        edge = agent.core.model("digits").edge
         assert edge is not None
         assert edge.runtime.name == runtime
         answer = agent.infer("digits", {"image": pictures(range(20))})

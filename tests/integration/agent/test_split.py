@@ -18,8 +18,8 @@ from tests.faults.proxy import Proxy
 from tests.integration.agent.harness import write
 from tests.integration.agent.splits import CUTS, INPUT, MODEL, OUTPUT, Split, by_split, cut_names, picture
 from tests.integration.cloud.serving import Service
-from upwell.edge import Agent
 from upwell.edge.request.answer import Answer
+from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.writing import half_paths
 from upwell.shared.routing.policy.policy import Policy
@@ -250,7 +250,7 @@ def test_an_early_exit_answers_and_the_tail_is_asked_where_it_is_unsure(
         "policy": str(write(tmp_path, "policy.yaml", policy)),
         "models": {MODEL: {"edge": {"file": str(path), "exits": names}, "cloud": {"model": tail}}},
     })  # fmt: skip
-    with Agent.from_config(config) as agent:
+    with embedded_agent(config) as agent:
         answer = agent.infer(MODEL, picture(2), deadline_s=5.0)
         assert set(answer.outputs) == {OUTPUT}
         if below == 0.0:

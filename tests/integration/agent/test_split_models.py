@@ -16,7 +16,8 @@ from PIL import Image
 
 from tests.integration.agent.harness import write
 from tests.integration.cloud.serving import Service, serving
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.contraction import contract
@@ -154,7 +155,7 @@ class Halves:
                 for tail in (folder / key / "tails").iterdir():
                     tail.rename(self.served / tail.name)
 
-    def agent(self, address: str, policy: Mapping[str, Any], names: Sequence[str], *, edge: bool = True) -> Agent:
+    def agent(self, address: str, policy: Mapping[str, Any], names: Sequence[str], *, edge: bool = True) -> AgentCore:
         """An agent that serves these, each with its one head."""
         models = {
             name: {
@@ -164,7 +165,7 @@ class Halves:
             for name in names
         }
         config = {"cloud": {"endpoint": address}, "policy": str(write(self.folder, "policy.yaml", policy))}
-        return Agent.from_config(write(self.folder, "agent.yaml", {**config, "models": models}))
+        return embedded_agent(write(self.folder, "agent.yaml", {**config, "models": models}))
 
     def of(self, model: str) -> list[str]:
         """The names of its cuts."""

@@ -18,8 +18,9 @@ from tests.integration.agent.harness import write
 from tests.integration.agent.splits import by_split
 from tests.models.int8 import quantized
 from tests.models.mobilenet import build_mobilenet_v2
-from upwell.edge import Agent
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.shared.partition.candidates import cuts_of
 from upwell.shared.partition.costs import TierLink
 from upwell.shared.routing.reasons import Route
@@ -41,7 +42,7 @@ def planned(tmp_path: Path) -> Planned:
 
 
 @contextlib.contextmanager
-def agent_over(bed: Bed, planned: Planned, folder: Path, address: str) -> Iterator[Agent]:
+def agent_over(bed: Bed, planned: Planned, folder: Path, address: str) -> Iterator[AgentCore]:
     """An agent with the heads of `bed`, every request of which is split."""
     edge = {"file": str(planned.path), "threads": 1, "instances": 1}
     config = write(folder, "agent.yaml", {
@@ -49,7 +50,7 @@ def agent_over(bed: Bed, planned: Planned, folder: Path, address: str) -> Iterat
         "policy": str(write(folder, "policy.yaml", by_split("60s"))),
         "models": {MODEL: {"edge": edge, "cloud": {"model": MODEL}, "split": str(bed.split)}},
     })  # fmt: skip
-    with Agent.from_config(config) as agent:
+    with embedded_agent(config) as agent:
         yield agent
 
 

@@ -16,12 +16,13 @@ from tests.faults.bundles_for_tests import Signer, archive_of
 from tests.faults.scene import until
 from tests.integration.agent.harness import write
 from tests.integration.cloud.serving import Service, serving
-from upwell.edge import Agent
 from upwell.edge.bundle.base import GOLDEN_NAME, MANIFEST_NAME, Bundle
 from upwell.edge.bundle.files import entry_of, sizes_in
 from upwell.edge.bundle.golden import record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.signature import sign_bundle
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import cut_at
@@ -107,21 +108,21 @@ def service(makes: Makes) -> Iterator[Service]:
         yield service
 
 
-def serves(agent: Agent) -> int:
+def serves(agent: AgentCore) -> int:
     edge = agent.model(MODEL).edge
     assert edge is not None
     assert edge.source.bundle is not None
     return edge.source.bundle.version
 
 
-def answered(agent: Agent) -> tuple[Route, int]:
+def answered(agent: AgentCore) -> tuple[Route, int]:
     """Who answers, and with which version's weights."""
     answer = agent.infer(MODEL, {"x": X}, deadline_s=10.0)
     return answer.route, round(float(answer.outputs["y"][0, 0] - 1.0)) // 3
 
 
 def test_a_new_version_brings_its_own_heads_or_none(makes: Makes, service: Service) -> None:
-    with Agent.from_config(makes.config(service.address)) as agent:
+    with embedded_agent(makes.config(service.address)) as agent:
         assert answered(agent) == (Route.SPLIT, 1)
         for version in (2, UNSPLIT):
             makes.offer(version)
@@ -130,5 +131,5 @@ def test_a_new_version_brings_its_own_heads_or_none(makes: Makes, service: Servi
             served = agent.model(MODEL)
             assert served.edge is not None
             assert all(head.edge.scheduler is served.edge.scheduler for head in served.heads)
-    with Agent.from_config(makes.config(service.address)) as agent:
+    with embedded_agent(makes.config(service.address)) as agent:
         assert answered(agent) == (Route.EDGE, UNSPLIT)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.unit import models_for_tests
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.events.rules import EventRule, EventRules
 from upwell.pipelines.frame import Frame
@@ -63,18 +64,18 @@ class LiveSource:
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentCore]:
     folder = tmp_path_factory.mktemp("slow")
     models_for_tests.slow_picture(folder, layers=12)
     config = folder / "agent.yaml"
     config.write_text(
         f"version: 1\nmodels: {{slow: {{edge: {{bundle: {folder}, runtime: onnx, threads: 1, instances: 1}}}}}}\n"
     )
-    with Agent.from_config(config) as agent:
+    with embedded_agent(config) as agent:
         yield agent
 
 
-def taken_s(agent: Agent) -> float:
+def taken_s(agent: AgentCore) -> float:
     """What the device takes for a frame at its best, so that the load is never less than what the tests say."""
     runs_s = []
     for _ in range(9):
@@ -84,7 +85,7 @@ def taken_s(agent: Agent) -> float:
     return min(runs_s)
 
 
-def overloaded(agent: Agent, source: LiveSource, deadline_s: float) -> tuple[Pipeline, list[AnsweredFrame]]:
+def overloaded(agent: AgentCore, source: LiveSource, deadline_s: float) -> tuple[Pipeline, list[AnsweredFrame]]:
     """The frames of the source through a pipeline with an event for each answer, to the end."""
     step = InferFrame(Inference(agent, InferSettings("slow"), "camera"))
     rules = EventRules([EventRule("seen", "frame")], Zones({}, {}))
@@ -92,7 +93,7 @@ def overloaded(agent: Agent, source: LiveSource, deadline_s: float) -> tuple[Pip
         return pipeline, list(pipeline)
 
 
-def test_at_three_times_the_load_what_is_answered_is_answered_in_time(agent: Agent) -> None:
+def test_at_three_times_the_load_what_is_answered_is_answered_in_time(agent: AgentCore) -> None:
     run_s = taken_s(agent)
     deadline_s = 20 * run_s
     pipeline, answered = overloaded(agent, LiveSource(run_s / 3, FRAMES), deadline_s)
@@ -106,14 +107,14 @@ def test_at_three_times_the_load_what_is_answered_is_answered_in_time(agent: Age
     assert numbers == sorted(set(numbers))
 
 
-def test_before_the_first_frame_each_fate_stands_at_zero(agent: Agent) -> None:
+def test_before_the_first_frame_each_fate_stands_at_zero(agent: AgentCore) -> None:
     """A counter that is there only from its first increment on hides that one from a rate."""
     step = InferFrame(Inference(agent, InferSettings("slow"), "camera"))
     with Pipeline("camera", LiveSource(1.0, 1), [step], EventRules([], Zones({}, {}))) as pipeline:
         assert pipeline.status.frames == dict.fromkeys(("answered", *REASONS), 0)
 
 
-def test_a_source_that_queues_grows_late_and_every_late_frame_is_counted_not_answered(agent: Agent) -> None:
+def test_a_source_that_queues_grows_late_and_every_late_frame_is_counted_not_answered(agent: AgentCore) -> None:
     """The naive loop, with a deadline: no answer of it is old, so in the end there is none."""
     run_s = taken_s(agent)
     deadline_s = 5 * run_s

@@ -18,11 +18,12 @@ from tests.faults.scene import until
 from tests.integration.agent.versions import APPEARS_S, EASY, INPUT, MODEL, Publisher, rows, version_of
 from tests.integration.release.devices import policy_file, write_device
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge import Agent
 from upwell.edge.bundle.base import MANIFEST_NAME
 from upwell.edge.bundle.files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.release.client import ReleaseClient
+from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.core import AgentCore
 
 WARD = "rules: [{name: ward, match: {tags: {room: ward}}, egress: deny}]\n"
 
@@ -30,7 +31,7 @@ WARD = "rules: [{name: ward, match: {tags: {room: ward}}, egress: deny}]\n"
 class Device:
     """An agent in this process that follows releases."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: AgentCore) -> None:
         self.agent = agent
         assert agent.release is not None
         self.release: ReleaseClient = agent.release
@@ -64,7 +65,7 @@ class Device:
 @contextmanager
 def running(config: Path) -> Iterator[Device]:
     """The device, until the end of the block."""
-    with Agent.from_config(config) as agent:
+    with embedded_agent(config) as agent:
         yield Device(agent)
 
 

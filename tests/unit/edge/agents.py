@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from upwell.edge import Agent, Answer
+from upwell.edge import Answer
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.fake import Behaviour, FakeRuntime
+from upwell.edge.server.core import AgentCore
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml
@@ -92,7 +93,7 @@ def sides(answer: Answer) -> str:
 class Scene:
     """An agent, its model's device side (None without one), and its cloud."""
 
-    agent: Agent
+    agent: AgentCore
     edge: EdgeModel | None
     cloud: FakeDataplane
 
@@ -129,7 +130,7 @@ def scene(text: str = "version: 1", *, edge: EdgeModel | None = None, device: bo
     server = start_server(cloud, ["127.0.0.1:0"], max_workers=16)
     try:
         uplink = UplinkSettings(server.addresses[0], ClientSecurity(), MAX_MESSAGE_BYTES)
-        with Agent([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy(text)) as agent:
+        with AgentCore([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy(text)) as agent:
             yield Scene(agent, edge, cloud)
     finally:
         cloud.release()

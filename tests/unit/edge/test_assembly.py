@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import identity, linear, save, tensor
-from upwell.edge import Agent
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.runtimes import options
 from upwell.edge.server import assembly
-from upwell.edge.server.assembly import WARM_UP_RUNS
+from upwell.edge.server.assembly import WARM_UP_RUNS, embedded_agent
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.reasons import Reason
 
@@ -42,7 +41,7 @@ def bundle(folder: Path) -> Path:
 def test_a_bare_file_is_served_by_its_own_tensors(tmp_path: Path) -> None:
     linear(tmp_path)
     name = next(tmp_path.glob("*.onnx")).name
-    with Agent.from_config(written(tmp_path, models={"m": {"edge": {"file": name}}})) as agent:
+    with embedded_agent(written(tmp_path, models={"m": {"edge": {"file": name}}})) as agent:
         answer = agent.infer("m", {"x": np.zeros((2, 8), np.float32)})
         assert (answer.reason, answer.outputs["scores"].shape) == (Reason.NO_CLOUD, (2, 3))
         assert answer.edge_digest.startswith("sha256:")
@@ -50,7 +49,7 @@ def test_a_bare_file_is_served_by_its_own_tensors(tmp_path: Path) -> None:
 
 def test_the_router_knows_how_long_a_run_takes_before_the_first_request(tmp_path: Path) -> None:
     path = written(tmp_path, models={"m": {"edge": {"bundle": str(bundle(tmp_path))}}})
-    with Agent.from_config(path) as agent:
+    with embedded_agent(path) as agent:
         times = agent.router.state.edge["m"].windows[1]
         assert len(times.samples_s) == WARM_UP_RUNS
         assert 0 < times.p50_s < 1
@@ -61,7 +60,7 @@ def test_metrics_and_health_are_served_in_a_program_too_until_it_is_closed(
 ) -> None:
     models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}}}
     path = written(tmp_path, agent={"name": "dock-7", "metrics": "127.0.0.1:0"}, models=models)
-    with caplog.at_level(logging.INFO, "upwell"), Agent.from_config(path) as agent:
+    with caplog.at_level(logging.INFO, "upwell"), embedded_agent(path) as agent:
         (page,) = re.findall(r"metrics on (http://\S+)/metrics", caplog.text)
         agent.infer("m", {"x": np.zeros((1, 2), np.float32)})
         text = urllib.request.urlopen(f"{page}/metrics", timeout=5).read().decode()  # noqa: S310  loopback
@@ -78,26 +77,26 @@ def test_an_agent_in_a_program_whose_metrics_have_no_port_is_not_left_open(tmp_p
         at = f"127.0.0.1:{taken.getsockname()[1]}"
         path = written(tmp_path, agent={"metrics": at, "state_dir": "state"}, models=models)
         with pytest.raises(ConfigError, match="cannot listen"):
-            Agent.from_config(path)
-    with Agent.from_config(path):
+            embedded_agent(path)
+    with embedded_agent(path):
         pass
 
 
 def test_what_a_program_s_agent_does_not_do_is_said_by_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}}}
     section = {"name": "a", "listen": ["127.0.0.1:0"], "max_requests": 3}
-    with Agent.from_config(written(tmp_path, agent=section, models=models)):
+    with embedded_agent(written(tmp_path, agent=section, models=models)):
         (line,) = [message for message in caplog.messages if "ignored" in message]
         assert line.endswith(": agent.listen, agent.max_requests")
     caplog.clear()
-    with Agent.from_config(written(tmp_path, agent={"name": "a"}, models=models)):
+    with embedded_agent(written(tmp_path, agent={"name": "a"}, models=models)):
         assert "ignored" not in caplog.text
 
 
 def test_the_policy_beside_it_holds(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("rules: [{name: stay, match: {}, route: edge}]")
     models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}}}
-    with Agent.from_config(written(tmp_path, policy="policy.yaml", models=models)) as agent:
+    with embedded_agent(written(tmp_path, policy="policy.yaml", models=models)) as agent:
         assert agent.infer("m", {"x": np.zeros((1, 2), np.float32)}).reason is Reason.RULE
 
 
@@ -112,7 +111,7 @@ def test_everything_that_is_wrong_with_any_model_is_told_at_once(tmp_path: Path)
         "odd": {"edge": {"file": "agent.yaml"}},
     }
     with pytest.raises(ConfigError) as error:
-        Agent.from_config(written(tmp_path, models=models))
+        embedded_agent(written(tmp_path, models=models))
     text = str(error.value)
     for part in (
         "absent.onnx",
@@ -132,7 +131,7 @@ def test_a_model_that_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
     shape = {"shape": np.array([7], np.int64)}
     save(tmp_path / "m.onnx", [node], [tensor("x", ["rows", 2])], [tensor("y", [7])], shape)
     with pytest.raises(ConfigError, match=r"^models\.m\.edge: the model fails on a run with zeros"):
-        Agent.from_config(written(tmp_path, models={"m": {"edge": {"file": "m.onnx"}}}))
+        embedded_agent(written(tmp_path, models={"m": {"edge": {"file": "m.onnx"}}}))
 
 
 @pytest.mark.parametrize(("what", "content"), [("policy", "rules: 5"), ("models", "{")])
@@ -145,36 +144,36 @@ def test_after_a_refusal_nothing_stays_locked_or_running(tmp_path: Path, what: s
         "policy": "policy.yaml",
         "models": {"m": {"edge": {"bundle": str(good)}}},
     }
-    Agent.from_config(written(tmp_path, **sections)).close()
+    embedded_agent(written(tmp_path, **sections)).close()
     before = threading.active_count()
     broken = {"policy": tmp_path / "policy.yaml", "models": good / "model.yaml"}[what]
     broken.write_text(content)
     with pytest.raises(ConfigError) as error:
-        Agent.from_config(written(tmp_path, **sections))
+        embedded_agent(written(tmp_path, **sections))
     assert broken.name in str(error.value)
     broken.write_text("version: 1")
     if what == "models":
         broken.unlink()
-    Agent.from_config(written(tmp_path, **sections)).close()
+    embedded_agent(written(tmp_path, **sections)).close()
     assert threading.active_count() <= before
 
 
 def test_a_state_folder_belongs_to_one_agent(tmp_path: Path) -> None:
     models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}}}
     path = written(tmp_path, agent={"state_dir": "state"}, models=models)
-    with Agent.from_config(path):
+    with embedded_agent(path):
         assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
         with pytest.raises(ConfigError, match=r"agent\.state_dir: another agent uses it"):
-            Agent.from_config(path)
-    Agent.from_config(path).close()
+            embedded_agent(path)
+    embedded_agent(path).close()
 
 
 @pytest.mark.parametrize("endpoint", ["192.0.2.1:8001", "infer.example.com:8001"])
 def test_an_endpoint_off_this_machine_needs_tls(tmp_path: Path, endpoint: str) -> None:
     models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}, "cloud": {"model": "m"}}}
     with pytest.raises(ConfigError, match="would cross the network in clear"):
-        Agent.from_config(written(tmp_path, cloud={"endpoint": endpoint}, models=models))
-    Agent.from_config(written(tmp_path, cloud={"endpoint": endpoint, "insecure": True}, models=models)).close()
+        embedded_agent(written(tmp_path, cloud={"endpoint": endpoint}, models=models))
+    embedded_agent(written(tmp_path, cloud={"endpoint": endpoint, "insecure": True}, models=models)).close()
 
 
 @pytest.mark.parametrize(

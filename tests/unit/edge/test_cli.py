@@ -141,11 +141,20 @@ def test_a_command_imports_no_other_and_no_runtime(arguments: str) -> None:
     assert not modules & heavy
 
 
-def test_importing_the_agent_is_light() -> None:
-    script = "import sys; from upwell.edge import Agent; print(*sys.modules)"
+def imported_by(statement: str) -> set[str]:
+    script = f"import sys; {statement}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    modules = set(done.stdout.split())
+    return set(done.stdout.split())
+
+
+def test_importing_the_agent_is_light() -> None:
+    modules = imported_by("from upwell.edge import Agent")
+    assert "upwell.edge.agent" in modules
+    assert not modules & {"numpy", "grpc", "pydantic", "prometheus_client", "upwell.edge.server.core"}
+
+
+def test_what_an_agent_is_made_of_imports_no_runtime_and_no_terminal() -> None:
+    modules = imported_by("from upwell.edge.server import assembly")
     heavy = {"torch", "onnxruntime", "onnx", "ai_edge_litert", "tflite_runtime", "matplotlib", "sklearn", "scipy"}
     assert not modules & heavy
     assert not {name for name in modules if name.startswith(("upwell.cloud", "typer", "rich"))}
-    assert "upwell.edge.agent" in modules

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.agents import MAX_MESSAGE_BYTES, MODEL, SURE, UNSURE, rows_of, scene, sides
-from upwell.edge import Agent
 from upwell.edge.models.served import ServedModel
+from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
@@ -127,7 +127,7 @@ def test_metadata_of_a_cloud_that_is_gone_is_an_error_that_says_so() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         uplink = UplinkSettings(f"127.0.0.1:{nobody.getsockname()[1]}", ClientSecurity(), MAX_MESSAGE_BYTES)
-        agent = Agent([ServedModel(MODEL, None, "echo")], uplink, Policy())
+        agent = AgentCore([ServedModel(MODEL, None, "echo")], uplink, Policy())
         with agent, pytest.raises(CloudFailed, match=r"^cloud_unavailable: "):
             AgentDataplane(agent).metadata(MODEL)
 

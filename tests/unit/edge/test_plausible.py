@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import linear
-from upwell.edge import Agent
 from upwell.edge.models.plausible import implausible
 from upwell.edge.observe.health import document, summary
+from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.signature.signature import LogicalOutput, OutputKind
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.bundle.packing import PackRequest, packed
@@ -72,7 +72,7 @@ def test_an_agent_says_so_at_its_start_and_serves(
 ) -> None:
     config = tmp_path / "agent.yaml"
     config.write_text(json.dumps({"models": {"m": {"edge": {"bundle": str(bundle(tmp_path, kind, post))}}}}))
-    with Agent.from_config(config) as agent:
+    with embedded_agent(config) as agent:
         assert agent.infer("m", {"x": np.zeros((1, 8), np.float32)}).route == "edge"
         (health,) = agent.health()
         found = document([health], {}, [], {}, {})

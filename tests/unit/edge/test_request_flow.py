@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, busy, edge_model, policy, rows_of, scene, sides
-from upwell.edge import Agent, Answer
+from upwell.edge import Answer
 from upwell.edge.models.served import ServedModel
+from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import (
     CloudFailed,
     ConfigError,
@@ -124,7 +125,7 @@ def test_a_model_whose_request_is_one_whole_goes_up_whole() -> None:
 
 
 def test_without_a_cloud_the_device_answers_everything() -> None:
-    with Agent([ServedModel(MODEL, edge_model(), "")], None, Policy()) as agent:
+    with AgentCore([ServedModel(MODEL, edge_model(), "")], None, Policy()) as agent:
         answer = agent.infer(MODEL, rows_of(UNSURE))
         assert facts(answer) == (Plan.EDGE, Route.EDGE, Reason.NO_CLOUD, False)
 

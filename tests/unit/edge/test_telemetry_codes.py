@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import generate_latest
 
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, UNSURE, edge_model, policy, rows_of
-from upwell.edge import Agent, Answer
+from upwell.edge import Answer
 from upwell.edge.models.served import ServedModel
-from upwell.edge.server.core import AgentParts
+from upwell.edge.server.core import AgentCore, AgentParts
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ModelFailed, UpwellError
@@ -58,7 +58,7 @@ def told(cloud: tuple[FakeDataplane, str], failure: str, rules: str, tags: dict[
     inputs = rows_of(UNSURE)
     inputs["fp64"] = np.array([[float(TENSOR)]])
     outcome: object
-    with Agent([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy(rules), AgentParts(tracer=tracer)) as agent:
+    with AgentCore([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy(rules), AgentParts(tracer=tracer)) as agent:
         try:
             outcome = agent.infer(MODEL, inputs, tags=tags, id=ID, deadline_s=5.0)
         except UpwellError as error:
@@ -98,7 +98,7 @@ def test_the_id_of_a_request_that_is_denied_meanwhile_is_hashed_too(cloud: tuple
     tracer = Tracer(1.0, kept)
     uplink = UplinkSettings(cloud[1], ClientSecurity(), MAX_MESSAGE_BYTES)
     model = ServedModel(MODEL, edge_model(gate=gate), CLOUD_MODEL)
-    with Agent([model], uplink, policy("version: 1"), AgentParts(tracer=tracer)) as agent:
+    with AgentCore([model], uplink, policy("version: 1"), AgentParts(tracer=tracer)) as agent:
         asking = threading.Thread(target=lambda: agent.infer(MODEL, rows_of(UNSURE), id=ID, deadline_s=10.0))
         asking.start()
         agent.router.replace_policy(policy("rules: [{name: all, match: {}, egress: deny}]"))

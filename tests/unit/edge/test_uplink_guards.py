@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from upwell.edge.agent import Agent
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
+from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
@@ -46,12 +46,12 @@ def liar() -> Liar:
 
 
 @pytest.fixture
-def agent(liar: Liar) -> Iterator[Agent]:
+def agent(liar: Liar) -> Iterator[AgentCore]:
     server = start_server(liar, ["127.0.0.1:0"], max_workers=4)
     runtime = FakeRuntime(dict, SPEC, SPEC)
     edge = EdgeModel(runtime, Processor(None, SPEC, SPEC, "fake"), ModelSource("sha256:00"))
     uplink = UplinkSettings(server.addresses[0], ClientSecurity(), DEFAULT_MAX_MESSAGE_BYTES)
-    with Agent([ServedModel("m", edge, "echo")], uplink, UP) as made:
+    with AgentCore([ServedModel("m", edge, "echo")], uplink, UP) as made:
         yield made
     server.stop(0)
 
@@ -60,39 +60,39 @@ def row(*values: float) -> dict[str, Array]:
     return {"fp32": np.array([values], np.float32)}
 
 
-def test_an_honest_answer_is_the_clouds(agent: Agent) -> None:
+def test_an_honest_answer_is_the_clouds(agent: AgentCore) -> None:
     answer = agent.infer("m", row(1, 2))
     assert (answer.route, answer.reason, answer.degraded) == (Route.CLOUD, Reason.RULE, False)
 
 
 @pytest.mark.parametrize("changes", [{"id": "of another"}, {"outputs": {}}])
 def test_an_answer_to_another_request_or_to_none_is_garbage(
-    agent: Agent, liar: Liar, changes: dict[str, object]
+    agent: AgentCore, liar: Liar, changes: dict[str, object]
 ) -> None:
     liar.changes = changes
     answer = agent.infer("m", row(1, 2))
     assert (answer.route, answer.reason, answer.degraded) == (Route.EDGE, Reason.CLOUD_GARBAGE, True)
 
 
-def test_an_answer_without_an_id_is_taken(agent: Agent, liar: Liar) -> None:
+def test_an_answer_without_an_id_is_taken(agent: AgentCore, liar: Liar) -> None:
     liar.changes = {"id": ""}
     assert agent.infer("m", row(1, 2)).route is Route.CLOUD
 
 
-def test_what_is_no_number_going_up_and_coming_back_speaks_against_nobody(agent: Agent) -> None:
+def test_what_is_no_number_going_up_and_coming_back_speaks_against_nobody(agent: AgentCore) -> None:
     for _ in range(5):
         assert agent.infer("m", row(np.nan, 2)).reason is Reason.CLOUD_GARBAGE
     assert agent.infer("m", row(1, 2)).route is Route.CLOUD
 
 
-def test_a_gateway_that_answered_in_the_clouds_stead_says_so_through_the_device(agent: Agent, liar: Liar) -> None:
+def test_a_gateway_that_answered_in_the_clouds_stead_says_so_through_the_device(agent: AgentCore, liar: Liar) -> None:
     liar.changes = {"parameters": {"upwell.degraded": True, "upwell.reason": "cloud_unavailable"}}
     answer = agent.infer("m", row(1, 2))
     assert (answer.route, answer.reason, answer.degraded) == (Route.CLOUD, Reason.CLOUD_UNAVAILABLE, True)
 
 
 @pytest.mark.parametrize("value", [True, 3, 3.0])
-def test_a_tag_that_is_no_text_is_refused_before_anything_leaves(agent: Agent, liar: Liar, value: float) -> None:
+def test_a_tag_that_is_no_text_is_refused_before_anything_leaves(agent: AgentCore, liar: Liar, value: float) -> None:
     request = InferRequest("m", row(1, 2), parameters={"upwell.tag.privacy": value})
     with pytest.raises(InvalidRequest, match="expected a string"):
         AgentDataplane(agent).infer(request, Call(cancelled=threading.Event()))

@@ -31,7 +31,7 @@ from upwell.edge.release.client import ReleaseClient
 from upwell.edge.release.start import ReleaseStart
 from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.options import MAX_DEFAULT_THREADS, usable_cores
-from upwell.edge.server.core import AgentCore, AgentParts, CoreT
+from upwell.edge.server.core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.item import SpoolLimits, SpoolResult, SpoolUnavailable
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
@@ -60,9 +60,7 @@ _BLANK_PICTURE = np.zeros((1, 224, 224, 3), np.uint8)
 _log = logging.getLogger(__name__)
 
 
-def assemble(
-    made_as: type[CoreT], config: AgentConfig, on_result: Callable[[SpoolResult], None] | None = None
-) -> CoreT:
+def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | None = None) -> AgentCore:
     """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
     policy = load_yaml(config.policy, Policy) if config.policy else Policy()
     _warn_of_unknown_models(policy, config)
@@ -105,7 +103,7 @@ def assemble(
             policy_file=config.policy if release is None else None,
             followers=[start.follower for start in starts if start.follower is not None],
         )
-        agent = made_as(models, cloud, policy, parts)
+        agent = AgentCore(models, cloud, policy, parts)
         on_failure.callback(agent.close)
         _keep_current(agent, starts, parts.followers)
         if release is not None:
@@ -161,7 +159,7 @@ def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:
     return found
 
 
-def embedded_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> CoreT:
+def embedded_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> AgentCore:
     """The same in a program that calls it itself: it serves its metrics, and what others would call is left out.
 
     Raises `ConfigError` also where the metrics cannot be served.
@@ -170,7 +168,7 @@ def embedded_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolR
     section = config.agent
     ignored = [f"agent.{key}" for key in FOR_OTHER_CALLERS if key in section.model_fields_set]
     ignored += [] if config.pipelines is None else ["pipelines"]
-    agent = assemble(made_as, config, on_result)
+    agent = assemble(config, on_result)
     if ignored:
         _log.warning(
             "%s: ignored where a program embeds the agent; only `upwell agent` uses them: %s", path, ", ".join(ignored)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.cases.collector import CaseCollector
@@ -53,7 +53,6 @@ from upwell.shared.routing.tags import NO_TAGS
 from upwell.shared.telemetry.tracer import Tracer
 from upwell.shared.tensors import Array
 
-CoreT = TypeVar("CoreT", bound="AgentCore")
 _log = logging.getLogger(__name__)
 
 
@@ -371,7 +370,7 @@ class AgentCore:
         if self._parts.state_dir is not None:
             self._parts.state_dir.close()
 
-    def __enter__(self: CoreT) -> CoreT:
+    def __enter__(self) -> AgentCore:
         """The agent itself."""
         return self
 

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from upwell.edge.agent import Agent
 from upwell.edge.cli import Companion, run_agent
 from upwell.edge.config import AgentConfig
+from upwell.edge.server.core import AgentCore
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.telemetry.exposition import Page
@@ -43,7 +43,7 @@ def _companion(config: AgentConfig, path: Path) -> Companion:
     results = LateResults()
 
     @contextmanager
-    def run(running: Agent) -> Iterator[Mapping[str, Page]]:
+    def run(running: AgentCore) -> Iterator[Mapping[str, Page]]:
         with running_file(path, config, running, results) as runner:
             runner.start()
             yield pages_of(runner, config.agent.metrics)

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.health import summary
 from upwell.edge.server.assembly import assemble, serve_metrics
@@ -43,7 +42,7 @@ def run(
     load(pipelines, agent_config)  # what is wrong with it is said before any model is loaded
     metrics = agent_config.agent.metrics
     results = LateResults()
-    with ExitStack() as once_closed, assemble(Agent, agent_config, results) as agent:
+    with ExitStack() as once_closed, assemble(agent_config, results) as agent:
         stop = StopSignals()
         once_closed.callback(stop.restore_default)
         with running_file(pipelines, agent_config, agent, results) as runner:

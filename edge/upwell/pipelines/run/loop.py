@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.server.assembly import assemble
+from upwell.edge.server.core import AgentCore
 from upwell.pipelines.answered import AnsweredFrame, PipelineStatus
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.config.signatures import signatures_of
@@ -25,7 +25,7 @@ class Pipeline:
     it as a context manager. `stop`, `status` and `agent` are safe to use from other threads.
     """
 
-    def __init__(self, agent: Agent, runner: PipelineRunner, name: str, parts: ExitStack) -> None:
+    def __init__(self, agent: AgentCore, runner: PipelineRunner, name: str, parts: ExitStack) -> None:
         self.agent = agent
         """Answers other requests, too."""
         self.name = name
@@ -44,7 +44,7 @@ class Pipeline:
         alone = config.model_copy(update={"pipelines": {chosen: config.pipelines[chosen]}})
         results = LateResults()
         with ExitStack() as on_failure:
-            running = on_failure.enter_context(assemble(Agent, agent_config, results))
+            running = on_failure.enter_context(assemble(agent_config, results))
             state_dir = agent_config.agent.state_dir
             runner = on_failure.enter_context(build_pipelines(alone, running, state_dir, results))
             return cls(running, runner, chosen, on_failure.pop_all())

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from rich.progress import Progress
 
-from upwell.edge.agent import Agent
+from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import Settings
@@ -107,9 +107,9 @@ def _record(
         place.write_settings(runtime, cloud.endpoint)
         runs = {}
         for name, config in (("edge_only", names.EDGE_ONLY), ("cloud_only", names.CLOUD_ONLY)):
-            with _interrupted_between() as until, Agent.from_config(place.file(config)) as agent:
+            with _interrupted_between() as until, embedded_agent(place.file(config)) as agent:
                 runs[name] = run(agent, until(progress.track(cases, description=name.replace("_", " "))))
-        with _interrupted_between() as until, Agent.from_config(place.file(names.AGENT)) as agent:
+        with _interrupted_between() as until, embedded_agent(place.file(names.AGENT)) as agent:
             runs["hybrid"] = run(agent, until(progress.track(cases, description="hybrid")))
             outage = run_through_outage(
                 agent,

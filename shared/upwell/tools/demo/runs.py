@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from upwell.edge.agent import Agent
 from upwell.edge.request.answer import Answer
+from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.reasons import Route
 from upwell.shared.tensors import Array
@@ -66,7 +66,7 @@ class DemoRun:
         return tuple(one for one in self.outcomes if one.case.model == model)
 
 
-def run(agent: Agent, cases: Iterable[DemoCase]) -> DemoRun:
+def run(agent: AgentCore, cases: Iterable[DemoCase]) -> DemoRun:
     """Send the cases one after the other, each as soon as the one before is answered."""
     before = _bytes_up(agent)
     outcomes = tuple(_ask(agent, case) for case in cases)
@@ -83,7 +83,7 @@ class Outage:
 
 
 def run_through_outage(
-    agent: Agent, cases: Iterable[DemoCase], kill: Callable[[], None], *, kill_after: int, rate_hz: float
+    agent: AgentCore, cases: Iterable[DemoCase], kill: Callable[[], None], *, kill_after: int, rate_hz: float
 ) -> Outage:
     """Send the cases at a steady rate, and `kill` the cloud once `kill_after` of them have been answered."""
     start_s = time.monotonic()
@@ -100,7 +100,7 @@ def run_through_outage(
     return Outage(before, _finished(agent, tuple(outcomes[kill_after:]), at_kill), killed_at_s)
 
 
-def _ask(agent: Agent, case: DemoCase) -> DemoOutcome:
+def _ask(agent: AgentCore, case: DemoCase) -> DemoOutcome:
     began_s = time.monotonic()
     try:
         answer, error = agent.infer(case.model, {"image": case.png}), ""
@@ -109,11 +109,11 @@ def _ask(agent: Agent, case: DemoCase) -> DemoOutcome:
     return DemoOutcome(case, began_s, time.monotonic() - began_s, answer, error)
 
 
-def _finished(agent: Agent, outcomes: tuple[DemoOutcome, ...], before: Mapping[str, int]) -> DemoRun:
+def _finished(agent: AgentCore, outcomes: tuple[DemoOutcome, ...], before: Mapping[str, int]) -> DemoRun:
     return DemoRun(outcomes, {model: total - before[model] for model, total in _bytes_up(agent).items()})
 
 
-def _bytes_up(agent: Agent) -> dict[str, int]:
+def _bytes_up(agent: AgentCore) -> dict[str, int]:
     """What the agent's own counter says: whole messages, whatever became of them."""
     count = agent.metrics.registry.get_sample_value
     return {model: int(count("upwell_uplink_bytes_total", {"model": model}) or 0) for model in agent.models}

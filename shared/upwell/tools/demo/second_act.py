@@ -11,7 +11,7 @@ from typing import Any
 
 import av
 
-from upwell.edge.agent import Agent
+from upwell.edge.server.assembly import embedded_agent
 from upwell.pipelines.answered import AnsweredFrame, percentile
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.run.annotated import annotated, jpeg
@@ -56,7 +56,7 @@ def run_video(
     total, killed_after, answered, picture = frames_of(shown), 0, 0, b""
     results = LateResults()
     with ExitStack() as parts:
-        agent = parts.enter_context(Agent.from_config(place.file(names.CARDS_AGENT), results))
+        agent = parts.enter_context(embedded_agent(place.file(names.CARDS_AGENT), results))
         runner = parts.enter_context(build_pipelines(config, agent, None, results))
         pipeline = runner.pipelines[names.PIPELINE]
         for frame in until(pipeline):

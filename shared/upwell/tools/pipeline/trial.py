@@ -14,7 +14,6 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from upwell.edge.agent import Agent
 from upwell.edge.server.assembly import assemble
 from upwell.pipelines.answered import PipelineStatus, percentile
 from upwell.pipelines.commands.run import agent_config_of
@@ -66,7 +65,7 @@ def trial(
     has_pictures = parsed.pipelines[name].source.series is None
     results = LateResults()
     with ExitStack() as open_parts:
-        agent = open_parts.enter_context(assemble(Agent, agent_config, results))
+        agent = open_parts.enter_context(assemble(agent_config, results))
         runner = open_parts.enter_context(build_pipelines(changed, agent, None, results))
         bar = open_parts.enter_context(progress())
         fps, frames = _length(video) if has_pictures else (_DEFAULT_FPS, None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.pipelines_run import MadeSource, write_agent
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
 from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
 from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene
@@ -28,7 +28,7 @@ def test_a_late_answer_holds_for_the_track_only_while_its_case_is_the_last_word(
 ) -> None:
     """After a restart the same number is another object's; and a track may have been asked about again."""
     monkeypatch.setattr(inference, "case_of", lambda _, row: {"case": f"now/{row}"})
-    with Agent.from_config(write_agent(tmp_path)) as agent:
+    with embedded_agent(write_agent(tmp_path)) as agent:
         step = InferObjects(Inference(agent, InferSettings("digits", once_per_track=True), "dock"))
         asked = step.take(SCENE, float("inf")).objects[0].answers["digits"]
         step.amend(1, "before/0", {"label": "another"})
@@ -42,7 +42,7 @@ def test_a_late_answer_holds_for_the_track_only_while_its_case_is_the_last_word(
 
 
 def test_a_request_that_fails_is_named_with_the_step_that_made_it(tmp_path: Path) -> None:
-    with Agent.from_config(write_agent(tmp_path)) as agent:
+    with embedded_agent(write_agent(tmp_path)) as agent:
         step = InferFrame(Inference(agent, InferSettings("cards"), "dock"))
     told: list[AnsweredFrame | DroppedFrame] = []
     with Pipeline(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.pipelines_run import write_agent
-from upwell.edge import Agent
+from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.spool.item import SpoolResult
 from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.events.rules import FiredEvent
@@ -145,7 +145,7 @@ def test_an_event_leaves_only_where_all_that_it_tells_of_may(
 ) -> None:
     tags = {"cards": {"pipeline": "dock"}, "digits": {"pipeline": "dock", "who": "staff"}}
     with (
-        Agent.from_config(write_agent(tmp_path, policy)) as agent,
+        embedded_agent(write_agent(tmp_path, policy)) as agent,
         published(tmp_path, tags, may_leave(agent.router)) as (publisher, kept, _),
     ):
         publisher.publish(seen(*objects))
