@@ -17,6 +17,7 @@ from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoi
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.server_keys import ServerKeys
+from upwell.shared.telemetry.sections import MetricsPush
 from upwell.shared.units import Bytes, Seconds
 
 DEFAULT_MAX_REQUESTS = 32
@@ -90,6 +91,7 @@ class AgentSection(ServerKeys):
         le=1_000_000,
         description="Requests, and as many frames, that `upwell explain` knows.",
     )
+    otlp: MetricsPush | None = Field(None, description="A collector that all metrics are pushed to; none without it.")
     spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
     trust: TrustSection = Field(TrustSection(), description="Whose signatures on bundles count.")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 WAIT_S = 15.0
@@ -31,11 +32,31 @@ class Received:
     links: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Pushed:
+    """One push of metrics as it came over the wire: who pushed, and each value by name and labels.
+
+    Of a histogram there are `NAME_count`, `NAME_sum`, and `NAME_bucket` with the label `le`, counted up.
+    """
+
+    resource: Mapping[str, Any]
+    values: Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The value with just these labels."""
+        return self.values[name, frozenset(labels.items())]
+
+
 class Collector:
-    """Answers `POST /v1/traces` with 200, or with `status`; holds every answer back while `is_stuck`."""
+    """Answers `POST /v1/traces` and `/v1/metrics` with 200, or with `status`; holds every answer back while `is_stuck`.
+
+    A redirect, 302, leads to `redirect`.
+    """
 
     def __init__(self) -> None:
         self.spans: list[Received] = []
+        self.pushed: list[Pushed] = []
+        self.redirect = ""
         self.posts = 0
         self.bodies = bytearray()
         self.status = 200
@@ -52,6 +73,12 @@ class Collector:
             assert self._news.wait_for(lambda: enough(self.spans), WAIT_S), [span.name for span in self.spans]
             return list(self.spans)
 
+    def wait_pushed(self, enough: Callable[[Pushed], bool]) -> Pushed:
+        """The first push that is enough; fails where none comes."""
+        with self._news:
+            assert self._news.wait_for(lambda: any(map(enough, self.pushed)), WAIT_S), self.pushed[-1:]
+            return next(one for one in self.pushed if enough(one))
+
     def posted(self, count: int = 1) -> bool:
         """Wait for so many deliveries, taken or not."""
         with self._news:
@@ -63,7 +90,7 @@ class Collector:
         self._server.shutdown()
         self._server.server_close()
 
-    def take(self, body: bytes) -> int:
+    def take(self, path: str, body: bytes) -> int:
         """One delivery; the status to answer with."""
         with self._news:
             self.posts += 1
@@ -72,9 +99,12 @@ class Collector:
         if self.is_stuck:
             self._released.wait()
         if self.status == 200:
-            found = list(_spans(ExportTraceServiceRequest.FromString(body)))
+            is_push = path == "/v1/metrics"
+            pushed = list(pushed_in(ExportMetricsServiceRequest.FromString(body))) if is_push else []
+            spans = [] if is_push else list(_spans(ExportTraceServiceRequest.FromString(body)))
             with self._news:
-                self.spans += found
+                self.pushed += pushed
+                self.spans += spans
                 self._news.notify_all()
         return self.status
 
@@ -92,9 +122,11 @@ def collecting() -> Iterator[Collector]:
 def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            assert self.path == "/v1/traces"
+            assert self.path in ("/v1/traces", "/v1/metrics")
             assert self.headers["Content-Type"] == "application/x-protobuf"
-            self.send_response(collector.take(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(collector.take(self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            if collector.redirect:
+                self.send_header("Location", collector.redirect)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -115,6 +147,25 @@ def _spans(request: ExportTraceServiceRequest) -> Iterator[Received]:
                     span.start_time_unix_nano, span.end_time_unix_nano, error,
                     _values(span.attributes), [link.span_id.hex() for link in span.links],
                 )  # fmt: skip
+
+
+def pushed_in(request: ExportMetricsServiceRequest) -> Iterator[Pushed]:
+    """What was pushed."""
+    for group in request.resource_metrics:
+        values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for metric in (metric for scope in group.scope_metrics for metric in scope.metrics):
+            for point in getattr(metric, metric.WhichOneof("data") or "gauge").data_points:
+                labels = _values(point.attributes)
+                if metric.HasField("histogram"):
+                    values[f"{metric.name}_count", frozenset(labels.items())] = point.count
+                    values[f"{metric.name}_sum", frozenset(labels.items())] = point.sum
+                    below = 0
+                    for bound, count in zip((*point.explicit_bounds, "+Inf"), point.bucket_counts, strict=True):
+                        below += count
+                        values[f"{metric.name}_bucket", frozenset({**labels, "le": str(bound)}.items())] = below
+                else:
+                    values[metric.name, frozenset(labels.items())] = getattr(point, point.WhichOneof("value"))
+        yield Pushed(_values(group.resource.attributes), values)
 
 
 def _values(attributes: Any) -> dict[str, Any]:

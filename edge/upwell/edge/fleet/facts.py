@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from upwell.shared.opamp.names import AGENT_NAME, LABEL
+from upwell.shared.opamp.names import AGENT_NAME, INSTANCE_UID, LABEL
 
 Sections = Sequence[tuple[str, list[str]]]
 """Headings, each with its lines."""
@@ -75,6 +75,16 @@ def attributes(view: AgentView, instance_uid: str) -> dict[str, str]:
     return {key: value for key, value in found.items() if value} | {
         LABEL + key: one for key, one in view.labels.items()
     }
+
+
+def resource_attributes(view: AgentView, instance: str, instance_uid: str) -> dict[str, str]:
+    """Whose metrics they are, in OpenTelemetry's names: the device, its version of Upwell, its release and its labels.
+
+    What runs each model is in the metrics themselves.
+    """
+    found = {key: one for key, one in attributes(view, instance).items() if not key.startswith("upwell.model.")}
+    release = {} if view.release is None else {"upwell.release": str(view.release.status().sequence)}
+    return found | release | {"service.name": "upwell-agent"} | ({INSTANCE_UID: instance_uid} if instance_uid else {})
 
 
 def _board() -> str:

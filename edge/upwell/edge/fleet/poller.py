@@ -84,10 +84,15 @@ class FleetPoller:
             with suppress(RemoteError, ConfigError):
                 self._send(self._conversation.leave(), {}, 2.0)
 
+    @property
+    def instance_uid(self) -> str:
+        """Who the device is, as 32 hexadecimal digits."""
+        return self._identity.instance_uid.hex()
+
     def describe(self) -> HealthPart:
         """For `/health`. A service that is gone is no problem of the agent's."""
         facts: dict[str, Any] = {
-            "endpoint": self._section.endpoint, "instance_uid": self._identity.instance_uid.hex(),
+            "endpoint": self._section.endpoint, "instance_uid": self.instance_uid,
             "enrolled": self._identity.is_enrolled, "last_heard_unix_s": self._last_heard_unix_s,
             "failures_in_a_row": self._failures, "problem": self._problem,
         }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -17,14 +18,14 @@ import numpy as np
 
 from upwell.edge.bundle.base import Bundle
 from upwell.edge.config import AgentConfig
-from upwell.edge.fleet.facts import AgentView
+from upwell.edge.fleet.facts import AgentView, resource_attributes
 from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.plausible import implausible
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.observe.flight_recorder.words import tell_elsewhere
 from upwell.edge.observe.health import release_part
-from upwell.edge.observe.metrics import release_families
+from upwell.edge.observe.metrics import counter_by, release_families
 from upwell.edge.policy.housekeeping import Housekeeping
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.release.client import ReleaseClient
@@ -46,8 +47,8 @@ from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Probl
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.opamp.wish import digest_of
 from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.telemetry.collectors import open_metrics_push, open_tracer
 from upwell.shared.telemetry.exposition import Page, PageReply, serve_pages
-from upwell.shared.telemetry.open_tracer import open_tracer
 from upwell.shared.tensors import Array
 
 WARM_UP_RUNS = 5
@@ -108,25 +109,18 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
         _keep_current(agent, starts, parts.followers)
         if release is not None:
             _follow_releases(agent, release, starts)
-        if config.fleet is not None:
-            _join_fleet(agent, config, config.fleet)
+        if config.fleet is not None or section.otlp is not None:
+            _report(agent, config)
         on_failure.pop_all()
     return agent
 
 
-def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection) -> None:
-    """Report to the fleet service until the agent is closed. Raises `ConfigError`."""
-    try:
-        from upwell.edge.fleet.identity import FOLDER_NAME
-        from upwell.edge.fleet.poller import FleetPoller
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("upwell"):
-            raise
-        raise ConfigError.at(None, f"needs the package {error.name}: pip install 'upwell[bundle]'", "fleet") from None
+def _report(agent: AgentCore, config: AgentConfig) -> None:
+    """Have a fleet service and a collector told how it fares until the agent is closed. Raises `ConfigError`."""
     agent_digest = digest_of(config.model_dump_json().encode()).hex()
     view = AgentView(
         name=agent.name,
-        labels=section.labels,
+        labels={} if config.fleet is None else config.fleet.labels,
         health=agent.health_document,
         counts=agent.metrics.totals,
         now=partial(_link_and_spool, agent),
@@ -138,10 +132,32 @@ def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection) ->
         },
         release=agent.release,
     )
+    uid = "" if config.fleet is None else _join_fleet(agent, config, config.fleet, view)
+    if config.agent.otlp is not None:
+        has_name = "name" in config.agent.model_fields_set
+        instance = agent.name if has_name else platform.node()
+        push = open_metrics_push(
+            config.agent.otlp, agent.metrics.registry.collect, partial(resource_attributes, view, instance, uid)
+        )
+        agent.close_with(push.close)
+        text = "Pushes of the metrics, by what became of them."
+        agent.metrics.export(lambda: [counter_by("upwell_otlp_pushes", text, "became", push.became)])
+
+
+def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection, view: AgentView) -> str:
+    """Report to the fleet service; the device's instance UID. Raises `ConfigError`."""
+    try:
+        from upwell.edge.fleet.identity import FOLDER_NAME
+        from upwell.edge.fleet.poller import FleetPoller
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("upwell"):
+            raise
+        raise ConfigError.at(None, f"needs the package {error.name}: pip install 'upwell[bundle]'", "fleet") from None
     assert config.agent.state_dir is not None  # noqa: S101  the configuration was checked
     poller = FleetPoller(section, view, config.agent.state_dir / FOLDER_NAME)
     agent.close_with(poller.close)
     agent.describe_with("fleet", poller.describe)
+    return poller.instance_uid
 
 
 def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:

@@ -25,3 +25,6 @@ LABEL = "upwell.label."
 """Attributes of an agent that begin so are its labels."""
 
 AGENT_NAME = "upwell.agent.name"
+
+INSTANCE_UID = "upwell.instance_uid"
+"""In metrics: the device as the fleet service knows it."""

@@ -1,4 +1,4 @@
-"""Carries recorded requests to an OpenTelemetry collector. The only module that imports OpenTelemetry."""
+"""Carries recorded requests to an OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _EVERY_S = 1.0
 _BATCH = 512
 _CLOSE_S = 3.0
 # They tell of each failure; that deliveries fail, and that they succeed again, is told once here.
-_ITS_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.exporter.otlp.common.http")
+_ITS_LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "opentelemetry.exporter.otlp.common.http",
+)  # fmt: skip
 _ours = threading.local()
 
 _log = logging.getLogger(__name__)
@@ -41,8 +44,7 @@ def otlp_delivery(url: str, name: str, instance: str) -> SpanDelivery:
     What OpenTelemetry reads from the environment holds too: headers with the collector's credentials
     (`OTEL_EXPORTER_OTLP_HEADERS`), its certificates, and further attributes of the service.
     """
-    for logger in _ITS_LOGGERS:
-        logging.getLogger(logger).addFilter(_is_of_others)
+    hush_exporters()
     resource = Resource.create(
         {
             "service.name": name,
@@ -103,7 +105,7 @@ class SpanDelivery(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Called by the processor's thread alone."""
-        _ours.delivers = True
+        hush_thread()
         result = self._exporter.export(spans)
         works = result is SpanExportResult.SUCCESS
         requests = sum(span.kind is SpanKind.SERVER for span in spans)
@@ -137,6 +139,17 @@ class SpanDelivery(SpanExporter):
             end_time=offset_ns + round(1e9 * span.ended_s),
             instrumentation_scope=self._scope,
         )
+
+
+def hush_exporters() -> None:
+    """Have OpenTelemetry's exporters say nothing of their own about deliveries in threads that called `hush_thread`."""
+    for logger in _ITS_LOGGERS:
+        logging.getLogger(logger).addFilter(_is_of_others)
+
+
+def hush_thread() -> None:
+    """What this thread delivers is ours."""
+    _ours.delivers = True
 
 
 def _is_of_others(_: logging.LogRecord) -> bool:

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from upwell.shared.config.security import Address
 from upwell.shared.config.yaml import FilePart
-from upwell.shared.units import Share
+from upwell.shared.units import Seconds, Share
 
 LogFormat: TypeAlias = Literal["text", "json"]
 """How log lines are written to standard error."""
 
-_PATH = "/v1/traces"
 
+class _Collector(FilePart):
+    """Where telemetry is posted to, and whether that may be in the clear."""
 
-class Traces(FilePart):
-    """OpenTelemetry traces over OTLP/HTTP; needs the extra `telemetry`."""
+    path: ClassVar[str]
 
     endpoint: str = Field(
-        description="The collector's URL, such as `http://127.0.0.1:4318`; `/v1/traces` is added. Off loopback "
+        description="The collector's URL, such as `http://127.0.0.1:4318`; the path of OTLP is added. Off loopback "
         "`https`, unless `insecure`."
-    )
-    sample: Share = Field(
-        0.05,
-        description="Share of the requests recorded, such as 5%, of those whose caller has not decided that already.",
     )
     insecure: bool = Field(False, description="Allow `http` off loopback.")
 
     @model_validator(mode="after")
-    def _reachable(self) -> Traces:
+    def _reachable(self) -> _Collector:
         try:
             url = urlsplit(self.endpoint)
             host, _ = url.hostname, url.port
@@ -43,11 +39,31 @@ class Traces(FilePart):
             # What stands there may be a secret, which is not for a log.
             raise ValueError("expected a URL without name, password or query; OTEL_EXPORTER_OTLP_HEADERS has those")
         if url.scheme == "http" and not self.insecure and not Address(host).is_loopback:
-            raise ValueError(f"{self.endpoint} would carry traces over a network in the clear; use https or `insecure`")
+            what = self.path.rpartition("/")[2]
+            raise ValueError(f"{self.endpoint} would carry {what} over a network in the clear; use https or `insecure`")
         return self
 
     @property
     def url(self) -> str:
-        """Where requests with spans are posted to."""
+        """What is posted to."""
         base = self.endpoint.rstrip("/")
-        return base if base.endswith(_PATH) else base + _PATH
+        return base if base.endswith(self.path) else base + self.path
+
+
+class Traces(_Collector):
+    """OpenTelemetry traces over OTLP/HTTP; needs the extra `telemetry`."""
+
+    path = "/v1/traces"
+
+    sample: Share = Field(
+        0.05,
+        description="Share of the requests recorded, such as 5%, of those whose caller has not decided that already.",
+    )
+
+
+class MetricsPush(_Collector):
+    """All metrics, pushed over OTLP/HTTP from a device that nobody can scrape; needs the extra `telemetry`."""
+
+    path = "/v1/metrics"
+
+    every: Seconds = Field(60.0, ge=1, le=3600, description="How often, give or take a tenth.")

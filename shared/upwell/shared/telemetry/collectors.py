@@ -1,0 +1,38 @@
+"""The collectors that a configuration names; what speaks with them comes with the extra `telemetry`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import Metric
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.telemetry.sections import MetricsPush, Traces
+from upwell.shared.telemetry.tracer import Tracer
+
+if TYPE_CHECKING:
+    from upwell.shared.telemetry.otlp_metrics import MetricsDelivery
+
+
+def open_tracer(section: Traces, name: str, instance: str) -> Tracer:
+    """One that tells the section's collector of the service `name`, of which this is the `instance`.
+
+    Raises `ConfigError` where the extra is not installed.
+    """
+    try:
+        from upwell.shared.telemetry.otlp import otlp_delivery
+    except ImportError:
+        raise ConfigError.at(None, "traces need an extra: pip install 'upwell[telemetry]'", "traces") from None
+    return Tracer(section.sample, otlp_delivery(section.url, name, instance))
+
+
+def open_metrics_push(
+    section: MetricsPush, families: Callable[[], Iterable[Metric]], attributes: Callable[[], Mapping[str, str]]
+) -> MetricsDelivery:
+    """Push `families` to the section's collector until it is closed. Raises `ConfigError` as `open_tracer` does."""
+    try:
+        from upwell.shared.telemetry.otlp_metrics import MetricsDelivery
+    except ImportError:
+        raise ConfigError.at(None, "it needs an extra: pip install 'upwell[telemetry]'", "agent.otlp") from None
+    return MetricsDelivery(section, families, attributes)
