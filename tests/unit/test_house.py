@@ -192,6 +192,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.pipeline.trial": {"av"},
     "upwell.pipelines.sources.folder": {"watchfiles"},
     "upwell.shared.telemetry.otlp": {"opentelemetry"},
+    "upwell.shared.telemetry.otlp_metrics": {"opentelemetry", "requests"},
     "upwell.edge.fleet.identity": {"cryptography"},
     "upwell.fleet.api.routes": {"starlette"},
     "upwell.fleet.dashboard.pages": {"jinja2", "starlette"},
