@@ -1,6 +1,7 @@
 """Simulated devices polling one fleet service on this machine: how late answers are, memory, and writes per poll.
 
     python -m tests.benchmarks.fleet_load --devices 10000 --poll 60 --seconds 90
+    python -m tests.benchmarks.fleet_load --devices 100 1000 10000 --seconds 60 --plot docs/images/fleet-load.png
 
 Every device has a key and a certificate of its own, makes a new TLS connection for each poll, and says what it counted
 with every fifteenth. The service is a process of its own with SQLite; the devices share the machine with it.
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -34,6 +36,11 @@ from upwell.fleet.service.server import FleetServer
 from upwell.fleet.users.audit import Actor
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.names import STATISTICS
+from upwell.tools import plot_style
+from upwell.tools.plot_style import check_plot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 POLLS_A_COUNT = 15
 
@@ -153,11 +160,13 @@ def cpu_s(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(arguments: argparse.Namespace, folder: Path, service: subprocess.Popen[str]) -> dict[str, object]:
+async def measure(
+    arguments: argparse.Namespace, count: int, folder: Path, service: subprocess.Popen[str]
+) -> dict[str, Any]:
     """Let the devices live for one interval, then measure."""
     assert service.stdout is not None
     devices = Devices(folder, int(service.stdout.readline()), arguments.poll)
-    tasks = [asyncio.ensure_future(devices.live(number)) for number in range(arguments.devices)]
+    tasks = [asyncio.ensure_future(devices.live(number)) for number in range(count)]
     await asyncio.sleep(arguments.poll * 1.15)  # every device has spoken once
     before, used_s = await asked(service), cpu_s(service.pid)
     devices.is_measured = True
@@ -171,7 +180,7 @@ async def measure(arguments: argparse.Namespace, folder: Path, service: subproce
     took = sorted(devices.took_s)
     polls = after["polls"] - before["polls"]
     return {
-        "devices": arguments.devices, "poll_s": arguments.poll, "polls": len(took), "failed": devices.failed,
+        "devices": count, "poll_s": arguments.poll, "polls": len(took), "failed": devices.failed,
         "polls_per_s": round(len(took) / arguments.seconds, 1),
         **{f"p{share}_ms": round(1e3 * took[int(len(took) * share / 100)], 1) for share in (50, 90, 99)},
         "writes_per_poll": round((after["writes"] - before["writes"]) / polls, 4),
@@ -188,9 +197,11 @@ async def asked(service: subprocess.Popen[str]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Print one JSON object."""
+    """Print one JSON object for each number of devices, and draw them."""
     parser = argparse.ArgumentParser(description="Simulated devices polling one fleet service.")
-    parser.add_argument("--devices", type=int, default=10_000)
+    parser.add_argument("--devices", type=int, nargs="+", default=[10_000])
+    parser.add_argument("--plot", type=Path, help="draw what they cost, beside what that comes to for more of them")
+    parser.add_argument("--from", dest="known", type=Path, help="draw these lines of an earlier run instead")
     parser.add_argument("--poll", type=float, default=60.0, help="seconds between two polls of a device")
     parser.add_argument("--seconds", type=float, default=90.0, help="how long is measured, after one interval")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -198,23 +209,66 @@ def main() -> None:
     if arguments.serve is not None:
         serve(arguments.serve, arguments.poll)
         return
+    check_plot(arguments.plot)
+    if arguments.known is not None:
+        found = [json.loads(line) for line in arguments.known.read_text().splitlines()]
+    else:
+        found = [one_run(arguments, devices) for devices in arguments.devices]
+    if arguments.plot is not None:
+        arguments.plot.write_bytes(drawn(found, arguments.plot.suffix))
+
+
+def one_run(arguments: argparse.Namespace, devices: int) -> dict[str, Any]:
+    """Measure so many devices, in a service and a database of their own; prints what came of it."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        enrol(folder, arguments.devices, arguments.poll)
-        command = [
-            sys.executable,
-            "-m",
-            "tests.benchmarks.fleet_load",
-            "--serve",
-            scratch,
-            "--poll",
-            str(arguments.poll),
-        ]
+        folder, words = Path(scratch), ["-m", "tests.benchmarks.fleet_load", "--serve", scratch]
+        enrol(folder, devices, arguments.poll)
+        command = [sys.executable, *words, "--poll", str(arguments.poll)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
             try:
-                print(json.dumps(asyncio.run(measure(arguments, folder, service))))
+                found = asyncio.run(measure(arguments, devices, folder, service))
             finally:
                 service.terminate()
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def drawn(found: list[dict[str, Any]], kind: str) -> bytes:
+    """Cores and memory of the service by the number of devices; dotted, what the largest run comes to for more."""
+    by_count = sorted(found, key=lambda one: one["devices"])
+    last = by_count[-1]
+
+    def cores(devices: float, poll_s: float, cost: dict[str, Any]) -> float:
+        return devices / poll_s * float(cost["service_cpu_ms_per_poll"]) / 1e3
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        counts = [one["devices"] for one in by_count]
+        left.plot(counts, [cores(one["devices"], one["poll_s"], one) for one in by_count], "o-", color=plot_style.EDGE)
+        more = [last["devices"], 100_000, 1_000_000]
+        for poll_s, style in ((60.0, ":"), (300.0, "--")):
+            line = [cores(count, poll_s, last) for count in more]
+            left.plot(more, line, style, color=plot_style.MUTED)
+            left.annotate(
+                f"polls every {poll_s:.0f} s",
+                (more[1], line[1]),
+                xytext=(-8, 4),
+                textcoords="offset points",
+                ha="right",
+                color=plot_style.MUTED,
+            )
+        left.set_ylabel("cores of the service")
+        right.plot(
+            counts, [one["service_memory_mib"] for one in by_count], "o-", color=plot_style.EDGE, label="memory, MiB"
+        )
+        right.plot(counts, [one["p99_ms"] for one in by_count], "s-", color=plot_style.CLOUD, label="p99 of a poll, ms")
+        right.legend(loc="upper left")
+        left.set_yscale("log")
+        for axes in (left, right):
+            axes.set_xscale("log")
+            axes.set_xlabel("devices")
+
+    return plot_style.picture(draw, kind, (8.4, 3.4))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.fleet_service import Service, service
+from tests.fleet_service import Service, service, user
 from upwell.fleet.config import FleetConfig
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
@@ -80,12 +82,75 @@ def test_users_and_tokens_come_and_go(fleet: Service) -> None:
         (("devices", "--token-file", "/nowhere"), "the token"),
         (("token", "add", "--valid", "24"), "--valid"),
         (("label", "gate", "nothing"), "KEY=VALUE"),
+        (("devices", "--group", "g", "--where", "true"), "one of --group and --where"),
+        (("rollout", "7"), "one of --group and --where"),
+        (("rollout", "7", "--group", "g", "--where", "true"), "one of --group and --where"),
+        (("rollout", "7", "--where", "true", "--days", "mon"), "--days goes with --window"),
     ],
 )
 def test_wrong_use_is_one_sentence(fleet: Service, arguments: tuple[str, ...], words: str) -> None:
     error = run(fleet, *arguments).exception
     assert isinstance(error, ConfigError)
     assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("rollout", "7", "--group", "nobody"), "no group 'nobody'"),
+        (("rollout", "7", "--where", "labels.site =="), "the expression"),
+        (("rollout", "7", "--where", 'name == "nobody"'), "no device is in it"),
+        (("rollout", "7", "--where", "true", "--wave", "1"), "the last wave is to be 100%"),
+        (("rollout", "7", "--where", "true", "--wave", "some"), "expected a wave such as"),
+        (("rollout", "7", "--where", "true", "--window", "night"), "expected a span such as"),
+        (("rollout", "7", "--where", "true", "--window", "22:00-06:00", "--days", "monday"), "expected a day such as"),
+        (("rollout", "7", "--where", "true", "--requests", "0"), "requests"),
+        (("rollouts", "nothing"), "no roll-out 'nothing'"),
+        (("pause", "../users"), "Nothing matches"),
+        (("resume", "nothing"), "no roll-out 'nothing'"),
+        (("back", "nothing"), "no roll-out 'nothing'"),
+    ],
+)
+def test_a_rollout_that_cannot_be_is_refused_by_the_service_in_one_sentence(
+    fleet: Service, arguments: tuple[str, ...], words: str
+) -> None:
+    error = run(fleet, *arguments).exception
+    assert isinstance(error, CallFailed)
+    assert words in str(error)
+    assert json.loads(done(fleet, "rollouts", "--json")) == {"rollouts": []}
+
+
+def test_a_rollout_begins_pauses_resumes_and_is_taken_back(fleet: Service) -> None:
+    (fleet.folder / "viewer").write_text(user(fleet.fleet, "viewer", "viewer"))
+    refused = run(fleet, "rollout", "7", "--where", "true", who="viewer").exception
+    assert "takes the role operator" in str(refused)
+    hours = ("--window", "22:00-06:00", "--days", "mon,tue")
+    begun = json.loads(done(fleet, "rollout", "7", "--where", "true", "--wave", "100%", *hours, "--json"))["id"]
+    assert "takes the role operator" in str(run(fleet, "back", begun, who="viewer").exception)
+    assert f"is in roll-out {begun}" in str(run(fleet, "rollout", "8", "--where", "true").exception)
+    assert str(run(fleet, "resume", begun).exception).endswith("it is running, not paused")
+    done(fleet, "pause", begun)
+    assert "paused" in done(fleet, "rollouts")
+    assert str(run(fleet, "pause", begun).exception).endswith("it is paused, not running")
+    done(fleet, "resume", begun)
+    done(fleet, "back", begun)
+    shown = done(fleet, "rollouts", begun)
+    assert f"roll-out {begun} of release 7, halted: taken back by operator" in shown
+    assert "wave 1 (100%): 1 waiting" in shown
+    assert str(run(fleet, "back", begun).exception).endswith("it is halted already")
+
+
+@pytest.mark.slow
+def test_follow_waits_for_the_end_and_says_by_its_exit_code_that_it_was_halted(fleet: Service) -> None:
+    words = ["rollout", "7", "--where", "true", "--wave", "100%", "--follow", "--json"]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run, fleet, *words)
+        until_s = time.monotonic() + 20
+        while not (going := [one for one in fleet.get("/rollouts")["rollouts"] if one["phase"] == "running"]):
+            assert time.monotonic() < until_s
+        fleet.do("POST", f"/rollouts/{going[0]['id']}/back")
+        result = waiting.result(20)
+    assert (result.exit_code, json.loads(result.stdout)["phase"]) == (1, "halted")
 
 
 def test_an_unknown_device_and_a_service_that_is_not_there_are_failures(fleet: Service) -> None:

@@ -64,6 +64,24 @@ def test_a_healthy_release_is_hardly_ever_halted(seed: int, healthy_halts: list[
     assert len(healthy_halts) <= 5, healthy_halts
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_on_fleets_that_the_gate_was_not_made_with_it_holds_what_is_promised() -> None:
+    """200 healthy roll-outs and 50 of each bad kind, by seeds of no other test."""
+    halted = []
+    for seed in range(10_000, 10_200):
+        simulated = fleet(seed, HEALTHY, devices=25)
+        rollout = simulated.run(simulated.begin(history_polls=15 if seed % 2 else 60), DAY_MIN)
+        halted += [seed] if rollout.phase is RolloutPhase.HALTED else []
+    assert len(halted) <= 5, halted
+    for kind, worse in BAD.items():
+        for seed in range(20_000, 20_050):
+            simulated = fleet(seed, worse, devices=25)
+            rollout = simulated.run(simulated.begin(), DAY_MIN)
+            assert (rollout.phase, rollout.wave) == (RolloutPhase.HALTED, 0), (kind, seed)
+    print(f"halted {len(halted)} of 200 healthy ones by chance, and all of 4 x 50 bad ones in their first wave")
+
+
 @pytest.fixture(scope="module")
 def healthy_halts() -> list[int]:
     return []
@@ -121,6 +139,30 @@ def test_one_wedged_device_of_many_is_shown_and_the_rollout_goes_on() -> None:
     assert rollout.members[wedged].stage is Stage.FAILED
     assert "did not start the release" in rollout.members[wedged].problem
     assert TakeBack(wedged, FORMER) in [action for _, action in simulated.offers]
+
+
+def test_a_canary_that_starts_and_then_goes_back_by_itself_halts_it() -> None:
+    simulated = fleet(3, HEALTHY, devices=5)
+    rollout = simulated.begin()
+    while not any(one.stage is Stage.STARTED for one in rollout.members.values()):
+        rollout = simulated.minute(rollout)
+    (canary,) = [one for one in simulated.devices if one.running == NEW]
+    canary.refused, canary.running = "rolled_back: 3 of its first 3 runs failed", FORMER
+    rollout = simulated.minute(rollout)
+    assert (rollout.phase, rollout.wave) == (RolloutPhase.HALTED, 0)
+    assert "starts that failed: 1 of 1" in rollout.halted_by
+
+
+def test_a_wave_that_cannot_pass_any_more_halts_instead_of_standing_still() -> None:
+    simulated = fleet(3, HEALTHY, devices=20)
+    simulated.waves = ("15", "16", "100%")
+    rollout = simulated.begin()
+    (last,) = [name for name, one in rollout.members.items() if one.wave == 1]
+    device = next(one for one in simulated.devices if one.name == last)
+    device.rates = {**device.rates, NEW: Rates(start="crashes")}
+    rollout = simulated.run(rollout, DAY_MIN)
+    assert (rollout.phase, rollout.wave) == (RolloutPhase.HALTED, 1)
+    assert rollout.halted_by == "1 of 1 devices of wave 2 failed on it, and half are to pass"
 
 
 def test_a_device_is_offered_a_release_within_its_hours_alone() -> None:

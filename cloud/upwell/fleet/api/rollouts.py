@@ -43,7 +43,7 @@ class WindowBody(Taken):
     """Hours such as 22:00-06:00 in each device's own time zone (its label `timezone`), and on which days."""
 
     hours: Annotated[str, StringConstraints(max_length=11)]
-    days: Annotated[tuple[str, ...], Field(max_length=7)] = ()
+    days: Annotated[list[str], Field(max_length=7)] = Field(default_factory=list)
 
 
 class RolloutBody(Taken):
@@ -142,7 +142,7 @@ def _begin(call: AdmittedCall[RolloutBody, Nothing]) -> NewRollout:
         raise InvalidRequest("expected one of `group` and `where`")
     try:
         waves = parse_waves(body.waves)
-        window = None if body.window is None else RolloutWindow(body.window.hours, body.window.days)
+        window = None if body.window is None else RolloutWindow(body.window.hours, tuple(body.window.days))
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
     plan = RolloutPlan("", body.release, waves, _gate(body.gate), window)

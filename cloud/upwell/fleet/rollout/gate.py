@@ -254,9 +254,15 @@ def judge_report(settings: GateSettings, bounds: Bounds, delta: Counts, before: 
     return after
 
 
-def judge_start(settings: GateSettings, bound: Bound, *, has_failed: bool) -> Bound:
-    """The bound of `failed` after a device has started the release, has failed to, or has fallen silent on it."""
-    return bound.add("failed", (int(has_failed), 1), settings.failed, settings.failed)
+def judge_starts(settings: GateSettings, good: int, failed: int) -> Bound:
+    """The bound of `failed` over all devices that were offered the release, of which so many have failed by now.
+
+    A device counts once, as good until it fails. So at any time this is at most the bet on the final fates of those
+    devices in the order of their offers, which is a supermartingale: the level holds, whenever one looks.
+    """
+    m, total = settings.failed, good + failed
+    capitals = tuple(min(bet(0.0, m, odds) ** good * bet(1.0, m, odds) ** failed, 1e30) for odds in _FAILED_ODDS)
+    return Bound(capitals, total, failed, total, m, m)
 
 
 def breach(signal: Signal, bound: Bound, waves: int) -> Breach | None:

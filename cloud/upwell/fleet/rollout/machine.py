@@ -15,7 +15,6 @@ from upwell.fleet.rollout.gate import (
     Signal,
     breach,
     judge_report,
-    judge_start,
 )
 from upwell.fleet.rollout.state import (
     ON_NEW,
@@ -163,14 +162,13 @@ def _serve(rollout: Rollout, event: Reported) -> Step:
     plan, member = rollout.plan, rollout.members[event.device]
     if member.stage is Stage.OFFERED:
         member = replace(member, stage=Stage.STARTED)
-        rollout = replace(rollout, failed=judge_start(plan.gate, rollout.failed, has_failed=False))
     member = replace(member, served=member.served + event.delta, reports=member.reports + (event.delta.requests > 0))
     if member.stage is Stage.STARTED and _has_shown_enough(plan, member):
         member = replace(member, stage=Stage.PASSED)
     wave = rollout.waves[member.wave]
     before = Before(member.before, rollout.pooled, wave.control)
     wave = replace(wave, bounds=judge_report(plan.gate, wave.bounds, event.delta, before))
-    return _judge(_with_wave(_with(rollout, event.device, member), member.wave, wave), wave)
+    return _judge(_with_wave(_with(rollout, event.device, member), member.wave, wave), wave.bounds.items())
 
 
 def _has_shown_enough(plan: RolloutPlan, member: Member) -> bool:
@@ -182,8 +180,8 @@ def _has_shown_enough(plan: RolloutPlan, member: Member) -> bool:
 def _fail(rollout: Rollout, device: str, problem: str) -> Step:
     """A device does not run the release as it should: it counts, and the device is to have its former one back."""
     member = replace(rollout.members[device], stage=Stage.FAILED, problem=problem)
-    rollout = replace(rollout, failed=judge_start(rollout.plan.gate, rollout.failed, has_failed=True))
-    after, actions = _judge(_with(rollout, device, member), rollout.waves[member.wave])
+    failed = _with(rollout, device, member)
+    after, actions = _judge(failed, [("failed", failed.failed)])
     return after, (TakeBack(device, member.former), *actions)
 
 
@@ -209,14 +207,12 @@ def _overdue(plan: RolloutPlan, member: Member, now_unix_s: float) -> str:
     return ""
 
 
-def _judge(rollout: Rollout, wave: WaveState) -> Step:
-    """Halt it if one of the bounds of `wave`, or that of failed starts, does not hold."""
+def _judge(rollout: Rollout, bounds: Iterable[tuple[Signal, Bound]]) -> Step:
+    """Halt it if one of these bounds does not hold."""
     if rollout.is_over:
         return rollout, ()
-    waves = len(rollout.plan.waves)
-    bounds: list[tuple[Signal, Bound]] = [("failed", rollout.failed), *wave.bounds.items()]
     for signal, bound in bounds:
-        if found := breach(signal, bound, waves):
+        if found := breach(signal, bound, len(rollout.plan.waves)):
             return _halt(rollout, str(found), found)
     return rollout, ()
 
@@ -236,19 +232,30 @@ def _advance(rollout: Rollout, now_unix_s: float) -> Step:
             return replace(rollout, phase=RolloutPhase.FINISHED), (*actions, Finish(rollout.plan.release))
         rollout = replace(rollout, waves=(*rollout.waves, WaveState(now_unix_s)))
         actions += (NextWave(rollout.wave),)
+    if not rollout.is_over and (reason := _stuck(rollout)):
+        rollout, more = _halt(rollout, reason, None)
+        actions += more
     return rollout, actions
+
+
+def _stuck(rollout: Rollout) -> str:
+    """Why the gate can never open: more than half of those of the wave that heard of the offer have failed."""
+    heard = _heard_of_offer(rollout)
+    failed = sum(one.stage is Stage.FAILED for one in heard)
+    if 2 * failed <= len(heard):
+        return ""
+    return f"{failed} of {len(heard)} devices of wave {rollout.wave + 1} failed on it, and half are to pass"
 
 
 def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
     """Whether at least half of those of the wave that heard of the offer have passed, one at least, and nobody else is
     to be waited for: who is off is not, nor who had its time and has too little to do. In doubt it stays shut."""
     wave = rollout.wave
-    members = [one for one in rollout.members.values() if one.wave == wave and one.stage is not Stage.LEFT]
-    if not members:
+    if not any(one.wave == wave and one.stage is not Stage.LEFT for one in rollout.members.values()):
         return True
     if any(bound.evidence >= DOUBT for bound in rollout.waves[wave].bounds.values()):
         return False
-    heard = [one for one in members if one.taken_unix_s is not None or one.stage is Stage.PASSED]
+    heard = _heard_of_offer(rollout)
     passed = sum(one.stage is Stage.PASSED for one in heard)
     patience_s = rollout.plan.gate.patience_s
     is_waiting = any(
@@ -256,6 +263,13 @@ def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
         for one in heard
     )
     return passed > 0 and 2 * passed >= len(heard) and not is_waiting
+
+
+def _heard_of_offer(rollout: Rollout) -> list[Member]:
+    """Those of the wave of now that know of the release, as they have shown."""
+    shown = (Stage.PASSED, Stage.FAILED)
+    of_wave = (one for one in rollout.members.values() if one.wave == rollout.wave and one.stage is not Stage.LEFT)
+    return [one for one in of_wave if one.taken_unix_s is not None or one.stage in shown]
 
 
 def _with(rollout: Rollout, device: str, member: Member) -> Rollout:

@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from upwell.fleet.rollout.gate import DEFAULT_GATE, NO_COUNTS, SHARES, Bound, Bounds, Breach, Counts, GateSettings
+from upwell.fleet.rollout.gate import (
+    DEFAULT_GATE,
+    NO_COUNTS,
+    SHARES,
+    Bound,
+    Bounds,
+    Breach,
+    Counts,
+    GateSettings,
+    judge_starts,
+)
 from upwell.fleet.rollout.plan import RolloutWindow, Wave
 
 
@@ -86,15 +96,13 @@ class WaveState:
 class Rollout:
     """A roll-out. `waves` are those that have begun; the last one is the wave that it is in.
 
-    `failed` is the bound of starts that fail, over all waves; `pooled` what all devices counted under the release
-    before. `halted_by` says who or what halted it.
+    `pooled` is what all devices counted under the release before. `halted_by` says who or what halted it.
     """
 
     plan: RolloutPlan
     members: Mapping[str, Member]
     waves: tuple[WaveState, ...]
     pooled: Counts = NO_COUNTS
-    failed: Bound = field(default_factory=lambda: Bound.start("failed"))
     phase: RolloutPhase = RolloutPhase.RUNNING
     breach: Breach | None = None
     halted_by: str = ""
@@ -108,6 +116,15 @@ class Rollout:
     def is_over(self) -> bool:
         """Whether it is finished or halted."""
         return self.phase in (RolloutPhase.FINISHED, RolloutPhase.HALTED)
+
+    @property
+    def failed(self) -> Bound:
+        """The bound of devices that fail on the release, over all waves."""
+        offered = [
+            one for one in self.members.values() if one.offered_unix_s is not None and one.stage is not Stage.LEFT
+        ]
+        failed = sum(one.stage is Stage.FAILED for one in offered)
+        return judge_starts(self.plan.gate, len(offered) - failed, failed)
 
     def target(self, device: str) -> int | None:
         """The release that the device is to run by this roll-out; None where it has no say."""

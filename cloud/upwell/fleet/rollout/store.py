@@ -228,7 +228,8 @@ class _News:
             is_same = (before.get("since_unix_s"), before.get("release")) == (one["since_unix_s"], one["release"])
             delta = since(counts_of(before["counts"]) if is_same else None, counts_of(one["counts"]))
             counted[device_id] = {name: one[name] for name in ("release", "since_unix_s", "counts")}
-            events.append(Reported(device_id, one["at_unix_s"], one["release"], delta))
+            refused = _refused(rollout, devices[device_id], rollout.members[device_id])
+            events.append(Reported(device_id, one["at_unix_s"], one["release"], delta, refused))
         for device_id, device in devices.items():
             events += _heard(rollout, device, last_seen(device), has_counted=device_id in counted)
         if not rollout.is_over:

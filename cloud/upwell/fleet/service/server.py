@@ -181,7 +181,8 @@ def _bind(section: FleetServiceSection) -> list[socket.socket]:
 
 
 WRITE_S = 5.0
-"""So often what polls left in memory is written."""
+"""So often what polls left in memory is written, and roll-outs are stepped; as often as devices poll, if that is more
+often."""
 
 PRUNE_S = 3600.0
 
@@ -195,7 +196,7 @@ class FleetHousekeeping:
     def __init__(self, state: FleetState, section: FleetServiceSection, hourly: Callable[[], None]) -> None:
         self._state = state
         self._hourly = hourly
-        self._history_s = section.history
+        self._history_s, self._poll_s = section.history, section.poll
         self._stop = threading.Event()
         self._thread = BackgroundThread("fleet-housekeeping", self._loop, self._stop.is_set)
 
@@ -211,7 +212,7 @@ class FleetHousekeeping:
 
     def _loop(self) -> None:
         prune_at_s = time.monotonic()
-        while not self._stop.wait(WRITE_S):
+        while not self._stop.wait(min(WRITE_S, self._poll_s)):
             self._write()
             self._advance(time.time())
             if time.monotonic() >= prune_at_s:

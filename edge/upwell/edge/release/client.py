@@ -56,6 +56,8 @@ class ReleaseClient:
         self._since_unix_s = time.time()
         self._known: tuple[int, ReleaseUnit | None] = (0, None)
         self._updater = Updater([follower])
+        if self._store.state.trying or choice.now.sequence not in (None, self._store.state.current):
+            self._updater.look_now()  # what the last process was told, or died of: whoever chose waits for word of it
 
     def choose(self, sequence: int | None, not_before_unix_s: float | None = None) -> None:
         """Take this release and no other, None for the newest; what comes new, not before then.

@@ -31,6 +31,8 @@ def devices(
     as_json: AsJson = False,
 ) -> None:
     """List the devices: version, release, health, when each was last heard of."""
+    if group is not None and where is not None:
+        raise ConfigError.at(None, "expected one of --group and --where, got both")
     found = [*FleetClient(at, ca, token_file).devices(group=group, where=where)]
     if as_json:
         print_json({"devices": found})
