@@ -255,7 +255,7 @@ class LiveFleet:
         return self.releases.release({MODEL: bundle(self.folder, self._next(), kind)}, policy=self.policy)
 
     def _next(self) -> int:
-        targets = self.releases.desk.targets()
+        targets = self.releases.editor.targets()
         return 1 + (0 if targets is None else sum(one.startswith("releases/") for one in targets.signed.targets))
 
     def start(self, count: int) -> None:

@@ -126,6 +126,8 @@ def test_a_request_of_long_ago_is_explained_with_the_next_poll_of_its_device(fle
         f"explained after {took_s:.1f} s, asked to answered {answer['answered_unix_s'] - answer['asked_unix_s']:.1f} s"
     )
     assert f"id {box.asked.first}" in answer["answer"]["sections"][0][1]
+    said = [] if box.program is None else [line for line in box.program.lines if "fleet service" in line]
+    assert told_s < 1.1 * fleet.pace.poll_s + EXPLAIN_S, said
 
 
 def test_what_a_device_costs(fleet: LiveFleet) -> None:
