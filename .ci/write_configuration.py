@@ -8,6 +8,7 @@ With `--check` nothing is written, and the exit code is 1 where a committed file
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -102,6 +103,9 @@ _QUANTITIES: Mapping[Any, tuple[str, Mapping[str, Decimal]]] = {
     parse_bytes: ("size", {unit: size for unit, size in SIZE_UNITS.items() if unit == "B" or unit.endswith("iB")}),
     parse_joules: ("energy", ENERGY_UNITS),
 }
+_WORTH_NAMING = 5
+"""So many keys that another table has are not said again."""
+
 _LIMITS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
@@ -171,12 +175,12 @@ def _sections(files: Mapping[str, tuple[type[BaseModel], str]], heading: str) ->
 
 
 def _table(file: File, section: Section) -> Iterator[str]:
-    """The keys; of a model's section those that `defaults` has too are named alone."""
-    common = next((one for one in file.sections.values() if one.path == "defaults"), None)
-    shared = {} if common is None or not section.selector else common.model.model_fields
-    as_there = [name for name, info in section.model.model_fields.items() if _is_alike(info, shared.get(name))]
-    if as_there:
-        yield f"As in [`defaults`](#defaults-in-cloudyaml): {', '.join(f'`{name}`' for name in as_there)}. Besides:"
+    """The keys; those that stand in another table already are named alone."""
+    common = _common(file, section)
+    as_there = [] if common is None else _alike(section, common)
+    if common is not None and as_there:
+        names = ", ".join(f"`{name}`" for name in as_there)
+        yield f"As in [`{common.path}`]({common.anchor}): {names}. Besides:"
         yield ""
     yield "|key|type|default|meaning|"
     yield "|---|---|---|---|"
@@ -189,6 +193,22 @@ def _table(file: File, section: Section) -> Iterator[str]:
         default = "selects these keys" if name == section.selector else _default(info)
         meaning = _escaped(info.description or _about(info.annotation))
         yield f"|`{key}`|{kind}|{default}|{meaning}|"
+
+
+def _common(file: File, section: Section) -> Section | None:
+    """For a model of the service `defaults`; in pipelines.yaml, where brokers are of either side, the first alike."""
+    before = [one for one in file.sections.values() if one.path != section.path]
+    if section.selector:
+        return next((one for one in before if one.path == "defaults"), None)
+    if file.name not in PIPELINE_FILES:
+        return None
+    earlier = itertools.takewhile(lambda one: one is not section, file.sections.values())
+    return next((one for one in earlier if len(_alike(section, one)) >= _WORTH_NAMING), None)
+
+
+def _alike(section: Section, other: Section) -> list[str]:
+    fields = other.model.model_fields
+    return [name for name, info in section.model.model_fields.items() if _is_alike(info, fields.get(name))]
 
 
 def _is_alike(info: FieldInfo, other: FieldInfo | None) -> bool:

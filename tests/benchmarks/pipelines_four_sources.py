@@ -8,8 +8,9 @@ line. A latency counts from capture: the stream's own time, mapped to this clock
 seconds. So it leaves out what every frame takes at least to be sent and decoded, a few milliseconds here. Memory is
 what the process and its decoders have of their own, anonymous and shared among them, without files such as libraries,
 whose share depends on who else runs. A slope is a least squares line, of the latency through the medians of each
-second, after the first ten, in which models are run for the first time; of memory through the second half: the flight
-recorder keeps 10,000 requests, some 15 MiB, which at 40 frames a second it has after 250 s.
+second, after the first ten, in which models are run for the first time; of memory through the second half. Two things
+would look like growth and are none: what is noted here, for which there is room from the start, and the flight
+recorder, which would have its 10,000 requests only after minutes, and here keeps a tenth of them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from upwell.edge.server.assembly import embedded_agent
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.pipelines.run.pipeline import Pipeline
+from upwell.tools.demo import cards
 from upwell.tools.demo.data import ASSETS
 
 SOURCES, DEADLINE_S, SETTLED_S = 4, 0.2, 10.0
@@ -53,10 +55,28 @@ class Seen:
     held: list[tuple[float, int, int, int]] = field(default_factory=list)
 
 
-def follow(pipeline: Pipeline, seen: Seen) -> None:
+class Notes:
+    """Rows of numbers, with room for all of them from the start."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._rows, self._count = np.full((rows, columns), np.nan), 0
+
+    def add(self, *row: float) -> None:
+        """What does not fit any more is left out."""
+        if self._count < len(self._rows):
+            self._rows[self._count] = row
+            self._count += 1
+
+    @property
+    def rows(self) -> list[Any]:
+        """What was noted."""
+        return [tuple(row) for row in self._rows[: self._count].tolist()]
+
+
+def follow(pipeline: Pipeline, notes: Notes) -> None:
     """Note each answer of a pipeline until it is stopped."""
     for answered in pipeline:
-        seen.answers.append((time.monotonic(), answered.latency_s))
+        notes.add(time.monotonic(), answered.latency_s)
 
 
 def counted(pipelines: Iterable[Pipeline]) -> tuple[int, int]:
@@ -106,7 +126,9 @@ def play(folder: Path, seconds: float, sources: int) -> tuple[Seen, dict[str, Co
     video = h264_video(folder / "cards.mp4", 200)
     bundle = ASSETS / "edge" / "cards"
     config = folder / "agent.yaml"
-    config.write_text(f"version: 1\nmodels: {{cards: {{edge: {{bundle: {bundle}, runtime: onnx}}}}}}\n")
+    config.write_text(
+        f"version: 1\nagent: {{flights: 1000}}\nmodels: {{cards: {{edge: {{bundle: {bundle}, runtime: onnx}}}}}}\n"
+    )
     seen = Seen()
     with live_servers(video, sources) as addresses, embedded_agent(config) as agent:
         pipelines: dict[str, Any] = {
@@ -119,14 +141,18 @@ def play(folder: Path, seconds: float, sources: int) -> tuple[Seen, dict[str, Co
         }
         parsed, _ = parse_pipelines(pipelines_text(folder, **pipelines), folder / "pipelines.yaml", None)
         with build_pipelines(parsed, agent, folder, LateResults()) as runner:
-            threads = [Thread(target=follow, args=(pipeline, seen)) for pipeline in runner.pipelines.values()]
+            answers = [Notes(int(seconds * cards.FPS * 2), 2) for _ in runner.pipelines]
+            sizes = Notes(int(seconds) + 60, 4)
+            threads = [
+                Thread(target=follow, args=both) for both in zip(runner.pipelines.values(), answers, strict=True)
+            ]
             for thread in threads:
                 thread.start()
             end_s = time.monotonic() + seconds
             used_s = time.process_time()
             settled_s, at_first = time.monotonic() + SETTLED_S, (0, 0)
             while (left_s := end_s - time.monotonic()) > 0:
-                seen.held.append((time.monotonic(), *held()))
+                sizes.add(time.monotonic(), *held())
                 time.sleep(min(1.0, left_s))
                 if not any(at_first) and time.monotonic() >= settled_s:
                     at_first = counted(runner.pipelines.values())
@@ -139,6 +165,7 @@ def play(folder: Path, seconds: float, sources: int) -> tuple[Seen, dict[str, Co
                 thread.join()
             for pipeline in runner.pipelines.values():
                 pipeline.close()
+            seen.answers, seen.held = [row for notes in answers for row in notes.rows], sizes.rows
             fates = {name: Counter({"captured": one.status.captured}) + Counter(one.status.frames)
                      for name, one in runner.pipelines.items()}  # fmt: skip
     return seen, fates, used_s / seconds
@@ -172,7 +199,7 @@ def report(seen: Seen, fates: dict[str, Counter[str]], processors: float) -> boo
             print(f"  memory of {name}: {first:.1f} MiB in the middle, {last:.1f} at the end, ", end="")
             print(f"{rate:+.1f} ± {error:.1f} MiB an hour")
         counts = [one[3] for one in late]
-        print(f"  descriptors: {counts[0]} at first, {counts[-1]} at last, {min(counts)} to {max(counts)}")
+        print(f"  descriptors: {counts[0]:g} at first, {counts[-1]:g} at last, {min(counts):g} to {max(counts):g}")
     print(f"  processors used without the decoders: {processors:.2f} of {usable_cores()}")
     do_agree = True
     for name, counted in fates.items():

@@ -1,9 +1,10 @@
 """Frames a second through a pipeline beside a bare PyAV and ONNX Runtime loop, and what single steps of it take.
 
 Both sides decode the same file of 640 x 480, leave out frames that show no change by the same detector, resize the rest
-by Pillow and run the same model with the same threads, round by round in turn. What counts is the time from the first
-answer to the last: a start is no throughput. The pipeline decodes in a process of its own, the loop in its only one, so
-the processor time of each frame stands beside; the start of that process is in it, and told by itself.
+and run the same model with the same threads, round by round in turn. The loop resizes by FFmpeg, as the pipeline's
+decoder does here, where nobody else looks at the frames, or by Pillow. What counts is the time from the first answer to
+the last: a start is no throughput. The pipeline decodes in a process of its own, the loop in its only one, so the
+processor time of each frame stands beside; the start of that process is in it, and told by itself.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Through:
 
 
 class Bare:
-    """The same by hand. `resize` is who gives the picture the model's size: Pillow as in the agent, or FFmpeg."""
+    """The same by hand. `resize` is who gives the picture the model's size: Pillow, or FFmpeg."""
 
     def __init__(self, video: Path, threads: int, resize: str = "pillow") -> None:
         self._video, self._by_pillow = video, resize == "pillow"

@@ -25,7 +25,8 @@ NO_PIXELS: Array = np.zeros((0, 0, 3), np.uint8)
 class Frame:
     """One picture of a source, or one window of a series, which nobody changes.
 
-    `pixels` are uint8 [height, width, 3] RGB, `luma` uint8 [height, width]. `number` counts what the source captured,
+    `pixels` are uint8 [height, width, 3] RGB, `luma` uint8 [height, width]; where nobody but a model sees the pixels,
+    they may have its size already, and the luma the picture's. `number` counts what the source captured,
     so that it has gaps where frames were replaced by newer ones. `captured_s` is an instant of the monotonic clock.
     `path` is the file that it came from, where each picture is a file of its own. `media_s` is its time in a file that
     has one, which is read faster or more slowly than it was recorded.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import socket
 import time
 from collections import Counter
@@ -12,7 +13,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import typer
 from PIL import Image
+from typer.testing import CliRunner
 
 from tests.faults.clouds import ScriptedCloud, good, silent, status
 from tests.faults.scene import until
@@ -25,6 +28,7 @@ from tests.pipelines_run import (
     write_agent,
     write_video,
 )
+from upwell.edge.commands.explain import explain
 from upwell.pipelines.run.assembly import FLUSH_S
 from upwell.tools.demo import cards
 
@@ -33,7 +37,7 @@ EVENTS = [
     {"name": "passed", "on": "cross middle"},
     {"name": "left", "on": "leave"},
 ]
-SHOWN = cards.cards(5, seed=3)
+SHOWN = cards.cards(9, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +45,20 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_video(tmp_path_factory.mktemp("video") / "cards.mp4", cards.video(SHOWN))
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of three cards, where it does not matter how many there are."""
-    return write_video(tmp_path_factory.mktemp("video") / "short.mp4", cards.video(SHOWN[:3]))
-
-
 @pytest.fixture
 def cloud() -> Any:
     scripted = ScriptedCloud()
     yield scripted
     scripted.stop()
+
+
+def explained(*arguments: object) -> str:
+    """What `upwell explain` says."""
+    app = typer.Typer()
+    app.command()(explain)
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def labels_by_track(events: list[dict[str, Any]]) -> dict[int, str]:
@@ -121,18 +128,17 @@ def test_with_the_cloud_killed_in_the_middle_every_frame_is_answered(
     assert routes["cloud"] > 0 < routes["edge"]
 
 
-def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(
-    tmp_path: Path, short: Path, cloud: ScriptedCloud
-) -> None:
+def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(tmp_path: Path, cloud: ScriptedCloud) -> None:
     """The cloud is down while the video runs; what it says later belongs to the events of then."""
     cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
     defaults = {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}, "spool": True}
-    pipeline = {"source": {"video": str(short)}, "steps": [*FOLLOWED, READ], "events": EVENTS}
+    path = write_video(tmp_path / "cards.mp4", cards.video(SHOWN[:3]))
+    pipeline = {"source": {"video": str(path)}, "steps": [*FOLLOWED, READ], "events": EVENTS}
     agent = write_agent(tmp_path, {"defaults": defaults}, cloud.address)
     with running_pipelines(tmp_path, agent, pipelines_text(tmp_path, dock=pipeline)) as it:
         it.wait()
-        told = sum(it.runner.pipelines["dock"].status.events.values())
-        until(lambda: len(it.events("dock")) == told, LIMIT_S)
+        count = sum(it.runner.pipelines["dock"].status.events.values())
+        until(lambda: len(it.events("dock")) == count, LIMIT_S)
         first = it.events("dock")
         about = {
             event["id"]: event for event in first if any("case" in one.get("digits", {}) for one in event["objects"])
@@ -148,6 +154,13 @@ def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(
         assert (event["event"], event["captured_unix_s"]) == (former["event"], former["captured_unix_s"])
         assert (now["track"], now["box"], now["digits"]["route"]) == (then["track"], then["box"], "cloud")
         assert "case" not in now["digits"]
+        told = explained(event["id"], "--json", "-c", agent)
+        trace = json.loads(told)
+        assert (trace["amends"], trace["outcome"], trace["pipeline"]) == (event["amends"], "amended", "dock")
+        assert trace["objects"][0]["answers"]["digits"]["label"] == now["digits"]["label"]
+        words = explained(event["id"], "-c", agent)
+        assert f"id {event['id']}: amends {event['amends']} of the pipeline dock" in words
+        assert "steps" in words.splitlines()  # of the frame of then
 
 
 def test_what_a_rule_denies_in_a_zone_never_goes_up_nor_what_is_blurred(tmp_path: Path, cloud: ScriptedCloud) -> None:
@@ -191,8 +204,8 @@ def _sharpness(png: bytes) -> float:
     return float(_decoded(png).std())
 
 
-def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, short: Path) -> None:
-    pipeline = {"source": {"video": str(short)}, "steps": [*FOLLOWED, READ], "preview": True}
+def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, video: Path) -> None:
+    pipeline = {"source": {"video": str(video)}, "steps": [*FOLLOWED, READ], "preview": True}
     text = pipelines_text(tmp_path, dock=pipeline, hidden={**pipeline, "preview": False})
     with running_pipelines(tmp_path, write_agent(tmp_path), text) as it:
         it.wait()
@@ -205,17 +218,15 @@ def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, short: P
         assert shown.size == (cards.WIDTH, cards.HEIGHT)
 
 
-def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path: Path, short: Path) -> None:
+def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path: Path, video: Path) -> None:
     pipelines = {
         "gate": {"source": {"video": "http://127.0.0.1:9/none"}, "steps": [*FOLLOWED]},
-        "dock": {"source": {"video": str(short)}, "steps": [*FOLLOWED]},
+        "dock": {"source": {"video": str(video)}, "steps": [*FOLLOWED]},
     }
     with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, **pipelines)) as it:
         it.agent.describe_with("pipelines", it.runner.health)
         until(lambda: it.agent.health_document()["pipelines"]["dock"]["source"] == "ended", LIMIT_S)
-        until(
-            lambda: it.runner.pipelines["dock"].status.captured == int(cards.length_s(SHOWN[:3]) * cards.FPS), LIMIT_S
-        )
+        until(lambda: it.runner.pipelines["dock"].status.captured == int(cards.length_s(SHOWN) * cards.FPS), LIMIT_S)
         until(lambda: it.agent.health_document()["pipelines"]["gate"]["source"] == "lost", LIMIT_S)
         dock = it.runner.pipelines["dock"]  # its source has ended, and its last frame may be among the steps
         until(lambda: dock.status.frames["answered"] == dock.status.captured, LIMIT_S)
@@ -233,12 +244,13 @@ def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path:
 def test_with_dead_receivers_the_end_takes_a_few_seconds(tmp_path: Path) -> None:
     path = write_video(tmp_path / "still.mp4", [next(cards.video(SHOWN))] * 3)
     events = [{"name": "seen", "on": "frame"}]
+    (tmp_path / "secret").write_text("of-the-hook")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         sinks = [
             {"mqtt": {"broker": f"mqtt://127.0.0.1:{port}", "topic": "a/{event}"}},
             {"mqtt": {"broker": "mqtt://127.0.0.1:9", "topic": "a/{event}"}},
-            {"webhook": {"url": f"http://127.0.0.1:{port}/"}},
+            {"webhook": {"url": f"http://127.0.0.1:{port}/", "secret_file": str(tmp_path / "secret")}},
         ]
         pipeline = {"source": {"video": str(path)}, "steps": [*FOLLOWED], "events": events, "sinks": sinks}
         with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, dock=pipeline)) as it:

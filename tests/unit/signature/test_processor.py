@@ -246,3 +246,21 @@ def test_pictures_of_a_size_that_the_model_does_not_take() -> None:
 def test_versions_name_what_decides_bit_equality() -> None:
     assert versions()[0] == f"upwell.pre:numpy={np.__version__}"
     assert versions()[1].startswith("upwell.pre:pillow=")
+
+
+@pytest.mark.parametrize(
+    ("pre", "size"),
+    [
+        ("[{decode: image}, {resize: {to: [4, 6]}}, {normalize: }, {layout: NCHW}]", (6, 4)),
+        ("[{decode: image}, {resize: {to: [4, 6], fit: cover}}, {normalize: }, {layout: NCHW}]", None),
+        ("[{decode: image}, {resize: {to: [4, 6], filter: bicubic}}, {normalize: }, {layout: NCHW}]", None),
+        ("[{decode: image}, {crop: {to: [4, 6]}}, {normalize: }, {layout: NCHW}]", None),
+        ("[{decode: {from: image, to: a}}, {resize: {to: [4, 6]}}, {normalize: }, {layout: NCHW}]", (6, 4)),
+    ],
+)
+def test_the_size_that_a_picture_is_stretched_to_is_known_where_nothing_else_sees_it(
+    pre: str, size: tuple[int, int] | None
+) -> None:
+    text = re.sub(r"pre: .*", f"pre: {pre}", CLASSIFIER)
+    made = processor(text, [("input", "FP32", (-1, 3, 4, 6))], [("logits", "FP32", (-1, 3))])
+    assert made.picture_size == size

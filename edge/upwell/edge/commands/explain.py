@@ -18,6 +18,7 @@ from upwell.edge.observe.flight_recorder.frame_words import tell_frame
 from upwell.edge.observe.flight_recorder.recorder import (
     FOLDER_NAME,
     FRAMES_NAME,
+    UnknownRequest,
     find,
     is_frame,
     last,
@@ -57,7 +58,10 @@ def explain(
             show = _list_frames if frames else _list
             show(last(of_frames if frames else requests, last_count), as_json)
         elif id is not None:
-            _tell(find(chain(requests, of_frames), id), as_json)
+            trace = find(chain(requests, of_frames), id)
+            _tell(trace, as_json)
+            if trace.get("amends") and not as_json:
+                _tell_amended(state_dir, str(trace["amends"]))
     except OSError as error:
         raise ConfigError.at(state_dir, f"cannot be read: {error.strerror}", "agent.state_dir") from None
 
@@ -80,6 +84,14 @@ def _tell(trace: Mapping[str, Any], as_json: bool) -> None:
         console.print(Text(title, style="bold"))
         for line in lines:
             console.print(Text(f"  {printable(line)}"))
+
+
+def _tell_amended(state_dir: Path, id: str) -> None:
+    """What the pipeline did with the frame of an event that was amended, where that is still known."""
+    try:
+        _tell(find(newest_lines(state_dir / FRAMES_NAME), id), as_json=False)
+    except UnknownRequest:
+        typer.echo("the frame of what it amends is not recorded any more")
 
 
 def _list(traces: list[dict[str, Any]], as_json: bool) -> None:

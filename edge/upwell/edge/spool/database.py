@@ -125,6 +125,11 @@ class DatabaseHealth:
         self._is_well = True
         self._failed_at_s = 0.0
 
+    @property
+    def problem(self) -> str:
+        """What is wrong; empty where nothing is."""
+        return "" if self._is_well else f"{self._name} cannot be written; {self._loss}"
+
     def note_failed(self, error: Exception) -> None:
         """It could not be used."""
         self._failed_at_s = time.monotonic()

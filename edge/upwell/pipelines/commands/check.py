@@ -89,6 +89,8 @@ def _sink(sink: SinkSection) -> str:
         return f"mqtt {sink.mqtt.address}"
     if sink.webhook is not None:
         return f"webhook {sink.webhook.address}"
+    if sink.plugin is not None:
+        return sink.plugin.name
     return f"kafka {', '.join(sink.kafka.brokers)}" if sink.kafka is not None else sink.kind
 
 

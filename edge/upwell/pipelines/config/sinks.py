@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from string import Formatter
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -236,6 +236,13 @@ class KafkaSection(FilePart):
         return self
 
 
+class SinkPluginSection(FilePart):
+    """A sink of your own: an entry point of the group `upwell.sinks`."""
+
+    name: str = Field(min_length=1, description="Its name in the group.")
+    options: dict[str, Any] = Field({}, description="The keywords that it is called with.")
+
+
 def _login_problems(section: BrokerSection | KafkaSection) -> dict[Location, str]:
     """Halves of a pair."""
     found: dict[Location, str] = {}
@@ -279,3 +286,4 @@ class SinkSection(OneKeySection):
     webhook: WebhookSection | None = Field(None, description="A web server that events are posted to.")
     kafka: KafkaSection | None = Field(None, description="A topic of Kafka.")
     pictures: PicturesSection | None = Field(None, description="A folder of annotated pictures.")
+    plugin: SinkPluginSection | None = Field(None, description="A sink of your own.")

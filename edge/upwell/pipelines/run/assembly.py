@@ -44,10 +44,12 @@ from upwell.pipelines.sinks.settings import (
     KafkaSettings,
     MqttSettings,
     PicturesSettings,
+    PluginSettings,
     SinkSettings,
     WebhookSettings,
 )
 from upwell.pipelines.sinks.store import OUTBOX_NAME
+from upwell.pipelines.sources.frame_slot import WHOLE, Size
 from upwell.pipelines.sources.open_source import open_source
 from upwell.pipelines.steps.blur import blur
 from upwell.pipelines.steps.change import ChangeDetector
@@ -243,6 +245,8 @@ def sink_settings(section: SinkSection) -> SinkSettings:
         mqtt = section.mqtt
         tls = TlsFiles(mqtt.cert, mqtt.key, mqtt.ca)
         return MqttSettings(mqtt.broker, mqtt.topic, tls, mqtt.user, mqtt.password_file)
+    if section.plugin is not None:
+        return PluginSettings(section.plugin.name, section.plugin.options)
     assert section.kafka is not None  # noqa: S101  one of them, as the file was checked
     kafka = section.kafka
     files = TlsFiles(kafka.cert, kafka.key, kafka.ca) if kafka.tls else None
@@ -254,11 +258,15 @@ _OpenSinks: TypeAlias = list[tuple[SinkSettings, Sink]]
 
 @dataclass(frozen=True)
 class SharedParts:
-    """What all pipelines around an agent write to; `frames` is None where none are to be kept."""
+    """What all pipelines around an agent write to; `frames` is None where none are to be kept.
+
+    `shows_frames` where whoever iterates over a pipeline looks at the frames' pixels.
+    """
 
     outbox: Outbox
     late: Amendments
     frames: FlightRecorder | None
+    shows_frames: bool
 
 
 class PipelineFactory:
@@ -334,7 +342,10 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
             if step.inference.settings.model == model:
                 step.amend(track, case, facts)
 
-    publisher = Publisher(published_as, shared.outbox, shared.late, amended)
+    deadline_s = math.inf if section.source.deadline is None else section.source.deadline
+    notes = None if shared.frames is None else FrameNotes(name, deadline_s, shared.frames)
+    note = (lambda _: None) if notes is None else notes.note_amendment
+    publisher = Publisher(published_as, shared.outbox, shared.late, amended, note)
     preview: Preview | None = None
 
     def tell(frame: AnsweredFrame | DroppedFrame) -> None:
@@ -344,19 +355,38 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
         if preview is not None and isinstance(frame, AnsweredFrame):
             preview.note(frame)
 
-    source = open_source(source_settings(section.source))
-    deadline_s = math.inf if section.source.deadline is None else section.source.deadline
-    notes = None if shared.frames is None else FrameNotes(name, deadline_s, shared.frames)
+    needs_whole = shared.shows_frames or _needs_whole(section)
+    source = open_source(source_settings(section.source), lambda: WHOLE if needs_whole else _seen_size(bound))
     pipeline = Pipeline(name, source, bound.steps, rules, deadline_s, tell)
     if section.preview:
         preview = Preview(name, bound.zones.polygons, bound.zones.lines, lambda: pipeline.status)
     return BuiltPipeline(pipeline, publisher, preview)
 
 
+def _needs_whole(section: PipelineSection) -> bool:
+    """Whether anything but models that are asked about the whole frame looks at its pixels."""
+    looks = [step.blur is not None or (step.infer is not None and step.infer.on == "objects") for step in section.steps]
+    return section.preview or any(looks) or any(sink.pictures is not None for sink in section.sinks)
+
+
+def _seen_size(bound: BoundSteps) -> Size:
+    """The size that all models see of a frame; whole where they see several."""
+    sizes = {inference.picture_size for inference in bound.inferences.values()}
+    return sizes.pop() if len(sizes) == 1 else WHOLE
+
+
 def build_pipelines(
-    config: PipelinesConfig, agent: AgentCore, state_dir: Path | None, results: LateResults
+    config: PipelinesConfig,
+    agent: AgentCore,
+    state_dir: Path | None,
+    results: LateResults,
+    *,
+    shows_frames: bool = False,
 ) -> PipelineRunner:
     """All pipelines of a file around one agent, not started. Raises `ConfigError`, and leaves nothing open then.
+
+    Where nobody looks at whole frames, as whoever iterates over a pipeline may where it `shows_frames`, the decoder
+    shrinks them to what the model sees.
 
     `state_dir` keeps events that are not delivered yet, and those that wait for the cloud; without it, in memory and
     in a temporary folder, for as long as the process lives. What became of frames is kept there alone.
@@ -383,7 +413,7 @@ def build_pipelines(
         if state_dir is not None and limit:
             frames = FlightRecorder(state_dir / FRAMES_NAME, limit)
             on_failure.callback(frames.close)
-        shared = SharedParts(outbox, late, frames)
+        shared = SharedParts(outbox, late, frames, shows_frames)
         factory = PipelineFactory(agent, shared, publishers, _paired(wanted, opened))
         runner = PipelineRunner(factory, outbox, on_failure.pop_all())
     try:

@@ -23,7 +23,10 @@ _SAID = ("label", "score", "route", "reason", "id", "case")
 
 
 class FrameNotes:
-    """Notes frames of one pipeline: each with an event, and some of the others. In the pipeline's thread."""
+    """Notes frames of one pipeline: each with an event, and some of the others. In the pipeline's thread.
+
+    An amendment is noted as a frame of its own without a number, which says what it `amends`.
+    """
 
     def __init__(self, pipeline: str, deadline_s: float, recorder: FlightRecorder) -> None:
         self._pipeline = pipeline
@@ -39,6 +42,27 @@ class FrameNotes:
             return
         self._noted_s[outcome] = now_s
         self._recorder.note(json_line(self._record(frame, outcome, events)))
+
+    def note_amendment(self, event: Event) -> None:
+        """Note what the cloud said later about an event. In any thread."""
+        self._recorder.note(
+            json_line(
+                {
+                    "id": event.id,
+                    "time": event.captured_unix_s,
+                    "pipeline": self._pipeline,
+                    "frame": None,
+                    "amends": event.amends,
+                    "outcome": "amended",
+                    "took_s": event.latency_ms / 1e3,
+                    "steps": [],
+                    "answers": {model: _said(facts) for model, facts in event.answers.items()},
+                    "objects_count": len(event.objects),
+                    "objects": [_object(found) for found in event.objects[:MOST_OBJECTS]],
+                    "events": [_event(event)],
+                }
+            )
+        )
 
     def _record(self, frame: AnsweredFrame | DroppedFrame, outcome: str, events: Sequence[Event]) -> dict[str, Any]:
         """The frame as an object for JSON; durations in seconds."""
@@ -59,16 +83,17 @@ class FrameNotes:
             "answers": {model: _said(facts) for model, facts in scene.answers.items()},
             "objects_count": len(scene.objects),
             "objects": [_object(found) for found in scene.objects[:MOST_OBJECTS]],
-            "events": [
-                {
-                    "id": event.id,
-                    "event": event.event,
-                    "sequence": event.sequence,
-                    "objects": [{"label": one.label, "track": one.track} for one in event.objects[:MOST_OBJECTS]],
-                }
-                for event in events
-            ],
+            "events": [_event(event) for event in events],
         }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "event": event.event,
+        "sequence": event.sequence,
+        "objects": [{"label": one.label, "track": one.track} for one in event.objects[:MOST_OBJECTS]],
+    }
 
 
 def _object(found: FoundObject) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from upwell.edge.request.answer import Answer
 from upwell.edge.server.core import AgentCore
 from upwell.pipelines.frame import Box, FoundObject, Scene
 from upwell.pipelines.run.answers import AnswerReader
+from upwell.pipelines.sources.frame_slot import WHOLE, Size
 from upwell.pipelines.steps.window_layout import laid_out
 from upwell.shared.errors import (
     ConfigError,
@@ -111,6 +112,20 @@ class Inference:
         else:
             self._input = _input_for(window, self._signature, settings.model)
         self.tags: Mapping[str, str] = {"pipeline": pipeline, **settings.tags}
+
+    @property
+    def picture_size(self) -> Size:
+        """The width and height that are all the device's model sees of a picture; `WHOLE` where somebody sees more.
+
+        That is where it goes to the cloud, is kept as a case, or two versions of the model are tried beside each other.
+        """
+        served = self._agent.models[self.settings.model]
+        edge = served.edge
+        if edge is None or served.heads or served.cloud_model or edge.trial is not None:
+            return WHOLE
+        if self._agent.router.policy.collects:
+            return WHOLE
+        return edge.processor.picture_size or WHOLE
 
     def about(self, scene: Scene) -> Array:
         """What the model is given of a whole frame."""

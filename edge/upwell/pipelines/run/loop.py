@@ -46,7 +46,7 @@ class Pipeline:
         with ExitStack() as on_failure:
             running = on_failure.enter_context(assemble(agent_config, results))
             state_dir = agent_config.agent.state_dir
-            runner = on_failure.enter_context(build_pipelines(alone, running, state_dir, results))
+            runner = on_failure.enter_context(build_pipelines(alone, running, state_dir, results, shows_frames=True))
             return cls(running, runner, chosen, on_failure.pop_all())
 
     def __iter__(self) -> Iterator[AnsweredFrame]:

@@ -51,7 +51,10 @@ class PublishedAs:
 
 
 class Publisher:
-    """Writes the events of one pipeline into the outbox. `late` remembers those that the cloud is still to answer."""
+    """Writes the events of one pipeline into the outbox. `late` remembers those that the cloud is still to answer.
+
+    `note` is given each amendment once it is durable.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,9 @@ class Publisher:
         outbox: Outbox,
         late: Amendments,
         on_amended: Callable[[str, int, str, Mapping[str, Any]], None],
+        note: Callable[[Event], None] = lambda _: None,
     ) -> None:
+        self._note = note
         self._as = published_as
         self._outbox = outbox
         self._late = late
@@ -78,11 +83,14 @@ class Publisher:
             expected = [one for event in events for one in _expected(event, scene)]
             are_kept = False
             try:
-                amendments = [self._amendment(*one) for one in self._late.expect(expected)]
+                found = [self._amendment(*one) for one in self._late.expect(expected)]
+                amendments = [one for one in found if one is not None]
                 messages = [self._message(event, picture) for event in events]
-                are_kept = self._outbox.put([*messages, *(one for one in amendments if one is not None)])
+                are_kept = self._outbox.put([*messages, *map(self._message, amendments)])
             finally:
                 self._late.settle(expected, are_kept=are_kept)
+        for amendment in amendments if are_kept else ():
+            self._note(amendment)
         return events
 
     def _event(self, fired: FiredEvent, answered: AnsweredFrame) -> Event:
@@ -121,10 +129,15 @@ class Publisher:
     def amend(self, waiting: WaitingEvent, result: SpoolResult) -> bool:
         """Put an amendment of the event into the outbox, with what the cloud said; False where it cannot be kept."""
         with self._in_order:
-            message = self._amendment(waiting, result)
-            return message is None or self._outbox.put([message])
+            amendment = self._amendment(waiting, result)
+            if amendment is None:
+                return True
+            if not self._outbox.put([self._message(amendment)]):
+                return False
+        self._note(amendment)
+        return True
 
-    def _amendment(self, waiting: WaitingEvent, result: SpoolResult) -> Message | None:
+    def _amendment(self, waiting: WaitingEvent, result: SpoolResult) -> Event | None:
         """None where the model is no longer asked."""
         reader = self._as.readers.get(waiting.model)
         if reader is None:
@@ -143,13 +156,12 @@ class Publisher:
             answers = {} if reader.finds_objects else {waiting.model: facts}
         # The same each time: where the process ends in the middle, the answer is handed over again.
         about = f"{waiting.event_id} {result.spool_id} {waiting.model} {waiting.row}"
-        event = Event(
+        return Event(
             hashlib.sha256(about.encode()).hexdigest()[:32], waiting.pipeline, waiting.event,
             self._outbox.next_sequence(waiting.pipeline), waiting.captured_unix_s,
             max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud", result.reason,
             amends=waiting.event_id, answers=answers,
         )  # fmt: skip
-        return self._message(event)
 
 
 def _expected(event: Event, scene: Scene) -> Iterator[Expected]:

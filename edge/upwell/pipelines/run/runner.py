@@ -24,6 +24,9 @@ from upwell.pipelines.sources.base import SourceState
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 
+_HANGING_S = 5.0
+"""A frame that is under way for longer hangs."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -133,10 +136,7 @@ class PipelineRunner:
         for pipeline in ending:
             pipeline.stop()
         for pipeline in ending:
-            thread = self._threads.pop(pipeline.name)
-            if thread.ident is not None:
-                thread.join()
-            pipeline.close()
+            _end(pipeline, self._threads.pop(pipeline.name))
             del self._pipelines[pipeline.name]
             self._previews.pop(pipeline.name, None)
 
@@ -164,11 +164,8 @@ class PipelineRunner:
         """End after the frames that are under way, and close all parts. Calling it twice is harmless."""
         self.stop()
         with self._changing:
-            for thread in self._threads.values():
-                if thread.ident is not None:
-                    thread.join()
-            for pipeline in self._pipelines.values():
-                pipeline.close()
+            for name, pipeline in self._pipelines.items():
+                _end(pipeline, self._threads[name])
             self._parts.close()
 
     def __enter__(self) -> PipelineRunner:
@@ -180,7 +177,7 @@ class PipelineRunner:
         self.close()
 
     def health(self) -> HealthPart:
-        """How they do, for `/health`: a source that is lost is a problem of the whole."""
+        """How they do, for `/health`: a lost source, and a sink that takes nothing, are problems of the whole."""
         statuses = [pipeline.status for pipeline in self.pipelines.values()]
         lost = [one for one in statuses if one.source.state is SourceState.LOST]
         facts = {
@@ -195,7 +192,8 @@ class PipelineRunner:
             }
             for one in statuses
         }
-        return HealthPart(facts, [f"pipeline {one.name}: the source is lost: {one.source.explained}" for one in lost])
+        problems = [f"pipeline {one.name}: the source is lost: {one.source.explained}" for one in lost]
+        return HealthPart(facts, problems + self._outbox.problems())
 
     def families(self) -> Iterable[Metric]:
         """How the pipelines do, for a scrape."""
@@ -204,6 +202,18 @@ class PipelineRunner:
 
 def _thread(pipeline: Pipeline) -> BackgroundThread:
     return BackgroundThread(f"pipeline-{pipeline.name}", lambda: _run(pipeline), lambda: pipeline.is_stopped)
+
+
+def _end(pipeline: Pipeline, thread: BackgroundThread) -> None:
+    """Close a pipeline that was stopped, after the frame that is under way. One that hangs is left behind."""
+    is_started = thread.ident is not None
+    if is_started:
+        thread.join(_HANGING_S)
+    pipeline.close()  # a source of somebody else may hang until it is closed, or for ever
+    if is_started:
+        thread.join(_HANGING_S)
+        if thread.is_alive():
+            _log.warning("pipeline %s: its source or a step hangs; it is left behind", pipeline.name)
 
 
 def _run(pipeline: Pipeline) -> None:

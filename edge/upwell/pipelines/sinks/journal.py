@@ -109,6 +109,11 @@ class Journal:
         """The outbox's clock, by which age counts; for work alone."""
         return self._clock.at(time.monotonic())
 
+    @property
+    def problem(self) -> str:
+        """Why nothing can be kept now; empty where it can."""
+        return self._health.problem
+
     def ask(self, work: Callable[[OutboxStore], T], *, durable: bool = False) -> T:
         """Have `work` done; its result, once the transaction has ended.
 

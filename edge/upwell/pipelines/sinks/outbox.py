@@ -127,6 +127,11 @@ class Outbox:
         """What became of the messages, by the name of the sink."""
         return {name: self._counts_of(name) for name in self._relays}
 
+    def problems(self) -> list[str]:
+        """What keeps events from being kept, or from sinks; their names have no credentials."""
+        found = [self._journal.problem, *(relay.problem for relay in self._relays.values())]
+        return [one for one in found if one]
+
     def flush(self, timeout_s: float, names: Iterable[str] | None = None) -> bool:
         """Wait until nothing waits for any sink, or for those of `names`, or the time is up; whether nothing does."""
         names = list(self._relays if names is None else names)

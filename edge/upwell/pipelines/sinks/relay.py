@@ -52,6 +52,7 @@ class SinkRelay:
         self._has_news = True
         self._closing = False
         self._failures = 0
+        self._problem = ""
         self._cursors: dict[str, int] = {}
         self._owed: deque[Callable[[OutboxStore], None]] = deque()
         self._epoch = 0
@@ -78,6 +79,11 @@ class SinkRelay:
     def sink(self) -> Sink:
         """Who takes them."""
         return self._sink
+
+    @property
+    def problem(self) -> str:
+        """Why it takes no events now; empty where it does."""
+        return self._problem
 
     def stop(self) -> None:
         """Deliver nothing more. A delivery under way goes on to its end."""
@@ -217,10 +223,11 @@ class SinkRelay:
     def _note_success(self) -> None:
         if self._failures:
             _log.warning("the sink %s takes events again", self._sink.name)
-        self._failures = 0
+        self._failures, self._problem = 0, ""
 
     def _note_failure(self, error: SinkUnavailable) -> None:
         self._journal.count([self._sink.name], "failures")
+        self._problem = f"the sink {self._sink.name} takes no events: {error}"
         if not self._failures:
             _log.warning("the sink %s takes no events, and is tried again: %s", self._sink.name, error)
         self._failures += 1

@@ -269,6 +269,7 @@ def shown_address(address: str) -> str:
     if found is None:
         return address
     place, _, query = found["rest"].rpartition("@")[2].partition("#")[0].partition("?")
-    keys = [key if is_given else "…" for key, is_given, _ in (one.partition("=") for one in query.split("&"))]
+    # A word without a value may be the secret itself, and end in = where it is base64.
+    keys = [key if value.strip("=") else "…" for key, _, value in (one.partition("=") for one in query.split("&"))]
     values = "&".join(f"{key}=…" if key != "…" else key for key in keys)
     return f"{found['scheme']}://{place}" + (f"?{values}" if query else "")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from upwell.pipelines.sources.frame_slot import FrameSlot, SlotCounts, SlotUnusable
+from upwell.pipelines.sources.frame_slot import WANTED, FrameSlot, Size, SlotCounts, SlotUnusable
 from upwell.shared.tensors import Array
 
 _CHILD = "upwell.pipelines.sources.decoder_child"
@@ -76,20 +76,25 @@ class DecoderProcess:
         """What the child has done so far, and what it had done once it is over."""
         return self._slot.counts
 
-    def ask(self) -> None:
-        """Want the next picture. The slot is the child's until it says `frame`."""
-        self._send(b".")
+    def ask(self, size: Size) -> None:
+        """Want the next picture, in this size where it is larger. The slot is the child's until it says `frame`."""
+        self._send(WANTED.pack(*size))
 
-    def read(self, width: int, height: int) -> tuple[Array, Array]:
-        """A copy of the picture in the slot: RGB uint8 [height, width, 3] and luma [height, width].
+    def read(self, size: Size, rgb_size: Size, turns: int = 0) -> tuple[Array, Array]:
+        """A copy of the picture in the slot: RGB uint8 [height, width, 3] of `rgb_size`, luma of `size`, both turned.
 
         Raises `SlotUnusable` for a size that it cannot have.
         """
-        pixels = width * height
-        if width < 1 or height < 1 or pixels > self._job.max_pixels:
+        (width, height), (rgb_width, rgb_height) = size, rgb_size
+        if width < 1 or height < 1 or width * height > self._job.max_pixels:
             raise SlotUnusable(f"a picture of {width} x {height} pixels, where at most {self._job.max_pixels} may be")
+        if not (0 < rgb_width <= width and 0 < rgb_height <= height):
+            raise SlotUnusable(f"{rgb_width} x {rgb_height} pixels of a picture of {width} x {height}")
         data = np.frombuffer(self._slot.picture(width, height), np.uint8)
-        return data[: 3 * pixels].reshape(height, width, 3).copy(), data[3 * pixels :].reshape(height, width).copy()
+        end = 3 * rgb_width * rgb_height
+        luma = data[end : end + width * height].reshape(height, width)
+        pixels = data[:end].reshape(rgb_height, rgb_width, 3)
+        return np.rot90(pixels, turns).copy(), np.rot90(luma, turns).copy()
 
     def receive(self, timeout_s: float) -> list[dict[str, Any]] | None:
         """What the child has said, perhaps nothing in that time; None once it is over and everything was received."""

@@ -16,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import struct
 import sys
 import tempfile
 from dataclasses import dataclass
+from typing import TypeAlias
 
 if sys.platform == "linux":
     import fcntl
@@ -27,6 +29,15 @@ _HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
 """The counters have a mapping of their own, which stays where pictures get another."""
 BYTES_PER_PIXEL = 4
 """Three of RGB and one of luma."""
+
+Size: TypeAlias = tuple[int, int]
+"""Width and height in pixels."""
+
+WHOLE: Size = (0, 0)
+"""The size wanted where a picture is to have its own."""
+
+WANTED = struct.Struct("<HH")
+"""How the reader says which size it wants."""
 
 _DECODED, _SUPERSEDED, _UNDECODABLE, _CHANGED_NS = range(4)
 
@@ -85,7 +96,8 @@ class FrameSlot:
     def picture(self, width: int, height: int) -> memoryview:
         """The picture in the slot, to be written or read: RGB, 3 bytes a pixel row by row, then luma, a byte a pixel.
 
-        Valid until the next call. Raises `SlotUnusable` where the slot has no room for that size.
+        The luma has that size, the RGB that or a smaller one. Valid until the next call. Raises `SlotUnusable` where
+        the slot has no room for that size.
         """
         size_bytes = BYTES_PER_PIXEL * width * height
         if size_bytes > self._capacity_bytes:

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ from upwell.pipelines.sources.base import (
     shown_address,
 )
 from upwell.pipelines.sources.decoder_process import DecoderJob, DecoderProcess
-from upwell.pipelines.sources.frame_slot import SlotUnusable
+from upwell.pipelines.sources.frame_slot import WHOLE, Size, SlotUnusable
 from upwell.pipelines.sources.gstreamer import command_of
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
@@ -47,14 +48,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A picture that lies in the slot: the child's number of the frame, its times in seconds, its size in pixels."""
+    """A picture that lies in the slot: the child's number of the frame, its times in seconds, its size in pixels.
+
+    `rgb_size` is that of what lies there in colors, perhaps a smaller one. Both lie there `turns` times 90 degrees
+    clockwise from how they are to be seen.
+    """
 
     number: int
     captured_s: float
     unix_s: float
-    width: int
-    height: int
+    size: Size
+    rgb_size: Size
     media_s: float | None = None
+    turns: int = 0
 
 
 @dataclass
@@ -80,15 +86,15 @@ class Connection:
     blocked_at_change_s: float = 0.0
     decoded_at_change: int = 0
 
-    def ask(self, now_s: float) -> None:
-        """Want a picture, if none is wanted yet and the slot is free."""
+    def ask(self, now_s: float, size: Size) -> None:
+        """Want a picture of that size, if none is wanted yet and the slot is free."""
         if self.is_asked or self.arrival is not None:
             return
         if self.blocked_since_s is not None:
             self.blocked_s += now_s - self.blocked_since_s
             self.blocked_since_s = None
         self.is_asked = True
-        self.decoder.ask()
+        self.decoder.ask(size)
 
     def arrived(self, arrival: Arrival, now_s: float) -> None:
         """The picture that was asked for lies in the slot."""
@@ -131,9 +137,14 @@ class VideoSource:
 
     One thread starts the decoder, receives what it says, watches it and starts it again. What changes is under
     `_change`; a picture is copied out of shared memory only when somebody takes it.
+
+    `wanted` says, whenever a picture is asked for, to which width and height a larger one is to be shrunk, `WHOLE` for
+    not at all. The decoder does that while the reader is busy, with the colors, and what nobody wants is not even
+    copied. Where it says another size from now on, the picture that is asked for already has the former.
     """
 
-    def __init__(self, settings: VideoSettings | CameraSettings) -> None:
+    def __init__(self, settings: VideoSettings | CameraSettings, wanted: Callable[[], Size] = lambda: WHOLE) -> None:
+        self._wanted = wanted
         self._job, self._patience = job_of(settings), settings.patience
         self._shown = shown_address(self._job.address)
         self._change = threading.Condition()
@@ -159,7 +170,7 @@ class VideoSource:
                         connection.replace_stale()
                     if connection.arrival is not None and (frame := self._taken(connection, connection.arrival)):
                         return frame
-                    connection.ask(time.monotonic())
+                    connection.ask(time.monotonic(), self._wanted())
                 if (left_s := until_s - time.monotonic()) <= 0:
                     return None
                 self._change.wait(left_s)
@@ -196,14 +207,15 @@ class VideoSource:
     def _taken(self, connection: Connection, arrival: Arrival) -> Frame | None:
         """The frame of the picture in the slot, which is free then; None where no such picture can be there."""
         try:
-            pixels, luma = connection.decoder.read(arrival.width, arrival.height)
+            pixels, luma = connection.decoder.read(arrival.size, arrival.rgb_size, arrival.turns)
         except SlotUnusable:
             connection.decoder.kill()
             return None
         connection.arrival = None
-        self._status = replace(self._status, given=self._status.given + 1, width=arrival.width, height=arrival.height)
+        height, width = luma.shape
+        self._status = replace(self._status, given=self._status.given + 1, width=width, height=height)
         if self._job.keeps_all:
-            connection.ask(time.monotonic())
+            connection.ask(time.monotonic(), self._wanted())
         self._change.notify_all()
         number = connection.first_number + arrival.number - 1
         return Frame(number, arrival.captured_s, arrival.unix_s, pixels, luma, media_s=arrival.media_s)
@@ -234,7 +246,7 @@ class VideoSource:
             connection.first_number = self._first_number
             self._connection = connection
             if self._job.keeps_all:
-                connection.ask(time.monotonic())
+                connection.ask(time.monotonic(), self._wanted())
             self._change.notify_all()
         why = "the source failed"
         try:
@@ -307,7 +319,8 @@ class VideoSource:
         elif "frame" in message:
             arrival = Arrival(
                 int(message["frame"]), float(message["captured_s"]), float(message["unix_s"]),
-                int(message["width"]), int(message["height"]), message["media_s"],
+                (int(message["width"]), int(message["height"])), (int(message["pixels"][0]), int(message["pixels"][1])),
+                message["media_s"], int(message["turns"]),
             )  # fmt: skip
             connection.arrived(arrival, now_s)
             self._change.notify_all()

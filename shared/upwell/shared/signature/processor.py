@@ -13,6 +13,7 @@ from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.signature.binding import bind, chunk_of, sizes_fit
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.image_codec import BUDGET, encoded_pixels, in_rgb
+from upwell.shared.signature.keys import Resize
 from upwell.shared.signature.signature import Signature, own_signature
 from upwell.shared.signature.steps import Steps
 from upwell.shared.signature.values import Candidates, Detections, Geometry, array_of
@@ -63,6 +64,9 @@ class Processor:
         """So many rows the model takes at a time; 0 where it takes any number."""
         self._used = tuple(spec.name for spec in model_outputs if spec.name in self._post.needs)
         self.identity = self._pre.does_nothing and self._post.does_nothing
+        self.picture_size = _stretched_to(self._pre)
+        """Width and height that a picture is stretched to before anything else sees it, by the bilinear filter; None
+        where that is not so. Whoever has it in that size already loses nothing but time by giving it larger."""
 
     def pre(self, inputs: Mapping[str, Array]) -> Prepared:
         """The request checked and made ready for the model. Raises `InvalidRequest`."""
@@ -139,3 +143,14 @@ def _joined(name: str, parts: Sequence[Array]) -> Array:
     if len(shapes) > 1:
         raise ModelFailed(f"the model gave {name!r} in different shapes for different rows: {sorted(shapes)}")
     return np.concatenate(parts)
+
+
+def _stretched_to(pre: Steps) -> tuple[int, int] | None:
+    op = pre.steps[0].op if pre.steps else None
+    if not isinstance(op, Resize) or (op.fit, op.filter) != ("stretch", "bilinear"):
+        return None
+    picture, made = pre.steps[0].reads, pre.steps[0].writes
+    others = {name for step in pre.steps[1:] for name in step.reads}.union(pre.bound.values())
+    if any(name in others and name not in made for name in picture):  # the whole picture goes elsewhere, too
+        return None
+    return op.to[1], op.to[0]

@@ -66,7 +66,7 @@ def trial(
     results = LateResults()
     with ExitStack() as open_parts:
         agent = open_parts.enter_context(assemble(agent_config, results))
-        runner = open_parts.enter_context(build_pipelines(changed, agent, None, results))
+        runner = open_parts.enter_context(build_pipelines(changed, agent, None, results, shows_frames=has_pictures))
         bar = open_parts.enter_context(progress())
         fps, frames = _length(video) if has_pictures else (_DEFAULT_FPS, None)
         task = bar.add_task(name, total=frames)

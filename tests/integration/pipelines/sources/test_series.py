@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import onnx.helper
 import pytest
@@ -17,6 +18,7 @@ from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from typer.testing import CliRunner, Result
 
+from tests.faults.clouds import ScriptedCloud, status
 from tests.integration.pipelines.sinks.brokers import WAIT_S, Broker, broker, needs_mosquitto
 from tests.pipelines_media import until
 from tests.pipelines_run import pipelines_text, running_pipelines
@@ -38,6 +40,8 @@ from upwell.pipelines.sources.open_source import open_source
 from upwell.pipelines.sources.windows import WindowShape
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
+from upwell.shared.oip.codec.converters import serialize_infer_response
+from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.tensors import Array
 from upwell.tools.pipeline.trial import trial
 
@@ -304,6 +308,46 @@ def test_a_pipeline_asks_about_windows_and_every_window_has_a_fate(tmp_path: Pat
     assert found == [("up", 0.3), ("beat", 0.3), ("up", 0.7), ("up", 1.9), ("up", 2.3)]
     assert events[0]["answers"]["swing"]["label"] == "up"
     assert {one["route"] for one in events} == {"edge"}
+
+
+def test_a_window_that_the_cloud_answers_later_amends_its_own_event(tmp_path: Path) -> None:
+    """The cloud says of each window what it can be told by: the mean of it."""
+
+    def means(request: InferRequest, _: grpc.ServicerContext) -> bytes:
+        up = 0.5 + request.inputs["x"].mean(axis=(1, 2)) / 100
+        response = InferResponse(request.model, {"p": np.stack([1 - up, up], 1).astype(np.float32)}, "1", request.id)
+        return serialize_infer_response(response)
+
+    cloud = ScriptedCloud()
+    cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
+    config = json.loads(write_agent(tmp_path).read_text())
+    config |= {"cloud": {"endpoint": cloud.address}, "policy": "policy.yaml"}
+    config["models"]["swing"]["cloud"] = {"model": "large"}
+    (tmp_path / "agent.yaml").write_text(json.dumps(config))
+    hard = {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}, "spool": True}
+    (tmp_path / "policy.yaml").write_text(json.dumps({"version": 1, "defaults": hard}))
+    as_csv(tmp_path / "a.csv", [{"time": BEGAN + n / 10, "x": n // 4, "y": n // 4} for n in range(40)])
+    series = {"file": str(tmp_path / "a.csv"), "fields": ["x", "y"], "rate": 10, "size": 4}
+    seen = {"name": "seen", "on": "frame"}
+    pipeline = {"source": {"series": series}, "steps": [{"infer": {"model": "swing"}}], "events": [seen]}
+    text = pipelines_text(tmp_path, motor=pipeline)
+    try:
+        with running_pipelines(tmp_path, tmp_path / "agent.yaml", text) as it:
+            it.wait()
+            until(lambda: len(it.events("motor")) == 10, "each window is told")
+            assert {one["answers"]["swing"]["route"] for one in it.events("motor")} == {"edge"}
+            cloud.behaviour = means
+            until(lambda: len(it.events("motor")) == 20, "and amended")
+    finally:
+        cloud.stop()
+    events = it.events("motor")
+    first = {one["id"]: number for number, one in enumerate(events[:10])}
+    assert {one["amends"] for one in events[10:]} == set(first)
+    for one in events[10:]:
+        said, window = one["answers"]["swing"], first[one["amends"]]
+        assert (said["route"], said["label"], "case" in said) == ("cloud", "up" if window else said["label"], False)
+        assert max(said["score"], 1 - said["score"]) == pytest.approx(0.5 + window / 100, abs=1e-3)
+        assert one["captured_unix_s"] == events[window]["captured_unix_s"]
 
 
 def test_a_window_that_is_late_is_counted(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import signal
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -17,6 +20,7 @@ from tests.integration.pipelines.sources.held import children, held, is_running
 from tests.pipelines_media import LiveServer, MadeVideo, Viewer, jpeg_part, number_of, until
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import Source, SourceEnded, SourceState, VideoSettings
+from upwell.pipelines.sources.frame_slot import WHOLE
 from upwell.pipelines.sources.video import VideoSource
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -96,6 +100,68 @@ def test_a_rate_leaves_every_fifth_frame_and_captures_no_other(video: Path) -> N
     assert len(numbers) in (8, 9)
     assert set(np.diff(numbers)) <= {3, 4, 5, 6, 7}
     assert source.status.captured == len(numbers)
+
+
+def odd_video(path: Path, count: int, size: tuple[int, int], times_ms: Sequence[int] = ()) -> Path:
+    """Frames that are red at the top left, without loss; at these times, else ten a second."""
+    (width, height), picture = size, np.zeros((size[1], size[0], 3), np.uint8)
+    picture[: (height + 1) // 2, : (width + 1) // 2] = (255, 0, 0)
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("ffv1" if path.suffix == ".mkv" else "libx264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv444p"
+        stream.codec_context.time_base = Fraction(1, 1000 if times_ms else 10)
+        file.start_encoding()
+        for number in range(count):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            if times_ms:
+                frame.pts, frame.time_base = times_ms[number], Fraction(1, 1000)
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return path
+
+
+def test_a_video_that_was_held_upright_is_given_upright(tmp_path: Path) -> None:
+    """As a phone records: the pictures lie on their side, and a matrix says so (ISO/IEC 14496-12, 8.3.2)."""
+    path = odd_video(tmp_path / "phone.mp4", 3, (64, 48))
+    whole, lies = path.read_bytes(), struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    stands = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30)
+    track = whole.index(lies, whole.index(b"tkhd"))
+    path.write_bytes(whole[:track] + stands + whole[track + len(lies) :])
+    for wanted, size in ((WHOLE, (48, 64)), ((12, 16), (12, 16))):
+        source = VideoSource(VideoSettings(str(path)), lambda wanted=wanted: wanted)  # type: ignore[misc]  # bound now
+        frames = list(frames_of(source))
+        assert {frame.pixels.shape[1::-1] for frame in frames} == {size}
+        assert {frame.luma.shape for frame in frames} == {(64, 48)}
+        red = frames[0].pixels[:, :, 0] > 128
+        assert [bool(red[y, x]) for y, x in ((2, 2), (2, -3), (-3, 2), (-3, -3))] == [False, True, False, False]
+        assert (source.status.width, source.status.height) == (48, 64)
+        source.close()
+
+
+def test_odd_videos_are_given_or_refused_and_never_hang(tmp_path: Path) -> None:
+    times_ms = [0, 10, 500, 3000, 9000]
+    source = VideoSource(VideoSettings(str(odd_video(tmp_path / "varies.mp4", 5, (64, 48), times_ms))))
+    assert [round(1e3 * frame.at_s) for frame in frames_of(source)] == times_ms
+    source.close()
+    source = VideoSource(VideoSettings(str(odd_video(tmp_path / "tiny.mkv", 3, (1, 1)))))
+    assert [frame.pixels.shape for frame in frames_of(source)] == [(1, 1, 3)] * 3
+    source.close()
+    with av.open(str(tmp_path / "sound.m4a"), "w") as file:
+        sound = file.add_stream("aac", rate=8000)
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+        silence.rate = 8000
+        file.mux(sound.encode(silence))
+        file.mux(sound.encode())
+    whole = (tmp_path / "varies.mp4").read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "nothing.mp4").write_bytes(b"")
+    odd_video(tmp_path / "none.mp4", 0, (64, 48))
+    for name in ("sound.m4a", "cut.mp4", "nothing.mp4", "none.mp4"):
+        source = VideoSource(VideoSettings(str(tmp_path / name)))
+        with pytest.raises(SourceEnded, match="is over: "):
+            source.next(10)
+        assert source.status.captured == 0
+        source.close()
 
 
 def test_a_picture_over_the_limit_and_a_file_that_is_none_are_refused(video: Path, tmp_path: Path) -> None:
@@ -179,6 +245,7 @@ def endless(viewer: Viewer) -> None:
 PARENT = """
 import sys
 from upwell.pipelines.sources.base import VideoSettings
+from upwell.pipelines.sources.frame_slot import WHOLE
 from upwell.pipelines.sources.video import VideoSource
 source = VideoSource(VideoSettings(sys.argv[1]))
 while source.next(1) is None:

@@ -293,6 +293,7 @@ def test_a_full_disk_refuses_what_is_put_and_what_was_there_is_still_delivered(t
         store._connection.execute(f"PRAGMA max_page_count = {pages}")
         box.put([message(5, padding_bytes=100_000)])
         assert holds(box).refused == 1
+        assert any("cannot be written; events are lost until it can" in one for one in box.problems())
         sink.behaviour = lambda _: None
         assert box.flush(WAIT_S)
         assert holds(box).delivered == 5

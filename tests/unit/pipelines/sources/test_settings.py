@@ -40,6 +40,7 @@ secrets = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_s
         ("rtsp://user:p/a?s#s@cam/main", "rtsp://cam/main"),
         ("https://cam/live?channel=1&token=abc#x", "https://cam/live?channel=…&token=…"),
         ("https://cam/live?abc", "https://cam/live?…"),
+        ("https://cam/live?YWJj=&abc==", "https://cam/live?…&…"),
         ("/srv/videos/a@b.mp4", "/srv/videos/a@b.mp4"),
         ("/dev/video0", "/dev/video0"),
     ],
@@ -50,7 +51,8 @@ def test_an_address_is_shown_without_what_may_be_secret(address: str, shown: str
 
 @given(st.sampled_from(["rtsp", "rtsps", "http", "HTTPS", "srt"]), secrets, secrets)
 def test_no_password_and_no_value_of_a_query_is_ever_shown(scheme: str, user: str, value: str) -> None:
-    assert MARK not in shown_address(f"{scheme}://{user}:{value}@cam/main?key={value}&{value}")
+    alone = value.replace("=", "") + "=="  # a word of a query without a value may be a secret, as base64 ends
+    assert MARK not in shown_address(f"{scheme}://{user}:{value}@cam/main?key={value}&{alone}")
     assert MARK not in shown_address(f"{scheme}://cam/main?key={value}&other={user}")
 
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from upwell.pipelines.sources import decoder_child
 from upwell.pipelines.sources.base import Patience
 from upwell.pipelines.sources.decoder_child import Handover
 from upwell.pipelines.sources.decoder_process import DecoderProcess
-from upwell.pipelines.sources.frame_slot import FrameSlot, SlotCounts
+from upwell.pipelines.sources.frame_slot import WHOLE, FrameSlot, Size, SlotCounts
 from upwell.pipelines.sources.video import Arrival, Connection
 
 PATIENCE = Patience(silent_s=10, open_s=5)
@@ -35,7 +36,7 @@ def test_each_frame_is_given_replaced_or_waits_whatever_comes_first(doings: list
             slot.count_undecodable()
         elif len(said) == wants:  # the reader asks again only when it has been answered
             wants += 1
-            handover.want()
+            handover.want(WHOLE)
         counts = slot.counts
         waiting = counts.decoded - counts.superseded - len(said)
         assert counts.decoded == offered
@@ -54,7 +55,7 @@ def test_a_frame_that_waits_is_the_newest() -> None:
     handover = Handover(slot, said.append, keeps_all=False)
     for captured_s in range(5):
         handover.offer(VideoFrame(16, 16, "yuv420p"), float(captured_s))
-    handover.want()
+    handover.want(WHOLE)
     assert [(message["frame"], message["captured_s"]) for message in said] == [(5, 4.0)]
     assert slot.counts.superseded == 4
     slot.close()
@@ -67,7 +68,7 @@ def test_a_frame_of_any_format_is_written_as_rgb_and_luma(kind: str, width: int)
     gray.planes[0].update(bytes([126]) * (gray.planes[0].line_size * 30))
     frame = gray.reformat(format=kind)
     slot = FrameSlot.create()
-    decoder_child.write_picture(frame, slot)
+    assert decoder_child.write_picture(frame, slot, WHOLE, VideoReformatter()) == (width, 30)
     picture = bytes(slot.picture(width, 30))
     slot.close()
     assert len(picture) == 4 * width * 30
@@ -81,7 +82,7 @@ class Decoder:
         self.counts = SlotCounts()
         self.asked = 0
 
-    def ask(self) -> None:
+    def ask(self, size: Size) -> None:
         self.asked += 1
 
 
@@ -115,12 +116,12 @@ def test_the_time_that_the_reader_takes_is_no_silence() -> None:
     decoder = Decoder()
     connection = connected(decoder)
     decoder.counts = SlotCounts(decoded=2, changed_s=101.0)
-    connection.ask(100.0)
-    connection.arrived(Arrival(1, 101.0, 0.0, 4, 4), 101.0)
+    connection.ask(100.0, WHOLE)
+    connection.arrived(Arrival(1, 101.0, 0.0, (4, 4), (4, 4)), 101.0)
     assert connection.silence(PATIENCE, 101.0, may_block=True) == ""
     assert connection.silence(PATIENCE, 500.0, may_block=True) == ""  # the reader has not taken it yet
     connection.arrival = None
-    connection.ask(501.0)
+    connection.ask(501.0, WHOLE)
     assert connection.silence(PATIENCE, 510.0, may_block=True) == ""
     assert connection.silence(PATIENCE, 511.1, may_block=True) == "no frame for 10 s"
     assert decoder.asked == 2
@@ -129,11 +130,11 @@ def test_the_time_that_the_reader_takes_is_no_silence() -> None:
 def test_a_picture_that_lies_there_is_replaced_where_a_newer_one_waits() -> None:
     decoder = Decoder()
     connection = connected(decoder)
-    connection.ask(100.0)
-    connection.ask(100.1)
+    connection.ask(100.0, WHOLE)
+    connection.ask(100.1, WHOLE)
     assert decoder.asked == 1
     decoder.counts = SlotCounts(decoded=1, undecodable=3, changed_s=101.0)
-    connection.arrived(Arrival(1, 101.0, 0.0, 4, 4), 101.0)
+    connection.arrived(Arrival(1, 101.0, 0.0, (4, 4), (4, 4)), 101.0)
     connection.replace_stale()
     assert (connection.arrival is None, connection.superseded) == (False, 0)
     decoder.counts = SlotCounts(decoded=2, undecodable=3, changed_s=101.1)

@@ -21,7 +21,8 @@ def tell_frame(trace: Mapping[str, Any]) -> list[Section]:
 
 
 def _frame(trace: Mapping[str, Any]) -> Iterator[str]:
-    yield f"id {trace['id']}: frame {trace.get('frame')} of the pipeline {trace.get('pipeline')}"
+    about = f"amends {trace['amends']}" if trace.get("amends") else f"frame {trace.get('frame')}"
+    yield f"id {trace['id']}: {about} of the pipeline {trace.get('pipeline')}"
     yield f"captured at {local_time(trace['time'])}"
     text = trace.get("text")
     yield str(trace.get("outcome", "")) + (f": {text}" if text and text != trace.get("outcome") else "")
@@ -32,7 +33,7 @@ def _frame(trace: Mapping[str, Any]) -> Iterator[str]:
 
 def _steps(trace: Mapping[str, Any]) -> Iterator[str]:
     runs = trace.get("steps") or []
-    if isinstance(trace.get("took_s"), (int, float)):
+    if runs and isinstance(trace.get("took_s"), (int, float)):
         in_steps_s = sum(one.get("took_s") or 0.0 for one in runs)
         yield f"before and between them: {ms(trace['took_s'] - in_steps_s)}"
     former = 0

@@ -85,6 +85,12 @@ class Policy(Section):
         """Its levels and calibrations, by their places in the file."""
         return Parts(self.defaults, dict(enumerate(self.rules)), self.models, dict(enumerate(self.calibrations)))
 
+    @property
+    def collects(self) -> bool:
+        """Whether it has rows of some model kept as cases, perhaps only where a rule matches."""
+        levels = [self.defaults, *self.models.values(), *(rule.set for rule in self.rules)]
+        return any(one is not None and one.collect not in (None, "off") for one in levels)
+
     def settings(self, model: str | None, rule: Rule | None, model_pair: ModelPair | None = None) -> Settings:
         """What holds for `model` under `rule` (either may be None); calibrations are those that fit `model_pair`."""
         return self.resolved(model, rule, model_pair).settings
