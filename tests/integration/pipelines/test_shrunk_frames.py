@@ -79,7 +79,7 @@ def answered(
     config, _ = parse_pipelines(pipelines_text(folder, dock=section), folder / "pipelines.yaml", None)
     with (
         Agent.from_config(write_agent(folder, policy)) as agent,
-        build_pipelines(config, agent, None, LateResults(), shows_frames=shows_frames) as runner,
+        build_pipelines(config, agent.core, None, LateResults(), shows_frames=shows_frames) as runner,
     ):
         return list(runner.pipelines["dock"])
 
