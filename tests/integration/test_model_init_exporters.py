@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from onnx import helper, numpy_helper
 from PIL import Image
 
 from tests.in_process import CommandResult, InProcess
-from tests.models.make_described import FOLDER, LABELS
+from tests.models.make_described import FOLDER, LABELS, TEXTS
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge.runtimes.load import load_runtime
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.description import ModelDescription, load_description
 from upwell.shared.signature.processor import Processor
+from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array
 from upwell.tools.describe.foreign import FORMATS
 
@@ -77,6 +78,18 @@ def init(in_process: InProcess, model: Path, *more: object) -> dict[str, Any]:
     assert (done.code, done.err) == (0, "")
     report: dict[str, Any] = json.loads(done.out)
     return report
+
+
+def asked(model: Path, inputs: Mapping[str, Array]) -> tuple[tuple[LogicalOutput, ...], Mapping[str, Array]]:
+    """The outputs and what the model answers, by the model.yaml beside it."""
+    runtime = load_runtime(model)
+    processor = Processor(
+        load_description(model.with_name("model.yaml")), runtime.inputs, runtime.outputs, runtime.name
+    )
+    prepared = processor.pre(inputs)
+    answers = processor.post(processor.run_rows(runtime.run, prepared), prepared)
+    runtime.close()
+    return processor.signature.outputs, answers
 
 
 def answered(model: Path, size: tuple[int, int] = (30, 20)) -> tuple[str, Array, tuple[str, ...]]:
@@ -178,6 +191,95 @@ def test_a_folder_of_hugging_face(tmp_path: Path, in_process: InProcess, name: s
     kind, values, told = answered(model)
     assert (kind, told) == ("logits", LABELS)
     np.testing.assert_allclose(values, [(np.array(RED) * scale - mean) / std], atol=0.02)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of the files of an exporter, to be written into."""
+    return lambda name: Path(shutil.copytree(FOLDER / name, tmp_path / name))
+
+
+EXPECTED = json.loads((FOLDER / "expected.json").read_text())
+
+
+def test_a_text_classifier_of_optimum(exported: Callable[[str], Path], in_process: InProcess) -> None:
+    folder = exported("optimum_bert")
+    report = init(in_process, folder, "--try", TEXTS[0])
+    assert report["check"] == report["not_known"] == []
+    text = (folder / "model.yaml").read_text()
+    assert "tokenize: {from: text, tokenizer: tokenizer.json, max_tokens: 32, pad_id: 0}" in text
+    texts = np.array([text.encode() for text in TEXTS], object)
+    (output,), answers = asked(folder / "model.onnx", {"text": texts})
+    assert (output.kind, output.labels) == ("logits", LABELS)
+    np.testing.assert_allclose(answers[output.name], EXPECTED["texts"], atol=1e-4)
+    best = int(np.argmax(EXPECTED["texts"][0]))
+    assert report["tried"]["found"][0].endswith(LABELS[best])
+    (folder / "sample.txt").write_text(TEXTS[0])
+    assert init(in_process, folder, "--force", "--try", folder / "sample.txt")["tried"] == report["tried"]
+
+
+def test_a_tokenizer_of_the_folder_above_comes_beside_the_model(
+    exported: Callable[[str], Path], in_process: InProcess
+) -> None:
+    folder = exported("optimum_bert")
+    (folder / "onnx").mkdir()
+    (folder / "model.onnx").rename(folder / "onnx" / "model.onnx")
+    init(in_process, folder, "--try", "the fox")
+    assert (folder / "onnx" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    (folder / "onnx" / "tokenizer.json").write_text("mine")
+    assert "tokenizer.json: exists already" in refused(
+        in_process("model", "init", folder, "--out", folder / "onnx" / "another.yaml")
+    )
+    assert (folder / "onnx" / "tokenizer.json").read_text() == "mine"
+
+
+def test_a_picture_classifier_of_optimum(exported: Callable[[str], Path], in_process: InProcess) -> None:
+    folder = exported("optimum_vit")
+    report = init(in_process, folder, "--try", FOLDER / "photo.png")
+    assert report["check"] == report["not_known"] == []
+    (output,), answers = asked(
+        folder / "model.onnx", {"image": np.array([(FOLDER / "photo.png").read_bytes()], object)}
+    )
+    assert (output.kind, output.labels) == ("logits", LABELS)
+    np.testing.assert_allclose(answers[output.name], EXPECTED["photo"], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokenizer.json": None}, "there is none: its inputs are tensors"),
+        ({"config.json": {"architectures": ["BertForTokenClassification"]}}, "it names each token"),
+        ({"config.json": {"problem_type": "multi_label_classification"}}, "each label is yes or no by itself"),
+        ({"tokenizer.json": b"{"}, "no tokenizer.json"),
+    ],
+)
+def test_what_a_folder_of_texts_lacks_is_said(
+    exported: Callable[[str], Path], in_process: InProcess, change: dict[str, Any], said: str
+) -> None:
+    folder = exported("optimum_bert")
+    for name, content in change.items():
+        if content is None:
+            (folder / name).unlink()
+        elif isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        else:
+            (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | content))
+    assert said in init(in_process, folder)["not_known"][0]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "labels.txt"])
+def test_a_file_beside_it_of_a_gigabyte_is_not_read(
+    exported: Callable[[str], Path], in_process: InProcess, name: str
+) -> None:
+    folder = exported("optimum_bert")
+    with (folder / name).open("ab") as file:
+        file.truncate(1 << 30)
+    done = in_process("model", "init", folder, "--json")
+    if name == "tokenizer.json":
+        assert done.code == 0
+        assert "is larger than" in json.loads(done.out)["not_known"][0]
+    else:
+        assert name in refused(done)
 
 
 def test_a_detector_of_hugging_face(tmp_path: Path, in_process: InProcess) -> None:

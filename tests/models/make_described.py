@@ -2,9 +2,11 @@
 
     python tests/models/make_described.py base                    # in the environment of the tests
     python tests/models/make_described.py tflite-support FOLDER   # in one with tflite-support 0.4.4 and numpy<2
+    python tests/models/make_described.py optimum                 # transformers 4.57.6 and optimum-onnx 0.1.0
 
 The first writes models whose answer is the mean of each channel, the second gives them the metadata of an image
-classifier: normalization, and labels behind the model.
+classifier: normalization, and labels behind the model. The third writes folders of Hugging Face with random weights, as
+Optimum exports them, and `expected.json`: what transformers answers to `TEXTS` and to `photo.png`.
 """
 
 from __future__ import annotations
@@ -50,5 +52,59 @@ def tflite_support() -> None:
     labels.unlink()
 
 
+TEXTS = ("the quick dog", "good bad bad fox " * 20)
+
+
+def optimum() -> None:
+    """A text and a picture classifier, 30 to 40 kB each."""
+    import json
+    import tempfile
+
+    import numpy as np
+    import torch
+    import transformers
+    from optimum.exporters.onnx import main_export
+    from PIL import Image
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "quick", "brown", "fox", "lazy", "dog", "good", "bad"]
+    tokenizer = Tokenizer(models.WordPiece({word: at for at, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokens = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", model_max_length=32
+    )
+    labels = {"id2label": dict(enumerate(LABELS)), "label2id": {label: at for at, label in enumerate(LABELS)}}
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, **labels}
+    torch.manual_seed(0)
+    bert = transformers.BertForSequenceClassification(
+        transformers.BertConfig(vocab_size=12, max_position_embeddings=32, initializer_range=1.0, **small)
+    ).eval()
+    vit = transformers.ViTForImageClassification(
+        transformers.ViTConfig(image_size=16, patch_size=8, initializer_range=0.5, **small)
+    ).eval()
+    pictures = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    patches = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
+    photo = Image.fromarray(patches).resize((60, 40), Image.Resampling.BICUBIC)
+    photo.save(FOLDER / "photo.png")
+    with torch.no_grad():
+        encoded = tokens(list(TEXTS), padding=True, truncation=True, return_tensors="pt")
+        expected = {
+            "texts": bert(**encoded).logits.tolist(),
+            "photo": vit(pictures(photo, return_tensors="pt")["pixel_values"]).logits.tolist(),
+        }
+    (FOLDER / "expected.json").write_text(json.dumps(expected) + "\n")
+    for name, model, processor, task in (
+        ("optimum_bert", bert, tokens, "text-classification"),
+        ("optimum_vit", vit, pictures, "image-classification"),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            processor.save_pretrained(folder)
+            main_export(folder, str(FOLDER / name), task=task, opset=17)
+
+
 if __name__ == "__main__":
-    {"base": base, "tflite-support": tflite_support}[sys.argv[1]]()
+    {"base": base, "tflite-support": tflite_support, "optimum": optimum}[sys.argv[1]]()

@@ -138,7 +138,7 @@ def _check_signed(folder: Path, signed: Signed, digests: Mapping[str, str]) -> N
 
 
 def check_confined(folder: Path, files: Collection[str]) -> None:
-    """Refuse a bundle of which a description takes labels or golden vectors from outside: callers would see any file.
+    """Refuse a bundle of which a description takes a file from outside: callers would see any of them.
 
     `files` are those of the bundle. Raises `BundleRefused`: `UNCONFINED`, and `MALFORMED` where one is no YAML.
     """
@@ -156,7 +156,7 @@ def _check(folder: Path, path: Path) -> None:
         raise BundleRefused(Refusal.MALFORMED, path, str(error)) from None
     golden = document.get("golden") if isinstance(document, dict) else None
     vectors = golden.get("file") if isinstance(golden, dict) else None
-    for name in [*_labels_files(document, is_step=False), *([vectors] if isinstance(vectors, str) else [])]:
+    for name in [*_named_files(document, is_step=False), *([vectors] if isinstance(vectors, str) else [])]:
         if not _is_inside(folder, path.parent, name):
             raise BundleRefused(Refusal.UNCONFINED, path, f"names the file {name!r}, which is not in the bundle")
 
@@ -172,13 +172,14 @@ def _is_inside(folder: Path, base: Path, name: str) -> bool:
     return True
 
 
-def _labels_files(value: Any, is_step: bool) -> Iterator[str]:
-    """Every text under a key `labels`, except in a step of a pipeline, `{labels: scores}`, where it is a value."""
+def _named_files(value: Any, is_step: bool) -> Iterator[str]:
+    """Every text that names a file: under `labels`, except in a step, `{labels: scores}`, where it is a value; under
+    `tokenizer`, and in the step `{tokenize: tokenizer.json}`."""
     if isinstance(value, list):
         for item in value:
-            yield from _labels_files(item, is_step=True)
+            yield from _named_files(item, is_step=True)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if key == "labels" and isinstance(item, str) and not is_step:
-                yield item
-            yield from _labels_files(item, is_step=False)
+            if isinstance(item, str) and key in (("tokenize",) if is_step else ("labels", "tokenizer")):
+                yield from () if key != "labels" and item.lstrip().startswith("{") else (item,)
+            yield from _named_files(item, is_step=False)

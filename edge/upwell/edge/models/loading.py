@@ -42,6 +42,7 @@ from upwell.shared.platform.memory import resident_bytes
 from upwell.shared.signature.description import Golden, load_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Signature
+from upwell.shared.signature.texts import made_up_texts
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 COMPILED_NAME = "compiled"
@@ -386,6 +387,8 @@ def _input(one: LogicalInput, has_rows: bool, size: int, random: np.random.Gener
         patches = random.integers(0, 256, (ROWS if has_rows else 1, _PICTURE_PATCHES, _PICTURE_PATCHES, 3), np.uint8)
         side = _PICTURE_SIDE // _PICTURE_PATCHES
         return patches.repeat(side, axis=1).repeat(side, axis=2)
+    if one.kind == "text":
+        return made_up_texts(ROWS if has_rows else 1, random)
     shape = [size if length < 0 else length for length in one.spec.shape]
     if has_rows:
         shape[0] = ROWS

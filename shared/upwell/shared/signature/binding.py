@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.description import ImageInput, ModelDescription, Output, TensorInput
+from upwell.shared.signature.description import ImageInput, ModelDescription, Output, TensorInput, TextInput
 from upwell.shared.signature.detections import FIELDS
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Signature, UplinkEncoding
 from upwell.shared.signature.steps import Steps, StepsBuilder
@@ -39,10 +39,12 @@ def sizes_fit(have: Sequence[int], want: Sequence[int]) -> bool:
     return len(have) == len(want) and all(a == b or -1 in (a, b) for a, b in zip(have, want, strict=True))
 
 
-def _logical_input(name: str, one: ImageInput | TensorInput) -> LogicalInput:
+def _logical_input(name: str, one: ImageInput | TextInput | TensorInput) -> LogicalInput:
     if isinstance(one, TensorInput):
         shape = (-1, *one.shape[1:]) if one.shape[:1] == (1,) else one.shape
         return LogicalInput(name, "tensor", TensorSpec(name, one.dtype, shape))
+    if isinstance(one, TextInput):
+        return LogicalInput(name, "text", TensorSpec(name, "BYTES", (-1,)))
     uplink = None
     if one.uplink is not None:
         written = one.uplink
@@ -65,7 +67,8 @@ def _bind_inputs(
         name = steps.bound[spec.name]
         value = steps.types[name]
         have, want = (value.shape[1:], spec.shape[1:]) if has_rows else (value.shape, spec.shape)
-        if value.datatype != spec.datatype or len(value.shape) != len(spec.shape) or not sizes_fit(have, want):
+        fits = sizes_fit(have, want) and not (value.is_by_request and have != want)
+        if value.datatype != spec.datatype or len(value.shape) != len(spec.shape) or not fits:
             hint = _hint(value, spec, name)
             builder.problem(("pre",), f"the model takes {_listed([spec])}, but {name!r} comes to it as {value}{hint}")
     return steps
@@ -73,6 +76,12 @@ def _bind_inputs(
 
 def _hint(value: ValueType, spec: TensorSpec, name: str) -> str:
     """The step that is probably missing."""
+    if value.is_by_request and value.datatype == spec.datatype:
+        return f"; in the tokenize step, {{pad: max, max_tokens: {spec.shape[-1]}}} makes as many for every text"
+    if {value.datatype, spec.datatype} == {"INT32", "INT64"}:
+        return f"; in the tokenize step, {{dtype: {spec.datatype}}} makes those"
+    if value.datatype == "BYTES" and spec.datatype in ("INT32", "INT64"):
+        return f"; a tokenize step makes them of texts: {{tokenize: {{from: {name}, tokenizer: tokenizer.json}}}}"
     if value.datatype == "BYTES" and spec.datatype != "BYTES":
         return f"; start with {{decode: {name}}}"
     if value.datatype == "UINT8" and spec.datatype == "FP32":

@@ -40,12 +40,21 @@ class ImageInput(FilePart):
     uplink: UplinkSection | None = None
 
 
+class TextInput(FilePart):
+    """One text per row, as UTF-8."""
+
+    kind: Literal["text"]
+
+
 class TensorInput(FilePart):
     """A plain tensor."""
 
     kind: Literal["tensor"]
     dtype: Datatype
     shape: tuple[Dimension, ...]
+
+
+Input: TypeAlias = Annotated[ImageInput | TextInput | TensorInput, Field(discriminator="kind")]
 
 
 class Output(FilePart):
@@ -60,7 +69,7 @@ class SignaturePart(FilePart):
 
     rows: bool = True
 
-    inputs: dict[Name, Annotated[ImageInput | TensorInput, Field(discriminator="kind")]] = Field(min_length=1)
+    inputs: dict[Name, Input] = Field(min_length=1)
     outputs: dict[Name, Output] = Field(min_length=1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -12,8 +13,10 @@ from upwell.shared.signature.signature import own_signature
 from upwell.shared.signature.values import FLOATS
 from upwell.shared.tensors import TensorSpec
 
-LABELS_NAME = "labels.txt"
-"""The file beside `model.yaml` that a description with labels names."""
+LABELS_NAME, TOKENIZER_NAME = "labels.txt", "tokenizer.json"
+"""The files beside `model.yaml` that a description with labels, or with texts, names."""
+TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+"""What Hugging Face calls the tensors that a tokenizer makes; the first is always there."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _RESERVED = frozenset(("null", "true", "false"))
@@ -42,6 +45,15 @@ class PictureFacts:
 
 
 @dataclass(frozen=True)
+class TextFacts:
+    """Where the tokenizer lies, and the most tokens that the model takes, 0 where nobody says so."""
+
+    tokenizer: Path
+    max_tokens: int = 0
+    pad_id: int | None = None
+
+
+@dataclass(frozen=True)
 class ExporterFacts:
     """What a model's files say of it; what they do not say is empty. `source` names who says it.
 
@@ -56,6 +68,7 @@ class ExporterFacts:
     scores: Literal["", "probabilities", "logits"] = ""
     boxes: Mapping[str, str] | None = None
     softmax: str = ""
+    text: TextFacts | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -91,11 +104,14 @@ def starting_description(
     `quantization` has scale and zero point of the tensors that are quantized, where the model says them. With labels
     among the `facts` the text names `LABELS_NAME`, which is to be written beside it.
     """
-    picture = next((spec for spec in model_inputs if _is_picture(spec)), None)
+    picture = next((spec for spec in model_inputs if _is_picture(spec, facts.picture)), None)
     chunks = {spec.shape[0] if spec.shape else 0 for spec in model_inputs}
     leads = {spec.shape[0] if spec.shape else 0 for spec in model_outputs}
     rows = len(chunks) == 1 and 0 not in chunks and leads <= {-1, max(*chunks, 1)}
-    if picture is None:
+    tokens = [spec for spec in model_inputs if facts.text is not None and _is_tokens(spec)]
+    if tokens and len(tokens) == len(model_inputs):
+        rows = len({spec.shape[0] for spec in tokens}) == 1
+    elif picture is None:
         rows = rows and own_signature(model_inputs, model_outputs).has_rows
     boxes = _boxes(model_outputs, facts) if rows and picture is not None else None
     known = _Known(facts, quantization, boxes is not None)
@@ -129,6 +145,9 @@ def _phase(name: str, steps: Sequence[str]) -> list[str]:
 
 def _inputs(specs: Sequence[TensorSpec], picture: TensorSpec | None, known: _Known) -> _Part:
     part = _Part()
+    text = known.facts.text
+    if text is not None and all(map(_is_tokens, specs)):
+        return _Part(["text: {kind: text}    # one UTF-8 text per row"], _text_steps(specs[0], text))
     for spec in specs:
         if spec is picture:
             name = "image" if len(specs) == 1 else spec.name
@@ -140,8 +159,22 @@ def _inputs(specs: Sequence[TensorSpec], picture: TensorSpec | None, known: _Kno
     return part
 
 
+def _is_tokens(spec: TensorSpec) -> bool:
+    return spec.name in TOKENS and spec.datatype in ("INT32", "INT64") and len(spec.shape) == 2
+
+
+def _text_steps(spec: TensorSpec, facts: TextFacts) -> list[str]:
+    fixed = spec.shape[1] > 0
+    most = spec.shape[1] if fixed else facts.max_tokens
+    keys = {"from": "text", "tokenizer": TOKENIZER_NAME, "max_tokens": most or None, "pad": "max" if fixed else None}
+    keys |= {"pad_id": facts.pad_id, "dtype": spec.datatype if spec.datatype != "INT64" else None}
+    check = [] if most else ["# max_tokens: as many as the model takes at most; by default 512"]
+    written = ", ".join(f"{key}: {value}" for key, value in keys.items() if value is not None)
+    return [*check, f"- tokenize: {{{written}}}"]
+
+
 def _picture_steps(spec: TensorSpec, source: str, known: _Known) -> list[str]:
-    first = _channels(spec) == 1
+    first = _channels(spec) != 3
     height, width = spec.shape[2:] if first else spec.shape[1:3]
     color = "gray" if spec.shape[1 if first else 3] == 1 else "rgb"
     steps = [f"- decode: {{from: {source}, color: {color}}}"]
@@ -269,6 +302,8 @@ def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
         return [f"{name}: {{kind: {known.facts.scores}{labels}}}"]
     if spec.datatype not in FLOATS:
         return ["# tensor, where these are no class scores", f"{name}: {{kind: probabilities{labels}}}"]
+    if re.search("embed|pooled", spec.name, re.IGNORECASE):
+        return [f"{name}: {{kind: embedding}}"]
     if re.search("prob|softmax", spec.name, re.IGNORECASE):
         return ["# logits, where a row does not sum to 1", f"{name}: {{kind: probabilities{labels}}}"]
     return [
@@ -320,8 +355,10 @@ def _raw_boxes(spec: TensorSpec) -> list[str] | None:
     ]
 
 
-def _is_picture(spec: TensorSpec) -> bool:
-    return spec.datatype in ("FP32", "UINT8", "INT8") and _channels(spec) is not None
+def _is_picture(spec: TensorSpec, facts: PictureFacts) -> bool:
+    """Whether it takes pictures; where nothing of its shape is fixed, the files say so, and channels come first."""
+    known = facts.size is not None and len(spec.shape) == 4 and set(spec.shape[1:]) == {-1}
+    return spec.datatype in ("FP32", "UINT8", "INT8") and (known or _channels(spec) is not None)
 
 
 def _channels(spec: TensorSpec) -> int | None:

@@ -24,6 +24,8 @@ MAX_LABELS_BYTES = 1 << 20
 """A larger labels file is refused."""
 MAX_SIDE = 16384
 """The largest height or width that a picture may be resized or cropped to."""
+MAX_TOKENIZER_BYTES = 64 << 20
+"""A larger tokenizer file is refused; those of many languages have 20 MiB."""
 DEFAULT_MAX_PIXELS = 64_000_000
 """How many pixels the pictures of one request may have together."""
 
@@ -77,6 +79,25 @@ def _full_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
     return stripped
 
 
+def _tokenizer(value: object, info: ValidationInfo) -> object:
+    """The JSON of a tokenizer: as it is, or that in the file of this name."""
+    if not isinstance(value, str) or value.lstrip().startswith("{"):
+        return value
+    path = confined_path(value, info)
+    try:
+        with open_plain(path) as file:
+            data = file.read(MAX_TOKENIZER_BYTES + 1)
+        if len(data) > MAX_TOKENIZER_BYTES:
+            raise ValueError(f"the tokenizer {path} is larger than {MAX_TOKENIZER_BYTES} bytes")
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"no tokenizer {path}; expected the tokenizer.json of the model") from None
+    except OSError as error:
+        raise ValueError(f"the tokenizer {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"the tokenizer {path} is not UTF-8 text") from None
+
+
 Finite: TypeAlias = Annotated[float, AfterValidator(_finite)]
 Scale: TypeAlias = Annotated[float, AfterValidator(_scale)]
 Dimension: TypeAlias = Annotated[int, AfterValidator(_dimension)]
@@ -114,6 +135,23 @@ class Decode(NamedOp):
     color: Literal["rgb", "gray"] = "rgb"
     max_pixels: int = Field(default=DEFAULT_MAX_PIXELS, ge=1)
     exact: bool = False
+
+
+class Tokenize(Op):
+    """Texts -> token ids, which of them count, and which text they are of, each [rows, tokens].
+
+    `tokenizer` is the JSON itself. `max_bytes` bounds the texts of one request.
+    """
+
+    tokenizer: Annotated[str, BeforeValidator(_tokenizer), Field(repr=False)]
+    max_tokens: int = Field(default=512, ge=1, le=1 << 17)
+    pad: Literal["longest", "max"] = "longest"
+    pad_id: int | None = Field(default=None, ge=0)
+    dtype: Literal["INT32", "INT64"] = "INT64"
+    ids: Name = "input_ids"
+    mask: Name = "attention_mask"
+    types: Name = "token_type_ids"
+    max_bytes: int = Field(default=1 << 20, ge=1)
 
 
 class Resize(Op):
@@ -268,6 +306,7 @@ class PreOp(_OneOp):
     """One step before the model."""
 
     decode: Annotated[Decode | None, _short("from", Decode)] = None
+    tokenize: Annotated[Tokenize | None, _short("tokenizer", Tokenize)] = None
     resize: Annotated[Resize | None, _KEYS] = None
     crop: Annotated[Crop | None, _KEYS] = None
     normalize: Annotated[Normalize | None, _KEYS] = None

@@ -18,7 +18,7 @@ import numpy as np
 from upwell.shared.errors import InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
 
-InputKind = Literal["image", "tensor"]
+InputKind = Literal["image", "text", "tensor"]
 OutputKind = Literal["probabilities", "logits", "detections", "embedding", "tensor"]
 
 BYTES_LENGTH_BYTES = 4
@@ -43,9 +43,9 @@ class UplinkEncoding:
 class LogicalInput:
     """One input as callers see it.
 
-    An `image` has the spec BYTES [-1], one encoded picture (JPEG, PNG, WebP) per row, and also takes pixels as
-    UINT8 [rows, height, width, channels] with 1 or 3 channels. `is_bgr`: three are blue, green, red, as callers give
-    them; what an encoded picture has is red, green, blue always.
+    A `text` has the spec BYTES [-1], one UTF-8 text per row. An `image` has that spec, too, one encoded picture (JPEG,
+    PNG, WebP) per row, and also takes pixels as UINT8 [rows, height, width, channels] with 1 or 3 channels. `is_bgr`:
+    three are blue, green, red, as callers give them; what an encoded picture has is red, green, blue always.
     """
 
     name: str

@@ -25,6 +25,8 @@ class ValueType:
     shape: tuple[int, ...]
     channels: int | None = None
     classes: int = 0
+    is_by_request: bool = False
+    """What varies besides the rows is as large as each request makes it, so that no fixed size fits."""
 
     def __str__(self) -> str:
         return f"{self.datatype} {list(self.shape)}"

@@ -11,6 +11,7 @@ from upwell.edge.bundle.golden import Labels
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.signature.signature import LogicalInput, Signature
+from upwell.shared.signature.texts import made_up_texts
 from upwell.shared.tensors import Array, numpy_dtype
 from upwell.tools.infer.inputs import read_inputs
 from upwell.tools.terminal import share
@@ -51,7 +52,8 @@ def _nobody() -> ModelMetadata:
 
 
 def random_requests(signature: Signature) -> Mapping[str, Array]:
-    """Random rows of every input, the same at each call: pictures of coloured patches, numbers of a normal
+    """Random rows of every input, the same at each call: pictures of coloured patches, texts of made-up
+    words, numbers of a normal
     distribution, whole numbers of 0 and 1. A dimension that varies is 8. Raises `ConfigError` for an input of bytes."""
     random = np.random.default_rng(0)
     return {one.name: _random(one, signature.has_rows, random) for one in signature.inputs}
@@ -62,6 +64,8 @@ def _random(one: LogicalInput, has_rows: bool, random: np.random.Generator) -> A
         count = _PICTURE_SIDE // _PATCH
         patches = random.integers(0, 256, (_ROWS, count, count, 3), np.uint8)
         return np.kron(patches, np.ones((1, _PATCH, _PATCH, 1), np.uint8))
+    if one.kind == "text":
+        return made_up_texts(_ROWS, random)
     if one.spec.datatype == "BYTES":
         problem = f"input {one.name!r} takes bytes, which cannot be made up; give requests with --golden"
         raise ConfigError.at(None, problem, "--golden")

@@ -17,14 +17,15 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import write_named
+from upwell.shared.files import read_file, write_named
 from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.init import LABELS_NAME, ExporterFacts, starting_description
+from upwell.shared.signature.init import LABELS_NAME, TOKENIZER_NAME, ExporterFacts, starting_description
+from upwell.shared.signature.keys import MAX_TOKENIZER_BYTES
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.describe.exporters import facts_of, own_metadata, tflite_facts
 from upwell.tools.describe.foreign import model_file
-from upwell.tools.describe.trial import TrialResult, scores_of, try_picture
+from upwell.tools.describe.trial import TrialResult, scores_of, try_sample
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
 
@@ -35,8 +36,8 @@ def init(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; default model.yaml beside MODEL.")
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option("--try", metavar="PICTURE", help="Run it on this picture, and show what it finds.")
+    sample: Annotated[
+        str | None, typer.Option("--try", metavar="SAMPLE", help="Run it on this picture, file of text, or text.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the files if there are any.")] = False,
     as_json: AsJson = False,
@@ -44,7 +45,7 @@ def init(
     """Write a starting model.yaml for MODEL, from what its files say of it; guesses have a comment to check.
 
     Read are the metadata of Ultralytics' exports and of TFLite files, Hugging Face's and timm's config files, and files
-    of labels. Where labels are known they are written to labels.txt beside the description.
+    of labels. Where labels are known they are written to labels.txt beside the description, and so is a tokenizer.
     """
     file = model_file(model)
     target = out if out is not None else file.parent / "model.yaml"
@@ -52,8 +53,8 @@ def init(
     try:
         quantization: Mapping[str, tuple[float, int]] = getattr(runtime, "quantization", {})  # TFLite models only
         text, facts = _described(_facts(file, runtime, quantization), runtime, quantization)
-        _write(target, text, facts.labels, force)
-        tried = try_picture(runtime, target, picture) if picture is not None else None
+        _write(target, text, _beside(text, facts), force)
+        tried = try_sample(runtime, target, sample) if sample is not None else None
     finally:
         runtime.close()
     if as_json:
@@ -66,7 +67,7 @@ def init(
 
 def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> ExporterFacts:
     """What is known of the model. Raises `ConfigError`."""
-    facts = facts_of(file, own_metadata(file), runtime.outputs, otherwise=tflite_facts(file))
+    facts = facts_of(file, own_metadata(file), runtime.inputs, runtime.outputs, otherwise=tflite_facts(file))
     if facts.scores or facts.boxes is not None:
         return facts
     return replace(facts, scores=scores_of(runtime, quantization))
@@ -82,7 +83,8 @@ def _described(
         return _described(replace(facts, labels=(), notes=(*facts.notes, note)), runtime, quantization)
     labels = json.dumps(list(facts.labels), ensure_ascii=False)
     try:
-        description = parse_yaml(text.replace(f"labels: {LABELS_NAME}", f"labels: {labels}"), ModelDescription)
+        beside = None if facts.text is None else facts.text.tokenizer.with_name("model.yaml")
+        description = parse_yaml(text.replace(f"labels: {LABELS_NAME}", f"labels: {labels}"), ModelDescription, beside)
         Processor(description, runtime.inputs, runtime.outputs, runtime.name)
     except ConfigError as error:
         note = f"what {facts.source} says does not fit the model's tensors: {error.problems[0].message}"
@@ -91,19 +93,33 @@ def _described(
     return text, facts
 
 
-def _write(target: Path, text: str, labels: Sequence[str], force: bool) -> None:
-    """The description and its labels, all or nothing of what is refused. Raises `ConfigError`."""
-    beside = target.parent / LABELS_NAME
-    content = ("\n".join(labels) + "\n").encode()
-    has_other_labels = labels and beside.exists() and not (beside.is_file() and beside.read_bytes() == content)
-    for path, is_in_the_way in ((target, target.exists()), (beside, has_other_labels)):
+def _beside(text: str, facts: ExporterFacts) -> Mapping[str, bytes]:
+    """The files that the description names. Raises `ConfigError`."""
+    files = {}
+    if facts.labels:
+        files[LABELS_NAME] = ("\n".join(facts.labels) + "\n").encode()
+    if facts.text is not None and TOKENIZER_NAME in text:
+        files[TOKENIZER_NAME] = read_file(facts.text.tokenizer, "a tokenizer", MAX_TOKENIZER_BYTES)
+    return files
+
+
+def _write(target: Path, text: str, beside: Mapping[str, bytes], force: bool) -> None:
+    """The description and the files beside it, all or nothing of what is refused. Raises `ConfigError`."""
+    files = {target.parent / name: content for name, content in beside.items()}
+    others = [path for path, content in files.items() if path.exists() and not _holds(path, content)]
+    for path, is_in_the_way in ((target, target.exists()), *((path, path in others) for path in files)):
         if path.is_dir():
             raise ConfigError.at(path, "this is a folder; --out names a file")
         if is_in_the_way and not force:
             raise ConfigError.at(path, "exists already; --force replaces it, --out writes another file")
-    if labels:
-        write_named(beside, content)
+    for path, content in files.items():
+        if path in others or not path.exists():
+            write_named(path, content)
     write_named(target, text.encode())
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def _checks(text: str) -> list[dict[str, Any]]:

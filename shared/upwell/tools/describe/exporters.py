@@ -23,7 +23,7 @@ from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_metadata
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
 from upwell.shared.formats.tflite.metadata import TensorNote, read_notes
-from upwell.shared.signature.init import NOTHING_KNOWN, ExporterFacts, PictureFacts
+from upwell.shared.signature.init import NOTHING_KNOWN, TOKENIZER_NAME, TOKENS, ExporterFacts, PictureFacts, TextFacts
 from upwell.shared.signature.keys import MAX_SIDE
 from upwell.shared.tensors import TensorSpec
 
@@ -104,6 +104,8 @@ def _strings(text: str) -> Mapping[str, str]:
 MAX_JSON_BYTES = 4 << 20
 MAX_LITERAL = 1 << 20
 MAX_LABELS = 100_000
+_MOST_TOKENS = 1 << 17
+"""More is what tokenizers write who know no limit."""
 
 _LABEL_FILES = ("labels.txt", "classes.txt", "class_names.txt", "labelmap.txt")
 _LETTERBOX_FILL = 114
@@ -115,7 +117,11 @@ Outputs = Sequence[TensorSpec]
 
 
 def facts_of(
-    model: Path, metadata: Mapping[str, str], outputs: Outputs, otherwise: ExporterFacts | None = None
+    model: Path,
+    metadata: Mapping[str, str],
+    inputs: Sequence[TensorSpec],
+    outputs: Outputs,
+    otherwise: ExporterFacts | None = None,
 ) -> ExporterFacts:
     """What is known of the model at `model`, whose file has `metadata` of its own, or `otherwise` where no exporter
     that is known here has made it. Raises `ConfigError`.
@@ -124,7 +130,7 @@ def facts_of(
     """
     readers: tuple[Callable[[], ExporterFacts | None], ...] = (
         lambda: ultralytics(metadata, outputs, normalized=model.suffix == ".tflite"),
-        lambda: hugging_face(model, outputs),
+        lambda: hugging_face(model, inputs, outputs),
         lambda: timm(model),
     )
     facts = next((found for read in readers if (found := read()) is not None), otherwise or NOTHING_KNOWN)
@@ -168,8 +174,9 @@ def _ultralytics_boxes(facts: ExporterFacts, outputs: Outputs, normalized: bool)
     return replace(facts, boxes=keys)
 
 
-def hugging_face(model: Path, outputs: Outputs) -> ExporterFacts | None:
-    """What `config.json` and `preprocessor_config.json` of a Hugging Face folder say, in the model's or the one above.
+def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) -> ExporterFacts | None:
+    """What `config.json`, `preprocessor_config.json` and `tokenizer.json` of a Hugging Face folder say, the model's own
+    or the one above.
 
     The outputs are those of Optimum's ONNX export: `logits`, and `pred_boxes` of a detector (DETR and its kin), whose
     last class is none.
@@ -189,11 +196,40 @@ def hugging_face(model: Path, outputs: Outputs) -> ExporterFacts | None:
         keys |= {"background": str(len(labels))} if labels else {}
         every = (*labels, "none") if labels else ()
         return ExporterFacts(source, every, picture, boxes=keys, softmax="logits", notes=notes)
-    if "ForSequenceClassification" in kinds:
-        notes = (*notes, "texts become token ids in front of the model: its inputs are tensors here")
+    text, said = _tokens(folder, config, inputs)
+    notes += said
+    if config.get("problem_type") == "multi_label_classification":
+        notes += ("each label is yes or no by itself, which no kind says: its scores are a tensor here",)
+        return ExporterFacts(source, (), picture, boxes={}, text=text, notes=notes)
+    if "ForTokenClassification" in kinds:
+        notes += ("it names each token, of which each request has another number: its scores are a tensor here",)
+        return ExporterFacts(source, (), picture, boxes={}, text=text, notes=notes)
     if "Classification" in kinds and "logits" in names:
-        return ExporterFacts(source, labels, picture, scores="logits", notes=notes)
-    return ExporterFacts(source, labels, picture, notes=(*notes, f"what {kinds or 'it'} gives is not known here"))
+        return ExporterFacts(source, labels, picture, scores="logits", text=text, notes=notes)
+    notes += (f"what {kinds or 'it'} gives is not known here",)
+    return ExporterFacts(source, labels, picture, text=text, notes=notes)
+
+
+def _tokens(
+    folder: Path, config: Mapping[str, Any], inputs: Sequence[TensorSpec]
+) -> tuple[TextFacts | None, tuple[str, ...]]:
+    """How texts become the inputs, and what of that is not known."""
+    names = [spec.name for spec in inputs]
+    if TOKENS[0] not in names:
+        return None, ()
+    path = folder / TOKENIZER_NAME
+    if not path.is_file():
+        return None, (f"texts become token ids by a {TOKENIZER_NAME}, and there is none: its inputs are tensors here",)
+    if set(names) - set(TOKENS):
+        others = ", ".join(sorted(set(names) - set(TOKENS)))
+        return None, (f"it takes {others} beside tokens, which no step makes: its inputs are tensors here",)
+    own = _read_json(folder / "tokenizer_config.json") or {}
+    # A model with learned positions says how many; one of RoBERTa's kind begins to count after its padding.
+    said = (own.get("model_max_length"), own.get("max_len"), config.get("max_position_embeddings"))
+    lengths = [one for one in said if isinstance(one, (int, float)) and 1 < one <= _MOST_TOKENS]
+    pad_id = config.get("pad_token_id")
+    known = pad_id if type(pad_id) is int and pad_id >= 0 else None
+    return TextFacts(path, int(min(lengths, default=0)), known), ()
 
 
 def _image_processor(config: Mapping[str, Any] | None) -> tuple[PictureFacts, tuple[str, ...]]:

@@ -1,9 +1,9 @@
-"""A model tried on one picture by its new description: the best classes, or the boxes drawn into the picture."""
+"""A model tried on one picture or text by its new description: the best classes, or boxes drawn into the picture."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 MAX_PICTURE_BYTES = 64 << 20
 _BEST = 5
+_LONGEST_PATH = 1024
 _SCORE, _CLASS = 4, 5
 _LINE = 3
 _RUNS = 3
@@ -70,29 +71,50 @@ def _random(spec: TensorSpec, chance: np.random.Generator) -> Array:
     return np.full(shape, b"", object) if dtype == np.object_ else np.zeros(shape, dtype)
 
 
-def try_picture(runtime: Runtime, description: Path, picture: Path) -> TrialResult:
-    """Run the model on the file `picture`. Raises `ConfigError` where it is no picture, or the model takes none."""
+def try_sample(runtime: Runtime, description: Path, sample: str) -> TrialResult:
+    """Run the model on a file with a picture or a text, or on the text itself, as its description takes it.
+
+    Raises `ConfigError` where the sample is none, or the model takes something else.
+    """
     processor = Processor(load_description(description), runtime.inputs, runtime.outputs, runtime.name)
-    signature = processor.signature
-    if [one.kind for one in signature.inputs] != ["image"]:
-        raise ConfigError.at(
-            picture, "the model takes more than one picture; `upwell infer` sends it what it needs", "--try"
-        )
+    kinds = [one.kind for one in processor.signature.inputs]
+    if kinds == ["image"]:
+        return _try_picture(runtime, processor, Path(sample))
+    if kinds == ["text"]:
+        path = Path(sample)
+        is_file = len(sample) < _LONGEST_PATH and path.is_file()
+        data = read_file(path, "a text", MAX_PICTURE_BYTES) if is_file else sample.encode()
+        return _shown(processor.signature.outputs, _answered(runtime, processor, data))
+    problem = "the model takes more than one picture or text; `upwell infer` sends it what it needs"
+    raise ConfigError.at(None, problem, "--try")
+
+
+def _answered(runtime: Runtime, processor: Processor, data: bytes) -> Mapping[str, Array]:
+    given = np.array([data], object)
+    prepared = processor.pre({processor.signature.inputs[0].name: given})
+    return processor.post(processor.run_rows(runtime.run, prepared), prepared)
+
+
+def _shown(outputs: Sequence[LogicalOutput], answer: Mapping[str, Array]) -> TrialResult:
+    """The best classes, where there are some, else what each output is."""
+    scores = next((one for one in outputs if one.kind in ("probabilities", "logits")), None)
+    if scores is not None:
+        return TrialResult(_classes(scores, answer[scores.name][0]))
+    return TrialResult(tuple(_described(answer)))
+
+
+def _try_picture(runtime: Runtime, processor: Processor, picture: Path) -> TrialResult:
     data = read_file(picture, "a picture", MAX_PICTURE_BYTES)
     try:
         with Image.open(io.BytesIO(data)) as opened:
             shown = ImageOps.exif_transpose(opened.convert("RGB"))
     except (OSError, ValueError, Image.DecompressionBombError):
         raise ConfigError.at(picture, "this is no picture that can be read", "--try") from None
-    given = np.array([data], object)
-    prepared = processor.pre({signature.inputs[0].name: given})
-    outputs = processor.post(processor.run_rows(runtime.run, prepared), prepared)
-    for output in signature.outputs:
-        if output.kind == "detections":
-            return _boxes(output, outputs[output.name][0], shown, picture)
-        if output.kind in ("probabilities", "logits"):
-            return TrialResult(_classes(output, outputs[output.name][0]))
-    return TrialResult(tuple(_described(outputs)))
+    answer = _answered(runtime, processor, data)
+    boxes = next((one for one in processor.signature.outputs if one.kind == "detections"), None)
+    if boxes is not None:
+        return _boxes(boxes, answer[boxes.name][0], shown, picture)
+    return _shown(processor.signature.outputs, answer)
 
 
 def _classes(output: LogicalOutput, scores: Array) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from upwell.shared.signature.steps import Steps
 from upwell.shared.tensors import TensorSpec
 
 DESCRIPTION_FILE = "model.yaml"
+TOKENIZER_NAME = "tokenizer.json"
 
 _MOST_INLINE_LABELS = 8
 
@@ -178,7 +179,7 @@ def _files(
         document["signature"] = {"rows": False, "inputs": dict(takes), "outputs": outputs}
         _check(document, half, whole.runtime)
     files: dict[str, bytes] = {}
-    return {DESCRIPTION_FILE: _yaml(_with_label_files(document, files)).encode(), **files}
+    return {DESCRIPTION_FILE: _yaml(_with_files(document, files)).encode(), **files}
 
 
 def _check(document: Any, half: ModelHalf, runtime: Format) -> None:
@@ -186,13 +187,16 @@ def _check(document: Any, half: ModelHalf, runtime: Format) -> None:
     bind(parse_yaml(_yaml(document), ModelDescription), inputs, outputs, runtime)
 
 
-def _with_label_files(value: Any, files: dict[str, bytes]) -> Any:
-    """The same with long lists of labels as names of files, which are added to `files`."""
+def _with_files(value: Any, files: dict[str, bytes]) -> Any:
+    """The same with a tokenizer and long lists of labels as names of files, which are added to `files`."""
     if isinstance(value, list):
-        return [_with_label_files(one, files) for one in value]
+        return [_with_files(one, files) for one in value]
     if not isinstance(value, dict):
         return value
-    made = {key: _with_label_files(one, files) for key, one in value.items()}
+    made = {key: _with_files(one, files) for key, one in value.items()}
+    if isinstance(value.get("tokenizer"), str):
+        made["tokenizer"] = TOKENIZER_NAME
+        files[TOKENIZER_NAME] = value["tokenizer"].encode()
     labels = value.get("labels")
     if isinstance(labels, list) and len(labels) > _MOST_INLINE_LABELS:
         data = "".join(f"{label}\n" for label in labels).encode()

@@ -1,0 +1,129 @@
+"""Texts as a model takes them: token ids, which of them count, and which text they are of.
+
+The tokenizer is a `tokenizer.json` of Hugging Face's package tokenizers, whose extra is `text`. Each text is cut to
+`max_tokens`, special tokens included, and short ones are filled up on the side that the tokenizer says, by default the
+right: to the longest of the request, or to `max_tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.signature.keys import Tokenize
+from upwell.shared.signature.values import Geometry, Step, Value, ValueType, array_of
+from upwell.shared.tensors import Array, numpy_dtype
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+_PADS = ("[PAD]", "<pad>", "<|padding|>", "<|endoftext|>")
+"""What tokenizers call the token that fills up, where their file does not say its number."""
+
+_T = TypeVar("_T")
+
+
+def tokenize_step(op: Tokenize, source: str, value: ValueType) -> Step:
+    """The step for texts, BYTES [rows] -> ids, mask and types [rows, tokens]. Raises `ValueError`."""
+    if value.datatype != "BYTES" or len(value.shape) != 1:
+        raise ValueError(f"expected texts, BYTES [rows], in {source!r}, got {value}")
+    names = (op.ids, op.mask, op.types)
+    if len(set(names)) < len(names):
+        raise ValueError(f"ids, mask and types need three names, got {', '.join(names)}")
+    tokenizer = _Tokenizer(op)
+    is_fixed = op.pad == "max"
+    kind = ValueType(op.dtype, (value.shape[0], op.max_tokens if is_fixed else -1), is_by_request=not is_fixed)
+
+    def run(values: Sequence[Value], _: Geometry | None) -> tuple[Value, ...]:
+        return tokenizer(array_of(values[0]))
+
+    return Step((source,), dict.fromkeys(names, kind), run)
+
+
+def made_up_texts(count: int, random: np.random.Generator) -> Array:
+    """Texts of a few made-up words each, BYTES [count]: for trials where no real ones are at hand."""
+    texts = np.empty(count, np.object_)
+    for row in range(count):
+        words = (random.integers(ord("a"), ord("z") + 1, length, np.uint8) for length in random.integers(2, 9, 4 + row))
+        texts[row] = b" ".join(word.tobytes() for word in words)
+    return texts
+
+
+class _Tokenizer:
+    """A tokenizer as one step has it; any thread may call it. Raises `ValueError` for a file that is none."""
+
+    def __init__(self, op: Tokenize) -> None:
+        self._op = op
+        self._dtype = numpy_dtype(op.dtype)
+        self._tokenizer = _loaded(op)
+        padding: dict[str, Any] = self._tokenizer.padding or {}
+        self._pads_left = padding.get("direction") == "left"
+        self._pad_id, self._pad_type = _pad_id(op, self._tokenizer, padding), int(padding.get("pad_type_id", 0))
+        self._tokenizer.no_padding()  # which is per batch there, and rows must not depend on how many come
+
+    def __call__(self, texts: Array) -> tuple[Array, Array, Array]:
+        """Ids, mask and types [rows, tokens]. Raises `InvalidRequest`."""
+        rows = [self._encoded(text, row) for row, text in enumerate(self._decoded(texts))]
+        longest = max((len(row.ids) for row in rows), default=0)
+        length = self._op.max_tokens if self._op.pad == "max" else max(longest, 1)
+        filled = (len(rows), length)
+        ids, types = np.full(filled, self._pad_id, self._dtype), np.full(filled, self._pad_type, self._dtype)
+        mask = np.zeros(filled, self._dtype)
+        for row, encoding in enumerate(rows):
+            count = len(encoding.ids)
+            place = slice(length - count, length) if self._pads_left else slice(count)
+            ids[row, place], types[row, place], mask[row, place] = encoding.ids, encoding.type_ids, 1
+        return ids, mask, types
+
+    def _decoded(self, texts: Array) -> list[str]:
+        size_bytes = sum(map(len, texts))
+        if size_bytes > self._op.max_bytes:
+            raise InvalidRequest(f"the texts of one request may have {self._op.max_bytes} bytes, these {size_bytes}")
+        try:
+            return [bytes(text).decode() for text in texts]
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the text is not UTF-8: {error.reason} at byte {error.start}") from None
+
+    def _encoded(self, text: str, row: int) -> Encoding:
+        try:
+            return _guarded(lambda: self._tokenizer.encode(text))
+        except ValueError as error:
+            raise InvalidRequest(f"text {row} cannot be tokenized: {error}") from None
+
+
+def _loaded(op: Tokenize) -> Tokenizer:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ValueError("texts need an extra: pip install 'upwell[text]'") from None
+    try:
+        tokenizer: Tokenizer = _guarded(lambda: Tokenizer.from_str(op.tokenizer))
+    except ValueError as error:
+        raise ValueError(f"this is no tokenizer.json: {error}") from None
+    specials = tokenizer.num_special_tokens_to_add(is_pair=False)
+    if op.max_tokens <= specials:
+        raise ValueError(f"max_tokens is {op.max_tokens}, and the tokenizer adds {specials} of its own to each text")
+    _guarded(lambda: tokenizer.enable_truncation(op.max_tokens))
+    return tokenizer
+
+
+def _pad_id(op: Tokenize, tokenizer: Tokenizer, padding: dict[str, Any]) -> int:
+    if op.pad_id is not None:
+        return op.pad_id
+    if "pad_id" in padding:
+        return int(padding["pad_id"])
+    known = (tokenizer.token_to_id(token) for token in _PADS)
+    return next((number for number in known if number is not None), 0)
+
+
+def _guarded(call: Callable[[], _T]) -> _T:
+    """What `call` gives; whatever a stranger's tokenizer makes the library raise, a panic too, is a `ValueError`."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  a panic of the library's is no Exception
+        raise ValueError(str(error)[:200] or type(error).__name__) from None

@@ -1,0 +1,141 @@
+"""Texts become token ids, and whatever is no text or no tokenizer is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from upwell.shared.config.yaml import parse_yaml
+from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.keys import MAX_TOKENIZER_BYTES
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import Array, TensorSpec
+
+WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "the", "quick", "fox")
+TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+LOGITS = [TensorSpec("logits", "FP32", (-1, 3))]
+
+
+def tokenizer(pads_left: bool = False) -> str:
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    if pads_left:
+        made.enable_padding(direction="left", pad_id=3)
+    return str(made.to_str())
+
+
+def processor(
+    folder: Path, keys: str = "max_tokens: 5", length: int = -1, text: str | None = None, dtype: str = "INT64"
+) -> Processor:
+    (folder / "tokenizer.json").write_text(tokenizer() if text is None else text)
+    step = f"- tokenize: {{tokenizer: tokenizer.json, {keys}}}"
+    signature = "signature:\n  inputs: {text: {kind: text}}\n  outputs: {logits: {kind: logits}}\n"
+    yaml = f"version: 1\n{signature}pre:\n{step}\n"
+    wanted = [TensorSpec(name, dtype, (-1, length)) for name in TOKENS]
+    return Processor(parse_yaml(yaml, ModelDescription, folder / "model.yaml"), wanted, LOGITS, "onnx")
+
+
+def made(prepared: Processor, *texts: bytes) -> dict[str, list[list[int]]]:
+    tensors = prepared.pre({"text": np.array(texts, object)}).tensors
+    return {name: array.tolist() for name, array in tensors.items()}
+
+
+def test_texts_are_cut_and_filled_up_to_the_longest(tmp_path: Path) -> None:
+    found = made(processor(tmp_path), b"The fox", b"the quick quick fox fox", b"")
+    assert found["input_ids"] == [[1, 4, 6, 2, 0], [1, 4, 5, 5, 2], [1, 2, 0, 0, 0]]
+    assert found["attention_mask"] == [[1, 1, 1, 1, 0], [1] * 5, [1, 1, 0, 0, 0]]
+    assert found["token_type_ids"] == [[0] * 5] * 3
+    assert made(processor(tmp_path), b"fox")["input_ids"] == [[1, 6, 2]]
+
+
+def test_texts_are_filled_up_to_what_the_model_fixes(tmp_path: Path) -> None:
+    prepared = processor(tmp_path, "max_tokens: 6, pad: max, pad_id: 5, dtype: INT32", 6, dtype="INT32")
+    tensors = prepared.pre({"text": np.array([b"fox"], object)}).tensors
+    assert tensors["input_ids"].tolist() == [[1, 6, 2, 5, 5, 5]]
+    assert tensors["attention_mask"].dtype == np.int32
+
+
+def test_a_tokenizer_that_fills_up_on_the_left_does_so(tmp_path: Path) -> None:
+    found = made(processor(tmp_path, text=tokenizer(pads_left=True)), b"fox", b"the quick fox")
+    assert found["input_ids"] == [[3, 3, 1, 6, 2], [1, 4, 5, 6, 2]]
+    assert found["attention_mask"] == [[0, 0, 1, 1, 1], [1] * 5]
+
+
+def test_a_row_becomes_the_same_whatever_comes_with_it(tmp_path: Path) -> None:
+    prepared = processor(tmp_path, "max_tokens: 5, pad: max")
+    alone = made(prepared, b"quick fox")["input_ids"]
+    assert made(prepared, b"the the the the", b"quick fox", b"")["input_ids"][1:2] == alone
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [([b"the", b"\xff\xfe"], "not UTF-8"), ([b"x" * 30, b"y" * 30], "may have 50 bytes, these 60")],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, texts: list[bytes], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        made(processor(tmp_path, "max_tokens: 5, max_bytes: 50"), *texts)
+
+
+def test_a_model_without_texts_is_asked_with_texts_and_says_so(tmp_path: Path) -> None:
+    array: Array = np.zeros((1, 4), np.int64)
+    with pytest.raises(InvalidRequest, match="'text': expected BYTES"):
+        processor(tmp_path).pre({"text": array})
+
+
+@pytest.mark.parametrize(
+    ("keys", "length", "dtype", "said"),
+    [
+        ("max_tokens: 5", 8, "INT64", "{pad: max, max_tokens: 8}"),
+        ("max_tokens: 5", -1, "INT32", "{dtype: INT32}"),
+        ("max_tokens: 2", -1, "INT64", "the tokenizer adds 2 of its own"),
+        ("mask: input_ids", -1, "INT64", "three names"),
+    ],
+)
+def test_a_step_that_does_not_fit_says_what_would(
+    tmp_path: Path, keys: str, length: int, dtype: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        processor(tmp_path, keys, length, dtype=dtype)
+    assert said in str(caught.value)
+    assert "model.yaml:" in str(caught.value)
+
+
+CUT = tokenizer()[:200]
+MERGES = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}
+
+
+@pytest.mark.parametrize("text", ["{", CUT, "[]", '{"version": 3}', '{"a":' * 5000, json.dumps(MERGES), "\0", ""])
+def test_a_file_that_is_no_tokenizer_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        processor(tmp_path, text=text)
+    assert "model.yaml:6:" in str(caught.value)
+    assert "no tokenizer.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("size_bytes", [MAX_TOKENIZER_BYTES + 1, 1 << 30])
+def test_a_tokenizer_that_is_too_large_is_not_read(tmp_path: Path, size_bytes: int) -> None:
+    prepared = processor(tmp_path)
+    assert prepared
+    os.truncate(tmp_path / "tokenizer.json", size_bytes)
+    yaml = "version: 1\nsignature: {inputs: {text: {kind: text}}, outputs: {logits: {kind: logits}}}\n"
+    with pytest.raises(ConfigError, match="larger than"):
+        parse_yaml(yaml + "pre: [tokenize: tokenizer.json]\n", ModelDescription, tmp_path / "model.yaml")
+
+
+def test_a_tokenizer_outside_the_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(tokenizer())
+    inner = tmp_path / "model"
+    inner.mkdir()
+    yaml = "version: 1\nsignature: {inputs: {text: {kind: text}}, outputs: {logits: {kind: logits}}}\n"
+    with pytest.raises(ConfigError, match="lies outside"):
+        parse_yaml(yaml + "pre: [tokenize: ../tokenizer.json]\n", ModelDescription, inner / "model.yaml")
