@@ -138,7 +138,15 @@ def device(
          "enrol_token_file": tmp_path / "token", "every": "1s"}
     )  # fmt: skip
     view = AgentView(
-        "victim", {}, lambda: {"status": "ok", "problems": [], "models": {}}, dict, dict, lambda _: [], dict, chooser
+        "victim",
+        {},
+        lambda: {"status": "ok", "problems": [], "models": {}},
+        dict,
+        dict,
+        dict,
+        lambda _: [],
+        dict,
+        chooser,
     )
     made = FleetPoller(section, view, tmp_path / "state")
     until(lambda: made.describe().facts["enrolled"])

@@ -20,7 +20,7 @@ from upwell.shared.opamp.wish import digest_of
 
 MOST_ENTRIES = 64
 LONGEST_KEY, LONGEST_VALUE = 100, 500
-MAX_CUSTOM_BYTES = {STATISTICS: 8 << 10, EXPLAIN: 64 << 10}
+MAX_CUSTOM_BYTES = {STATISTICS: 24 << 10, EXPLAIN: 64 << 10}
 _DEPTH = 3
 
 _CAPABILITIES = (
@@ -207,7 +207,7 @@ def _custom(message: opamp_pb2.CustomMessage | None, capability: str, kind: str)
     return {clean(str(key), LONGEST_KEY): _cleaned(one) for key, one in [*found.items()][:MOST_ENTRIES]}
 
 
-def _cleaned(value: Any, depth: int = 4) -> Any:
+def _cleaned(value: Any, depth: int = 6) -> Any:
     if isinstance(value, str):
         return clean(value, 2000)
     if isinstance(value, float):

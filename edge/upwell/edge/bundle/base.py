@@ -6,6 +6,7 @@ A bundle is a folder, or a tar file of one, with
 - `model.yaml` and what it names (labels);
 - `golden.npz`: golden vectors, run at load (`upwell.edge.bundle.golden`);
 - `calibrations.yaml`: thresholds that were found for this model (`upwell.shared.routing.policy.calibrations`);
+- `reference.json`: what rows were like, for drift (`upwell.shared.routing.drift.reference`);
 - `manifest.json`: name, version, and SHA-256 and size of every other file but the signature;
 - `model.sig`: an Ed25519 signature of all files, manifest included, in the OpenSSF model-signing format.
 
@@ -26,6 +27,7 @@ SIGNATURE_NAME = "model.sig"
 DESCRIPTION_NAME = "model.yaml"
 GOLDEN_NAME = "golden.npz"
 CALIBRATIONS_NAME = "calibrations.yaml"
+REFERENCE_NAME = "reference.json"
 
 
 class Refusal(str, Enum):

@@ -27,6 +27,7 @@ from upwell.edge.cases.case import (
     request_bytes,
 )
 from upwell.edge.cases.store import CaseStore, Kept
+from upwell.edge.drift.measuring import row_vector
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
@@ -36,7 +37,8 @@ from upwell.edge.spool.item import SpoolResult
 from upwell.edge.spool.keeper import Keeper, KeptDatabase
 from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.routing.collection import EVALUATED, RowSigns, Vector, VectorReference, Why, inclusion, whys
+from upwell.shared.routing.collection import EVALUATED, RowSigns, VectorReference, Why, inclusion, whys
+from upwell.shared.routing.drift.reference import DistanceFrom, VectorModel
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import CollectSettings, HardSettings
 from upwell.shared.signature.image_codec import encode, in_rgb
@@ -104,6 +106,7 @@ class CaseCollector:
         self._router = router
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._distances: dict[int, tuple[VectorModel, DistanceFrom]] = {}
         self._references: dict[str, tuple[str, VectorReference]] = {}
         self._tracks: OrderedDict[tuple[str, str, str], bool] = OrderedDict()
         """The tracks seen last, and whether a row of each was kept."""
@@ -210,15 +213,24 @@ class CaseCollector:
         )
 
     def _novelty(self, model: str, edge: EdgeModel | None, row: _Row) -> float:
-        vector = None if edge is None or not row.edge else _vector(edge, row.edge)
+        vector = None if edge is None or not row.edge else row_vector(edge.signature, edge.scorer, row.edge)
         if edge is None or vector is None:
             return math.nan
+        if edge.source.reference is not None and edge.source.reference.vectors is not None:
+            return self._distance(edge.source.reference.vectors)(vector)
         with self._lock:
             digest, reference = self._references.get(model, ("", VectorReference()))
             reference = reference if digest == edge.digest else VectorReference()
             distance = reference.distance(vector)
             self._references[model] = (edge.digest, reference.add(vector))
         return distance
+
+    def _distance(self, vectors: VectorModel) -> DistanceFrom:
+        """From the reference of a bundle; its covariance is inverted once."""
+        with self._lock:
+            if id(vectors) not in self._distances:
+                self._distances = {id(vectors): (vectors, DistanceFrom(vectors))}
+            return self._distances[id(vectors)][1]
 
     def _note_track(self, key: tuple[str, str, str]) -> bool:
         """Whether nobody has seen the track before."""
@@ -325,16 +337,6 @@ def _part(edge: EdgeModel | None, outputs: Mapping[str, Array], index: int) -> M
     if edge is None or not edge.signature.has_rows:
         return outputs
     return {name: array[index : index + 1] for name, array in outputs.items()}
-
-
-def _vector(edge: EdgeModel, outputs: Mapping[str, Array]) -> Vector | None:
-    """The row's embedding, else its logits; None where the model has neither, or numbers that are not finite."""
-    embedding = next((one for one in edge.signature.outputs if one.kind == "embedding"), None)
-    if embedding is None:
-        logits = edge.scorer.logits(outputs, 0)
-        return None if logits is None else np.array(logits, dtype=np.float64)
-    vector = outputs[embedding.name].astype(np.float64).ravel()
-    return vector if np.isfinite(vector).all() else None
 
 
 def _signature(edge: EdgeModel | None, row: _Row, done: RequestRecord) -> CaseSignature:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upwell.edge.fleet import messages
-from upwell.edge.fleet.facts import AgentView, ReleaseCounts, attributes
+from upwell.edge.fleet.facts import AgentView, ReleaseCounts, attributes, within_bytes
 from upwell.edge.fleet.identity import Identity
 from upwell.edge.fleet.messages import ServiceMessage
 from upwell.rpc.opamp.v1 import opamp_pb2
@@ -22,6 +22,8 @@ from upwell.shared.errors import UpwellError
 from upwell.shared.opamp.names import EXPLAIN, STATISTICS
 from upwell.shared.opamp.wish import Wish, digest_of, read_wish
 
+LARGEST_DRIFT = 16 << 10
+"""Bytes of what statistics say of drift; models that stand as ever are left out first."""
 LARGEST_ANSWER = 48 << 10
 """Bytes of an explanation; of a longer one the last lines are left out."""
 
@@ -123,7 +125,7 @@ class Conversation:
             outgoing.counted_at_unix_s = now_unix_s
             body = {
                 "release": self._counts.release, "since_unix_s": self._counts.since_unix_s,
-                "counts": {**counts, "now": self._view.now()},
+                "counts": {**counts, "now": self._view.now(), "drift": within_bytes(self._view.drift(), LARGEST_DRIFT)},
             }  # fmt: skip
             messages.put_custom(message, STATISTICS, "counted", body)
 

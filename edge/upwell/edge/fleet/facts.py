@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +47,8 @@ class ReleaseChooser(Protocol):
 @dataclass(frozen=True)
 class AgentView:
     """What the fleet's side sees of the agent. `health` is the document of `/health`, `counts` grow from the start of
-    the process on, `now` is how link and
-    spool stand, `explain` tells of one request (raises `UpwellError`), `configuration` are digests of what is in force.
+    the process on, `now` is how link and spool stand, `drift` is the document of each model that is watched, `explain`
+    tells of one request (raises `UpwellError`), `configuration` are digests of what is in force.
     """
 
     name: str
@@ -55,6 +56,7 @@ class AgentView:
     health: Callable[[], Mapping[str, Any]]
     counts: Callable[[], Mapping[str, int]]
     now: Callable[[], Mapping[str, Any]]
+    drift: Callable[[], Mapping[str, Any]]
     explain: Callable[[str], Sections]
     configuration: Callable[[], Mapping[str, str]]
     release: ReleaseChooser | None = None
@@ -92,6 +94,17 @@ def _board() -> str:
     with suppress(OSError):
         return Path("/proc/device-tree/model").read_bytes()[:100].decode("utf-8", "replace").strip("\0\n ")
     return ""
+
+
+def within_bytes(documents: Mapping[str, Any], max_bytes: int) -> dict[str, Any]:
+    """As many of the documents as fit into so many bytes of JSON; those with `findings` go first."""
+    found: dict[str, Any] = {}
+    for name, one in sorted(documents.items(), key=lambda item: not item[1].get("findings")):
+        size_bytes = len(json.dumps({name: one}))
+        if size_bytes <= max_bytes:
+            found[name] = one
+            max_bytes -= size_bytes
+    return found
 
 
 @dataclass

@@ -21,6 +21,7 @@ from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.folder import CutFacts
 from upwell.shared.routing.decide.state import SplitRoute
+from upwell.shared.routing.drift.reference import DriftReference
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.scheduling.run_request import RunRequest
@@ -67,12 +68,13 @@ class VersionComparison(Comparison["EdgeRun"], Protocol):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a model on the device was loaded from: its file by the digest, the bundle, None for a bare file, and the
-    calibrations that came with it."""
+    """What a model on the device was loaded from: its file by the digest, the bundle, None for a bare file, and what
+    came with it: calibrations, and what its rows were like."""
 
     digest: str
     bundle: Bundle | None = None
     calibrations: Sequence[Calibration] = ()
+    reference: DriftReference | None = None
 
     @property
     def version(self) -> int:

@@ -24,6 +24,7 @@ from upwell.edge.bundle.agreement import Agreement, Tolerances, compare
 from upwell.edge.bundle.base import GOLDEN_NAME, Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.bundle.golden import GoldenVectors, answer_function, check_golden, read_golden
+from upwell.edge.bundle.reference import load_reference
 from upwell.edge.models.candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.report import CheckedBy, LoadReport, RuntimeAttempt, State
@@ -110,6 +111,7 @@ class Loader:
         self._golden = _golden_vectors(wanted, self._files)
         bundle = self._files.bundle
         self._calibrations = load_calibrations(bundle.folder) if bundle else ()
+        self._reference = load_reference(bundle.folder) if bundle else None
         self._errors: dict[RuntimeAttempt, ConfigError] = {}
         if side.file is not None:
             untested = "" if self._golden else "tests or "
@@ -259,7 +261,7 @@ class Loader:
         return EdgeModel(
             runtime,
             processor,
-            ModelSource(model_digest(candidate.path), self._files.bundle, self._calibrations),
+            ModelSource(model_digest(candidate.path), self._files.bundle, self._calibrations, self._reference),
             report=LoadReport(state, checked_by, tuple(before), load_s, warm_up_s, grown_bytes),
             exits=self.side.exits,
             device_lock=lock,

@@ -14,6 +14,7 @@ from upwell.edge.models.report import ModelHealth, State
 from upwell.edge.models.served import ServedModel
 from upwell.edge.release.client import ReleaseClient
 from upwell.edge.updates.follower import UpdateStatus
+from upwell.shared.routing.drift.model_drift import DriftReport
 
 _STATES: tuple[State, ...] = get_args(State)
 _NAMED_NODES = 10
@@ -80,6 +81,14 @@ def release_part(client: ReleaseClient, cloud: Mapping[str, str]) -> HealthPart:
         [f"the release is {status.phase}: {status.reason}"] if status.phase in ("refused", "rolled_back") else []
     )
     return HealthPart({**asdict(status), "notice": client.notice}, problems)
+
+
+def drift_part(reports: Mapping[str, DriftReport]) -> HealthPart:
+    """Whether what the models are given and say is still what their bundles were made with.
+
+    It is no problem of the agent, which serves as before.
+    """
+    return HealthPart({name: report.document() for name, report in reports.items()})
 
 
 def document(

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from upwell.edge.cases.collector import CaseCollector
+from upwell.edge.drift.watch import DriftWatch
 from upwell.edge.models.report import ModelHealth
 from upwell.edge.observe.health import health_families
 from upwell.edge.release.client import ReleaseClient
@@ -268,6 +269,19 @@ def case_families(collector: CaseCollector) -> Iterator[Metric]:
         return
     yield GaugeMetricFamily("upwell_cases_held", "Cases on disk.", number)
     yield GaugeMetricFamily("upwell_cases_bytes", "Bytes that cases take.", size_bytes)
+
+
+def drift_families(watch: DriftWatch) -> Iterator[Metric]:
+    """Which quantities have moved from the references of the bundles, and how far."""
+    labels = ["model", "quantity"]
+    moved = GaugeMetricFamily("upwell_drift", "1 while the quantity has moved from the reference.", labels=labels)
+    text = "Total variation between the recent rows and the reference."
+    distance = GaugeMetricFamily("upwell_drift_distance", text, labels=labels)
+    for model, report in watch.reports().items():
+        for quantity, one in report.quantities.items():
+            moved.add_metric([model, quantity], float(one.moved))
+            distance.add_metric([model, quantity], one.distance)
+    yield from (moved, distance)
 
 
 def router_families(state: RouterState) -> Iterator[Metric]:

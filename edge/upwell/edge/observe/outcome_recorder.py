@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from upwell.edge.cases.collector import CaseCollector, SentLater
+from upwell.edge.drift.watch import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.served import ServedModel
-from upwell.edge.observe.metrics import AgentMetrics
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
@@ -137,11 +137,14 @@ class _Audit:
 class OutcomeRecorder:
     """Keeps what the policy says: cases in the `spool` (`spool`, `audit`), lines in the `log` (`record`, `explore`).
 
-    Rows become cases of the `collector` (`collect`). Nothing of a request that must not leave the device is kept for
-    the cloud, written to the log or collected. Safe to use from many threads.
+    Rows become cases of the `collector` (`collect`). Rows are counted for `drift`. Nothing of a request that must
+    not leave the device is kept for the cloud, written to the log, collected or counted. Safe to use from many threads.
     """
 
-    def __init__(self, log: RequestLog, spool: Spool | None, router: RouterService, collector: CaseCollector) -> None:
+    def __init__(
+        self, log: RequestLog, spool: Spool | None, router: RouterService, collector: CaseCollector, drift: DriftWatch
+    ) -> None:
+        self._drift = drift
         self._log = log
         self._spool = spool
         self._router = router
@@ -156,11 +159,14 @@ class OutcomeRecorder:
         wants_more = self._wants_more(done)
         audits = wants_more or explored or _draw() < settings.audit
         missed = {row: reason for row, reason in done.missed.items() if _is_kept(settings, reason)}
-        if not (settings.record_bytes or audits or missed or settings.collect is not None):
+        is_watched = self._drift.sees(done.model.edge)
+        if not (settings.record_bytes or audits or missed or settings.collect is not None or is_watched):
             return answer
         verdict = self._router.judge(done.signals)
         if verdict.denial is not None:  # by a policy that came while the request was under way
             return answer
+        if is_watched:
+            self._drift.observe(done)
         lines = log_lines(done) if settings.record_bytes else {}
         audit = self._audit_case(done, lines if explored else {}) if audits else None
         spooled = self._missed_case(done, answer, missed) if missed else None
@@ -257,7 +263,7 @@ class OutcomeRecorder:
 
 class AuditResults:
     """Learns from the cloud's answers to kept cases: for the `collector`, and from audits for the router, for trials of
-    versions, and for the `log`."""
+    versions, and for the `log`. `audited` is told the model of each audit, and whether both sides agree."""
 
     def __init__(
         self,
@@ -265,13 +271,13 @@ class AuditResults:
         models: Mapping[str, ServedModel],
         router: RouterService,
         collector: CaseCollector,
-        metrics: AgentMetrics,
+        audited: Callable[[str, bool], None],
     ) -> None:
         self._log = log
         self._models = models
         self._router = router
         self._collector = collector
-        self._metrics = metrics
+        self._audited = audited
 
     def take(self, result: SpoolResult) -> None:
         """Learn from an answer of the cloud to a case that was kept. Called by the spool, for each at least once."""
@@ -289,7 +295,7 @@ class AuditResults:
         judge = judge_of(served.edge, settings.hard)
         if judge is not None:
             agrees = judge.agrees(edge.outputs, cloud.outputs)
-            self._metrics.audited(result.model, agrees=agrees)
+            self._audited(result.model, agrees)
             self._router.observe(Audited(result.model, str(edge.parameters.get(_SCOPE, "")), not agrees))
         trial, versions = served.edge.trial, served.edge.versions
         if trial is not None and versions is not None:

@@ -214,7 +214,8 @@ class RouterService:
         with self._lock:
             former = {one.model: self._model_pairs.get(one.model, ModelPair()) for one in changes}
             for one in changes:
-                pair = replace(one.model_pair, cloud_digest=former[one.model].cloud_digest)
+                known = former[one.model]
+                pair = replace(one.model_pair, cloud_digest=known.cloud_digest, has_drifted=known.has_drifted)
                 self._model_pairs = {**self._model_pairs, one.model: pair}
                 # A version that brings none goes on from what the one before brought: those fit only what they name.
                 carried = one.carried or self._carried.get(one.model, ())
@@ -230,6 +231,15 @@ class RouterService:
             self.recent = state
             if policy is not None:
                 self._logged.clear()
+        self._tell_misfits()
+
+    def set_drifted(self, models: Collection[str]) -> None:
+        """The rows of these models have drifted, those of no other have: for them `on_drift` holds."""
+        with self._lock:
+            former = self._model_pairs
+            self._model_pairs = {name: replace(pair, has_drifted=name in models) for name, pair in former.items()}
+            if self._model_pairs != former:
+                self._use(self._policy)
         self._tell_misfits()
 
     def cloud_digest(self, model: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -124,6 +125,7 @@ def _report(agent: AgentCore, config: AgentConfig) -> None:
         health=agent.health_document,
         counts=agent.metrics.totals,
         now=partial(_link_and_spool, agent),
+        drift=partial(_drift, agent),
         explain=lambda request: tell_elsewhere(agent.flight_recorder.find(request)),
         configuration=lambda: {
             "agent.yaml": agent_digest,
@@ -173,6 +175,11 @@ def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:
             held = agent.spool.held()
             found |= {"spool_waiting": held.waiting, "spool_bytes": held.size_bytes}
     return found
+
+
+def _drift(agent: AgentCore) -> dict[str, Any]:
+    """What a fleet sees of how far each model's rows have drifted, by model."""
+    return {} if agent.drift is None else {name: one.document() for name, one in agent.drift.reports().items()}
 
 
 def embedded_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> AgentCore:

@@ -16,14 +16,23 @@ from typing import Any
 from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.cases.collector import CaseCollector
 from upwell.edge.cases.store import FILE_NAME as CASES_NAME
+from upwell.edge.drift.watch import FILE_NAME as DRIFT_NAME
+from upwell.edge.drift.watch import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.report import ModelHealth
 from upwell.edge.models.served import ServedModel
 from upwell.edge.observe.cloud_models import CloudModels
 from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, LIMIT, FlightRecorder
 from upwell.edge.observe.flight_recorder.request_trace import RequestTrace
-from upwell.edge.observe.health import HealthPart, document, health_of
-from upwell.edge.observe.metrics import AgentMetrics, case_families, counter_by, spool_families, update_families
+from upwell.edge.observe.health import HealthPart, document, drift_part, health_of
+from upwell.edge.observe.metrics import (
+    AgentMetrics,
+    case_families,
+    counter_by,
+    drift_families,
+    spool_families,
+    update_families,
+)
 from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
@@ -121,6 +130,7 @@ class AgentCore:
         self.spool: Spool | None = None
         self._log: RequestLog | None = None
         self.collector: CaseCollector | None = None
+        self.drift: DriftWatch | None = None
         self._outcome_recorder: OutcomeRecorder | None = None
         jobs = [] if self._policy_file is None else [self._policy_file.poll]
         jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same turn
@@ -129,9 +139,10 @@ class AgentCore:
             jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
             self._log = RequestLog(folder / LOG_NAME)
             self.collector = CaseCollector(folder / CASES_NAME, parts.name, self.router)
+            self.drift = drift = DriftWatch(folder / DRIFT_NAME, self.router.set_drifted)
             if self.uplink is not None:
-                self.spool = self._new_spool(folder, self.uplink, self._log, self.collector)
-            self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router, self.collector)
+                self.spool = self._new_spool(folder, self.uplink, self._log, self.collector, drift)
+            self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router, self.collector, drift)
         self._cloud_models = CloudModels(self.uplink, self.models, self.router)
         self._export(parts)
         self._ids = Ids()
@@ -141,9 +152,16 @@ class AgentCore:
         self._housekeeping = Housekeeping(*jobs)
         self._cloud_models.start()
 
-    def _new_spool(self, folder: Path, uplink: Uplink, log: RequestLog, collector: CaseCollector) -> Spool:
+    def _new_spool(
+        self, folder: Path, uplink: Uplink, log: RequestLog, collector: CaseCollector, drift: DriftWatch
+    ) -> Spool:
         sender = SpoolSender(self.router, uplink, self.models)
-        audits = AuditResults(log, self.models, self.router, collector, self.metrics)
+
+        def audited(model: str, agrees: bool) -> None:
+            self.metrics.audited(model, agrees=agrees)
+            drift.audited(model, not agrees)
+
+        audits = AuditResults(log, self.models, self.router, collector, audited)
         return Spool(
             folder / FILE_NAME,
             limits=self._parts.spool,
@@ -161,6 +179,8 @@ class AgentCore:
             export(lambda: spool_families(spool))
         if (collector := self.collector) is not None:
             export(lambda: case_families(collector))
+        if (drift := self.drift) is not None:
+            export(lambda: drift_families(drift))
         if tracer is not None:
             none = dict.fromkeys(("sent", "dropped", "failed"), 0)
             traces = "Requests recorded for traces."
@@ -199,6 +219,8 @@ class AgentCore:
         problems = [state_dir.explained] if state_dir is not None and state_dir.problem else []
         problems += [f"the policy file is not in force: {problem}"] if problem else []
         parts = {name: part() for name, part in self._health_parts.items()}
+        if self.drift is not None and (reports := self.drift.reports()):
+            parts["drift"] = drift_part(reports)
         return document(self.health(), self._updates(), problems, self._cloud_models.missing, parts)
 
     def infer(
@@ -354,6 +376,7 @@ class AgentCore:
             self._cloud_models,
             self.spool,
             self.collector,
+            self.drift,
             self._log,
             self._housekeeping,
             self.flight_recorder,

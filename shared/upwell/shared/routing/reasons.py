@@ -46,6 +46,9 @@ class Reason(_Code):
     """The device answered and was sure enough."""
     HARD = "hard"
     """The device was unsure, so the cloud was asked and answered."""
+    DRIFTED = "drifted"
+    """The device was unsure by the threshold of `on_drift`, since the model's rows have drifted, so the cloud was asked
+    and answered."""
     LARGE = "large"
     """The case is larger than the policy's `large`, so it went up and the cloud answered."""
     RULE = "rule"

@@ -22,6 +22,7 @@ from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations
 from upwell.edge.bundle.files import Progress, entry_of, nobody, sizes_in
 from upwell.edge.bundle.golden import Labels
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
+from upwell.edge.bundle.reference import load_reference
 from upwell.edge.bundle.verify import check_confined
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem
@@ -127,6 +128,7 @@ def _checked(
             (stage / CALIBRATIONS_NAME).write_text(text, encoding="utf-8")
             made.append(CALIBRATIONS_NAME)
         load_calibrations(stage)
+        load_reference(stage)
         golden = "as they were in the folder"
         if wanted.requests is not None or wanted.reference is not None or not models.golden.exists():
             step("recording golden vectors")

@@ -56,7 +56,8 @@ def after_edge(case: OffloadCase) -> Decision:
         for row, value in zip(signals.scored_rows, signals.hardness, strict=True)
         if is_hard(value, settings.hard.measure, threshold)
     )
-    easy, reason = (Reason.EASY, Reason.HARD) if settings.hard.calibrated else (Reason.UNCALIBRATED,) * 2
+    hard_reason = Reason.DRIFTED if settings.hard.is_of_drift else Reason.HARD
+    easy, reason = (Reason.EASY, hard_reason) if settings.hard.calibrated else (Reason.UNCALIBRATED,) * 2
     if not hard:
         return _decision(case, _NOTHING_UP, Plan.CASCADE, easy)
     # The device's answer is there: nothing is sooner, and what it cost is spent.

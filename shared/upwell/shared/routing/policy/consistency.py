@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from upwell.shared.config.located import Location
 from upwell.shared.routing.policy.calibrations import Calibration
-from upwell.shared.routing.policy.layers import Layers, Level
+from upwell.shared.routing.policy.layers import ON_DRIFT, Layers, Level
 from upwell.shared.routing.policy.resolution import Resolved, resolve
 from upwell.shared.routing.policy.sections import SettingsPatch
 from upwell.shared.routing.policy.settings import ModelPair
@@ -19,6 +19,8 @@ from upwell.shared.routing.policy.written_rules import Rule
 
 MAX_COMBINATIONS = 10_000
 """Models times rules with `set`: the settings of each pair are computed when the policy is loaded."""
+
+_DRIFTED = ModelPair(has_drifted=True)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -55,7 +57,12 @@ class Parts:
         patch = None if rule is None else self.rules[rule].set
         if rule is not None and patch is not None:
             levels.append(Level(("rules", rule, "set"), self.rules[rule].name, patch))
-        return resolve(Layers(levels), model, list(self.calibrations.values()), model_pair)
+        layers = Layers(levels)
+        on_drift, wrote = layers.get((ON_DRIFT, "hard")), layers.level((ON_DRIFT,))
+        if model_pair.has_drifted and on_drift is not None and wrote is not None:
+            name = f"{wrote.identifier}.{ON_DRIFT}"
+            layers = Layers([*levels, Level((*wrote.location, ON_DRIFT), name, SettingsPatch(hard=on_drift))])
+        return resolve(layers, model, list(self.calibrations.values()), model_pair)
 
 
 def _read(kind: type[M], value: Any) -> M | None:
@@ -117,9 +124,10 @@ def _contradictions(parts: Parts) -> dict[Location, str]:
         models = [one for one in (None, *parts.models) if index is None or _may_meet(parts, one, parts.rules[index])]
         idle: list[Mapping[Location, str]] = []
         for model in models:
-            resolved = parts.resolved(model, index, ModelPair())
-            found.update(resolved.problems)
-            idle.append(resolved.idle)
+            for pair in (ModelPair(), _DRIFTED):
+                resolved = parts.resolved(model, index, pair)
+                found.update(resolved.problems)
+                idle.append(resolved.idle)
         for one in idle:  # a rule may be meant for only some of the models that it meets
             found.update({at: text for at, text in one.items() if index is None or all(at in other for other in idle)})
     return found

@@ -15,6 +15,8 @@ Key: TypeAlias = tuple[str, ...]
 """A setting: ("deadline",), or ("hard", "below") in a section."""
 
 ON, OFF = "on", "off"
+ON_DRIFT = "on_drift"
+_ORDER = ("defaults", "models", "rules")
 BUILT_IN = "built-in"
 
 
@@ -30,6 +32,11 @@ class Level:
     def identifier(self) -> str:
         """A name that outlives a change of order: what budgets and controllers are kept under."""
         return f"rules.{self.name}" if self.location[0] == "rules" else self.name
+
+    @property
+    def rank(self) -> int:
+        """The level that is laid over another has the higher one."""
+        return len(_ORDER) if self.location[-1] == ON_DRIFT else _ORDER.index(str(self.location[0]))
 
     @property
     def label(self) -> str:

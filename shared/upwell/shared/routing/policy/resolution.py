@@ -10,7 +10,7 @@ from typing import Any, get_args
 from upwell.shared.config.located import Location
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.routing.policy.calibrations import Calibration, fitting, misfit_text, nearest
-from upwell.shared.routing.policy.layers import BUILT_IN, Layers, Level
+from upwell.shared.routing.policy.layers import BUILT_IN, ON_DRIFT, Layers, Level
 from upwell.shared.routing.policy.sections import FAILURE_REASONS, PERIOD_S
 from upwell.shared.routing.policy.settings import (
     Action,
@@ -142,7 +142,7 @@ def _directions(measure: Measure) -> tuple[str, str]:
 
 _SECTIONS = (
     "deadline", "objective", "confidence", "hard", "large", "on_cloud_failure", "spool", "hedge", "budget", "prices",
-    "energy", "priority", "source", "audit", "explore", "record", "collect",
+    "energy", "priority", "source", "audit", "explore", "record", "collect", "on_drift",
 )  # fmt: skip
 
 
@@ -170,6 +170,7 @@ class _Resolver:
             output=self._get("output", ""),
             function=self._get("function", ""),
             box_score=self._get("score", _HARD.box_score),
+            is_of_drift=any(level.location[-1] == ON_DRIFT for _, level in self._layers.written("hard")),
         )
         if measure in ("output", "function") and ("hard", measure) not in self._layers:
             self._blame(f"measure {measure} needs `{measure}`")
@@ -218,7 +219,7 @@ class _Resolver:
     def _note_idle(self, measure: Measure, key: str, other: str) -> None:
         """Note a threshold in the wrong direction whose level knew the measure, and meant to change its threshold."""
         wrote = {name: self._layers.level(("hard", name)) for name in (key, other, "measure")}
-        ranks = {name: -1 if level is None else _RANK[level.location[0]] for name, level in wrote.items()}
+        ranks = {name: -1 if level is None else level.rank for name, level in wrote.items()}
         level = wrote[other]
         if level is not None and ranks[other] > ranks[key] and ranks[other] >= ranks["measure"]:
             place: Location = (*level.location, "hard", other)
@@ -261,7 +262,7 @@ class _Resolver:
 
     def _last_of_hard(self) -> Level | None:
         levels = [level for _, level in self._layers.written("hard")]
-        return max(levels, key=lambda level: _RANK[level.location[0]], default=None)
+        return max(levels, key=lambda level: level.rank, default=None)
 
     def _blame(self, text: str, key: str = "") -> None:
         """Say what is wrong where `key` of `hard` is written, or where `hard` was written last."""
@@ -273,6 +274,3 @@ class _Resolver:
             parts = ("hard",)
         location = level.location if level else ("defaults",)
         self.problems[location + parts] = text
-
-
-_RANK: Mapping[str | int, int] = {"defaults": 0, "models": 1, "rules": 2}

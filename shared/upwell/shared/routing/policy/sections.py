@@ -276,6 +276,12 @@ class CollectSection(Section):
     max_age: Annotated[Seconds, Field(gt=0)] = Field(30 * 86400.0, description="A case that is older is dropped.")
 
 
+class OnDrift(Section):
+    """What holds while the rows of a model have drifted from its bundle's reference."""
+
+    hard: Hard = Field(description="Laid over `hard`, key by key: a stricter threshold, a smaller risk.")
+
+
 class SettingsPatch(Section):
     """The keys that defaults, a model or a rule may set; every one may be left out."""
 
@@ -304,3 +310,4 @@ class SettingsPatch(Section):
     explore: Share = Field(0.0, description="This share of the recorded requests goes both ways.")
     record: RecordSection | Literal["off"] = Field("off", description="Requests are written down.")
     collect: CollectSection | Literal["off"] = Field("off", description="Rows are kept as cases, with their pictures.")
+    on_drift: OnDrift | Literal["off"] = Field("off", description="What holds while the model's rows have drifted.")

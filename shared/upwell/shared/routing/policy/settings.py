@@ -34,6 +34,7 @@ class HardSettings:
     threshold is only where the controller called `scope` starts. `misfit` is set where a target was written and no
     calibration fits the models, and says so in a sentence. `temperature` divides the logits before any measure is
     taken. `output`, `function` and `box_score` are parameters of the measures that need them.
+    `is_of_drift`: these are the settings of `on_drift`, in force while the model's rows have drifted.
     """
 
     measure: Measure = "margin"
@@ -46,6 +47,7 @@ class HardSettings:
     max_risk: float = math.nan
     misfit: str = ""
     scope: str = ""
+    is_of_drift: bool = False
 
     @property
     def calibrated(self) -> bool:
@@ -132,11 +134,12 @@ class CollectSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
-    """What a calibration was made for; empty where it is not known."""
+    """What a calibration was made for, empty where it is not known; and whether the model's rows have drifted."""
 
     edge_digest: str = ""
     edge_runtime: str = ""
     cloud_digest: str = ""
+    has_drifted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

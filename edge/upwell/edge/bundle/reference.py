@@ -1,0 +1,25 @@
+"""`reference.json`: what a model's rows were like when its bundle was made, for drift to be held against."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from upwell.edge.bundle.base import REFERENCE_NAME
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import plain_file, read_file
+from upwell.shared.routing.drift.reference import DriftReference
+
+MAX_BYTES = 1 << 20
+
+
+def load_reference(folder: Path) -> DriftReference | None:
+    """The reference of the bundle in `folder`; None where it has no such file. Raises `ConfigError`."""
+    path = folder / REFERENCE_NAME
+    if not os.path.lexists(path):
+        return None
+    try:
+        data = read_file(plain_file(folder, REFERENCE_NAME), "the reference for drift", MAX_BYTES)
+        return DriftReference.read(data)
+    except ValueError as error:
+        raise ConfigError.at(path, f"no reference as `upwell model reference` writes it: {error}") from None

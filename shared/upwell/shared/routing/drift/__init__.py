@@ -1,0 +1,1 @@
+"""Drift: whether what a model is given, and what it says, is still what its bundle was made with."""

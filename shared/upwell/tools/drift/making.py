@@ -1,0 +1,133 @@
+"""`upwell model reference`: run a model on the rows it is made for, and write what they are like into its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, cast
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from upwell.edge.bundle.base import MANIFEST_NAME, REFERENCE_NAME, Trust
+from upwell.edge.drift.measuring import measured
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.sections import EdgeSide, ModelSection
+from upwell.edge.models.served import ServedModel
+from upwell.edge.request.request import as_arrays
+from upwell.edge.updates.model_start import loaded
+from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
+from upwell.shared.files import write_named
+from upwell.shared.oip.dataplane import ModelMetadata
+from upwell.shared.routing.drift.reference import DriftReference, RowMeasures, reference_of
+from upwell.shared.routing.hardness import Measure
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.tensors import Array
+from upwell.shared.units import parse_seconds
+from upwell.tools.infer.inputs import read_inputs
+from upwell.tools.policy.collect.items import find_items, read_item
+from upwell.tools.terminal import AsJson, parsed, plain, printable, progress, table_console
+
+MOST_ROWS = 50_000
+
+
+def reference(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder with a model, before it is packed.", show_default=False)
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(help="A .npz with an array for each input, or a folder of pictures, .npy and .npz files: what the "
+                     "model is made for, unlike what it was trained on.", show_default=False),
+    ],
+    every: Annotated[
+        str, typer.Option(help="Rows that come within this time of each other count as one, as frames of a video do.")
+    ] = "0s",
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Write reference.json: histograms of hardness, classes, brightness and sharpness, and mean and covariance of the
+    embedding (else the logits), so that devices see when what they are given or say is another.
+    """
+    every_s = parsed("--every", every, parse_seconds)
+    if not folder.is_dir():
+        raise ConfigError.at(folder, "expected a folder with a model")
+    if (folder / MANIFEST_NAME).exists():
+        raise ConfigError.at(
+            folder, "it is packed, and a manifest holds the digests of its files; make the reference first, then pack"
+        )
+    with loaded("model", ModelSection(edge=EdgeSide(bundle=folder)), Trust((), False)) as served:
+        edge = served.edge
+        assert edge is not None  # noqa: S101  it has that side alone
+        rows, measure = _measured(served, edge, data)
+        made = reference_of(rows, edge_digest=edge.digest, measure=measure, every_s=every_s)
+    write_named(folder / REFERENCE_NAME, made.text().encode())
+    _report(made, len(rows), folder / REFERENCE_NAME, as_json)
+
+
+def _measured(served: ServedModel, edge: EdgeModel, data: Path) -> tuple[list[RowMeasures], Measure]:
+    """The measures of every row, and what their hardness was measured by. Raises `ConfigError`."""
+    rows: list[RowMeasures] = []
+    measure: Measure | None = None
+    with progress() as bar:
+        for inputs in bar.track(_requests(served, data), description="rows"):
+            try:
+                outputs = edge.run_now(inputs).outputs
+            except (InvalidRequest, ModelFailed) as error:
+                raise ConfigError.at(data, f"the model does not take row {len(rows)}: {error}", "--data") from None
+            if measure is None:
+                known = edge.scorer.score_all(outputs, HardSettings(), 1)[0]
+                measure = "margin" if "margin" in known else cast("Measure", next(iter(known), "margin"))
+            picture = next((_first(inputs[name]) for name in edge.pictures if name in inputs), None)
+            rows.append(measured(edge.signature, edge.scorer, outputs, picture, measure))
+            if len(rows) > MOST_ROWS:
+                raise ConfigError.at(data, f"more than {MOST_ROWS} rows; give a part of them", "--data")
+    return rows, measure or "margin"
+
+
+def _requests(served: ServedModel, data: Path) -> Iterator[Mapping[str, Array]]:
+    """Requests of one row each."""
+    if data.is_dir():
+        for item in find_items(data):
+            try:
+                yield read_item(item, served)
+            except InvalidRequest as error:
+                raise ConfigError.at(item.path, str(error), "--data") from None
+        return
+    edge = served.edge
+    assert edge is not None  # noqa: S101  the caller has it
+    if data.suffix.lower() != ".npz":
+        raise ConfigError.at(data, "expected a .npz with an array for each input, or a folder of pictures", "--data")
+    try:
+        arrays = as_arrays({**read_inputs([str(data)], _no_metadata)}, served)
+        known = {one.name for one in edge.signature.inputs}
+        arrays = {name: array for name, array in arrays.items() if name in known}  # labels may lie beside them
+        count = edge.signature.check_inputs(arrays)
+    except InvalidRequest as error:
+        raise ConfigError.at(data, str(error), "--data") from None
+    for row in range(count):
+        yield edge.signature.select_rows(arrays, (row,)) if edge.signature.has_rows else arrays
+
+
+def _no_metadata() -> ModelMetadata:
+    raise AssertionError("a .npz names its inputs itself")
+
+
+def _first(array: Array) -> bytes | Array | None:
+    if array.dtype.hasobject:
+        one = array.flat[0]
+        return one if isinstance(one, bytes) else None
+    return np.asarray(array[0]) if array.ndim == 4 else None
+
+
+def _report(made: DriftReference, rows: int, path: Path, as_json: bool) -> None:
+    counts = {name: sum(one.counts) for name, one in made.quantities.items()}
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "rows": rows, "measure": made.measure, "quantities": counts}))
+        return
+    table = Table("quantity", "rows counted", "bins", box=None, pad_edge=False)
+    for name, one in made.quantities.items():
+        table.add_row(plain(name), str(counts[name]), str(len(one.counts)))
+    table_console().print(table)
+    typer.echo(printable(f"{path}: of {rows} rows; a third laid down the bins. Pack the bundle next."))

@@ -1,0 +1,154 @@
+"""Drift on a running agent: dark pictures are seen, named, told, and tighten the policy while they last."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from tests.faults.clouds import ScriptedCloud
+from tests.faults.oracles import EDGE_BUNDLE, picture
+from tests.faults.scene import until
+from tests.integration.agent.kept import EASY, Kept, keeping
+from upwell.edge.fleet.facts import within_bytes
+from upwell.edge.server.core import AgentCore
+from upwell.shared.errors import ConfigError
+from upwell.tools.cli import build_app
+from upwell.tools.demo.data import heldout
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(build_app(list(arguments)), list(arguments))
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model with a reference of the first 250 held-out digits."""
+    folder = tmp_path_factory.mktemp("reference") / "digits"
+    shutil.copytree(EDGE_BUNDLE, folder)
+    data = folder.parent / "data"
+    data.mkdir()
+    for index in range(250):
+        (data / f"{index:03}.png").write_bytes(picture(index))
+    made = run("model", "reference", str(folder), "--data", str(data), "--json")
+    assert made["rows"] == 250
+    assert set(made["quantities"]) == {"hardness", "classes", "brightness", "sharpness", "embedding", "frozen"}
+    return folder
+
+
+def darkened(index: int, share: float) -> bytes:
+    image = Image.open(io.BytesIO(picture(index))).convert("L").point(lambda value: int(value * share))
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def models_of(folder: Path) -> Mapping[str, Any]:
+    return {"digits": {"edge": {"bundle": str(folder)}, "cloud": {"model": "digits-large"}}}
+
+
+def ask(it: Kept, image: bytes, **tags: str) -> Any:
+    return it.agent.infer("digits", {"image": image}, tags=tags)
+
+
+def report(agent: AgentCore) -> Any:
+    assert agent.drift is not None
+    return agent.drift.reports().get("digits")
+
+
+def test_dark_pictures_are_seen_named_and_tighten_the_policy_until_they_end(tmp_path: Path, bundle: Path) -> None:
+    on_drift = {"hard": {"measure": "max_prob", "below": 1.0}}
+    count = len(heldout().images)
+    with (
+        ScriptedCloud() as cloud,
+        keeping(tmp_path, {**EASY, "on_drift": on_drift}, cloud, models=models_of(bundle)) as it,
+    ):
+        for index in range(250, 350):
+            assert ask(it, picture(index % count)).reason == "easy"
+        until(lambda: report(it.agent) is not None and report(it.agent).quantities["brightness"].rows == 100)
+        assert report(it.agent).findings == []
+        for index in range(200):
+            ask(it, darkened(index, 0.3))
+        until(lambda: report(it.agent).findings == ["camera"])
+        assert "dark" in report(it.agent).text
+        answer = ask(it, darkened(1, 0.3))
+        assert (answer.reason, answer.route) == ("drifted", "cloud")
+        health = it.agent.health_document()
+        assert health["drift"]["digits"]["quantities"]["brightness"]["moved"]
+        assert health["status"] == "ok"
+        page = it.agent.metrics.registry.get_sample_value("upwell_drift", {"model": "digits", "quantity": "brightness"})
+        assert page == 1.0
+        for index in range(500):
+            ask(it, picture(index % count))
+        until(lambda: not report(it.agent).quantities["brightness"].moved)
+    state = tmp_path / "state"
+    document = run("drift", str(tmp_path / "agent.yaml"), "--json", code=int(bool(report(it.agent).findings)))
+    assert document["models"]["digits"]["quantities"]["brightness"]["rows"] > 700
+    assert (state / "drift.json").stat().st_size < 500_000
+
+
+def test_what_egress_denies_is_not_counted_and_a_restart_goes_on(tmp_path: Path, bundle: Path) -> None:
+    rules = [{"name": "private", "match": {"tags": {"privacy": "device"}}, "egress": "deny"}]
+    for rows in (30, 60):
+        with keeping(tmp_path, EASY, None, rules=rules, models=models_of(bundle)) as it:
+            for index in range(30):
+                ask(it, picture(index))
+                ask(it, picture(index), privacy="device")
+            until(lambda rows=rows, it=it: report(it.agent) and report(it.agent).quantities["classes"].rows >= rows)  # type: ignore[misc]
+            assert report(it.agent).quantities["classes"].rows == rows
+    (tmp_path / "state" / "drift.json").write_text("{")
+    with keeping(tmp_path, EASY, None, models=models_of(bundle)) as it:  # a broken file costs the counts alone
+        ask(it, picture(0))
+        until(lambda: report(it.agent) and report(it.agent).quantities["classes"].rows == 1)
+
+
+def test_a_log_is_held_against_a_bundle(tmp_path: Path, bundle: Path) -> None:
+    with keeping(tmp_path, {**EASY, "record": {}}, None, models=models_of(bundle)) as it:
+        for _ in range(150):
+            ask(it, picture(0))  # the same digit each time: the world changed
+    log = tmp_path / "state" / "requests.jsonl"
+    document = run("drift", str(log), "--bundle", str(bundle), "--json", code=1)
+    assert document["models"]["digits"]["findings"] == ["world"]
+    assert document["false_alarms"] == 0.05
+    assert document["models"]["digits"]["quantities"]["classes"]["moved"]
+
+
+def test_novel_rows_are_told_by_the_reference_from_the_first_one_on(tmp_path: Path, bundle: Path) -> None:
+    with keeping(tmp_path, {**EASY, "collect": {"hard": 0, "random": 1.0}}, None, models=models_of(bundle)) as it:
+        for index in range(250, 280):
+            ask(it, picture(index))
+        assert it.agent.collector is not None
+        until(lambda: it.agent.collector.held()[0] == 30)  # type: ignore[union-attr]
+    cases = run("cases", "list", str(tmp_path / "agent.yaml"), "--json")["cases"]
+    assert 0.6 < np.mean([one["novelty"] for one in cases]) < 1.5
+
+
+def test_a_packed_bundle_and_a_broken_reference_are_refused(tmp_path: Path, bundle: Path) -> None:
+    folder = tmp_path / "digits"
+    shutil.copytree(bundle, folder)
+    (folder / "reference.json").write_text('{"version": 1, "quantities": {"odd": {}}}')
+    done = CliRunner().invoke(build_app(["model"]), ["model", "pack", str(folder), "--version", "1"])
+    assert isinstance(done.exception, ConfigError)
+    assert "reference.json: no reference as `upwell model reference` writes it" in str(done.exception)
+    (folder / "manifest.json").write_text("{}")
+    done = CliRunner().invoke(build_app(["model"]), ["model", "reference", str(folder), "--data", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError)
+    assert "it is packed" in str(done.exception)
+
+
+def test_statistics_hold_what_fits_and_what_drifted_first() -> None:
+    documents = {str(n): {"findings": [], "text": "x" * 100} for n in range(50)}
+    documents["late"] = {"findings": ["world"], "text": "x" * 100}
+    found = within_bytes(documents, 1500)
+    assert next(iter(found)) == "late"
+    assert 5 < len(found) < 15
