@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, keeping
 from upwell.edge.cases.case import CollectedCase
 from upwell.edge.cases.store import FILE_NAME
+from upwell.edge.spool.database import open_database
+from upwell.pipelines.run.amendments import AMENDMENTS_NAME, _open
+from upwell.pipelines.sinks.store import OUTBOX_NAME, SCHEMA
 from upwell.tools.cases.source import CaseDatabase
 from upwell.tools.cli import build_app
 
@@ -158,6 +162,39 @@ def test_purge_leaves_no_byte_of_a_marked_picture_beside_a_running_agent(tmp_pat
         assert not it.holds(MARK)
         assert '"person": "7"' not in (tmp_path / "results.jsonl").read_text()
     assert not it.holds(MARK)
+
+
+def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_meant(
+    tmp_path: Path, cloud: ScriptedCloud
+) -> None:
+    who, other = "person-eleven", "person-twelve"
+    with keeping(tmp_path, {**SPOOLED, "collect": {"random": 1.0}}, cloud, STATE) as it:
+        it.proxy.refuse()
+        answer = it.ask(1, person=who)
+        it.ask(2, person=other)
+        kept(it, 2)
+    state = tmp_path / "state"
+    with closing(open_database(state / OUTBOX_NAME, SCHEMA)) as outbox, outbox:
+        for person in (who, other):
+            tags, body = json.dumps({"person": person}), f"event of {person}".encode()
+            message = ("dock", 0.0, 1, person, "enter", 1, "digits", tags, body, b"")
+            outbox.execute("INSERT INTO messages VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", message)
+        outbox.execute(
+            "INSERT INTO poisoned VALUES (NULL, 's', '', 1, '', 'dock', 'enter', 1, ?, x'')", (who.encode(),)
+        )
+    with closing(_open(state / AMENDMENTS_NAME)) as waiting, waiting:
+        waiting.execute("INSERT INTO waiting VALUES (?, 0, ?)", (answer.spool_id, who))
+        waiting.execute("INSERT INTO waiting VALUES ('another', 0, ?)", (other,))
+    assert it.holds(who.encode())
+    said = run("cases", "purge", str(tmp_path / "agent.yaml"), "--tag", f"person={who}", "--json")
+    assert {name: said[name] for name in ("cases", "spooled", "events", "amendments", "flights")} == {
+        "cases": 1, "spooled": 1, "events": 2, "amendments": 1, "flights": 1
+    }  # fmt: skip
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or who.encode() not in path.read_bytes(), path
+    for name in (OUTBOX_NAME, AMENDMENTS_NAME, FILE_NAME, "flights"):
+        files = [state / name] if (state / name).is_file() else list((state / name).iterdir())
+        assert any(other.encode() in path.read_bytes() for path in files), name
 
 
 def test_lists_sheets_and_counts(tmp_path: Path, cloud: ScriptedCloud) -> None:

@@ -163,6 +163,7 @@ def test_the_distance_is_about_one_for_rows_like_the_reference_and_sees_a_broken
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_of_200_streams_that_do_not_drift_at_most_the_stated_share_raises_an_alarm() -> None:
     alarms = 0
     for seed in range(200):

@@ -18,6 +18,9 @@ from upwell.edge.spool.database import is_damage, set_aside
 from upwell.edge.spool.item import SpoolClock, SpoolResult
 from upwell.edge.spool.sinks import TakeLater
 
+AMENDMENTS_NAME = "amendments.db"
+"""The file in the agent's `state_dir`."""
+
 MAX_WAITING = 100_000
 """Cases whose answers are waited for; beyond it the oldest are forgotten."""
 

@@ -28,7 +28,7 @@ from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.events.rules import EventRules, load_condition
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.preview.preview import Preview
-from upwell.pipelines.run.amendments import Amendments, WaitingEvent
+from upwell.pipelines.run.amendments import AMENDMENTS_NAME, Amendments, WaitingEvent
 from upwell.pipelines.run.frame_notes import FrameNotes
 from upwell.pipelines.run.inference import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
 from upwell.pipelines.run.pipeline import Pipeline
@@ -68,8 +68,6 @@ _BOUND_S = 2.0
 """How long a result waits for the pipelines to start, before it is put off."""
 
 _log = logging.getLogger(__name__)
-
-AMENDMENTS_NAME = "amendments.db"
 
 
 class LateResults:

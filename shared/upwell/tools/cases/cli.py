@@ -7,6 +7,7 @@ import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args
@@ -17,9 +18,12 @@ from rich.table import Table
 from upwell.edge.cases.case import CaseFacts
 from upwell.edge.cases.store import FILE_NAME
 from upwell.edge.config import AgentConfig
+from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME as FLIGHTS_NAME
 from upwell.edge.observe.outcome_recorder import LOG_NAME
-from upwell.edge.spool.database import opened
+from upwell.edge.spool.database import connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
+from upwell.pipelines.run.amendments import AMENDMENTS_NAME
+from upwell.pipelines.sinks.store import OUTBOX_NAME
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
@@ -228,7 +232,14 @@ def forget(
         return is_all or all(known.get(name, "") == value for name, value in tags.items())
 
     folder, results = source.folder, config.agent.spool.results
-    found["spooled"] = _erase_spooled(folder / SPOOL_NAME, is_meant)
+    spooled = _erase_tagged(folder / SPOOL_NAME, "items", "id", is_meant)
+    found["spooled"] = len(spooled)
+    found["events"] = len(_erase_tagged(folder / OUTBOX_NAME, "messages", "number", is_meant))
+    for table in ("retries", "poisoned"):  # of those set aside nobody can tell whose they are
+        found["events"] += len(_erase_tagged(folder / OUTBOX_NAME, table, "number", is_meant))
+    found["amendments"] = _erase_amendments(folder / AMENDMENTS_NAME, spooled, is_all)
+    flights = sorted((folder / FLIGHTS_NAME).glob("*.jsonl"))
+    found["flights"] = sum(erase_lines(flight, is_meant, lambda _: None) for flight in flights)
     found["results"] = 0 if results is None else erase_lines(results, is_meant, _forgotten)
     logs = (folder / LOG_NAME, folder / f"{LOG_NAME}.1")
     found["log lines"] = sum(erase_lines(log, is_meant, lambda _: None) for log in logs)
@@ -241,17 +252,34 @@ def _forgotten(line: Mapping[str, Any]) -> dict[str, Any]:
     return {"sequence": line.get("sequence", 0), "forgotten": True}
 
 
-def _erase_spooled(path: Path, is_meant: IsMeant) -> int:
+def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[str | int]:
+    """The keys of the rows that were meant; all where the table keeps no tags."""
+    if not path.exists():
+        return []
+    try:
+        with closing(connect(path)) as connection:  # each of these files has versions of its own
+            columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            if not columns:
+                return []
+            tags = "tags" if "tags" in columns else "NULL"
+            rows = connection.execute(f"SELECT {key}, {tags} FROM {table}").fetchall()  # noqa: S608 (our own names)
+            doomed = [number for number, tags in rows if tags is None or is_meant({"tags": json.loads(tags)})]
+            erase_rows(connection, path, table, doomed, key)
+            return doomed
+    except sqlite3.Error as error:
+        raise ConfigError.at(path, f"it cannot be used: {error}") from None
+
+
+def _erase_amendments(path: Path, spooled: Sequence[str | int], is_all: bool) -> int:
+    """Events that wait for the cloud's answer to what was spooled."""
     if not path.exists():
         return 0
     try:
-        with opened(path) as connection:
-            rows = connection.execute("SELECT id, tags FROM items").fetchall()
-            return erase_rows(
-                connection, path, "items", [id for id, tags in rows if is_meant({"tags": json.loads(tags)})]
-            )
+        with closing(connect(path)) as connection:
+            ids = [row[0] for row in connection.execute("SELECT DISTINCT spool_id FROM waiting")] if is_all else spooled
+            return erase_rows(connection, path, "waiting", ids, "spool_id")
     except sqlite3.Error as error:
-        raise ConfigError.at(path, f"the spool cannot be used: {error}") from None
+        raise ConfigError.at(path, f"it cannot be used: {error}") from None
 
 
 def _remove_damaged(folder: Path) -> int:

@@ -17,8 +17,10 @@ _ROWS_AT_ONCE, _PAGES_AT_ONCE = 100, 1000
 _PATIENCE_S = 10.0
 
 
-def erase_rows(connection: sqlite3.Connection, path: Path, table: str, ids: Sequence[str]) -> int:
-    """Delete rows and leave no byte of them in the database or its log; how many there were.
+def erase_rows(
+    connection: sqlite3.Connection, path: Path, table: str, ids: Sequence[str | int], key: str = "id"
+) -> int:
+    """Delete the rows with these keys and leave no byte of them in the database or its log; how many there were.
 
     The connection overwrites what it deletes (`secure_delete`). The log holds older copies of the pages until all of it
     has been moved into the database, which readers put off. Raises `ConfigError` where they do so for 10 s, and
@@ -28,7 +30,7 @@ def erase_rows(connection: sqlite3.Connection, path: Path, table: str, ids: Sequ
     for start in range(0, len(ids), _ROWS_AT_ONCE):  # in small pieces, since the agent writes in between
         connection.execute("BEGIN IMMEDIATE")
         for id in ids[start : start + _ROWS_AT_ONCE]:
-            gone += connection.execute(f"DELETE FROM {table} WHERE id = ?", (id,)).rowcount  # noqa: S608 (our own names)
+            gone += connection.execute(f"DELETE FROM {table} WHERE {key} = ?", (id,)).rowcount  # noqa: S608 (our own names)
         connection.execute("COMMIT")
     while connection.execute("PRAGMA freelist_count").fetchone()[0] > 0:
         before = connection.execute("PRAGMA page_count").fetchone()[0]
