@@ -39,6 +39,7 @@ TFLITE := $(shell $(PYTHON) -c 'import sys; print(".venv-tflite/.done" * (sys.pl
 
 # What judges time has the machine for itself; the rest shares it, four at a time on two cores since they wait a lot.
 TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
+ALONE = $(shell grep -rl 'mark\.alone' --include='test_*.py' tests/faults tests/integration)
 QUICK := not benchmark and not slow and not exhaustive
 ON_TFLITE = $(if $(TFLITE),.venv-tflite/bin/python -m pytest --numprocesses 2 -m '$(2)' \
 	$(shell grep -rlE 'mark\.tflite_runtime|TFLITE_PACKAGES' --include='test_*.py' $(1)))
@@ -47,7 +48,7 @@ test: .venv/.dev $(TFLITE)  ## the test suite (minutes)
 ifdef ARGS
 	$(BIN)/python -m pytest -m '$(QUICK)' $(ARGS)
 else
-	$(BIN)/python -m pytest -m '$(QUICK) and alone' tests/faults tests/integration
+	$(BIN)/python -m pytest -m '$(QUICK) and alone' $(ALONE)
 	$(BIN)/python -m pytest -m '$(QUICK) and not alone' $(PARALLEL) $(TESTED)
 	$(call ON_TFLITE,tests/unit tests/contract,$(QUICK) and tflite_runtime)
 endif
@@ -56,7 +57,7 @@ test-all: .venv/.dev $(TFLITE)  ## all tests: every case of every grid, every pr
 ifdef ARGS
 	$(BIN)/python -m pytest -m 'not benchmark' --hypothesis-profile thorough $(ARGS)
 else
-	$(BIN)/python -m pytest -m 'not benchmark and alone' tests/faults tests/integration
+	$(BIN)/python -m pytest -m 'not benchmark and alone' $(ALONE)
 	$(BIN)/python -m pytest -m 'not benchmark and not alone' --hypothesis-profile thorough $(PARALLEL) $(TESTED)
 	$(call ON_TFLITE,tests/unit tests/contract tests/integration,tflite_runtime)
 endif

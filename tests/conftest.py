@@ -24,7 +24,7 @@ forbid_telemetry()  # for tests that load a runtime themselves
 
 # The same examples each time, and however long they take: a run of `make test` says something about the change at hand,
 # not about luck or the machine's load. `make test-all` finds others, and more of them.
-settings.register_profile(QUICK, derandomize=True, deadline=None, max_examples=30)
+settings.register_profile(QUICK, derandomize=True, deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None)
 settings.load_profile(QUICK)
 
@@ -50,7 +50,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 

@@ -14,8 +14,8 @@ QUICK = "quick"
 
 
 def examples(count: int) -> int:
-    """So many, but in `make test` a fifth of them: the first ones find nearly every mistake, and minutes are saved."""
-    return max(count // 5, 20) if settings.get_current_profile_name() == QUICK else count
+    """So many, but in `make test` a tenth of them: the first ones find nearly every mistake, and minutes are saved."""
+    return max(count // 10, 15) if settings.get_current_profile_name() == QUICK else count
 
 
 def grid(*axes: Iterable[Any]) -> list[Any]:

@@ -52,7 +52,7 @@ def test_the_messages_that_are_mutated_are_good_ones(target: Target) -> None:
     assert statuses(target.grpc, [picture]) == {INVALID: 1}  # of its picture alone
 
 
-@pytest.mark.parametrize("mutations", [2000, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("mutations", [1000, pytest.param(10_000, marks=pytest.mark.exhaustive)])
 def test_thousands_of_mutations_are_answered_and_leave_nothing_behind(target: Target, mutations: int) -> None:
     def messages(count: int) -> Iterator[bytes]:
         for _ in range(count):

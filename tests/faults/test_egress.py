@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ STATES: Mapping[str, Callable[[Scene], object]] = {
 
 WAITING = {"silent link": "large", "slow": "cascade", "silent": "direct"}
 """States that take a deadline for each request are tried with one plan each."""
+QUICKLY = {**dict(zip(STATES, itertools.cycle(PLANS), strict=False)), **WAITING}
+"""The plan with which `make test` tries each state."""
 
 
 def behave(it: Scene, behaviour: Behaviour) -> None:
@@ -98,7 +100,7 @@ def test_a_fresh_agent_does_not_even_connect(
 
 
 @pytest.mark.parametrize(
-    "rules", list(permutations([DENY, UP, SET])), ids=lambda rules: "-".join(r["name"] for r in rules)
+    "rules", list(itertools.permutations([DENY, UP, SET])), ids=lambda rules: "-".join(r["name"] for r in rules)
 )
 def test_the_order_of_the_rules_does_not_matter(folder: Path, cloud: ScriptedCloud, rules: tuple[Any, ...]) -> None:
     with scene(folder, {"defaults": HARD_ALWAYS, "rules": list(rules)}, cloud) as it:
@@ -119,7 +121,12 @@ def test_every_way_to_match_keeps_everything(folder: Path, cloud: ScriptedCloud,
 
 @pytest.mark.parametrize(
     ("state", "plan"),
-    [(state, plan) for state in STATES for plan in PLANS if plan == WAITING.get(state, plan)],
+    [
+        pytest.param(state, plan, marks=() if plan == QUICKLY[state] else pytest.mark.exhaustive)
+        for state in STATES
+        for plan in PLANS
+        if plan == WAITING.get(state, plan)
+    ],
 )
 def test_nothing_leaves_in_any_state_of_cloud_link_and_breaker(
     folder: Path, cloud: ScriptedCloud, state: str, plan: str

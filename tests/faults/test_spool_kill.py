@@ -97,7 +97,7 @@ def check(folder: Path, cloud: Cloud, promised: dict[int, str], cases: int) -> N
 
 
 def test_no_case_is_lost_in_kills(tmp_path: Path) -> None:
-    run(tmp_path, cases=200, kills=3)
+    run(tmp_path, cases=100, kills=2)
 
 
 @pytest.mark.slow

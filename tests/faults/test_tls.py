@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.examples import grid
 from tests.faults.certificates import Authority
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.scene import CASCADE, DIRECT, ONE, Scene, assert_from_cloud, assert_from_edge, assert_recovers, scene
@@ -37,9 +38,9 @@ def section(**tls: str) -> Callable[[str], dict[str, Any]]:
 
 
 @before_or_beside
-@pytest.mark.parametrize("mask", [0x01, 0x80], ids=["lowest bit", "highest bit"])
-@pytest.mark.parametrize("from_byte", [0, 40, 200])
-@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize(
+    ("way", "from_byte", "mask"), grid(["up", "down"], [0, 40, 200], {"lowest bit": 0x01, "highest bit": 0x80})
+)
 def test_flipped_bits_break_the_connection_and_no_answer(
     folder: Path,
     tls_cloud: ScriptedCloud,

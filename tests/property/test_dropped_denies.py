@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from upwell.shared.routing.egress import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.request_facts import RequestFacts
@@ -49,7 +50,7 @@ def kept(of: Policy) -> list[bool]:
     return [bool(compiled.judge(request_facts).egress_rule) for request_facts in SUBJECTS]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(rules, max_size=3), st.lists(rules, max_size=3), st.sampled_from(["UTC", "Asia/Tokyo"]))
 def test_where_nothing_is_dropped_nothing_leaves_that_stayed(
     before: list[dict[str, Any]], after: list[dict[str, Any]], zone: str
@@ -59,7 +60,7 @@ def test_where_nothing_is_dropped_nothing_leaves_that_stayed(
         assert all(now for was, now in zip(kept(old), kept(new), strict=True) if was)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(rules, max_size=4), st.randoms(use_true_random=False))
 def test_moving_rules_about_drops_nothing(written: list[dict[str, Any]], random: Any) -> None:
     moved = [*written]

@@ -223,7 +223,7 @@ def applies(match: dict[str, Any], request_facts: RequestFacts, zone_minutes: in
     return all(request_facts.tags.get(name, "") == value for name, value in match.get("tags", {}).items())
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(300))
 @given(written_policies(), pasts, requests(), hardness_values, waits_s, st.booleans(), st.integers(0, 4))
 def test_nothing_goes_up_under_egress_deny(
     written: dict[str, Any], past: Past, signals: Signals, values: list[float], wait_s: float, add: bool, place: int

@@ -19,6 +19,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.pipelines_run import MadeSource
+from tests.source_trees import trees
 from upwell.cloud.config import CloudConfig
 from upwell.edge.bundle.calibrations import CalibrationsFile
 from upwell.edge.config import AgentConfig
@@ -321,13 +322,6 @@ def test_the_walk_mentions_files() -> None:
     assert sum(span.endswith(".py") for span in spans(ARCHITECTURE)) > 20
 
 
-@cache
-def sources() -> tuple[ast.Module, ...]:
-    """Every module of the four roots, parsed."""
-    roots = ("edge", "cloud", "shared", "protos")
-    return tuple(ast.parse(path.read_text(encoding="utf-8")) for root in roots for path in ROOT.glob(f"{root}/**/*.py"))
-
-
 def members(node: ast.ClassDef) -> Iterator[str]:
     """Names of a class: methods, fields, and what its methods set on `self`."""
     for inner in ast.walk(node):
@@ -349,7 +343,7 @@ def assigned(node: ast.stmt) -> Iterator[str]:
 def symbols() -> frozenset[str]:
     """Functions, classes and constants by name, members of classes as `Class.member` and by their own name."""
     found: set[str] = set()
-    for module in sources():
+    for module in trees().values():
         for statement in module.body:
             found.update(assigned(statement))
         for node in ast.walk(module):
@@ -364,7 +358,7 @@ def symbols() -> frozenset[str]:
 def texts() -> frozenset[str]:
     """Every text of the code, with `…` for what is filled in."""
     found: set[str] = set()
-    for module in sources():
+    for module in trees().values():
         for node in ast.walk(module):
             if isinstance(node, ast.JoinedStr):
                 parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]

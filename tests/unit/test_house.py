@@ -9,7 +9,6 @@ import json
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -17,10 +16,8 @@ import pytest
 
 import upwell.edge
 import upwell.pipelines
+from tests.source_trees import PORTIONS, ROOT, trees
 from upwell.shared.routing import reasons
-
-ROOT = Path(__file__).resolve().parents[2]
-PORTIONS = ("edge", "cloud", "shared", "protos")
 
 
 def repository() -> list[Path]:
@@ -37,12 +34,6 @@ MODULES = sorted(
     file for file in FILES if file.suffix == ".py" and file.parts[0] in PORTIONS and file.parts[1:2] == ("upwell",)
 )
 """Every module of the wheel."""
-
-
-@cache
-def tree(module: Path) -> ast.Module:
-    """What the module says."""
-    return ast.parse((ROOT / module).read_text())
 
 
 def dotted(module: Path) -> str:
@@ -79,7 +70,7 @@ def test_an_init_holds_a_docstring_and_deliberate_exports_alone() -> None:
     for module in MODULES:
         if module.name != "__init__.py":
             continue
-        body = tree(module).body
+        body = trees()[module].body
         assert isinstance(body[0], ast.Expr), f"{module} has no docstring"
         if module in (Path("edge/upwell/edge/__init__.py"), Path("edge/upwell/pipelines/__init__.py")):
             body = [node for node in body if not isinstance(node, (ast.If, ast.FunctionDef))]  # its exports are lazy
@@ -267,15 +258,12 @@ ALSO_NEED_ONE = {
 def test_an_extra_is_imported_in_named_modules_alone() -> None:
     found: dict[str, set[str]] = {}
     for module in MODULES:
-        for node in ast.walk(tree(module)):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [str(node.module)]
-            others = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - BASE
-            if others:
-                found.setdefault(dotted(module), set()).update(others)
+        for node in ast.walk(trees()[module]):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [str(node.module)] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+                others = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - BASE
+                if others:
+                    found.setdefault(dotted(module), set()).update(others)
     assert found == NEEDS_AN_EXTRA
 
 
@@ -304,7 +292,7 @@ print(json.dumps(failed))
 def imports(module: Path, known: dict[str, Path]) -> set[str]:
     """The modules of ours that this one names in an import, lazy ones and those for types alike."""
     found = set()
-    for node in ast.walk(tree(module)):
+    for node in ast.walk(trees()[module]):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {full if (full := f"{node.module}.{one.name}") in known else node.module for one in node.names}
         elif isinstance(node, ast.Import):
@@ -508,7 +496,9 @@ def test_files_stay_short_enough_to_read(limit: int) -> None:
 
 def test_what_has_the_machine_for_itself_is_where_the_makefile_runs_it() -> None:
     found = [file for file in FILES if file.suffix == ".py" and re.search(r"mark\.alone", (ROOT / file).read_text())]
-    (places,) = set(re.findall(r"and alone' (.*)", (ROOT / "Makefile").read_text()))
+    (places,) = re.findall(
+        r"^ALONE = .* --include='test_\*\.py' (.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     folders = {file.parent for file in found} - {Path(__file__).parent.relative_to(ROOT)}
     under = {folder: [place for place in places.split() if folder.is_relative_to(place)] for folder in folders}
     assert all(under.values()), under  # pytest goes into the folders of a place
@@ -524,7 +514,7 @@ def test_what_a_bundle_names_is_opened_in_one_place() -> None:
         "upwell.edge.updates.rollback",
     }  # fmt: skip
     for module in MODULES:
-        calls = [node for node in ast.walk(tree(module)) if isinstance(node, ast.Call)]
+        calls = [node for node in ast.walk(trees()[module]) if isinstance(node, ast.Call)]
         text = (ROOT / module).read_text()
         if dotted(module) != "upwell.shared.signature.description":
             assert not re.search(r"(load|parse)_yaml\([^()]*path[^()]*, ModelDescription", text), module

@@ -118,6 +118,7 @@ def test_half_precision_is_compiled_too(tmp_path: Path) -> None:
     np.testing.assert_allclose(answer, np.tanh(x) * 2, atol=0.02)
 
 
+@pytest.mark.slow
 def test_fixed_shapes_take_one_program(tmp_path: Path) -> None:
     engine = load(tmp_path, "Fixed")
     engine.warm_up(1)

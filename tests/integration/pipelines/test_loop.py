@@ -17,17 +17,22 @@ from upwell.tools.demo import cards
 PAGE = Path(__file__).parents[3] / "docs/pipelines.md"
 
 
-def write_site(folder: Path) -> None:
-    shown = cards.cards(2, seed=3)
-    video = {"video": str(write_video(folder / "cards.mp4", cards.video(shown)))}
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two cards."""
+    return write_video(tmp_path_factory.mktemp("video") / "cards.mp4", cards.video(cards.cards(2, seed=3)))
+
+
+def write_site(folder: Path, path: Path) -> None:
+    video = {"video": str(path)}
     events = [{"name": "passed", "on": "cross middle"}]
     belt = {"source": video, "steps": [*FOLLOWED, READ], "events": events}
     (folder / "pipelines.yaml").write_text(pipelines_text(folder, belt=belt, other={"source": video}))
     write_agent(folder)
 
 
-def test_the_example_of_the_page_says_what_is_on_the_video(tmp_path: Path) -> None:
-    write_site(tmp_path)
+def test_the_example_of_the_page_says_what_is_on_the_video(tmp_path: Path, video: Path) -> None:
+    write_site(tmp_path, video)
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -35,8 +40,8 @@ def test_the_example_of_the_page_says_what_is_on_the_video(tmp_path: Path) -> No
     assert done.stdout.count("['passed']") == (tmp_path / "belt.jsonl").read_text().count("\n") == 2
 
 
-def test_a_loop_can_be_stopped_and_the_sums_agree(tmp_path: Path) -> None:
-    write_site(tmp_path)
+def test_a_loop_can_be_stopped_and_the_sums_agree(tmp_path: Path, video: Path) -> None:
+    write_site(tmp_path, video)
     with Pipeline.from_config(tmp_path / "pipelines.yaml", tmp_path / "agent.yaml", "belt") as pipeline:
         for answered in pipeline:
             if answered.scene.frame.number == 3:
@@ -47,7 +52,7 @@ def test_a_loop_can_be_stopped_and_the_sums_agree(tmp_path: Path) -> None:
     pipeline.close()
 
 
-def test_which_pipeline_is_asked_where_there_are_several(tmp_path: Path) -> None:
-    write_site(tmp_path)
+def test_which_pipeline_is_asked_where_there_are_several(tmp_path: Path, video: Path) -> None:
+    write_site(tmp_path, video)
     with pytest.raises(ConfigError, match="belt, other"):
         Pipeline.from_config(tmp_path / "pipelines.yaml", tmp_path / "agent.yaml")

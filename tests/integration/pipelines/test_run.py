@@ -37,12 +37,18 @@ EVENTS = [
     {"name": "passed", "on": "cross middle"},
     {"name": "left", "on": "leave"},
 ]
-SHOWN = cards.cards(9, seed=3)
+SHOWN = cards.cards(5, seed=3)
 
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_video(tmp_path_factory.mktemp("video") / "cards.mp4", cards.video(SHOWN))
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of three cards, where it does not matter how many there are."""
+    return write_video(tmp_path_factory.mktemp("video") / "short.mp4", cards.video(SHOWN[:3]))
 
 
 @pytest.fixture
@@ -128,12 +134,13 @@ def test_with_the_cloud_killed_in_the_middle_every_frame_is_answered(
     assert routes["cloud"] > 0 < routes["edge"]
 
 
-def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(tmp_path: Path, cloud: ScriptedCloud) -> None:
+def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(
+    tmp_path: Path, short: Path, cloud: ScriptedCloud
+) -> None:
     """The cloud is down while the video runs; what it says later belongs to the events of then."""
     cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
     defaults = {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}, "spool": True}
-    path = write_video(tmp_path / "cards.mp4", cards.video(SHOWN[:3]))
-    pipeline = {"source": {"video": str(path)}, "steps": [*FOLLOWED, READ], "events": EVENTS}
+    pipeline = {"source": {"video": str(short)}, "steps": [*FOLLOWED, READ], "events": EVENTS}
     agent = write_agent(tmp_path, {"defaults": defaults}, cloud.address)
     with running_pipelines(tmp_path, agent, pipelines_text(tmp_path, dock=pipeline)) as it:
         it.wait()
@@ -204,8 +211,8 @@ def _sharpness(png: bytes) -> float:
     return float(_decoded(png).std())
 
 
-def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, video: Path) -> None:
-    pipeline = {"source": {"video": str(video)}, "steps": [*FOLLOWED, READ], "preview": True}
+def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, short: Path) -> None:
+    pipeline = {"source": {"video": str(short)}, "steps": [*FOLLOWED, READ], "preview": True}
     text = pipelines_text(tmp_path, dock=pipeline, hidden={**pipeline, "preview": False})
     with running_pipelines(tmp_path, write_agent(tmp_path), text) as it:
         it.wait()
@@ -218,15 +225,17 @@ def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, video: P
         assert shown.size == (cards.WIDTH, cards.HEIGHT)
 
 
-def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path: Path, video: Path) -> None:
+def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path: Path, short: Path) -> None:
     pipelines = {
         "gate": {"source": {"video": "http://127.0.0.1:9/none"}, "steps": [*FOLLOWED]},
-        "dock": {"source": {"video": str(video)}, "steps": [*FOLLOWED]},
+        "dock": {"source": {"video": str(short)}, "steps": [*FOLLOWED]},
     }
     with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, **pipelines)) as it:
         it.agent.describe_with("pipelines", it.runner.health)
         until(lambda: it.agent.health_document()["pipelines"]["dock"]["source"] == "ended", LIMIT_S)
-        until(lambda: it.runner.pipelines["dock"].status.captured == int(cards.length_s(SHOWN) * cards.FPS), LIMIT_S)
+        until(
+            lambda: it.runner.pipelines["dock"].status.captured == int(cards.length_s(SHOWN[:3]) * cards.FPS), LIMIT_S
+        )
         until(lambda: it.agent.health_document()["pipelines"]["gate"]["source"] == "lost", LIMIT_S)
         dock = it.runner.pipelines["dock"]  # its source has ended, and its last frame may be among the steps
         until(lambda: dock.status.frames["answered"] == dock.status.captured, LIMIT_S)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.examples import sampled
 from tests.unit.cloud.simulated_time import CAPACITY, LARGEST, Arrival, Outcome, Simulation, pace_s
 from upwell.cloud.batching.choosing import RunSizes
 from upwell.cloud.batching.queue import PATIENCE_S, ModelQueue
@@ -66,7 +67,7 @@ def test_at_120_percent_of_capacity_four_of_five_are_in_time(sizes: RunSizes) ->
 
 
 @pytest.mark.parametrize("largest", [LARGEST, 1])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), 3))
 def test_runs_that_take_a_little_longer_than_was_thought_make_few_late(seed: int, largest: int) -> None:
     dice, longest_s = random.Random(seed), 0.1 * pace_s(largest)
     simulation = Simulation.of_one(RunSizes(largest))
@@ -89,7 +90,7 @@ def test_deadlines_of_all_lengths_are_met_for_which_there_seemed_to_be_time() ->
     assert share_in_time(outcomes) > 0.845
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sampled(range(4), 4))
 def test_disturbed_runs_cost_what_they_cost_and_no_more(seed: int) -> None:
     """Three of ten runs take longer by more than anybody waits for; what is possible then is half of the rest."""
     dice = random.Random(seed)
