@@ -73,7 +73,7 @@ def test_most_graphs_have_several_pieces() -> None:
     assert sum(count >= 3 for count in counts) >= 5, counts
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", sampled(range(10), 3))
 def test_a_codec_bends_it(seed: int) -> None:
     rng = random.Random(seed)
     graph = combine(*random_profiles(rng, 5), LINK)

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.examples import examples
 from upwell.shared.partition.mincut import SINK, SOURCE, Network
 from upwell.shared.tensors import Array
 
@@ -24,7 +25,7 @@ def all_cuts(vertices: int, tails: Array, heads: Array, capacities: Array) -> li
 @pytest.mark.parametrize("bits", [1, 8, 29, 31, 32, 40, 50])
 def test_a_cut_is_the_least_and_its_source_side_the_smallest(bits: int) -> None:
     chance = random.Random(bits)
-    for _ in range(60):
+    for _ in range(examples(200)):
         vertices = chance.randint(2, 8)
         pairs = [pair for pair in itertools.permutations(range(vertices), 2) if chance.random() < 0.5]
         arcs = np.array([*pairs, *pairs[:2], (SOURCE, SINK)])  # the same two vertices twice, too

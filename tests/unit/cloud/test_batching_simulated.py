@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.examples import sampled
+from tests.examples import grid, sampled
 from tests.unit.cloud.simulated_time import CAPACITY, LARGEST, Arrival, Outcome, Simulation, pace_s
 from upwell.cloud.batching.choosing import RunSizes
 from upwell.cloud.batching.queue import PATIENCE_S, ModelQueue
@@ -138,8 +138,7 @@ def test_what_has_waited_long_enough_goes_before_every_priority() -> None:
     assert PATIENCE_S < took_s < PATIENCE_S + 2 * pace_s(1)
 
 
-@pytest.mark.parametrize("sizes", [RunSizes(LARGEST), ALONE])
-@pytest.mark.parametrize("limit_s", [0.03, 0.05, float("inf")])
+@pytest.mark.parametrize(("sizes", "limit_s"), grid([RunSizes(LARGEST), ALONE], [0.03, 0.05, float("inf")]))
 def test_a_client_that_floods_does_not_keep_another_from_its_share(sizes: RunSizes, limit_s: float) -> None:
     capacity = sizes.largest / pace_s(sizes.largest)
     seconds = 2 if sizes is ALONE else 0.7

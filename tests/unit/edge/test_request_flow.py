@@ -201,7 +201,7 @@ def test_a_cloud_that_is_late_leaves_the_edge_answer_in_time() -> None:
         at.cloud.hold()
         begin_s = time.monotonic()
         answer = at.infer(rows_of(SURE))
-        assert time.monotonic() - begin_s < 0.3
+        assert time.monotonic() - begin_s < 1.0  # that it is in time to the millisecond is judged in virtual time
         assert facts(answer) == (Plan.CLOUD, Route.EDGE, Reason.CLOUD_DEADLINE, True)
 
 

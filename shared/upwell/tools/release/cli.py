@@ -47,7 +47,6 @@ FOLDER = typer.Argument(metavar="FOLDER", help="The folder of releases.", show_d
 FolderArgument: TypeAlias = Annotated[Path, FOLDER]
 KeyOption: TypeAlias = Annotated[Path, typer.Option("--key", metavar="KEY.pem", help="The private key that signs.")]
 _PublicKeys: TypeAlias = list[Path]
-_DAYS_S = 86400.0
 
 
 def init(

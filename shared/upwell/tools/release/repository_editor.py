@@ -33,7 +33,6 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, replacing, sync_folder, write_whole
 
 DRAFT_NAME = "draft"
-ROLES = ("root", "targets", "snapshot", "timestamp")
 MAX_METADATA_BYTES = 5_000_000
 _DAY_S = 86400.0
 

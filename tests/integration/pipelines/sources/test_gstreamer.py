@@ -69,14 +69,15 @@ def test_an_odd_size_becomes_the_nearest_that_has_no_padding(tmp_path: Path) -> 
 
 @needs_gstreamer
 def test_a_program_that_is_killed_is_started_again_and_ends_with_its_decoder() -> None:
+    others = set(children())  # of the tests before
     with camera(f"{PROGRAM} {CLOCK}") as source:
         until(lambda: source.next(0.1) is not None, "it is live")
-        (decoder,) = children()
+        (decoder,) = set(children()) - others
         (program,) = children(decoder)
         os.kill(program, signal.SIGKILL)
         until(lambda: source.next(0.01) is None and source.status.reconnects == 1, "its end is seen")
         until(lambda: source.next(0.1) is not None and source.status.state is SourceState.LIVE, "it is live again")
-        (decoder,) = children()
+        (decoder,) = set(children()) - others
         (program,) = children(decoder)
     until(lambda: not is_running(program), "it has ended")
 
