@@ -37,13 +37,13 @@ TFLITE := $(shell $(PYTHON) -c 'import sys; print(".venv-tflite/.done" * (sys.pl
 	.venv-tflite/bin/pip install --quiet --constraint constraints-tflite.txt --group test --editable '.[edge,quantize,tflite]'
 	@touch $@
 
-# What judges time has the machine for itself; the rest shares it, four at a time on two cores since they wait a lot.
+# What judges time has the machine for itself; the rest shares it, five at a time on two cores since they wait a lot.
 TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 ALONE = $(shell grep -rl 'mark\.alone' --include='test_*.py' tests/faults tests/integration)
 QUICK := not benchmark and not slow and not exhaustive
 ON_TFLITE = $(if $(TFLITE),.venv-tflite/bin/python -m pytest --numprocesses 2 -m '$(2)' \
 	$(shell grep -rlE 'mark\.tflite_runtime|TFLITE_PACKAGES' --include='test_*.py' $(1)))
-PARALLEL := --numprocesses 4 --dist worksteal --durations 25
+PARALLEL := --numprocesses 5 --dist worksteal --durations 25
 test: .venv/.dev $(TFLITE)  ## the test suite (minutes)
 ifdef ARGS
 	$(BIN)/python -m pytest -m '$(QUICK)' $(ARGS)

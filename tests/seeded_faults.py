@@ -64,7 +64,11 @@ FAULTS: Sequence[Fault] = (
         "shared/upwell/shared/routing/flow",
         ("flow.py", "if ahead == self.signals.edge_ahead:", "if ahead >= 0:"),
         ("flow.py", "        self._router.give_back(decision)\n        self.signals", "        self.signals"),
-        ("flow.py", "if decision.refusal or not decision.up_rows:", "if decision.refusal:"),
+        (
+            "flow.py",
+            "if decision.refusal:\n            raise self._away(error)",
+            "if not decision.refusal:\n            raise self._away(error)",
+        ),
         (
             "flow.py",
             'if objective != "accuracy" and self.edge_covers(attempt.rows):',

@@ -115,7 +115,8 @@ def test_an_address_that_is_taken_ends_the_agent_with_a_sentence(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--version", "agent --help", pytest.param("infer --help", marks=pytest.mark.exhaustive)]
+    "arguments",
+    ["agent --help", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("--version", "infer --help"))],
 )
 def test_a_command_imports_no_other_and_no_runtime(arguments: str) -> None:
     script = (

@@ -13,6 +13,9 @@ import pytest
 
 from tests.unit.routing.asking import policy
 from tests.unit.routing.simulation.scenes import line
+from upwell.shared.errors import Refused
+from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.flow.flow import failure
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason, Route
 from upwell.shared.routing.simulation.capacity import constant
 from upwell.shared.routing.simulation.requests import prepare
@@ -31,7 +34,10 @@ PATIENCE = {
     "hedge": "hedge: {after: 20ms, at_most: 100%}",
     "both": "on_cloud_failure: retry, hedge: {after: 20ms, at_most: 100%}",
     "error": "on_cloud_failure: error",
+    "an error for one failure": "on_cloud_failure: {unavailable: error}",
 }
+"""Only the last is in none of the grids."""
+ERRORS = ("error", "an error for one failure")
 FAILURES = [reason for reason in sorted(CLOUD_FAILURES) if reason is not Reason.CLOUD_DEADLINE]
 FAULTS: dict[str, CloudBehaviour] = {
     "silent": CloudBehaviour(math.inf),
@@ -52,7 +58,7 @@ def ask(
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("patience", PATIENCE)
+@pytest.mark.parametrize("patience", [name for name in PATIENCE if name != ERRORS[1]])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_device_answers_in_time_and_says_why(fault: str, plan: str, patience: str) -> None:
     behaviour = FAULTS[fault]
@@ -91,7 +97,7 @@ def test_what_cannot_help_is_not_asked_again() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("patience", [name for name in PATIENCE if name != "error"])
+@pytest.mark.parametrize("patience", [name for name in PATIENCE if name not in ERRORS])
 def test_after_an_outage_the_cloud_is_used_again(plan: str, patience: str) -> None:
     def script(request: object, _: int) -> CloudBehaviour:
         t_s = getattr(request, "t_s", 0.0)
@@ -110,3 +116,24 @@ def test_after_an_outage_the_cloud_is_used_again(plan: str, patience: str) -> No
 def test_a_slow_device_is_started_in_time_beside_the_silent_cloud(plan: str, edge_s: float) -> None:
     served = ask(lambda *_: CloudBehaviour(math.inf), plan, "plain", edge_s=edge_s, count=3)
     assert all((one.route, one.in_time) == (Route.EDGE, True) for one in served[1:])  # by then its time is known
+
+
+def test_where_only_another_failure_is_an_error_the_device_runs_beside_the_silent_cloud() -> None:
+    (one,) = ask(lambda *_: CloudBehaviour(math.inf), "direct", "an error for one failure")
+    assert (one.route, one.reason, one.in_time) == (Route.EDGE, Reason.CLOUD_DEADLINE, True)
+
+
+def test_the_place_on_the_device_that_a_request_held_is_free_once_the_cloud_has_answered() -> None:
+    """Held from 80 ms on, where the edge run would have to begin; the second one needs the device then."""
+    lines = [line(0.0, edge_s=0.1), line(0.05, size_bytes=100, edge_s=0.1)]
+    scene = Scene(prepare(lines), constant(80e6), 0.01, lambda *_: CloudBehaviour(0.005))
+    first, second = routed(policy("defaults: {deadline: 200ms, large: {above: 1KiB}, hard: off}"), scene)
+    assert (first.route, first.edge_runs) == (Route.CLOUD, 0)
+    assert second.route is Route.EDGE
+    assert second.latency_s == pytest.approx(0.1)
+
+
+def test_when_a_full_cloud_wants_to_be_asked_again_is_passed_on() -> None:
+    error = failure(CloudFailure(Reason.CLOUD_EXHAUSTED, "full", retry_after_s=1.5))
+    assert isinstance(error, Refused)
+    assert error.retry_after_s == 1.5

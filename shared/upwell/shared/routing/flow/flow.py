@@ -252,7 +252,7 @@ class RequestFlow:
         if self.signals.exits:  # the tail takes nothing but what the head gives
             raise self._away(error)
         decision = self._router.decide(replace(self.signals, has_edge=False, split_routes=()))
-        if decision.refusal or not decision.up_rows:
+        if decision.refusal:
             raise self._away(error)
         self.second = decision = replace(decision, up_rows=rows, reason=reason)
         yield from self._send(decision)
