@@ -47,7 +47,8 @@ UP_S = 120.0
 
 def bundle(folder: Path, version: int, kind: str = "good") -> Path:
     """An archive of a version that is good, slow (past its deadline on what comes, not on zeros), wrong (on hard cases,
-    and sure of it), or that crashes (the processor stops the process that loads it)."""
+    and sure of it), that crashes (the processor stops the process that loads it), or is doubtful (the less sure, the
+    harder the case)."""
     made = folder / f"{kind}-{version}"
     made.mkdir()
     write_model(made, right=0.5 if kind == "wrong" else RIGHT)
@@ -55,6 +56,8 @@ def bundle(folder: Path, version: int, kind: str = "good") -> Path:
         _write_slow(made / "model.onnx")
     elif kind == "crashes":
         _write_crashing(made / "model.onnx")
+    elif kind == "doubtful":
+        _write_doubtful(made / "model.onnx")
     (made / DESCRIPTION_NAME).write_text(DESCRIPTION)
     manifest = new_manifest(MODEL, version, {path: entry_of(made / path) for path in sizes_in(made)})
     (made / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
@@ -102,6 +105,25 @@ def _write_crashing(path: Path) -> None:
         helper.make_node("Add", ["fp32", "back"], ["scores"]),
     ]
     constants = {"one": np.ones((1, CLASSES), np.int32), "least": np.full((1, CLASSES), -(2**31), np.int32)}
+    save(path, nodes, *_ENDS, constants)
+
+
+def _write_doubtful(path: Path) -> None:
+    """Right but on the hardest cases; its logits shrink with how hard a case is, which is in the first column."""
+    nodes = [
+        helper.make_node("Gather", ["fp32", "first"], ["how"], axis=1),
+        helper.make_node("Less", ["how", "right"], ["is_right"]),
+        helper.make_node("Gather", ["fp32", "rolled"], ["next"], axis=1),
+        helper.make_node("Where", ["is_right", "fp32", "next"], ["answer"]),
+        helper.make_node("Sub", ["most", "how"], ["sure"]),
+        helper.make_node("Mul", ["answer", "sure"], ["scores"]),
+    ]
+    constants: dict[str, Array] = {
+        "first": np.array([0], np.int64),
+        "rolled": np.array([0, CLASSES - 1, *range(1, CLASSES - 1)], np.int64),
+        "right": np.array([[RIGHT]], np.float32),
+        "most": np.full((1, 1), 1.05, np.float32),
+    }
     save(path, nodes, *_ENDS, constants)
 
 
@@ -299,6 +321,12 @@ class LiveFleet:
         return subprocess.run(
             [UPWELL, "fleet", *arguments], env=environment, capture_output=True, text=True, timeout=600
         )
+
+    def done(self, *arguments: str) -> str:
+        """What it prints, where it succeeds."""
+        found = self.command(*arguments)
+        assert found.returncode == 0, (arguments, found.stdout, found.stderr)
+        return found.stdout
 
     def rollout(self, release: int, *options: str) -> str:
         """Begin a roll-out; its id."""

@@ -354,6 +354,7 @@ def test_every_command_and_engine_can_be_found() -> None:
             "fleet.rollout",
             "fleet.rollouts",
             "fleet.serve",
+            "fleet.shadow",
             "fleet.show",
             "fleet.tail",
             "fleet.token",

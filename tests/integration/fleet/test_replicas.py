@@ -12,6 +12,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from tests.contract.fleet.test_rollouts import FORMER, GATE, NEW, Counting
 from tests.faults.programs import UPWELL, Program
 from tests.fleet_service import FakeDevice, Remote
 from tests.postgres import postgres
@@ -23,11 +24,11 @@ from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.names import WISH_FILE
 
 
-def replica(folder: Path, url: str) -> Path:
+def replica(folder: Path, url: str, poll: str = "60s") -> Path:
     path = folder / "fleet.yaml"
     path.write_text(
         "version: 1\nfleet:\n  listen: ['127.0.0.1:0']\n  authority: {cert: ca.pem, key: ca.key}\n"
-        f"  database: {{postgres: '{url}'}}\n"
+        f"  poll: {poll}\n  database: {{postgres: '{url}'}}\n"
     )
     return path
 
@@ -58,6 +59,45 @@ def test_what_is_said_at_one_replica_holds_at_the_other_once_the_first_was_kille
             late = FakeDevice(two, "late")
             assert late.enrol(two.enrolment_token()).status == 200
             assert [one["action"] for one in two.get("/audit")["entries"]][:3] == ["add user", "add token", "put group"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_rollout_goes_on_at_the_other_replica_once_one_was_killed(tmp_path: Path) -> None:
+    """Devices speak to both in turn; both step the roll-out, and no device hears of two releases at once."""
+    with postgres() as url:
+        config = replica(tmp_path, url, poll="1s")
+        command = [UPWELL, "fleet", "user", "add", "ann", "--role", "operator", "-c", str(config)]
+        token = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        arguments = ["fleet", "serve", "-c", str(config)]
+        with Program(arguments, [UPWELL]) as first, Program(arguments, [UPWELL]) as second:
+            one, two = (
+                Remote(tmp_path, f"https://{program.address()}", tmp_path / "ca.pem", token)
+                for program in (first, second)
+            )
+            devices = [Counting(one, f"d{number}") for number in range(6)]
+            for device in devices:
+                device.poll()
+            body = {"release": NEW, "where": "true", "waves": ["1", "50%", "100%"], "gate": {**GATE, "reports": 3}}
+            rollout = one.do("POST", "/rollouts", body)["id"]
+            wave, until_s, is_killed = 0, time.monotonic() + 180, False
+            while (shown := two.get(f"/rollouts/{rollout}"))["phase"] == "running":
+                assert time.monotonic() < until_s, shown
+                assert shown["wave"] >= wave
+                wave = shown["wave"]
+                for number, device in enumerate(devices):
+                    device.device.service = two if is_killed or number % 2 else one
+                    device.poll()
+                    wished = [wish for wish in device.wished if wish is not None]
+                    assert wished in ([], [FORMER], [NEW], [FORMER, NEW]), wished
+                if wave == 1 and not is_killed:
+                    first.send(signal.SIGKILL)
+                    is_killed = True
+                time.sleep(0.4)
+            assert (shown["phase"], is_killed) == ("finished", True), shown
+            assert {device.release for device in devices} == {NEW}
+            kinds = [one["device_id"] for one in two.get("/events?limit=1000")["events"] if one["kind"] == "offered"]
+            assert sorted(kinds) == sorted(one["device"] for one in shown["devices"])
 
 
 @pytest.mark.slow

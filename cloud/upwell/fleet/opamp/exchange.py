@@ -13,6 +13,7 @@ from upwell.fleet.registry.devices import Stored, apply, by_certificate, changes
 from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.registry.presence import Presence
 from upwell.fleet.registry.questions import OpenQuestions, answer
+from upwell.fleet.registry.shadows import keep_lines
 from upwell.fleet.storage.database import Database
 from upwell.shared.errors import Unauthenticated
 from upwell.shared.opamp.names import EXPLAIN
@@ -99,12 +100,15 @@ class PollHandler:
     def _note(self, device: Stored, incoming: Incoming, now: Instant) -> None:
         report, explained = incoming.report, incoming.report.explained
         changed, happened = changes_of(device, report, now.unix_s)
-        if not changed and not happened and explained is None:
+        shadowed = report.shadowed
+        if not changed and not happened and explained is None and shadowed is None:
             return
         with self._state.database.writing() as connection:
             apply(connection, device, report, now.unix_s)
             if explained is not None:
                 answer(connection, device["id"], explained, now.unix_s)
+            if shadowed is not None:
+                keep_lines(connection, device, shadowed, now.unix_s)
         if explained is not None:
             self._state.questions.answered(device["id"])
 
@@ -114,7 +118,9 @@ class PollHandler:
             return None
         found = self._state.assignments.wanted(device, now.monotonic_s)
         pace = {} if device["rollout"] is None else {"statistics_s": self._settings.poll_s}
-        wish = Wish(release=found.release, not_before_unix_s=found.not_before_unix_s, **pace).encode()
+        wish = Wish(
+            release=found.release, not_before_unix_s=found.not_before_unix_s, shadow=device["shadow"], **pace
+        ).encode()
         status = incoming.report.configuration_status
         known = device["config_hash"] if status is None else status.config_hash
         return None if known == digest_of(wish).hex() else wish

@@ -6,21 +6,23 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from google.protobuf.message import DecodeError
+from pydantic import BaseModel, Field, ValidationError
 
 from upwell.fleet.enrolment.authority import IssuedCertificate
-from upwell.fleet.registry.report import ConfigurationStatus, DeviceCounts, Explained, Report
+from upwell.fleet.registry.report import ConfigurationStatus, DeviceCounts, Explained, Report, Shadowed
 from upwell.rpc.opamp.v1 import anyvalue_pb2, opamp_pb2
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import parse_json
-from upwell.shared.opamp.names import DIGEST_TYPE, EXPLAIN, RELEASE_PACKAGE, STATISTICS, WISH_FILE
+from upwell.shared.opamp.names import DIGEST_TYPE, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
 from upwell.shared.opamp.wish import digest_of
+from upwell.shared.routing.log import LogLine
 
 MOST_ENTRIES = 64
 LONGEST_KEY, LONGEST_VALUE = 100, 500
-MAX_CUSTOM_BYTES = {STATISTICS: 24 << 10, EXPLAIN: 64 << 10}
+MAX_CUSTOM_BYTES = {STATISTICS: 24 << 10, EXPLAIN: 64 << 10, SHADOW: 64 << 10}
 _DEPTH = 3
 
 _CAPABILITIES = (
@@ -115,6 +117,7 @@ def _report(message: opamp_pb2.AgentToServer, capabilities: int, known: list[str
         custom_capabilities=known if message.HasField("custom_capabilities") else None,
         counted=_counted(custom),
         explained=_explained(custom),
+        shadowed=_shadowed(custom),
         is_leaving=message.HasField("agent_disconnect"),
     )
 
@@ -241,10 +244,29 @@ def _explained(message: opamp_pb2.CustomMessage | None) -> Explained | None:
     return Explained(str(found.pop("id", ""))[:32], found)
 
 
+def _shadowed(message: opamp_pb2.CustomMessage | None) -> Shadowed | None:
+    if message is None or (message.capability, message.type) != (SHADOW, "lines"):
+        return None
+    if len(message.data) > MAX_CUSTOM_BYTES[SHADOW]:
+        raise InvalidRequest(f"the message {SHADOW} has {len(message.data)} bytes")
+    try:
+        said = _ShadowMessage.model_validate_json(message.data)
+    except ValidationError:
+        raise InvalidRequest("expected `release`, `lines` of a request log and a `problem`") from None
+    lines = [one.model_copy(update={"tags": {}}).model_dump_json(exclude_defaults=True) for one in said.lines]
+    return Shadowed(said.release, lines, clean(said.problem))
+
+
+class _ShadowMessage(BaseModel):
+    release: Annotated[int, Field(ge=1, le=2**53)]
+    lines: Annotated[list[LogLine], Field(max_length=1000)]
+    problem: str = ""
+
+
 def write(reply: PollReply) -> bytes:
     """The message to the agent."""
     message = opamp_pb2.ServerToAgent(instance_uid=bytes.fromhex(reply.instance_uid), capabilities=_CAPABILITIES)
-    message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN))
+    message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN, SHADOW))
     if reply.wants_full_state:
         message.flags |= opamp_pb2.ServerToAgentFlags_ReportFullState
     if reply.new_instance_uid:

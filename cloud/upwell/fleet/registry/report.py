@@ -34,6 +34,15 @@ class Explained:
 
 
 @dataclass(frozen=True)
+class Shadowed:
+    """What a release said that runs beside: lines of a request log, and why it does not run, if it does not."""
+
+    release: int
+    lines: Sequence[str]
+    problem: str
+
+
+@dataclass(frozen=True)
 class Report:
     """One poll. `instance_uid` is 32 hexadecimal digits; `started_unix_ns` is 0 where the device does not say."""
 
@@ -50,4 +59,5 @@ class Report:
     custom_capabilities: Sequence[str] | None = None
     counted: DeviceCounts | None = None
     explained: Explained | None = None
+    shadowed: Shadowed | None = None
     is_leaving: bool = False

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from upwell.fleet.api import fleet as fleet_api
 from upwell.fleet.api import rollouts as rollouts_api
+from upwell.fleet.api import shadows as shadows_api
 from upwell.fleet.api.operations import BASE, Table, openapi
 from upwell.fleet.api.routes import Gate, problem_of, routes
 from upwell.fleet.config import FleetServiceSection
@@ -35,7 +36,7 @@ from upwell.fleet.users.users import all_users
 from upwell.shared.errors import ConfigError
 from upwell.shared.opamp.names import PATH
 
-TABLES: Sequence[Table] = (fleet_api.TABLE, rollouts_api.TABLE)
+TABLES: Sequence[Table] = (fleet_api.TABLE, rollouts_api.TABLE, shadows_api.TABLE)
 """Every table of operations; a part of the service that has its own adds it here."""
 
 

@@ -27,6 +27,7 @@ from upwell.fleet.opamp.exchange import FleetState
 from upwell.fleet.registry.devices import forget_history, write_batch
 from upwell.fleet.registry.events import forget_events
 from upwell.fleet.registry.questions import forget_questions
+from upwell.fleet.registry.shadows import forget_lines
 from upwell.fleet.rollout.store import advance, followed
 from upwell.fleet.service.application import Fleet, application
 from upwell.fleet.storage.tables import CERTIFICATES
@@ -245,4 +246,5 @@ class FleetHousekeeping:
             forget_history(connection, now_unix_s - self._history_s)
             forget_events(connection, now_unix_s)
             forget_questions(connection, now_unix_s)
+            forget_lines(connection, now_unix_s)
             connection.execute(delete(CERTIFICATES).where(CERTIFICATES.c.expires_unix_s < now_unix_s))

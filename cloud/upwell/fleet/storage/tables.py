@@ -59,6 +59,7 @@ DEVICES = Table(
     Column("assigned", BigInteger),  # what it is to run, before what its groups say
     Column("assigned_not_before_unix_s", Float),
     Column("rollout", String(32), index=True),  # the roll-out under way that it is in: one at most
+    Column("shadow", BigInteger),  # a release that is to run beside
     Column("statistics", JSON),
     Column("started_unix_ns", BigInteger, nullable=False),
     Column("former_started_unix_ns", BigInteger, nullable=False),
@@ -149,6 +150,16 @@ AUDIT = Table(
     Column("details", JSON, nullable=False),
 )  # fmt: skip
 """What people did; nothing is ever taken out of it."""
+
+SHADOW_LINES = Table(
+    "shadow_lines", METADATA,
+    Column("id", _ROWID, primary_key=True, autoincrement=True),
+    Column("release", BigInteger, nullable=False, index=True),
+    Column("device_id", String(32), ForeignKey("devices.id"), nullable=False),
+    Column("at_unix_s", Float, nullable=False, index=True),
+    Column("line", Text, nullable=False),
+)  # fmt: skip
+"""What the models of releases said that only ran beside: lines of a request log, without tags and tensors."""
 
 ROLLOUTS = Table(
     "rollouts", METADATA,

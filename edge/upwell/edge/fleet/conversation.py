@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from upwell.edge.fleet import messages
-from upwell.edge.fleet.facts import AgentView, ReleaseCounts, attributes, within_bytes
+from upwell.edge.fleet.facts import AgentView, ReleaseCounts, ShadowNews, attributes, within_bytes
 from upwell.edge.fleet.identity import Identity
 from upwell.edge.fleet.messages import ServiceMessage
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
-from upwell.shared.opamp.names import EXPLAIN, STATISTICS
+from upwell.shared.opamp.names import EXPLAIN, SHADOW, STATISTICS
 from upwell.shared.opamp.wish import Wish, digest_of, read_wish
 
 LARGEST_DRIFT = 16 << 10
@@ -38,6 +38,7 @@ class Outgoing:
     said: dict[str, str]
     counted_at_unix_s: float | None = None
     answered: str = ""
+    shadow: ShadowNews | None = None
 
 
 class Conversation:
@@ -100,6 +101,8 @@ class Conversation:
         """Take the answer to a message. Raises `OSError` where a certificate cannot be kept."""
         self._known |= outgoing.said
         self._answers.pop(outgoing.answered, None)
+        if outgoing.shadow is not None and self._view.shadow is not None:
+            self._view.shadow.told(outgoing.shadow)
         if outgoing.counted_at_unix_s is not None:
             self._counted_at_unix_s = outgoing.counted_at_unix_s
         if told.wants_full_state:
@@ -128,6 +131,12 @@ class Conversation:
                 "counts": {**counts, "now": self._view.now(), "drift": within_bytes(self._view.drift(), LARGEST_DRIFT)},
             }  # fmt: skip
             messages.put_custom(message, STATISTICS, "counted", body)
+        elif self._view.shadow is not None and (news := self._view.shadow.news()) is not None:
+            outgoing.shadow = news
+            lines = [json.loads(one) for one in news.lines]
+            messages.put_custom(
+                message, SHADOW, "lines", {"release": news.release, "lines": lines, "problem": news.problem}
+            )
 
     def _differs(self, name: str, value: object) -> bool:
         return value is not None and self._known.get(name) != _digest(value)
@@ -145,8 +154,8 @@ class Conversation:
                 raise ValueError("its hash is not that of its content")
             wish = read_wish(body)
             if self._view.release is not None:
-                self._view.release.choose(wish.release, wish.not_before_unix_s)
-            elif wish.release is not None:
+                self._view.release.choose(wish.release, wish.not_before_unix_s, wish.shadow)
+            elif wish.release is not None or wish.shadow is not None:
                 raise ValueError("agent.yaml has no `release`, so none can be chosen")
         except (ValueError, UpwellError) as error:
             self._wish_status = (wish_hash, "failed", str(error))

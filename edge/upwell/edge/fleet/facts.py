@@ -37,11 +37,37 @@ class ReleaseState(Protocol):
 class ReleaseChooser(Protocol):
     """Who takes the choice of a release: among those that the holder of the release key has signed."""
 
-    def choose(self, sequence: int | None, not_before_unix_s: float | None = None) -> None:
-        """Run that release, from then on; None: the newest. What may not run is refused, whoever chose it."""
+    def choose(self, sequence: int | None, not_before_unix_s: float | None = None, shadow: int | None = None) -> None:
+        """Run that release, from then on; None: the newest. `shadow` runs beside. What may not run is refused."""
 
     def status(self) -> ReleaseState:
         """How it stands."""
+
+
+class ShadowNews(Protocol):
+    """Lines of the request log of a release that runs beside, and why it does not, if it does not."""
+
+    @property
+    def release(self) -> int:
+        """Its sequence."""
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """Each is JSON."""
+
+    @property
+    def problem(self) -> str:
+        """Empty where it runs."""
+
+
+class ShadowTeller(Protocol):
+    """What a release that runs beside has recorded, for the service to calibrate it."""
+
+    def news(self) -> ShadowNews | None:
+        """What is to be told next; None for nothing."""
+
+    def told(self, news: Any) -> None:
+        """That was heard."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +86,7 @@ class AgentView:
     explain: Callable[[str], Sections]
     configuration: Callable[[], Mapping[str, str]]
     release: ReleaseChooser | None = None
+    shadow: ShadowTeller | None = None
 
 
 def attributes(view: AgentView, instance_uid: str) -> dict[str, str]:

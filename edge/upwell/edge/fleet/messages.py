@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.files import parse_json
-from upwell.shared.opamp.names import DIGEST_TYPE, EXPLAIN, RELEASE_PACKAGE, STATISTICS, WISH_FILE
+from upwell.shared.opamp.names import DIGEST_TYPE, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
 
 CAPABILITIES = (
     opamp_pb2.AgentCapabilities_ReportsStatus
@@ -118,7 +118,7 @@ def put_description(message: opamp_pb2.AgentToServer, attributes: Mapping[str, s
         is_identifying = key.startswith("service.")
         kind = description.identifying_attributes if is_identifying else description.non_identifying_attributes
         kind.add(key=key).value.string_value = value[:_LONGEST]
-    message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN))
+    message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN, SHADOW))
 
 
 def put_health(message: opamp_pb2.AgentToServer, document: Mapping[str, Any], started_unix_ns: int) -> None:

@@ -115,9 +115,9 @@ def _cloud_row(done: RequestRecord, edge: EdgeModel, row: int) -> Mapping[str, A
 LOG_NAME = "requests.jsonl"
 """The request log's name in the agent's `state_dir`."""
 
-_SCOPE, _LINE, _TRIAL = "upwell.scope", "upwell.log", "upwell.trial"
-"""Parameters of the device's answer in an audit: whose threshold kept the case, the log line to be completed, and the
-name that a trial gave it."""
+_SCOPE, LINE_FACT, _TRIAL, SHADOW_FACT = "upwell.scope", "upwell.log", "upwell.trial", "upwell.shadow"
+"""Parameters of the device's answer in an audit: whose threshold kept the case, the log line to be completed, the name
+that a trial gave it, and that it is of a release that only runs beside."""
 
 _NO_FACTS: Mapping[str, Parameter] = MappingProxyType({})
 _log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ class OutcomeRecorder:
             return None
         rows = tuple(sorted(missed))
         outputs = answer.outputs if len(rows) == done.parts.rows else {}
-        return _case(done, "spool", rows, str(missed[rows[0]]), outputs)
+        return case_of(done, "spool", rows, str(missed[rows[0]]), outputs)
 
     def _wants_more(self, done: RequestRecord) -> bool:
         """Whether a version on trial is to be audited beyond the policy's share; not where that is nothing."""
@@ -232,10 +232,10 @@ class OutcomeRecorder:
         hard = done.settings.hard
         facts: dict[str, Parameter] = {_SCOPE: hard.scope if hard else ""}
         if row in lines:
-            facts[_LINE] = lines[row].model_dump_json(exclude_defaults=True)
+            facts[LINE_FACT] = lines[row].model_dump_json(exclude_defaults=True)
         rows, outputs = next((rows, run.outputs) for rows, run in done.parts.edge if row in rows)
         outputs = _row(done.model.edge, outputs, rows.index(row))
-        return _Audit(row, _case(done, "audit", (row,), str(Reason.EASY), outputs, facts))
+        return _Audit(row, case_of(done, "audit", (row,), str(Reason.EASY), outputs, facts))
 
     def _send_audit(self, done: RequestRecord, case: Case, verdict: Verdict) -> None:
         """Keep it for the cloud; a version on trial has the one before answer it first."""
@@ -263,7 +263,8 @@ class OutcomeRecorder:
 
 class AuditResults:
     """Learns from the cloud's answers to kept cases: for the `collector`, and from audits for the router, for trials of
-    versions, and for the `log`. `audited` is told the model of each audit, and whether both sides agree."""
+    versions, and for the `log`. `audited` is told the model of each audit, and whether both sides agree; `shadowed` is
+    given those of a release that only runs beside."""
 
     def __init__(
         self,
@@ -272,12 +273,14 @@ class AuditResults:
         router: RouterService,
         collector: CaseCollector,
         audited: Callable[[str, bool], None],
+        shadowed: Callable[[LogLine], None],
     ) -> None:
         self._log = log
         self._models = models
         self._router = router
         self._collector = collector
         self._audited = audited
+        self._shadowed = shadowed
 
     def take(self, result: SpoolResult) -> None:
         """Learn from an answer of the cloud to a case that was kept. Called by the spool, for each at least once."""
@@ -293,6 +296,15 @@ class AuditResults:
             return
         settings = self._router.settings(result.model)
         judge = judge_of(served.edge, settings.hard)
+        line = edge.parameters.get(LINE_FACT)
+        known = LogLine.model_validate_json(line) if isinstance(line, str) else None
+        if known is not None:
+            reply = CloudReply.of(cloud, 0, len(result.answer), math.nan)
+            known = with_cloud(known, reply, edge.outputs, cloud.outputs, judge)
+        if SHADOW_FACT in edge.parameters:
+            if known is not None:
+                self._shadowed(known)
+            return
         if judge is not None:
             agrees = judge.agrees(edge.outputs, cloud.outputs)
             self._audited(result.model, agrees)
@@ -301,14 +313,11 @@ class AuditResults:
         if trial is not None and versions is not None:
             versions.audited(str(edge.parameters.get(_TRIAL, "")), cloud.outputs)
             trial.judge()
-        line = edge.parameters.get(_LINE)
-        if isinstance(line, str) and settings.record_bytes:
-            reply = CloudReply.of(cloud, 0, len(result.answer), math.nan)
-            known = LogLine.model_validate_json(line)
-            self._log.append(with_cloud(known, reply, edge.outputs, cloud.outputs, judge), settings.record_bytes)
+        if known is not None and settings.record_bytes:
+            self._log.append(known, settings.record_bytes)
 
 
-def _case(
+def case_of(
     done: RequestRecord,
     kind: Kind,
     rows: tuple[int, ...],
@@ -316,6 +325,7 @@ def _case(
     outputs: Mapping[str, Array],
     facts: Mapping[str, Parameter] = _NO_FACTS,
 ) -> Case:
+    """Rows of a request to be sent later, with the device's answer to them."""
     edge = InferResponse(done.model.name, outputs, id=done.id, parameters=facts) if outputs else None
     tags = dict(done.signals.request_facts.tags)
     caller = current_caller()

@@ -15,12 +15,13 @@ _log = logging.getLogger(__name__)
 
 
 class ReleaseChoice(BaseModel):
-    """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names."""
+    """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names; `shadow` runs beside, None for none."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     sequence: int | None = Field(None, ge=0)
     not_before_unix_s: float | None = None
+    shadow: int | None = Field(None, ge=1)
 
 
 class KeptChoice:

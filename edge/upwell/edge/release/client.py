@@ -56,17 +56,18 @@ class ReleaseClient:
         self._since_unix_s = time.time()
         self._known: tuple[int, ReleaseUnit | None] = (0, None)
         self._updater = Updater([follower])
-        if self._store.state.trying or choice.now.sequence not in (None, self._store.state.current):
+        chosen = choice.now
+        if self._store.state.trying or chosen.shadow or chosen.sequence not in (None, self._store.state.current):
             self._updater.look_now()  # what the last process was told, or died of: whoever chose waits for word of it
 
-    def choose(self, sequence: int | None, not_before_unix_s: float | None = None) -> None:
-        """Take this release and no other, None for the newest; what comes new, not before then.
+    def choose(self, sequence: int | None, not_before_unix_s: float | None = None, shadow: int | None = None) -> None:
+        """Take this release and no other, None for the newest; what comes new, not before then. `shadow` runs beside.
 
         It is kept over restarts, takes effect soon, and `status` says what came of it. An older release is refused,
         but for the one before the installed one (0 for what agent.yaml names): the device goes back to that while the
         installed one is on trial, or for so long after it was installed as its signed document allows.
         """
-        if self._choice.keep(ReleaseChoice(sequence=sequence, not_before_unix_s=not_before_unix_s)):
+        if self._choice.keep(ReleaseChoice(sequence=sequence, not_before_unix_s=not_before_unix_s, shadow=shadow)):
             self._updater.look_now()
 
     def status(self) -> ReleaseStatus:

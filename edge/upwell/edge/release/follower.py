@@ -16,7 +16,7 @@ GoBack = Callable[[int], bool]
 
 
 class ReleaseFollower(UpdateFollower):
-    """As an `UpdateFollower`, within what was chosen. `go_back` is set once there is an agent to go back."""
+    """As an `UpdateFollower`, within what was chosen. `go_back` and `look_beside` are set once there is an agent."""
 
     def __init__(
         self, store: VersionStore, section: Followed, activate: Activate, source: ReleaseSource, choice: KeptChoice
@@ -24,9 +24,11 @@ class ReleaseFollower(UpdateFollower):
         super().__init__(store, section, activate, source)
         self._choice = choice
         self.go_back: GoBack = lambda _: False
+        self.look_beside: Callable[[], None] = lambda: None
 
     def look(self, progress: Progress | None = None) -> Outcome:
         """See what there is, unless the choice is to wait; or go back, where that was chosen."""
+        self.look_beside()
         choice, current = self._choice.now, self.store.state.current
         chosen = choice.sequence
         is_early = choice.not_before_unix_s is not None and time.time() < choice.not_before_unix_s

@@ -87,6 +87,18 @@ class ReleaseSource:
         finally:
             self.is_fetching = False
 
+    def bring(self, sequence: int, into: Path) -> Path:
+        """The folder of that release under `into`, whatever runs. Raises `FetchFailed` and `BundleRefused`."""
+        from upwell.edge.release.payloads import fetched_unit
+
+        if sequence not in self._repository.refresh(has_clock=self._has_clock()):
+            raise FetchFailed(f"{self._section.place}: release {sequence} is not there yet")
+        release = self._repository.document(sequence)
+        self._floor.check_sources(release[0])
+        current = self._store.state.current
+        former = self._store.folder / str(current) if current else None
+        return fetched_unit(self._repository, self._place, release, into, lambda *_: None, former)
+
     def close(self) -> None:
         """End what is under way."""
         self._place.close()

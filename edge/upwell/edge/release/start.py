@@ -9,6 +9,7 @@ from pathlib import Path
 
 from upwell.edge.bundle.base import Bundle, BundleRefused, Trust
 from upwell.edge.bundle.verify import NO_TRUST
+from upwell.edge.release.beside import ShadowFollower
 from upwell.edge.release.choice import KeptChoice
 from upwell.edge.release.client import ReleaseClient
 from upwell.edge.release.floor import LocalFloor
@@ -96,6 +97,8 @@ class ReleaseStart:
                 self.store.prove(state.current)
             else:
                 units.resume(state.current, former)
+        beside = ShadowFollower(agent.shadow, self._source, self.store, parts, self._choice)
+        self.follower.look_beside = beside.look
         return ReleaseClient(self.follower, self._source, self._choice, units), units
 
     def _take(self, bundle: Bundle) -> Callable[[], None]:

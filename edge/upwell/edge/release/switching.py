@@ -29,12 +29,30 @@ GONE_BACK = "the release before it was chosen"
 _log = logging.getLogger(__name__)
 
 
+class RunsBeside(Protocol):
+    """Models that answer the requests as well, so that what they say is recorded and nobody hears of it."""
+
+    @property
+    def release(self) -> int:
+        """The release that they are of; 0 for none."""
+
+    def begin(self, release: int, edges: Mapping[str, EdgeModel], problem: str = "") -> None:
+        """Run these, or say why nothing does."""
+
+    def end(self) -> None:
+        """Run nothing any more."""
+
+
 class UnitAgent(ServingAgent, Protocol):
     """The agent, as far as switching a release goes."""
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
         """What is served now."""
+
+    @property
+    def shadow(self) -> RunsBeside:
+        """What runs beside."""
 
     def replace_unit(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
         """Serve all of this from now on, between two requests."""

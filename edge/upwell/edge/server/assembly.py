@@ -133,6 +133,7 @@ def _report(agent: AgentCore, config: AgentConfig) -> None:
             **{f"models/{name}": one.edge.digest for name, one in agent.models.items() if one.edge is not None},
         },
         release=agent.release,
+        shadow=agent.shadow,
     )
     uid = "" if config.fleet is None else _join_fleet(agent, config, config.fleet, view)
     if config.agent.otlp is not None:

@@ -35,6 +35,7 @@ from upwell.edge.observe.metrics import (
 )
 from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
 from upwell.edge.observe.request_log import RequestLog
+from upwell.edge.observe.shadow import ReleaseShadow
 from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.policy.policy_file import PolicyFile
@@ -128,6 +129,8 @@ class AgentCore:
         folder = None if parts.state_dir is None else parts.state_dir.path
         self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
         self.spool: Spool | None = None
+        self.shadow: ReleaseShadow = ReleaseShadow(self.router)
+        """What a release says that only runs beside the one that is served."""
         self._log: RequestLog | None = None
         self.collector: CaseCollector | None = None
         self.drift: DriftWatch | None = None
@@ -161,7 +164,7 @@ class AgentCore:
             self.metrics.audited(model, agrees=agrees)
             drift.audited(model, not agrees)
 
-        audits = AuditResults(log, self.models, self.router, collector, audited)
+        audits = AuditResults(log, self.models, self.router, collector, audited, self.shadow.audited)
         return Spool(
             folder / FILE_NAME,
             limits=self._parts.spool,
@@ -277,6 +280,8 @@ class AgentCore:
         """The answer, once what is to be kept of the request is on its way to the disk."""
         if self._outcome_recorder is not None:
             answer = self._outcome_recorder.keep(done, answer)
+        if self.shadow.release:
+            self.shadow.offer(done, self.spool)
         model = done.model.name
         self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
         if time.monotonic() > done.first.deadline_s:

@@ -12,6 +12,9 @@ EXPLAIN = "io.upwell.explain/1"
 """Custom capability: the service sends `ask` (JSON with `id` and `request`), and the agent answers with `told` (`id`
 and either `sections`, headings with lines, or `error`)."""
 
+SHADOW = "io.upwell.shadow/1"
+"""Custom capability: the agent sends `lines` (JSON with `release`, `lines` of a request log, and a `problem`)."""
+
 RELEASE_PACKAGE = "release"
 """The package whose version is the sequence number of the release that runs."""
 

@@ -14,13 +14,15 @@ class Wish(BaseModel):
     """Which release is to run, from when, and how often the device is to say what it counted.
 
     `release` is a sequence number (None: the newest that the device's own source has); what a device installs was
-    signed by the holder of the release key all the same. Keys of a newer service are ignored.
+    signed by the holder of the release key all the same. `shadow` is a release whose models are to answer beside what
+    is served, without anybody hearing of it but the service. Keys of a newer service are ignored.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     release: Annotated[int, Field(ge=0, le=2**53)] | None = None
     not_before_unix_s: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)] | None = None
+    shadow: Annotated[int, Field(ge=1, le=2**53)] | None = None
     statistics_s: Annotated[float, Field(ge=1, le=86400, allow_inf_nan=False)] = STATISTICS_S
 
     def encode(self) -> bytes:

@@ -1,0 +1,112 @@
+"""The operations on releases that run beside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Many
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from upwell.fleet.api.fleet import SILENT_POLLS, Sequence, Text
+from upwell.fleet.api.operations import AdmittedCall, Given, Nothing, Operation, Table, Taken
+from upwell.fleet.registry import groups, shadows
+from upwell.fleet.registry.devices import Stored, labels_of
+from upwell.fleet.rollout.plan import RolloutDevice, Wave, deal
+from upwell.shared.errors import InvalidRequest
+
+
+class ShadowBody(Taken):
+    """Some devices of a group, or of those for which an expression in CEL holds, are to run a release beside."""
+
+    release: Annotated[Sequence, Field(ge=1)]
+    group: Text | None = None
+    where: Annotated[str, StringConstraints(min_length=1, max_length=1000)] | None = None
+    devices: Annotated[int, Field(ge=1, le=1000)] = 1
+
+
+class ShadowBegun(Given):
+    """The ids of the devices that run it beside."""
+
+    devices: list[str]
+
+
+class ShadowEntry(Given):
+    """A release that runs beside on so many devices, and the lines that came of it so far."""
+
+    release: int
+    devices: int
+    lines: int
+
+
+class Shadows(Given):
+    """Them all."""
+
+    shadows: list[ShadowEntry]
+
+
+class LinesQuery(Taken):
+    """From the first after `after` on, at most so many."""
+
+    after: Annotated[int, Field(ge=0)] = 0
+    limit: Annotated[int, Field(ge=1, le=1000)] = 1000
+
+
+class ShadowLines(Given):
+    """Lines of a request log; `next` is what to ask for after them, 0 at the end."""
+
+    lines: list[dict[str, Any]]
+    next: int
+
+
+def _begin(call: AdmittedCall[ShadowBody, Nothing]) -> ShadowBegun:
+    body, presence = call.body, call.state.presence
+    if (body.group is None) == (body.where is None):
+        raise InvalidRequest("expected one of `group` and `where`")
+
+    def choose(devices: Many[Stored]) -> list[str]:
+        latest = call.now_unix_s - SILENT_POLLS * presence.poll_s
+        candidates = [
+            RolloutDevice(one["id"], labels_of(one), (presence.last_seen(one) or 0.0) >= latest) for one in devices
+        ]
+        return [*deal(f"shadow {body.release}", [Wave("", count=body.devices)], candidates)]
+
+    with call.state.database.writing() as connection:
+        expression = body.where or groups.find_group(connection, str(body.group))["expression"]
+        return ShadowBegun(devices=shadows.begin(connection, call.actor, body.release, expression, choose))
+
+
+def _list(call: AdmittedCall[Nothing, Nothing]) -> Shadows:
+    with call.state.database.reading() as connection:
+        found = shadows.shadows(connection)
+    return Shadows(shadows=[ShadowEntry(release=one, devices=count, lines=lines) for one, count, lines in found])
+
+
+def _lines(call: AdmittedCall[Nothing, LinesQuery]) -> ShadowLines:
+    query = call.query
+    with call.state.database.reading() as connection:
+        rows = shadows.lines_of(connection, _release(call.path["release"]), query.after, query.limit)
+    more = rows[-1]["id"] if len(rows) == query.limit else 0
+    return ShadowLines(lines=[json.loads(one["line"]) for one in rows], next=more)
+
+
+def _end(call: AdmittedCall[Nothing, Nothing]) -> None:
+    with call.state.database.writing() as connection:
+        shadows.end(connection, call.actor, _release(call.path["release"]))
+
+
+def _release(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 17):
+        raise InvalidRequest(f"expected the sequence number of a release, got {text!r}")
+    return int(text)
+
+
+TABLE: Table = (
+    Operation("GET", "/shadows", "listShadows", "Releases that run beside", "viewer", _list, Shadows),
+    Operation("POST", "/shadows", "beginShadow", "Have devices run a release beside", "operator", _begin, ShadowBegun,
+              body=ShadowBody),
+    Operation("GET", "/shadows/{release}/lines", "showShadowLines", "What it said beside", "viewer", _lines,
+              ShadowLines, query=LinesQuery),
+    Operation("DELETE", "/shadows/{release}", "endShadow", "Run it beside no more", "operator", _end),
+)  # fmt: skip
+"""The operations of this module."""

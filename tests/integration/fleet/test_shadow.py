@@ -1,0 +1,85 @@
+"""A release beside the one that is served: real devices answer by both, calibrate the new one, and then roll it out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.live_fleet import MODEL, LiveFleet, Pace, live_fleet, within
+from tests.faults.programs import UPWELL
+
+LIMIT_S = 120.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def fleet() -> Iterator[LiveFleet]:
+    folder = Path(tempfile.mkdtemp(prefix="ls"))
+    try:
+        with live_fleet(folder, Pace()) as fleet:
+            fleet.release()
+            fleet.start(2)
+            fleet.done("group", "put", "all", "true")
+            fleet.done("assign", "1", "--group", "all")
+            within(LIMIT_S, lambda: [*fleet.runs().values()] == [1, 1], "both run release 1")
+            yield fleet
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def digests(fleet: LiveFleet) -> dict[str, str]:
+    """Of the models that answer."""
+    return {
+        box.name: fleet.remote.get(f"/devices/{box.name}")["configuration"][f"models/{MODEL}"] for box in fleet.boxes
+    }
+
+
+def test_a_release_answers_beside_is_calibrated_on_that_and_goes_on_with_its_own_threshold(fleet: LiveFleet) -> None:
+    new = str(fleet.release("doubtful"))
+    served = digests(fleet)
+    assert "is to run beside on 2 devices" in fleet.done("shadow", "begin", new, "--group", "all", "--devices", "2")
+    within(LIMIT_S, lambda: json.loads(fleet.done("shadow", "list", "--json"))["shadows"][0]["lines"] >= 400, "lines")
+    log = fleet.folder / "beside.jsonl"
+    assert "requests written to" in fleet.done("shadow", "log", new, "--out", str(log))
+    lines = [json.loads(one) for one in log.read_text().splitlines()]
+    (digest,) = {one["edge_digest"] for one in lines}
+    assert digest not in served.values()
+    assert not any("tags" in one for one in lines)
+    assert sum("cloud_correct" in one for one in lines) > 100  # audits went up with what it said
+    assert digests(fleet) == served
+    calibrated = fleet.folder / "calibrated.yaml"
+    words = ["policy", "calibrate", str(fleet.policy), "--log", str(log), "--out", str(calibrated)]
+    subprocess.run([UPWELL, *words, "--cloud-share", "20%"], check=True, capture_output=True, timeout=LIMIT_S)
+    assert digest in calibrated.read_text()
+    own = fleet.releases.release(like=int(new), policy=calibrated)
+    fleet.done("shadow", "end", new)
+    rollout = fleet.rollout(own, "--group", "all", "--wave", "100%", "--requests", "20", "--audits", "0")
+    within(2 * LIMIT_S, lambda: fleet.remote.get(f"/rollouts/{rollout}")["phase"] != "running", "the end of it")
+    assert set(fleet.runs().values()) == {own}
+    assert not any("uncalibrated" in json.dumps(box.health()) for box in fleet.boxes)
+    for box in fleet.boxes:
+        assert box.asked.unanswered == []
+
+
+def test_a_release_that_cannot_run_beside_is_said_and_changes_nothing(fleet: LiveFleet) -> None:
+    bad = fleet.releases.release(policy=fleet.policy)  # it has no model
+    fleet.done("shadow", "begin", str(bad), "--where", 'name == "box-1"')
+
+    def is_said() -> bool:
+        return f"release {bad} has no model that this device serves" in fleet.done("tail", "box-1")
+
+    within(LIMIT_S, is_said, "why not")
+    assert [*fleet.runs().values()] == [1, 1]
+    refused = fleet.command("shadow", "begin", "1", "--where", "true", "--devices", "2")
+    assert (refused.returncode, "end that first" in refused.stderr) == (1, True)
+    nothing = fleet.command("shadow", "log", str(bad), "--out", str(fleet.folder / "none"))
+    assert (nothing.returncode, (fleet.folder / "none").exists()) == (1, False)
+    fleet.done("shadow", "end", str(bad))
+    assert fleet.command("shadow", "end", str(bad)).returncode == 1
