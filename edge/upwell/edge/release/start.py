@@ -1,4 +1,4 @@
-"""The releases of a device from the agent's start on: which one it begins with, and what follows it."""
+"""The releases of a device from its start on: which one it begins with, what follows it, and what runs beside."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from upwell.edge.bundle.base import Bundle, BundleRefused, Trust
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import NO_TRUST
-from upwell.edge.release.beside import ShadowFollower
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.release.choice import KeptChoice
 from upwell.edge.release.client import ReleaseClient
 from upwell.edge.release.floor import LocalFloor
 from upwell.edge.release.follower import ReleaseFollower
 from upwell.edge.release.sections import ReleaseSection
 from upwell.edge.release.source import ReleaseSource, home_of
-from upwell.edge.release.switching import UnitAgent, UnitParts, UnitSwitching, opened
+from upwell.edge.release.switching import RunsBeside, UnitAgent, UnitParts, UnitSwitching, opened
 from upwell.edge.release.unit import ReleaseUnit
 from upwell.edge.updates.model_start import ModelStart
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.switching import Switching
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.routing.policy.policy import Policy
 
 FOLDER_NAME = "release"
 UNITS_NAME = "units"
 CHOICE_NAME = "choice.json"
+SHADOW_NAME = "shadow"
 
 _log = logging.getLogger(__name__)
 
@@ -119,3 +120,50 @@ class ReleaseStart:
         if self.store.open() is None:
             text = f"nothing is installed yet, and the first release cannot be had: {problem}"
             raise ConfigError.at(None, text, "release")
+
+
+class ShadowFollower:
+    """Keeps what runs beside to what was chosen. `look` is called by one thread at a time."""
+
+    def __init__(
+        self, shadow: RunsBeside, source: ReleaseSource, store: VersionStore, parts: UnitParts, choice: KeptChoice
+    ) -> None:
+        self._shadow = shadow
+        self._source = source
+        self._store = store
+        self._parts = parts
+        self._choice = choice
+
+    def look(self) -> None:
+        """Run beside what was chosen. What cannot be had is tried again with the next look; what is no good is said."""
+        wanted = self._choice.now.shadow or 0
+        if wanted == self._shadow.release:
+            return
+        folder = self._store.folder.parent / SHADOW_NAME
+        self._shadow.end()
+        shutil.rmtree(folder, ignore_errors=True)
+        if not wanted or wanted == self._store.state.current:
+            return
+        try:
+            edges = self._loaded(wanted, folder)
+        except FetchFailed as error:
+            _log.warning("release %d cannot be fetched to run beside: %s", wanted, error)
+        except UpwellError as error:
+            _log.warning("release %d does not run beside: %s", wanted, error)
+            self._shadow.begin(wanted, {}, str(error))
+        else:
+            _log.info("release %d runs beside what is served", wanted)
+            self._shadow.begin(wanted, edges)
+
+    def _loaded(self, wanted: int, folder: Path) -> dict[str, EdgeModel]:
+        unit, _ = opened(Bundle(self._source.bring(wanted, folder)), self._parts)
+        edges: dict[str, EdgeModel] = {}
+        with self._store.trying(f"beside {unit.digest}"):
+            for name, load in self._parts.load.items():
+                found = unit.bundles.get(name)
+                edge = None if found is None else load(found)
+                if edge is not None:
+                    edges[name] = edge
+        if not edges:
+            raise BundleRefused(Refusal.OTHER_MODEL, None, f"release {wanted} has no model that this device serves")
+        return edges
