@@ -62,7 +62,7 @@ def test_a_release_answers_beside_is_calibrated_on_that_and_goes_on_with_its_own
     fleet.done("shadow", "end", new)
     rollout = fleet.rollout(own, "--group", "all", "--wave", "100%", "--requests", "20", "--audits", "0")
     within(2 * LIMIT_S, lambda: fleet.remote.get(f"/rollouts/{rollout}")["phase"] != "running", "the end of it")
-    assert set(fleet.runs().values()) == {own}
+    assert set(fleet.runs().values()) == {own}, fleet.remote.get(f"/rollouts/{rollout}")["devices"]
     assert not any("uncalibrated" in json.dumps(box.health()) for box in fleet.boxes)
     for box in fleet.boxes:
         assert box.asked.unanswered == []

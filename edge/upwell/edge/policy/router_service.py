@@ -101,14 +101,17 @@ class RouterService:
         """What the policy comes to for a model where no rule says otherwise."""
         return self._router.settings(model)
 
-    def hard_of(self, model: str, model_pair: ModelPair, carried: _Carried) -> HardSettings | None:
+    def hard_of(
+        self, model: str, model_pair: ModelPair, carried: _Carried, policy: Policy | None = None
+    ) -> HardSettings | None:
         """When a row of a model is hard, if it were this one; None where nobody asks, or no threshold of its own says.
 
+        By the policy of now, or by the one that it is to be served with.
         One that is held to a share of requests is not its own: it follows what was measured before.
         """
         known = self._model_pairs.get(model, ModelPair())
         model_pairs = {**self._model_pairs, model: replace(model_pair, cloud_digest=known.cloud_digest)}
-        hard = _compiled(self._policy, model_pairs, {**self._carried, model: carried}).settings(model).hard
+        hard = _compiled(policy or self._policy, model_pairs, {**self._carried, model: carried}).settings(model).hard
         return hard if hard is not None and hard.calibrated and math.isnan(hard.cloud_share) else None
 
     def decide(self, signals: Signals) -> Decision:

@@ -145,7 +145,8 @@ class UnitSwitching:
     def resume(self, sequence: int, former: FormerServing) -> None:
         """Go on with the trial of what is served, which a restart broke."""
         edges = {name: self._agent.model(name).edge for name in former.edges}
-        self._try_out(sequence, {name: edge for name, edge in edges.items() if edge is not None}, former)
+        served = {name: edge for name, edge in edges.items() if edge is not None}
+        self._try_out(sequence, served, former, self._agent.router.policy)
 
     def go_back(self, target: int) -> bool:
         """Leave the installed release for the one before it, `target`, 0 for what agent.yaml names.
@@ -211,7 +212,7 @@ class UnitSwitching:
         self._end_trial()
         before = {name: self._switching.current(name) for name in edges}
         known = {name: edge for name, edge in before.items() if edge}
-        self._try_out(unit.sequence, edges, FormerServing(known, self._agent.router.policy, self._unit))
+        self._try_out(unit.sequence, edges, FormerServing(known, self._agent.router.policy, self._unit), policy)
         self._agent.replace_unit(edges, policy)
         self._run_pipelines(unit)
         _log.info("release %d is served", unit.sequence)
@@ -230,7 +231,7 @@ class UnitSwitching:
             if served.edge is not None:
                 served.edge.trial = served.edge.versions = None  # its own predecessor is needed no more
 
-    def _try_out(self, sequence: int, edges: Mapping[str, EdgeModel], former: FormerServing) -> None:
+    def _try_out(self, sequence: int, edges: Mapping[str, EdgeModel], former: FormerServing, policy: Policy) -> None:
         if not self._store.state.is_on_trial:
             return
         trial = _Trial(sequence, former, {name for name in edges if name in former.edges})
@@ -238,7 +239,7 @@ class UnitSwitching:
         for name in sorted(trial.waiting):
             reject = partial(self._reject_for, trial, name)
             prove = partial(self._prove, trial, name)
-            self._switching.watch(name, edges[name], former.edges[name], reject, prove)
+            self._switching.watch(name, (edges[name], former.edges[name]), reject, prove, (policy, former.policy))
 
     def _reject_for(self, trial: _Trial, name: str, reason: str) -> None:
         self._reject(trial, f"model {name}: {reason}")

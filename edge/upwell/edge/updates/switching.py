@@ -17,6 +17,7 @@ from upwell.edge.policy.router_service import RouterService
 from upwell.edge.updates.comparing import Versions
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import UpwellError
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 
 Prepare = Callable[[str, EdgeModel], None]
@@ -118,18 +119,29 @@ class Switching:
                 _log.error("model %s went back to the previous version: %s", name, reason)
                 judge.rejected(reason)
 
-        self.watch(name, new, former, reject, judge.proven)
+        self.watch(name, (new, former), reject, judge.proven)
 
     def watch(
-        self, name: str, new: EdgeModel, former: EdgeModel, reject: Callable[[str], None], prove: Callable[[], None]
+        self,
+        name: str,
+        pair: tuple[EdgeModel, EdgeModel],
+        reject: Callable[[str], None],
+        prove: Callable[[], None],
+        policies: tuple[Policy | None, Policy | None] = (None, None),
     ) -> None:
-        """Compare `new` with `former`, which answers where it fails; one of `reject` and `prove` is called, once."""
-        new.versions = Versions(new, former, (self._hard(name, new), self._hard(name, former)))
+        """Compare the first of `pair` with the second, which answers where it fails; `reject` or `prove` is called, once.
+
+        Each is judged by its own one of the `policies`, None for that of now.
+        """
+        new, former = pair
+        hards = [self._hard(name, edge, policy) for edge, policy in zip(pair, policies, strict=True)]
+        new.versions = Versions(new, former, (hards[0], hards[1]))
         former_s = max(former.durations_s, default=math.inf)
         new.trial = Trial(former.run_now, reject, prove, new.versions, former_s)
 
-    def _hard(self, name: str, edge: EdgeModel) -> HardSettings | None:
-        return self._agent.router.hard_of(name, ServedModel(name, edge).model_pair, edge.source.calibrations)
+    def _hard(self, name: str, edge: EdgeModel, policy: Policy | None) -> HardSettings | None:
+        pair = ServedModel(name, edge).model_pair
+        return self._agent.router.hard_of(name, pair, edge.source.calibrations, policy)
 
 
 def in_background(name: str, job: Callable[[], object]) -> None:
