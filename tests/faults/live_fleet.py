@@ -314,13 +314,16 @@ class LiveFleet:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`upwell fleet …` as an operator types it."""
-        environment = {
+        words = [UPWELL, "fleet", *arguments]
+        return subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=600)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of an operator."""
+        return {
             **os.environ, "UPWELL_FLEET": self.remote.url, "UPWELL_FLEET_CA": str(self.remote.ca),
             "UPWELL_FLEET_TOKEN_FILE": str(self.folder / "token"),
         }  # fmt: skip
-        return subprocess.run(
-            [UPWELL, "fleet", *arguments], env=environment, capture_output=True, text=True, timeout=600
-        )
 
     def done(self, *arguments: str) -> str:
         """What it prints, where it succeeds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.live_fleet import MODEL, LiveFleet, Pace, live_fleet, within
-from tests.faults.programs import UPWELL
+from tests.page_reader import ROOT, Reader, blocks
 
 LIMIT_S = 120.0
 
@@ -41,31 +42,51 @@ def digests(fleet: LiveFleet) -> dict[str, str]:
     }
 
 
+def as_the_page_says(fleet: LiveFleet) -> list[str]:
+    """The commands of the page, for the releases and the group of this fleet, which has two devices."""
+    (block,) = [one for one in blocks((ROOT / "docs/rollouts.md").read_text()) if one.language == "sh"]
+    for name, signer in (("targets", fleet.releases.targets_key), ("online", fleet.releases.online_key)):
+        (fleet.releases.folder / f"{name}.pem").write_bytes(signer.pem)
+    text = block.text.replace("cameras --devices 3", "cameras --devices 2").replace("cameras", "all")
+    return [re.sub(r"\b[89]\b", lambda found: str(int(found[0]) - 6), line) for line in text.splitlines()]
+
+
 def test_a_release_answers_beside_is_calibrated_on_that_and_goes_on_with_its_own_threshold(fleet: LiveFleet) -> None:
-    new = str(fleet.release("doubtful"))
+    assert fleet.release("doubtful") == 2
     served = digests(fleet)
-    assert "is to run beside on 2 devices" in fleet.done("shadow", "begin", new, "--group", "all", "--devices", "2")
-    within(LIMIT_S, lambda: json.loads(fleet.done("shadow", "list", "--json"))["shadows"][0]["lines"] >= 400, "lines")
-    log = fleet.folder / "beside.jsonl"
-    assert "requests written to" in fleet.done("shadow", "log", new, "--out", str(log))
-    lines = [json.loads(one) for one in log.read_text().splitlines()]
+    shutil.copy(fleet.policy, fleet.releases.folder)
+    begin, look, *calibrate, end, roll = as_the_page_says(fleet)
+    assert "is to run beside on 2 devices" in typed(fleet, begin)
+    within(
+        LIMIT_S, lambda: json.loads(typed(fleet, f"{look.partition('#')[0]} --json"))["shadows"][0]["lines"] >= 400, ""
+    )
+    for command in calibrate:
+        typed(fleet, command)
+    lines = [json.loads(one) for one in (fleet.releases.folder / "beside.jsonl").read_text().splitlines()]
     (digest,) = {one["edge_digest"] for one in lines}
     assert digest not in served.values()
     assert not any("tags" in one for one in lines)
     assert sum("cloud_correct" in one for one in lines) > 100  # audits went up with what it said
     assert digests(fleet) == served
-    calibrated = fleet.folder / "calibrated.yaml"
-    words = ["policy", "calibrate", str(fleet.policy), "--log", str(log), "--out", str(calibrated)]
-    subprocess.run([UPWELL, *words, "--cloud-share", "20%"], check=True, capture_output=True, timeout=LIMIT_S)
-    assert digest in calibrated.read_text()
-    own = fleet.releases.release(like=int(new), policy=calibrated)
-    fleet.done("shadow", "end", new)
-    rollout = fleet.rollout(own, "--group", "all", "--wave", "100%", "--requests", "20", "--audits", "0")
+    assert digest in (fleet.releases.folder / "calibrated.yaml").read_text()
+    typed(fleet, end)
+    begun = typed(fleet, f"{roll} --wave 100% --requests 20 --audits 0 --json")
+    rollout = json.loads(begun)["id"]
     within(2 * LIMIT_S, lambda: fleet.remote.get(f"/rollouts/{rollout}")["phase"] != "running", "the end of it")
-    assert set(fleet.runs().values()) == {own}, fleet.remote.get(f"/rollouts/{rollout}")["devices"]
+    assert set(fleet.runs().values()) == {3}, fleet.remote.get(f"/rollouts/{rollout}")["devices"]
     assert not any("uncalibrated" in json.dumps(box.health()) for box in fleet.boxes)
     for box in fleet.boxes:
         assert box.asked.unanswered == []
+
+
+def typed(fleet: LiveFleet, line: str) -> str:
+    """What a command prints at the desk, where it succeeds."""
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=fleet.releases.folder, env={**fleet.environment, **Reader(fleet.folder).environment},
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, (line, done.stdout, done.stderr)
+    return done.stdout
 
 
 def test_a_release_that_cannot_run_beside_is_said_and_changes_nothing(fleet: LiveFleet) -> None:

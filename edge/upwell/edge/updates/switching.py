@@ -129,9 +129,9 @@ class Switching:
         prove: Callable[[], None],
         policies: tuple[Policy | None, Policy | None] = (None, None),
     ) -> None:
-        """Compare the first of `pair` with the second, which answers where it fails; `reject` or `prove` is called, once.
+        """Compare the first of `pair` with the second, which answers where it fails; one of the two is called, once.
 
-        Each is judged by its own one of the `policies`, None for that of now.
+        Each version is judged by its own one of the `policies`, None for that of now.
         """
         new, former = pair
         hards = [self._hard(name, edge, policy) for edge, policy in zip(pair, policies, strict=True)]
