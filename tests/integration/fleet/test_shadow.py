@@ -74,7 +74,7 @@ def test_a_release_answers_beside_is_calibrated_on_that_and_goes_on_with_its_own
     rollout = json.loads(begun)["id"]
     within(2 * LIMIT_S, lambda: fleet.remote.get(f"/rollouts/{rollout}")["phase"] != "running", "the end of it")
     assert set(fleet.runs().values()) == {3}, fleet.remote.get(f"/rollouts/{rollout}")["devices"]
-    assert not any("uncalibrated" in json.dumps(box.health()) for box in fleet.boxes)
+    assert not any(box.health()["models"][MODEL].get("uncalibrated") for box in fleet.boxes)
     for box in fleet.boxes:
         assert box.asked.unanswered == []
 
