@@ -41,7 +41,7 @@ class Chooser:
     def __init__(self) -> None:
         self.chosen: list[int | None] = []
 
-    def choose(self, sequence: int | None, not_before_unix_s: float | None = None) -> None:
+    def choose(self, sequence: int | None, not_before_unix_s: float | None = None, shadow: int | None = None) -> None:
         """Refuse release 7."""
         if sequence == 7:
             raise InvalidRequest("release 7 is not signed")
