@@ -12,6 +12,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
@@ -22,7 +24,7 @@ from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.pipelines.sources.base import VideoSettings
-from upwell.pipelines.sources.frame_slot import WHOLE, Size
+from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.video import VideoSource
 from upwell.tools.demo import cards
 
@@ -49,17 +51,20 @@ def photographs(path: Path) -> Path:
     return path
 
 
-def frames(path: Path, size: Size) -> list[Frame]:
-    with closing(VideoSource(VideoSettings(str(path)), lambda: size)) as source:
+def frames(path: Path, wanted: Wanted) -> list[Frame]:
+    with closing(VideoSource(VideoSettings(str(path)), lambda: wanted)) as source:
         found = [source.next(20), source.next(20)]
         assert (source.status.width, source.status.height) == (640, 426)
     return [frame for frame in found if frame is not None]
 
 
-@pytest.mark.parametrize("size", [(320, 240), (224, 224), (161, 93)])
-def test_photographs_that_the_decoder_shrinks_are_near_those_that_the_agent_shrinks(size: Size, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", [Wanted(320, 240), Wanted(224, 224), Wanted(161, 93), Wanted(320, 320, True)])
+def test_photographs_that_the_decoder_shrinks_are_near_those_that_the_agent_shrinks(
+    wanted: Wanted, tmp_path: Path
+) -> None:
     path = photographs(tmp_path / "photographs.mp4")
-    for shrunk, whole in zip(frames(path, size), frames(path, WHOLE), strict=True):
+    size = wanted.size(640, 426)
+    for shrunk, whole in zip(frames(path, wanted), frames(path, WHOLE), strict=True):
         resized = np.asarray(Image.fromarray(whole.pixels).resize(size, Image.Resampling.BILINEAR))
         assert shrunk.pixels.shape == resized.shape
         difference = np.abs(shrunk.pixels.astype(int) - resized)
@@ -70,7 +75,18 @@ def test_photographs_that_the_decoder_shrinks_are_near_those_that_the_agent_shri
 
 def test_no_picture_is_made_larger(tmp_path: Path) -> None:
     path = photographs(tmp_path / "photographs.mp4")
-    assert {frame.pixels.shape for frame in frames(path, (641, 200))} == {(426, 640, 3)}
+    for wanted in (Wanted(641, 200), Wanted(800, 800, True)):
+        assert {frame.pixels.shape for frame in frames(path, wanted)} == {(426, 640, 3)}
+
+
+@given(st.tuples(*[st.integers(1, 4000)] * 4))
+def test_what_fits_into_a_model_s_picture_is_not_scaled_again(sizes: tuple[int, int, int, int]) -> None:
+    """The decoder rounds as the agent does, so that the agent only adds the margins."""
+    width, height, to_width, to_height = sizes
+    given_width, given_height = Wanted(to_width, to_height, True).size(width, height)
+    if (given_width, given_height) != (width, height):
+        scale = min(to_width / given_width, to_height / given_height)
+        assert (round(given_width * scale), round(given_height * scale)) == (given_width, given_height)
 
 
 def answered(

@@ -251,16 +251,18 @@ def test_versions_name_what_decides_bit_equality() -> None:
 @pytest.mark.parametrize(
     ("pre", "size"),
     [
-        ("[{decode: image}, {resize: {to: [4, 6]}}, {normalize: }, {layout: NCHW}]", (6, 4)),
+        ("[{decode: image}, {resize: {to: [4, 6]}}, {normalize: }, {layout: NCHW}]", (6, 4, "stretch")),
+        ("[{decode: image}, {resize: {to: [4, 6], fit: contain}}, {normalize: }, {layout: NCHW}]", (6, 4, "contain")),
         ("[{decode: image}, {resize: {to: [4, 6], fit: cover}}, {normalize: }, {layout: NCHW}]", None),
         ("[{decode: image}, {resize: {to: [4, 6], filter: bicubic}}, {normalize: }, {layout: NCHW}]", None),
         ("[{decode: image}, {crop: {to: [4, 6]}}, {normalize: }, {layout: NCHW}]", None),
-        ("[{decode: {from: image, to: a}}, {resize: {to: [4, 6]}}, {normalize: }, {layout: NCHW}]", (6, 4)),
+        ("[{decode: {from: image, to: a}}, {resize: {to: [4, 6]}}, {normalize: }, {layout: NCHW}]", (6, 4, "stretch")),
     ],
 )
-def test_the_size_that_a_picture_is_stretched_to_is_known_where_nothing_else_sees_it(
-    pre: str, size: tuple[int, int] | None
+def test_the_size_that_a_picture_is_given_is_known_where_nothing_else_sees_it(
+    pre: str, size: tuple[int, int, str] | None
 ) -> None:
     text = re.sub(r"pre: .*", f"pre: {pre}", CLASSIFIER)
     made = processor(text, [("input", "FP32", (-1, 3, 4, 6))], [("logits", "FP32", (-1, 3))])
-    assert made.picture_size == size
+    op = made.picture_resize
+    assert (None if op is None else (*op.to[::-1], op.fit)) == size

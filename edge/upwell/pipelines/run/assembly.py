@@ -49,7 +49,7 @@ from upwell.pipelines.sinks.settings import (
     WebhookSettings,
 )
 from upwell.pipelines.sinks.store import OUTBOX_NAME
-from upwell.pipelines.sources.frame_slot import WHOLE, Size
+from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.open_source import open_source
 from upwell.pipelines.steps.blur import blur
 from upwell.pipelines.steps.change import ChangeDetector
@@ -354,7 +354,7 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
             preview.note(frame)
 
     needs_whole = shared.shows_frames or _needs_whole(section)
-    source = open_source(source_settings(section.source), lambda: WHOLE if needs_whole else _seen_size(bound))
+    source = open_source(source_settings(section.source), lambda: WHOLE if needs_whole else _wanted(bound))
     pipeline = Pipeline(name, source, bound.steps, rules, deadline_s, tell)
     if section.preview:
         preview = Preview(name, bound.zones.polygons, bound.zones.lines, lambda: pipeline.status)
@@ -367,9 +367,9 @@ def _needs_whole(section: PipelineSection) -> bool:
     return section.preview or any(looks) or any(sink.pictures is not None for sink in section.sinks)
 
 
-def _seen_size(bound: BoundSteps) -> Size:
+def _wanted(bound: BoundSteps) -> Wanted:
     """The size that all models see of a frame; whole where they see several."""
-    sizes = {inference.picture_size for inference in bound.inferences.values()}
+    sizes = {inference.wanted for inference in bound.inferences.values()}
     return sizes.pop() if len(sizes) == 1 else WHOLE
 
 

@@ -17,7 +17,7 @@ from upwell.edge.request.answer import Answer
 from upwell.edge.server.core import AgentCore
 from upwell.pipelines.frame import Box, FoundObject, Scene
 from upwell.pipelines.run.answers import AnswerReader
-from upwell.pipelines.sources.frame_slot import WHOLE, Size
+from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.steps.window_layout import laid_out
 from upwell.shared.errors import (
     ConfigError,
@@ -114,8 +114,8 @@ class Inference:
         self.tags: Mapping[str, str] = {"pipeline": pipeline, **settings.tags}
 
     @property
-    def picture_size(self) -> Size:
-        """The width and height that are all the device's model sees of a picture; `WHOLE` where somebody sees more.
+    def wanted(self) -> Wanted:
+        """The size that is all the device's model sees of a picture; `WHOLE` where somebody sees more.
 
         That is where it goes to the cloud, is kept as a case, or two versions of the model are tried beside each other.
         """
@@ -125,7 +125,8 @@ class Inference:
             return WHOLE
         if self._agent.router.policy.collects:
             return WHOLE
-        return edge.processor.picture_size or WHOLE
+        op = edge.processor.picture_resize
+        return WHOLE if op is None else Wanted(op.to[1], op.to[0], op.fit == "contain")
 
     def about(self, scene: Scene) -> Array:
         """What the model is given of a whole frame."""

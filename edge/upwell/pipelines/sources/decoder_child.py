@@ -1,7 +1,7 @@
 """The process that opens one source and decodes it, so that a stuck or crashing decoder takes nobody with it.
 
 It takes one JSON object in a line of standard input (`DecoderRequest`), then for each picture that is wanted the width
-and height that it is to have (`WANTED`; 0 for its own, as where it would have to grow), and ends with that stream. On
+and height that it is to have (`WANTED`), and ends with that stream. On
 standard output it says, a JSON object a line: `{"opening": true}` before it connects, `{"decoder": name, "instead":
 why}` once it has, `{"frame": number, "captured_s", "media_s", "unix_s", "width", "height", "pixels": [width, height],
 "turns"}` when a picture lies in the slot, to be turned counterclockwise so often by 90 degrees, and `{"ended": why}`.
@@ -30,7 +30,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate
-from upwell.pipelines.sources.frame_slot import WANTED, WHOLE, FrameSlot, Size
+from upwell.pipelines.sources.frame_slot import WANTED, WHOLE, FrameSlot, Size, Wanted
 from upwell.pipelines.sources.gstreamer import RAW_FORMAT, GStreamer
 
 try:
@@ -106,13 +106,13 @@ class Handover:
         self._waiting: _Given | None = None
         self._is_wanted = False
         self._is_giving = False
-        self._wanted_size = WHOLE
+        self._wanted = WHOLE
         self._reformatter = VideoReformatter()
 
-    def want(self, size: Size) -> None:
-        """A picture of this size is wanted: hand the one over that waits, or the next one."""
+    def want(self, wanted: Wanted) -> None:
+        """A picture is wanted, shrunk like this: hand the one over that waits, or the next one."""
         with self._change:
-            self._wanted_size = size
+            self._wanted = wanted
             waiting, self._waiting = self._waiting, None
             self._is_wanted = waiting is None
             self._is_giving = waiting is not None
@@ -143,7 +143,7 @@ class Handover:
     def _give(self, given: _Given) -> None:
         number, captured_s, media_s, frame = given
         turns = round(frame.rotation / 90) % 4  # a phone says how it was held
-        wanted = self._wanted_size[::-1] if turns % 2 else self._wanted_size
+        wanted = self._wanted.turned if turns % 2 else self._wanted
         pixels = write_picture(frame, self._slot, wanted, self._reformatter)
         self._say(
             {
@@ -159,16 +159,14 @@ class Handover:
         )
 
 
-def write_picture(frame: VideoFrame, slot: FrameSlot, wanted: Size, reformatter: VideoReformatter) -> Size:
+def write_picture(frame: VideoFrame, slot: FrameSlot, wanted: Wanted, reformatter: VideoReformatter) -> Size:
     """Put a decoded frame into the slot, as RGB of the size wanted and luma of its own; the size that it has.
 
     The luma is the decoder's own plane where it has one of 8 bits, so mostly from 16 to 235 (ITU-R BT.601, 2.5).
     """
     slot.grow(frame.width, frame.height)
-    picture, size = slot.picture(frame.width, frame.height), (frame.width, frame.height)
-    if 0 < wanted[0] <= frame.width and 0 < wanted[1] <= frame.height:
-        size = wanted
-    how = _SCALED if size == wanted else None
+    picture, size = slot.picture(frame.width, frame.height), wanted.size(frame.width, frame.height)
+    how = None if size == (frame.width, frame.height) else _SCALED
     rgb_bytes = 3 * size[0] * size[1]
     _copy(reformatter.reformat(frame, *size, "rgb24", interpolation=how), picture[:rgb_bytes], 3 * size[0])
     gray = frame if frame.format.name in _WITH_LUMA else frame.reformat(format="gray")
@@ -322,7 +320,7 @@ def _listen(handover: Handover) -> None:
     """Pass on what is wanted, until nobody is there to want anything."""
     try:
         while (size := os.read(0, WANTED.size)) and len(size) == WANTED.size:  # a pipe never tears what is so short
-            handover.want(WANTED.unpack(size))
+            handover.want(Wanted(*WANTED.unpack(size)))
     finally:
         os._exit(0)  # the decoder may be in the middle of anything
 

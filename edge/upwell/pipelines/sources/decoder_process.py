@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from upwell.pipelines.sources.frame_slot import WANTED, FrameSlot, Size, SlotCounts, SlotUnusable
+from upwell.pipelines.sources.frame_slot import WANTED, FrameSlot, Size, SlotCounts, SlotUnusable, Wanted
 from upwell.shared.tensors import Array
 
 _CHILD = "upwell.pipelines.sources.decoder_child"
@@ -76,9 +76,9 @@ class DecoderProcess:
         """What the child has done so far, and what it had done once it is over."""
         return self._slot.counts
 
-    def ask(self, size: Size) -> None:
-        """Want the next picture, in this size where it is larger. The slot is the child's until it says `frame`."""
-        self._send(WANTED.pack(*size))
+    def ask(self, wanted: Wanted) -> None:
+        """Want the next picture, shrunk like this. The slot is the child's until it says `frame`."""
+        self._send(WANTED.pack(*wanted))
 
     def read(self, size: Size, rgb_size: Size, turns: int = 0) -> tuple[Array, Array]:
         """A copy of the picture in the slot: RGB uint8 [height, width, 3] of `rgb_size`, luma of `size`, both turned.

@@ -20,7 +20,7 @@ import struct
 import sys
 import tempfile
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 if sys.platform == "linux":
     import fcntl
@@ -33,11 +33,39 @@ BYTES_PER_PIXEL = 4
 Size: TypeAlias = tuple[int, int]
 """Width and height in pixels."""
 
-WHOLE: Size = (0, 0)
-"""The size wanted where a picture is to have its own."""
 
-WANTED = struct.Struct("<HH")
-"""How the reader says which size it wants."""
+class Wanted(NamedTuple):
+    """The width and height to which larger pictures are to be shrunk, both 0 for not at all.
+
+    With `keeps_shape` a picture gets as large as fits into that, else each side is shrunk on its own.
+    """
+
+    width: int
+    height: int
+    keeps_shape: bool = False
+
+    @property
+    def turned(self) -> Wanted:
+        """The same for pictures that lie on their side."""
+        return Wanted(self.height, self.width, self.keeps_shape)
+
+    def size(self, width: int, height: int) -> Size:
+        """What a picture of that size gets; none is made larger. As `resize` of model.yaml rounds."""
+        if not self.width or not self.height:
+            return width, height
+        if not self.keeps_shape:
+            return (self.width, self.height) if self.width <= width and self.height <= height else (width, height)
+        scale = min(self.width / width, self.height / height)
+        if scale >= 1:
+            return width, height
+        return min(self.width, max(1, round(width * scale))), min(self.height, max(1, round(height * scale)))
+
+
+WHOLE = Wanted(0, 0)
+"""Pictures are to keep their size."""
+
+WANTED = struct.Struct("<HH?")
+"""How the reader says what is wanted."""
 
 _DECODED, _SUPERSEDED, _UNDECODABLE, _CHANGED_NS = range(4)
 

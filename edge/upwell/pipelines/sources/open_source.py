@@ -17,7 +17,7 @@ from upwell.pipelines.sources.base import (
     SourceSettings,
 )
 from upwell.pipelines.sources.folder import PictureFolder
-from upwell.pipelines.sources.frame_slot import WHOLE, Size
+from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.series import SeriesFile
 from upwell.pipelines.sources.video import VideoSource
 from upwell.shared.errors import ConfigError
@@ -29,7 +29,7 @@ SourceFactory: TypeAlias = Callable[[Mapping[str, Any]], Source]
 """Opens a source by the options that stand under its kind. It raises `ConfigError` for those that it does not know."""
 
 
-def open_source(settings: SourceSettings, wanted: Callable[[], Size] = lambda: WHOLE) -> Source:
+def open_source(settings: SourceSettings, wanted: Callable[[], Wanted] = lambda: WHOLE) -> Source:
     """The source, which begins at once to look for frames; the caller closes it. It is no error that it has none yet.
 
     `wanted` is a size to which cameras and videos may shrink each picture: see `VideoSource`.

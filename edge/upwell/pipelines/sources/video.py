@@ -23,7 +23,7 @@ from upwell.pipelines.sources.base import (
     shown_address,
 )
 from upwell.pipelines.sources.decoder_process import DecoderJob, DecoderProcess
-from upwell.pipelines.sources.frame_slot import WHOLE, Size, SlotUnusable
+from upwell.pipelines.sources.frame_slot import WHOLE, Size, SlotUnusable, Wanted
 from upwell.pipelines.sources.gstreamer import command_of
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
@@ -86,15 +86,15 @@ class Connection:
     blocked_at_change_s: float = 0.0
     decoded_at_change: int = 0
 
-    def ask(self, now_s: float, size: Size) -> None:
-        """Want a picture of that size, if none is wanted yet and the slot is free."""
+    def ask(self, now_s: float, wanted: Wanted) -> None:
+        """Want a picture like that, if none is wanted yet and the slot is free."""
         if self.is_asked or self.arrival is not None:
             return
         if self.blocked_since_s is not None:
             self.blocked_s += now_s - self.blocked_since_s
             self.blocked_since_s = None
         self.is_asked = True
-        self.decoder.ask(size)
+        self.decoder.ask(wanted)
 
     def arrived(self, arrival: Arrival, now_s: float) -> None:
         """The picture that was asked for lies in the slot."""
@@ -138,12 +138,12 @@ class VideoSource:
     One thread starts the decoder, receives what it says, watches it and starts it again. What changes is under
     `_change`; a picture is copied out of shared memory only when somebody takes it.
 
-    `wanted` says, whenever a picture is asked for, to which width and height a larger one is to be shrunk, `WHOLE` for
-    not at all. The decoder does that while the reader is busy, with the colors, and what nobody wants is not even
-    copied. Where it says another size from now on, the picture that is asked for already has the former.
+    `wanted` says, whenever a picture is asked for, how a larger one is to be shrunk, `WHOLE` for not at all. The
+    decoder does that while the reader is busy, with the colors, and what nobody wants is not even copied. Where it says
+    something else from now on, the picture that is asked for is still as it said before.
     """
 
-    def __init__(self, settings: VideoSettings | CameraSettings, wanted: Callable[[], Size] = lambda: WHOLE) -> None:
+    def __init__(self, settings: VideoSettings | CameraSettings, wanted: Callable[[], Wanted] = lambda: WHOLE) -> None:
         self._wanted = wanted
         self._job, self._patience = job_of(settings), settings.patience
         self._shown = shown_address(self._job.address)

@@ -64,9 +64,9 @@ class Processor:
         """So many rows the model takes at a time; 0 where it takes any number."""
         self._used = tuple(spec.name for spec in model_outputs if spec.name in self._post.needs)
         self.identity = self._pre.does_nothing and self._post.does_nothing
-        self.picture_size = _stretched_to(self._pre)
-        """Width and height that a picture is stretched to before anything else sees it, by the bilinear filter; None
-        where that is not so. Whoever has it in that size already loses nothing but time by giving it larger."""
+        self.picture_resize = _first_resize(self._pre)
+        """How a picture is given its size before anything else sees it, whole and by the bilinear filter; None where
+        that is not so. Whoever can give it in that size wins nothing by giving it larger."""
 
     def pre(self, inputs: Mapping[str, Array]) -> Prepared:
         """The request checked and made ready for the model. Raises `InvalidRequest`."""
@@ -145,12 +145,12 @@ def _joined(name: str, parts: Sequence[Array]) -> Array:
     return np.concatenate(parts)
 
 
-def _stretched_to(pre: Steps) -> tuple[int, int] | None:
+def _first_resize(pre: Steps) -> Resize | None:
     op = pre.steps[0].op if pre.steps else None
-    if not isinstance(op, Resize) or (op.fit, op.filter) != ("stretch", "bilinear"):
+    if not isinstance(op, Resize) or op.fit == "cover" or op.filter != "bilinear":
         return None
     picture, made = pre.steps[0].reads, pre.steps[0].writes
     others = {name for step in pre.steps[1:] for name in step.reads}.union(pre.bound.values())
     if any(name in others and name not in made for name in picture):  # the whole picture goes elsewhere, too
         return None
-    return op.to[1], op.to[0]
+    return op

@@ -20,7 +20,7 @@ from tests.integration.pipelines.sources.held import children, held, is_running
 from tests.pipelines_media import LiveServer, MadeVideo, Viewer, jpeg_part, number_of, until
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import Source, SourceEnded, SourceState, VideoSettings
-from upwell.pipelines.sources.frame_slot import WHOLE
+from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.video import VideoSource
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -127,7 +127,7 @@ def test_a_video_that_was_held_upright_is_given_upright(tmp_path: Path) -> None:
     stands = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30)
     track = whole.index(lies, whole.index(b"tkhd"))
     path.write_bytes(whole[:track] + stands + whole[track + len(lies) :])
-    for wanted, size in ((WHOLE, (48, 64)), ((12, 16), (12, 16))):
+    for wanted, size in ((WHOLE, (48, 64)), (Wanted(12, 16), (12, 16))):
         source = VideoSource(VideoSettings(str(path)), lambda wanted=wanted: wanted)  # type: ignore[misc]  # bound now
         frames = list(frames_of(source))
         assert {frame.pixels.shape[1::-1] for frame in frames} == {size}
@@ -245,7 +245,6 @@ def endless(viewer: Viewer) -> None:
 PARENT = """
 import sys
 from upwell.pipelines.sources.base import VideoSettings
-from upwell.pipelines.sources.frame_slot import WHOLE
 from upwell.pipelines.sources.video import VideoSource
 source = VideoSource(VideoSettings(sys.argv[1]))
 while source.next(1) is None:

@@ -14,7 +14,7 @@ from upwell.pipelines.sources import decoder_child
 from upwell.pipelines.sources.base import Patience
 from upwell.pipelines.sources.decoder_child import Handover
 from upwell.pipelines.sources.decoder_process import DecoderProcess
-from upwell.pipelines.sources.frame_slot import WHOLE, FrameSlot, Size, SlotCounts
+from upwell.pipelines.sources.frame_slot import WHOLE, FrameSlot, SlotCounts, Wanted
 from upwell.pipelines.sources.video import Arrival, Connection
 
 PATIENCE = Patience(silent_s=10, open_s=5)
@@ -82,7 +82,7 @@ class Decoder:
         self.counts = SlotCounts()
         self.asked = 0
 
-    def ask(self, size: Size) -> None:
+    def ask(self, wanted: Wanted) -> None:
         self.asked += 1
 
 
