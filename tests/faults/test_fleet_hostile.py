@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from upwell.edge.fleet import poller
-from upwell.edge.fleet.facts import AgentView
+from upwell.edge.fleet.facts import AgentView, DemandView
 from upwell.edge.fleet.poller import FleetPoller
 from upwell.edge.fleet.sections import FleetSection
 from upwell.fleet.config import AuthoritySection, FleetServiceSection
@@ -138,16 +138,9 @@ def device(
          "enrol_token_file": tmp_path / "token", "every": "1s"}
     )  # fmt: skip
     view = AgentView(
-        "victim",
-        {},
-        lambda: {"status": "ok", "problems": [], "models": {}},
-        dict,
-        dict,
-        dict,
-        lambda _: [],
-        dict,
-        chooser,
-    )
+        "victim", {}, lambda: {"status": "ok", "problems": [], "models": {}}, dict, dict, dict, lambda _: [], dict,
+        DemandView(dict, lambda _: (), dict, lambda _: None), chooser,
+    )  # fmt: skip
     made = FleetPoller(section, view, tmp_path / "state")
     until(lambda: made.describe().facts["enrolled"])
     yield made
@@ -219,6 +212,7 @@ def test_an_answer_that_is_none_is_refused_and_said(
         SLOWLY(wishing(b'{"release": "2"}'), "release: Input should be a valid integer"),
         SLOWLY(wishing(b"[" * 100_000), "Invalid JSON"),
         SLOWLY(wishing(b'{"statistics_s": 0}'), "statistics_s"),
+        SLOWLY(wishing(b'{"shares": {"digits": 7}}'), "shares.digits"),
     ],
 )
 def test_a_wish_that_may_not_be_is_refused_and_said(
@@ -252,6 +246,7 @@ def test_nothing_but_a_release_can_be_wished(
         reply.connection_settings.opamp.certificate.cert = b"-----BEGIN CERTIFICATE-----"
         reply.connection_settings.opamp.certificate.private_key = b"-----BEGIN PRIVATE KEY-----"
         reply.connection_settings.other_connections["cloud"].destination_endpoint = "evil:1"
+        reply.connection_settings.own_metrics.destination_endpoint = "https://attacker.example/v1/metrics"
 
     with caplog.at_level(logging.WARNING):
         hostile.answer = lambda handler, message: hostile.reply(handler, message, change)

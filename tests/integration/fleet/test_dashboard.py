@@ -18,6 +18,7 @@ import pytest
 from tests.fleet_service import FakeDevice, Service, service, user
 from tests.integration.pipelines.preview.browser import CHROMIUM, DRIVER, Browser
 from tests.integration.pipelines.preview.test_page import AXE
+from upwell.fleet.dashboard import pages
 from upwell.fleet.service import server
 from upwell.fleet.users.attempts import MOST_FAILURES
 from upwell.rpc.opamp.v1 import opamp_pb2
@@ -50,11 +51,40 @@ def fill(running: Service) -> None:
         packages = opamp_pb2.PackageStatuses(packages={RELEASE_PACKAGE: status})
         device.poll(agent_description=device.description(**{"upwell.agent.name": name}), package_statuses=packages)
         for requests in (100, 250, 300):
-            counts = {"requests": requests, "late": requests // 50, "degraded": requests // 10}
+            now = {"rtt_s": 0.042, "up_bytes_per_s": 125000.0, "spool_waiting": 7}
+            counts: dict[str, Any] = {"requests": requests, "late": requests // 50, "degraded": requests // 10,
+                      "degraded.cloud_deadline": requests // 10, "now": now}  # fmt: skip
+            if name == "gate":
+                counts["drift"] = {"digits": {"findings": ["camera"]}, "plain": {"findings": []}}
             counted = {"release": 6, "since_unix_s": 5.0, "counts": counts}
             data = json.dumps(counted).encode()
             device.poll(custom_message=opamp_pb2.CustomMessage(capability=STATISTICS, type="counted", data=data))
             time.sleep(0.2)  # a batch of the service's has the last count of a device alone
+
+
+def test_links_spools_reasons_budgets_and_pages_of_devices_are_shown(
+    fleet: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cookie = {"Cookie": cookie_of(fleet, fleet.operator).partition(";")[0]}
+    fleet.do("PUT", "/budgets/site", {"where": "true", "cloud_share": 0.2})
+    _, _, page = ask(fleet, "GET", "/", headers=cookie)
+    for words in ("cloud_deadline: 60", "<dd>42 ms</dd>", "<dd>14</dd>", "<dd>on 1</dd>", "cloud_share 20.0%"):
+        assert words in page, words
+    assert "Next devices" not in page
+    monkeypatch.setattr(pages, "PAGE", 1)
+    _, _, first = ask(fleet, "GET", "/", headers=cookie)
+    (after,) = re.findall(r'href="/\?after=([0-9a-f]+)">Next devices', first)
+    _, _, second = ask(fleet, "GET", f"/?after={after}", headers=cookie)
+    assert f'hx-get="/?after={after}"' in second, "what refreshes itself stays on its page"
+    assert [re.findall(r'href="/devices/(\w+)"', one) for one in (first, second)] == [
+        [one["id"]] for one in fleet.get("/devices")["devices"]
+    ]
+    _, _, device = ask(fleet, "GET", f"/devices/{after}", headers=cookie)
+    assert "<dd>125 kB/s</dd>" in device
+    assert "cloud_deadline: 30" in device
+    assert "<dd>not reported</dd>" in device or "digits: camera, plain: none" in device
+    assert ask(fleet, "GET", "/?after=%00", headers=cookie)[0] == HTTPStatus.BAD_REQUEST
+    fleet.do("DELETE", "/budgets/site")
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,10 @@ Labels: TypeAlias = Annotated[dict[Text, Text], Field(max_length=64)]
 
 
 class DeviceSummary(Given):
-    """A device, as it was last heard of. `wanted` is the release that it is to run, `release` the one that it runs."""
+    """A device, as it was last heard of. `wanted` is the release that it is to run, `release` the one that it runs.
+
+    `shares` has by model what budgets let it send up of its requests.
+    """
 
     id: str
     name: str
@@ -49,6 +52,7 @@ class DeviceSummary(Given):
     healthy: bool | None
     problem: str
     is_silent: bool
+    shares: dict[str, float]
     double: str
     last_seen_unix_s: float | None
     enrolled_unix_s: float
@@ -268,7 +272,8 @@ class History(Given):
     history: list[HistoryEntry]
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises `InvalidRequest` for what cannot name a group, a user or a budget."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest("expected a name of at most 100 letters, digits, dots, dashes, underscores and @")
 
@@ -335,6 +340,7 @@ class _View:
         return {
             **{name: device[name] for name in ("id", "name", "release", "enrolled_unix_s", "revoked_unix_s")},
             "labels": devices.labels_of(device),
+            "shares": device["shares"] or {},
             "version": device["attributes"].get("service.version", ""),
             "wanted": wanted.release,
             "wanted_by": wanted.source,
@@ -398,7 +404,7 @@ def _list_groups(call: AdmittedCall[Nothing, Nothing]) -> Groups:
 
 def _put_group(call: AdmittedCall[GroupBody, Nothing]) -> None:
     name = call.path["group"]
-    _check_name(name)
+    check_name(name)
     with call.state.database.writing() as connection:
         groups.put_group(connection, call.actor, name, call.body.expression)
 
@@ -431,7 +437,7 @@ def _drop_token(call: AdmittedCall[Nothing, Nothing]) -> None:
 
 def _add_user(call: AdmittedCall[UserBody, Nothing]) -> NewUser:
     name, role = call.path["user"], call.body.role
-    _check_name(name)
+    check_name(name)
     with call.state.database.writing() as connection:
         return NewUser(name=name, role=role, token=users.add_user(connection, call.actor, name, role))
 

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
@@ -23,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from upwell.fleet.api import fleet, rollouts
+from upwell.fleet.api import budgets, fleet, rollouts
 from upwell.fleet.api.operations import AdmittedCall, Nothing
 from upwell.fleet.api.routes import STATUSES, Gate
 from upwell.fleet.dashboard.sessions import COOKIE, SESSION_S, Session, Sessions
@@ -37,14 +38,20 @@ from upwell.shared.errors import InvalidRequest, NotAllowed, UpwellError
 
 @dataclass(frozen=True)
 class Glance:
-    """How many devices run which release and version, and what they served since they
-    started; `up` of the requests went to the cloud."""
+    """How many devices run which release and version, and what they served since they started; `up` of the requests
+    went to the cloud, `degraded` by reason did not. `rtt_s` is the median of those that know theirs, `waiting` the
+    cases that wait in their spools. `drifting` counts devices that report drift; None where none says whether it
+    does."""
 
     devices: int
     releases: Mapping[str, int]
     versions: Mapping[str, int]
     counts: Counts
     up: int
+    degraded: Mapping[str, int]
+    rtt_s: float | None
+    waiting: int
+    drifting: int | None
 
 
 def glance(devices: Iterable[Stored]) -> Glance:
@@ -55,9 +62,47 @@ def glance(devices: Iterable[Stored]) -> Glance:
     counts = sum((counts_of(one["statistics"]["counts"]) for one in here if one["statistics"]), NO_COUNTS)
     ups = [one["statistics"]["counts"].get("up", 0) for one in here if one["statistics"]]
     up = min(counts.requests, sum(one for one in ups if isinstance(one, int)))
-    return Glance(len(here), dict(sorted(releases.items())), dict(sorted(versions.items())), counts, up)
+    degraded: Counter[str] = Counter()
+    for one in here:
+        degraded.update(_degraded(one))
+    now = [_now(one) for one in here]
+    known_s = [one["rtt_s"] for one in now if isinstance(one.get("rtt_s"), float)]
+    waiting = sum(one["spool_waiting"] for one in now if isinstance(one.get("spool_waiting"), int))
+    drifts = [found for one in here if (found := _drift(one))]
+    drifting = sum(any(one.values()) for one in drifts) if drifts else None
+    return Glance(
+        len(here), dict(sorted(releases.items())), dict(sorted(versions.items())), counts, up,
+        dict(degraded.most_common()), median(known_s) if known_s else None, waiting, drifting,
+    )  # fmt: skip
 
 
+def _counts(device: Stored) -> Mapping[str, Any]:
+    return dict((device["statistics"] or {}).get("counts", {}))
+
+
+def _now(device: Stored) -> Mapping[str, Any]:
+    """How link and spool stood when the device last said it."""
+    found = _counts(device).get("now")
+    return found if isinstance(found, dict) else {}
+
+
+def _drift(device: Stored) -> dict[str, str]:
+    """What each watched model of a device has found of drift; empty where none is watched."""
+    found = _counts(device).get("drift")
+    models = found.items() if isinstance(found, dict) else ()
+    lists = {name: one.get("findings") for name, one in models if isinstance(one, dict)}
+    return {name: ", ".join(map(str, one)) for name, one in lists.items() if isinstance(one, list)}
+
+
+def _degraded(device: Stored) -> dict[str, int]:
+    counts = {name: count for name, count in _counts(device).items() if name.startswith(_DEGRADED)}
+    return {name.removeprefix(_DEGRADED): count for name, count in counts.items() if isinstance(count, int)}
+
+
+PAGE = 100
+"""Devices on one page."""
+
+_DEGRADED = "degraded."
 MAX_FORM_BYTES = 16 << 10
 _HERE = Path(__file__).parent
 _FILES = MappingProxyType(
@@ -86,8 +131,9 @@ _HEADERS = MappingProxyType(
         "X-Content-Type-Options": "nosniff",
     }
 )
-_OPERATIONS = {one.name: one for table in (fleet.TABLE, rollouts.TABLE) for one in table}
+_OPERATIONS = {one.name: one for table in (fleet.TABLE, rollouts.TABLE, budgets.TABLE) for one in table}
 _DONE = {"pause": "pauseRollout", "resume": "resumeRollout", "back": "takeRolloutBack"}
+_NO_QUERY: Mapping[str, Any] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
@@ -105,7 +151,7 @@ class _Pages:
             loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
         )  # fmt: skip
-        self._templates.filters |= {"when": _when, "share": _share}
+        self._templates.filters |= {"when": _when, "share": _share, "ms": _ms, "percent": _percent}
         self._static = {name: (_HERE / "static" / name).read_bytes() for name in _FILES}
 
     def routes(self) -> list[BaseRoute]:
@@ -198,31 +244,44 @@ class _Pages:
         response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
         return response
 
-    def _done(self, name: str, session: Session, path: Mapping[str, str], **values: Any) -> Any:
-        """What an operation of the REST interface gives; what it takes is in `values`, by body and query."""
+    def _done(
+        self, name: str, session: Session, path: Mapping[str, str], query: Mapping[str, Any] = _NO_QUERY, **values: Any
+    ) -> Any:
+        """What an operation of the REST interface gives; its body is in `values`."""
         operation = _OPERATIONS[name]
         if not session.user.may(operation.role):
             raise NotAllowed(f"{session.user.name!r} is a {session.user.role}; this takes the role {operation.role}")
         body: BaseModel = operation.body(**values) if operation.body is not Nothing else Nothing()
-        query: BaseModel = operation.query() if operation.query is not Nothing else Nothing()
-        return operation.run(AdmittedCall(session.user, time.time(), path, body, query, self._state))
+        asked: BaseModel = operation.query(**query) if operation.query is not Nothing else Nothing()
+        return operation.run(AdmittedCall(session.user, time.time(), path, body, asked, self._state))
 
-    def _fleet(self, _: Request, session: Session) -> Response:
+    def _fleet(self, request: Request, session: Session) -> Response:
         with self._state.database.reading() as connection:
-            found = glance(devices.all_devices(connection))
-        listed = self._done("listDevices", session, {}).devices
+            every = devices.all_devices(connection)
+        found, now = glance(every), {one["id"]: _now(one) for one in every}
+        after = request.query_params.get("after", "")
+        if len(after) > 32 or not after.isprintable():
+            raise InvalidRequest("expected the id of a device in `after`")
+        listed = self._done("listDevices", session, {}, query={"after": after, "limit": PAGE})
         under_way = [
             one
             for one in self._done("listRollouts", session, {}).rollouts
             if one.phase in ("running", "paused", "halted")
         ][:5]
-        return self._shown("fleet.html", session=session, glance=found, devices=listed, rollouts=under_way)
+        return self._shown(
+            "fleet.html", session=session, glance=found, devices=listed.devices, now=now, rollouts=under_way,
+            budgets=self._done("listBudgets", session, {}).budgets, after=after, next=listed.next,
+        )  # fmt: skip
 
     def _device(self, request: Request, session: Session) -> Response:
         path = {"device": request.path_params["device"]}
         shown = self._done("showDevice", session, path)
         history = self._done("deviceHistory", session, path).history
-        return self._shown("device.html", session=session, device=shown, points=_points(history))
+        statistics = {"statistics": shown.statistics}
+        return self._shown(
+            "device.html", session=session, device=shown, points=_points(history), now=_now(statistics),
+            degraded=_degraded(statistics), drift=_drift(statistics),
+        )  # fmt: skip
 
     def _ask(self, request: Request, session: Session, form: Mapping[str, str]) -> Response:
         request_id = form.get("request", "")
@@ -279,6 +338,14 @@ def _when(unix_s: float | None) -> str:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "–"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _ms(seconds: object) -> str:
+    return f"{1e3 * seconds:.0f} ms" if isinstance(seconds, (int, float)) else "–"
 
 
 def _points(history: list[fleet.HistoryEntry]) -> str:

@@ -17,7 +17,10 @@ from upwell.fleet.registry.shadows import keep_lines
 from upwell.fleet.storage.database import Database
 from upwell.shared.errors import Unauthenticated
 from upwell.shared.opamp.names import EXPLAIN
-from upwell.shared.opamp.wish import Wish, digest_of
+from upwell.shared.opamp.wish import STATISTICS_S, Wish, digest_of
+
+BUDGET_POLLS = 5
+"""A device that has part of a budget says with every so manieth poll what it is asked."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,13 @@ class PollHandler:
         if not incoming.accepts_configuration:
             return None
         found = self._state.assignments.wanted(device, now.monotonic_s)
-        pace = {} if device["rollout"] is None else {"statistics_s": self._settings.poll_s}
+        pace_s = STATISTICS_S if device["rollout"] is None else self._settings.poll_s
+        if device["shares"] is not None:
+            pace_s = min(pace_s, BUDGET_POLLS * self._settings.poll_s)
         wish = Wish(
-            release=found.release, not_before_unix_s=found.not_before_unix_s, shadow=device["shadow"], **pace
-        ).encode()
+            release=found.release, not_before_unix_s=found.not_before_unix_s, shadow=device["shadow"],
+            statistics_s=pace_s, shares=device["shares"] or {},
+        ).encode()  # fmt: skip
         status = incoming.report.configuration_status
         known = device["config_hash"] if status is None else status.config_hash
         return None if known == digest_of(wish).hex() else wish

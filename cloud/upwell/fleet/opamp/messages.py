@@ -22,7 +22,7 @@ from upwell.shared.routing.log import LogLine
 
 MOST_ENTRIES = 64
 LONGEST_KEY, LONGEST_VALUE = 100, 500
-MAX_CUSTOM_BYTES = {STATISTICS: 24 << 10, EXPLAIN: 64 << 10, SHADOW: 64 << 10}
+MAX_CUSTOM_BYTES = {STATISTICS: 48 << 10, EXPLAIN: 64 << 10, SHADOW: 64 << 10}
 _DEPTH = 3
 
 _CAPABILITIES = (
@@ -234,7 +234,8 @@ def _counted(message: opamp_pb2.CustomMessage | None) -> DeviceCounts | None:
     is_number = isinstance(since, (int, float)) and not isinstance(since, bool)
     if not is_number or not isinstance(counts, dict) or not (release is None or type(release) is int):
         raise InvalidRequest("expected statistics with `release`, `since_unix_s` and `counts`")
-    return DeviceCounts(release, float(since or 0.0), counts)
+    demand = found.get("demand")
+    return DeviceCounts(release, float(since or 0.0), counts, demand if isinstance(demand, dict) else {})
 
 
 def _explained(message: opamp_pb2.CustomMessage | None) -> Explained | None:

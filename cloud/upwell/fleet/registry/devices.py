@@ -204,12 +204,24 @@ def write_batch(connection: Connection, batch: PresenceUpdate) -> None:
         statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(statistics=bindparam("counted"))
         counted = [(device_id, at, _counted(one)) for device_id, (at, one) in sorted(batch.counted.items())]
         connection.execute(statement, [{"the_id": device_id, "counted": one} for device_id, _, one in counted])
-        rows = [{"device_id": device_id, "at_unix_s": at, **one} for device_id, at, one in counted]
+        rows = [
+            {
+                "device_id": device_id,
+                "at_unix_s": at,
+                **{key: one[key] for key in ("release", "since_unix_s", "counts")},
+            }
+            for device_id, at, one in counted
+        ]
         connection.execute(insert(STATISTICS), rows)
 
 
 def _counted(one: DeviceCounts) -> dict[str, Any]:
-    return {"release": one.release, "since_unix_s": one.since_unix_s, "counts": dict(one.counts)}
+    return {
+        "release": one.release,
+        "since_unix_s": one.since_unix_s,
+        "counts": dict(one.counts),
+        "demand": dict(one.demand),
+    }
 
 
 def history(connection: Connection, device_id: str, limit: int) -> Sequence[Row]:

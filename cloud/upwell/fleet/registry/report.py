@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -18,11 +18,13 @@ class ConfigurationStatus:
 
 @dataclass(frozen=True)
 class DeviceCounts:
-    """What a device counted since an instant (Unix seconds), under one release (None: without one)."""
+    """What a device counted since an instant (Unix seconds), under one release (None: without one), and by model what
+    a budget is shared out by."""
 
     release: int | None
     since_unix_s: float
     counts: Mapping[str, Any]
+    demand: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

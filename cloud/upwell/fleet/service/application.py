@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from upwell.fleet.api import budgets as budgets_api
 from upwell.fleet.api import fleet as fleet_api
 from upwell.fleet.api import rollouts as rollouts_api
 from upwell.fleet.api import shadows as shadows_api
@@ -36,7 +37,7 @@ from upwell.fleet.users.users import all_users
 from upwell.shared.errors import ConfigError
 from upwell.shared.opamp.names import PATH
 
-TABLES: Sequence[Table] = (fleet_api.TABLE, rollouts_api.TABLE, shadows_api.TABLE)
+TABLES: Sequence[Table] = (fleet_api.TABLE, rollouts_api.TABLE, shadows_api.TABLE, budgets_api.TABLE)
 """Every table of operations; a part of the service that has its own adds it here."""
 
 

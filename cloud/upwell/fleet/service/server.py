@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from upwell.fleet.budget.store import all_budgets, solve_all
 from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.enrolment.authority import Authority
 from upwell.fleet.opamp.endpoint import PEER
@@ -216,6 +217,7 @@ class FleetHousekeeping:
         while not self._stop.wait(min(WRITE_S, self._poll_s)):
             self._write()
             self._advance(time.time())
+            self._share_out(time.time())
             if time.monotonic() >= prune_at_s:
                 prune_at_s = time.monotonic() + PRUNE_S
                 self._prune(time.time())
@@ -240,6 +242,15 @@ class FleetHousekeeping:
         for rollout_id in rollouts:
             with database.writing() as connection:
                 advance(connection, rollout_id, now_unix_s, presence.last_seen)
+
+    def _share_out(self, now_unix_s: float) -> None:
+        """Share budgets out anew, about as often as devices poll."""
+        database, every_s = self._state.database, min(60.0, self._state.presence.poll_s)
+        with database.reading() as connection:
+            has_budgets = bool(all_budgets(connection))
+        if has_budgets:
+            with database.writing() as connection:
+                solve_all(connection, now_unix_s, every_s)
 
     def _prune(self, now_unix_s: float) -> None:
         with self._state.database.writing() as connection:

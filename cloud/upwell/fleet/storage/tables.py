@@ -61,6 +61,7 @@ DEVICES = Table(
     Column("rollout", String(32), index=True),  # the roll-out under way that it is in: one at most
     Column("shadow", BigInteger),  # a release that is to run beside
     Column("statistics", JSON),
+    Column("shares", JSON),  # by model what budgets leave it, the least of all; null in none
     Column("started_unix_ns", BigInteger, nullable=False),
     Column("former_started_unix_ns", BigInteger, nullable=False),
     Column("twin_seen_unix_s", Float),
@@ -185,3 +186,29 @@ ROLLOUT_MEMBERS = Table(
     Column("counted", JSON),  # the last statistics of the device that it has seen
 )  # fmt: skip
 """The devices of a roll-out. `state` is a `Member`."""
+
+BUDGETS = Table(
+    "budgets", METADATA,
+    Column("name", String(100), primary_key=True),
+    Column("group", String(100)),
+    Column("expression", Text, nullable=False),
+    Column("goal", JSON, nullable=False),
+    Column("curves", JSON, nullable=False),  # model -> pairs of share and risk
+    Column("created_by", String(100), nullable=False),
+    Column("created_unix_s", Float, nullable=False),
+    Column("period_start_unix_s", Float),
+    Column("spent_bytes", BigInteger, nullable=False),
+    Column("solved_unix_s", Float),
+    Column("result", JSON),
+)  # fmt: skip
+"""What devices may spend together. `goal` is a `BudgetGoal`."""
+
+BUDGET_MEMBERS = Table(
+    "budget_members", METADATA,
+    Column("budget", String(100), ForeignKey("budgets.name"), primary_key=True),
+    Column("device_id", String(32), ForeignKey("devices.id"), primary_key=True, index=True),
+    Column("shares", JSON, nullable=False),
+    Column("since_unix_s", Float, nullable=False),
+    Column("uplink_bytes", BigInteger, nullable=False),
+)  # fmt: skip
+"""The devices of a budget: what each may send up by model, and its count of bytes when last looked at."""

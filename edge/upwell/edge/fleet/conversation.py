@@ -10,13 +10,16 @@ import hashlib
 import json
 import logging
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from upwell.edge.fleet import messages
-from upwell.edge.fleet.facts import AgentView, ReleaseCounts, ShadowNews, attributes, within_bytes
+from upwell.edge.fleet.facts import AgentView, DemandRates, ReleaseCounts, ShadowNews, attributes, within_bytes
 from upwell.edge.fleet.identity import Identity
 from upwell.edge.fleet.messages import ServiceMessage
+from upwell.edge.fleet.shares import KeptShares
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
 from upwell.shared.opamp.names import EXPLAIN, SHADOW, STATISTICS
@@ -39,14 +42,16 @@ class Outgoing:
     counted_at_unix_s: float | None = None
     answered: str = ""
     shadow: ShadowNews | None = None
+    counts_said: Callable[[], None] = lambda: None
 
 
 class Conversation:
     """What this device has said and was told. Used by one thread."""
 
-    def __init__(self, view: AgentView, identity: Identity, started_unix_ns: int) -> None:
+    def __init__(self, view: AgentView, identity: Identity, shares: KeptShares, started_unix_ns: int) -> None:
         self._view = view
         self._identity = identity
+        self._shares = shares
         self._started_unix_ns = started_unix_ns
         self._sequence_num = 0
         self._known: dict[str, str] = {}
@@ -54,6 +59,7 @@ class Conversation:
         self._wish_status: tuple[bytes, str, str] | None = None
         self._answers: dict[str, dict[str, Any]] = {}
         self._counts = ReleaseCounts(since_unix_s=started_unix_ns / 1e9)
+        self._demand = DemandRates()
         self._counted_at_unix_s = -math.inf
         self._complained: set[str] = set()
 
@@ -97,14 +103,16 @@ class Conversation:
         message.agent_disconnect.SetInParent()
         return message.SerializeToString()
 
-    def hear(self, told: ServiceMessage, outgoing: Outgoing) -> None:
+    def hear(self, told: ServiceMessage, outgoing: Outgoing, now_unix_s: float) -> None:
         """Take the answer to a message. Raises `OSError` where a certificate cannot be kept."""
         self._known |= outgoing.said
         self._answers.pop(outgoing.answered, None)
         if outgoing.shadow is not None and self._view.shadow is not None:
             self._view.shadow.told(outgoing.shadow)
+        outgoing.counts_said()
         if outgoing.counted_at_unix_s is not None:
             self._counted_at_unix_s = outgoing.counted_at_unix_s
+        self._shares.heard(now_unix_s)
         if told.wants_full_state:
             self._known.clear()
         if told.certificate:
@@ -112,7 +120,7 @@ class Conversation:
         for offer in told.ignored:
             self._complain(f"it offered {offer}, which no device takes from a service")
         if told.wish is not None:
-            self._heed(told.wish, told.wish_hash)
+            self._heed(told.wish, told.wish_hash, now_unix_s)
         if told.question is not None:
             self._explain(*told.question)
 
@@ -126,9 +134,11 @@ class Conversation:
             messages.put_custom(message, EXPLAIN, "told", {"id": outgoing.answered, **answer})
         elif now_unix_s - self._counted_at_unix_s >= self._wish.statistics_s:
             outgoing.counted_at_unix_s = now_unix_s
+            demand, outgoing.counts_said = self._demand.rates(self._view, time.monotonic())
             body = {
                 "release": self._counts.release, "since_unix_s": self._counts.since_unix_s,
                 "counts": {**counts, "now": self._view.now(), "drift": within_bytes(self._view.drift(), LARGEST_DRIFT)},
+                "demand": demand,
             }  # fmt: skip
             messages.put_custom(message, STATISTICS, "counted", body)
         elif self._view.shadow is not None and (news := self._view.shadow.news()) is not None:
@@ -147,12 +157,13 @@ class Conversation:
         said[name] = _digest(value)
         return True
 
-    def _heed(self, body: bytes, wish_hash: bytes) -> None:
+    def _heed(self, body: bytes, wish_hash: bytes, now_unix_s: float) -> None:
         """Do what is wished, or say why not. Whatever it is, it can do no more than choose among signed releases."""
         try:
             if wish_hash != digest_of(body):
                 raise ValueError("its hash is not that of its content")
             wish = read_wish(body)
+            self._shares.take(wish.shares, now_unix_s)  # whatever becomes of the release: they can only tighten
             if self._view.release is not None:
                 self._view.release.choose(wish.release, wish.not_before_unix_s, wish.shadow)
             elif wish.release is not None or wish.shadow is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+from upwell.edge.observe.metrics import ModelTotals
+from upwell.shared.opamp.demand import ModelDemand
 from upwell.shared.opamp.names import AGENT_NAME, INSTANCE_UID, LABEL
 
 Sections = Sequence[tuple[str, list[str]]]
@@ -70,6 +73,23 @@ class ShadowTeller(Protocol):
         """That was heard."""
 
 
+ENOUGH_REQUESTS = 30
+"""Of fewer requests nobody says which share of them the policy wants up."""
+
+MOST_MODELS = 64
+
+
+@dataclass(frozen=True)
+class DemandView:
+    """What a budget of the fleet is shared out by. `totals` grow from the start of the process on, `curve` has (share,
+    risk) of a model, `shares` are those in force, and `allow` sets them."""
+
+    totals: Callable[[], Mapping[str, ModelTotals]]
+    curve: Callable[[str], Sequence[tuple[float, float]]]
+    shares: Callable[[], Mapping[str, float]]
+    allow: Callable[[Mapping[str, float]], None]
+
+
 @dataclass(frozen=True)
 class AgentView:
     """What the fleet's side sees of the agent. `health` is the document of `/health`, `counts` grow from the start of
@@ -85,6 +105,7 @@ class AgentView:
     drift: Callable[[], Mapping[str, Any]]
     explain: Callable[[str], Sections]
     configuration: Callable[[], Mapping[str, str]]
+    demand: DemandView
     release: ReleaseChooser | None = None
     shadow: ShadowTeller | None = None
 
@@ -132,6 +153,36 @@ def within_bytes(documents: Mapping[str, Any], max_bytes: int) -> dict[str, Any]
             found[name] = one
             max_bytes -= size_bytes
     return found
+
+
+@dataclass
+class DemandRates:
+    """Demand as rates: of the time since it was last said."""
+
+    _before: Mapping[str, ModelTotals] = field(default_factory=dict)
+    _at_s: float | None = None
+
+    def rates(self, view: AgentView, now_s: float) -> tuple[dict[str, Any], Callable[[], None]]:
+        """`ModelDemand` by model, and what to call once that was said. `now_s` is monotonic."""
+        totals = view.demand.totals()
+        elapsed_s = math.inf if self._at_s is None else max(1e-3, now_s - self._at_s)
+        found = {}
+        for model, total in list(totals.items())[:MOST_MODELS]:
+            came = total.since(self._before.get(model, ModelTotals()))
+            curve = view.demand.curve(model)
+            found[model] = ModelDemand(
+                requests_per_s=came.requests / elapsed_s,
+                request_bytes=total.sent_bytes / total.up if total.up else 0.0,
+                wanted=min(1.0, came.wanted / came.requests) if came.requests >= ENOUGH_REQUESTS else 1.0,
+                share=view.demand.shares().get(model),
+                shares=tuple(round(share, 4) for share, _ in curve),
+                risks=tuple(round(risk, 4) for _, risk in curve),
+            ).model_dump()
+
+        def is_said() -> None:
+            self._before, self._at_s = totals, now_s
+
+        return ({} if self._at_s is None else found), is_said
 
 
 @dataclass

@@ -18,6 +18,7 @@ from upwell.edge.fleet.facts import AgentView
 from upwell.edge.fleet.identity import Identity
 from upwell.edge.fleet.messages import ServiceMessage, Unreadable
 from upwell.edge.fleet.sections import FleetSection
+from upwell.edge.fleet.shares import KeptShares
 from upwell.edge.observe.health import HealthPart
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
@@ -64,7 +65,9 @@ class FleetPoller:
     def __init__(self, section: FleetSection, view: AgentView, folder: Path) -> None:
         self._section = section
         self._identity = Identity(folder)
-        self._conversation = Conversation(view, self._identity, time.time_ns())
+        self._shares = KeptShares(folder, section.keep_share, view.demand.allow)
+        self._shares.load(time.time())
+        self._conversation = Conversation(view, self._identity, self._shares, time.time_ns())
         self._every_s = section.every
         self._failures = self._refused = 0
         self._problem = ""
@@ -111,6 +114,7 @@ class FleetPoller:
 
     def _poll(self) -> float | None:
         """One poll; after how many seconds the service wants the next one, if it said so."""
+        self._shares.check(time.time())
         try:
             headers = {} if self._identity.is_enrolled else {"Authorization": f"Bearer {self._token()}"}
             outgoing = self._conversation.say(time.time())
@@ -127,7 +131,7 @@ class FleetPoller:
         if told.error:
             raise Unreadable(told.error)
         was_enrolled = self._identity.is_enrolled
-        self._conversation.hear(told, outgoing)
+        self._conversation.hear(told, outgoing, time.time())
         if not self._identity.is_enrolled:
             raise Unreadable("the answer to the enrolment has no certificate for this device")
         if not was_enrolled:

@@ -38,4 +38,9 @@ class FleetSection(FilePart):
         None, description="A file with the one-time token to enrol with; unused once that is done."
     )
     labels: dict[Label, Label] = Field({}, max_length=32, description="Labels of this device, for groups.")
+    keep_share: Seconds = Field(
+        7 * 86400.0,
+        gt=0,
+        description="How long the device's share of a budget of the fleet holds while nothing is heard of the service.",
+    )
     every: Seconds = Field(60.0, ge=1, le=3600, description="How often to ask, until the service says how often.")

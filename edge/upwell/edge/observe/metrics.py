@@ -26,9 +26,30 @@ from upwell.edge.spool.spool import Spool
 from upwell.edge.updates.follower import UpdateStatus
 from upwell.shared.platform.background_thread import restarts
 from upwell.shared.routing.decide.state import RouterState
-from upwell.shared.routing.reasons import Reason, Route
+from upwell.shared.routing.reasons import DEGRADED, Reason, Route
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+KEPT_THOUGH_WANTED = DEGRADED | {Reason.BUDGET_SPENT, Reason.FLEET_SHARE}
+"""Reasons of answers of the device where the policy alone would have asked the cloud."""
+
+
+@dataclass(frozen=True)
+class ModelTotals:
+    """Requests for a model: all, those that went up, those that the policy wanted up; and the bytes sent."""
+
+    requests: int = 0
+    up: int = 0
+    wanted: int = 0
+    sent_bytes: int = 0
+
+    def since(self, before: ModelTotals) -> ModelTotals:
+        """What came to it since then."""
+        return ModelTotals(
+            self.requests - before.requests, self.up - before.up, self.wanted - before.wanted,
+            self.sent_bytes - before.sent_bytes,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -65,6 +86,14 @@ class AnswerTally(Collector):
         with self._lock:
             for (_, route, _), times in self._answers.items():
                 found[route] = found.get(route, 0) + sum(times.counts)
+        return found
+
+    def by_model(self) -> dict[str, dict[tuple[Route, Reason], int]]:
+        """How many answers each route gave for which reason."""
+        found: dict[str, dict[tuple[Route, Reason], int]] = {}
+        with self._lock:
+            for (model, route, reason), times in self._answers.items():
+                found.setdefault(model, {})[route, reason] = sum(times.counts)
         return found
 
     def collect(self) -> Iterator[Metric]:
@@ -169,6 +198,9 @@ class AgentMetrics:
         """What was counted since the start, over all models, as a fleet service is told it."""
         routes = self.answers.by_route()
         audits = _values(self._audits)
+        degraded: dict[str, int] = {}
+        for (_, reason), count in _values(self._degraded).items():
+            degraded[f"degraded.{reason}"] = degraded.get(f"degraded.{reason}", 0) + count
         return {
             "requests": sum(routes.values()),
             "up": sum(count for route, count in routes.items() if route not in (Route.EDGE, Route.EXIT)),
@@ -178,7 +210,21 @@ class AgentMetrics:
             "uplink_bytes": sum(_values(self._up).values()),
             "audits": sum(audits.values()),
             "disagreements": sum(count for labels, count in audits.items() if labels[-1] == "false"),
+            **degraded,
         }
+
+    def demand(self) -> dict[str, ModelTotals]:
+        """What was asked of each model since the start, and of that what went up or was wanted there."""
+        sent = {labels[0]: count for labels, count in _values(self._up).items()}
+        found = {}
+        for model, answers in self.answers.by_model().items():
+            up = sum(count for (route, _), count in answers.items() if route not in (Route.EDGE, Route.EXIT))
+            kept = sum(
+                count for (route, reason), count in answers.items()
+                if route in (Route.EDGE, Route.EXIT) and reason in KEPT_THOUGH_WANTED
+            )  # fmt: skip
+            found[model] = ModelTotals(sum(answers.values()), up, up + kept, sent.get(model, 0))
+        return found
 
     def sent(self, model: str, size_bytes: int) -> None:
         """Count bytes that went up, whatever became of them."""

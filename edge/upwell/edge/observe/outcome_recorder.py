@@ -122,7 +122,7 @@ that a trial gave it, and that it is of a release that only runs beside."""
 _NO_FACTS: Mapping[str, Parameter] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 _draw = random.random  # for samples; keeps no secret
-SPOOLED = DEGRADED | {Reason.BUDGET_SPENT}
+SPOOLED = DEGRADED | {Reason.BUDGET_SPENT, Reason.FLEET_SHARE}
 """Why a case that wanted the cloud may be kept for later: the cloud or a budget was in the way, not a rule."""
 
 

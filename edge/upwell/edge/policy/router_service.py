@@ -288,6 +288,23 @@ class RouterService:
         """Where hard begins now."""
         return threshold_of(self.recent, hard)
 
+    def curve(self, model: str) -> Sequence[tuple[float, float]]:
+        """(share, risk): what it is worth to send up the hardest, as the last calibration says that fits; empty where
+        none says it."""
+        pair = self._model_pairs.get(model, ModelPair())
+        carried = self._carried.get(model, ())
+        named = [*carried, *(one for one in self._policy.calibrations if one.model == model)]
+        return next((one.curve for one in reversed(named) if one.curve and not one.misfits(pair)), ())
+
+    def shares(self) -> Mapping[str, float]:
+        """The shares that a fleet allows, by model."""
+        return {model: one.share for model, one in self.recent.allowances.items()}
+
+    def allow(self, shares: Mapping[str, float]) -> None:
+        """Let at most these shares of the models' rows go up, whatever the policy says; the policy alone for others."""
+        with self._lock:
+            self.recent = self._router.allow(self.recent, shares)
+
     def verdict(self, model: str, tags: Mapping[str, str], row_sizes_bytes: tuple[int, ...]) -> Verdict:
         """What the policy of now says about a request of rows of these sizes."""
         return self.judge(

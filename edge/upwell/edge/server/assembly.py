@@ -19,7 +19,7 @@ import numpy as np
 
 from upwell.edge.bundle.base import Bundle
 from upwell.edge.config import AgentConfig
-from upwell.edge.fleet.facts import AgentView, resource_attributes
+from upwell.edge.fleet.facts import AgentView, DemandView, resource_attributes
 from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.plausible import implausible
@@ -132,6 +132,7 @@ def _report(agent: AgentCore, config: AgentConfig) -> None:
             "policy.yaml": agent.router.digest,
             **{f"models/{name}": one.edge.digest for name, one in agent.models.items() if one.edge is not None},
         },
+        demand=DemandView(agent.metrics.demand, agent.router.curve, agent.router.shares, agent.router.allow),
         release=agent.release,
         shadow=agent.shadow,
     )

@@ -6,7 +6,8 @@ PATH = "/v1/opamp"
 CONTENT_TYPE = "application/x-protobuf"
 
 STATISTICS = "io.upwell.statistics/1"
-"""Custom capability: the agent sends a message of type `counted`, JSON with `release`, `since_unix_s` and `counts`."""
+"""Custom capability: the agent sends a message of type `counted`, JSON with `release`, `since_unix_s`, `counts` and
+`demand`, which has for each model what a budget is shared out by (`upwell.shared.opamp.demand`)."""
 
 EXPLAIN = "io.upwell.explain/1"
 """Custom capability: the service sends `ask` (JSON with `id` and `request`), and the agent answers with `told` (`id`

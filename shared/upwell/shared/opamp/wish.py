@@ -5,17 +5,23 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 STATISTICS_S = 900.0
 
 
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+
+
 class Wish(BaseModel):
-    """Which release is to run, from when, and how often the device is to say what it counted.
+    """Which release is to run, from when, how often the device is to say what it counted, and the most that it may
+    send up of what its models are asked.
 
     `release` is a sequence number (None: the newest that the device's own source has); what a device installs was
     signed by the holder of the release key all the same. `shadow` is a release whose models are to answer beside what
-    is served, without anybody hearing of it but the service. Keys of a newer service are ignored.
+    is served, without anybody hearing of it but the service. `shares` has, by model, the share of the rows that may go
+    up; they can only tighten what the device's own policy says. Keys of a newer service are ignored.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -24,6 +30,7 @@ class Wish(BaseModel):
     not_before_unix_s: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)] | None = None
     shadow: Annotated[int, Field(ge=1, le=2**53)] | None = None
     statistics_s: Annotated[float, Field(ge=1, le=86400, allow_inf_nan=False)] = STATISTICS_S
+    shares: Annotated[dict[ModelName, Share], Field(max_length=64)] = Field(default_factory=dict)
 
     def encode(self) -> bytes:
         """As it crosses the wire; equal wishes give equal bytes."""

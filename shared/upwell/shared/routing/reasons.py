@@ -81,6 +81,8 @@ class Reason(_Code):
     """The device's runtime failed on this request, so the cloud answered."""
     BUDGET_SPENT = "budget_spent"
     """A budget of the policy is used up until its period ends."""
+    FLEET_SHARE = "fleet_share"
+    """The device's share of a budget of the whole fleet has no room for it."""
     CLOUD_TOO_SLOW = "cloud_too_slow"
     """Degraded: the cloud was wanted, but its answer was predicted to come after the deadline."""
     BREAKER_OPEN = "breaker_open"

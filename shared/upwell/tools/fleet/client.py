@@ -20,7 +20,7 @@ from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import parse_json
 from upwell.shared.oip.grpc.client import RemoteError
 from upwell.shared.oip.http.https_call import HttpsCaller
-from upwell.tools.terminal import plain
+from upwell.tools.terminal import percent, plain
 
 BASE = "/api/v1"
 PAGE = 1000
@@ -101,6 +101,11 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
     for row in rows:
         made.add_row(*(plain("" if cell is None else cell) for cell in row))
     Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(made)
+
+
+def shares_text(device: Mapping[str, Any]) -> str:
+    """What budgets let a device send up of its requests, by model."""
+    return " ".join(f"{model}={percent(one)}" for model, one in sorted(device["shares"].items()))
 
 
 def ago(unix_s: float | None) -> str:

@@ -11,7 +11,18 @@ from typing import Annotated, Any
 import typer
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.fleet.client import At, Ca, CallFailed, FleetClient, TokenFile, ago, print_json, print_table, segment
+from upwell.tools.fleet.client import (
+    At,
+    Ca,
+    CallFailed,
+    FleetClient,
+    TokenFile,
+    ago,
+    print_json,
+    print_table,
+    segment,
+    shares_text,
+)
 from upwell.tools.terminal import AsJson, key_values, parsed, plain, progress, stdout_console
 
 DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id, or its name where no other has it.")]
@@ -37,7 +48,7 @@ def devices(
     if as_json:
         print_json({"devices": found})
         return
-    headings = ("id", "name", "version", "release", "wanted", "health", "seen", "labels", "problem")
+    headings = ("id", "name", "version", "release", "wanted", "health", "share", "seen", "labels", "problem")
     print_table(headings, map(_row, found))
 
 
@@ -45,7 +56,8 @@ def _row(device: Mapping[str, Any]) -> tuple[object, ...]:
     labels = " ".join(f"{name}={value}" for name, value in sorted(device["labels"].items()))
     problem = device["double"] or device["problem"]
     names = ("id", "name", "version", "release", "wanted")
-    return *(device[name] for name in names), _state(device), ago(device["last_seen_unix_s"]), labels, problem
+    seen = ago(device["last_seen_unix_s"])
+    return *(device[name] for name in names), _state(device), shares_text(device), seen, labels, problem
 
 
 def _state(device: Mapping[str, Any]) -> str:

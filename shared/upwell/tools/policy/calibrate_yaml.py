@@ -15,7 +15,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.calibration.calibrate import CalibrationResult, Target
-from upwell.shared.routing.calibration.choosing import Found
+from upwell.shared.routing.calibration.choosing import Found, operating_points
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy
@@ -161,8 +161,10 @@ def _entry(calibration: CalibrationResult) -> CommentedMap:
     return entry
 
 
-def evidence(calibration: CalibrationResult) -> dict[str, float]:
-    """What the calibration rests on: counts, shares and risks; what nobody knows is left out."""
+def evidence(calibration: CalibrationResult) -> dict[str, Any]:
+    """What the calibration rests on: counts, shares and risks; what nobody knows is left out. `curve` has pairs of a
+    share and the risk there, by which a fleet shares a budget out.
+    """
     chosen, held_out = calibration.chosen, calibration.held_out
     numbers = {
         "requests": calibration.requests,
@@ -171,7 +173,10 @@ def evidence(calibration: CalibrationResult) -> dict[str, float]:
         "nothing_hard_risk": calibration.nothing_hard.risk,
         **_numbers("held_out", held_out),
     }
-    return {name: round(value, 6) for name, value in numbers.items() if not math.isnan(value)}
+    found = {name: round(value, 6) for name, value in numbers.items() if not math.isnan(value)}
+    points = operating_points(calibration.sample)
+    curve = [[round(share, 4), round(risk, 4)] for share, risk in points]
+    return {**found, **({"curve": curve} if curve else {})}
 
 
 def _numbers(part: str, found: Found) -> dict[str, float]:

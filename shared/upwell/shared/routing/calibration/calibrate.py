@@ -131,7 +131,7 @@ def as_sample(lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettin
     values = np.where(np.isnan(values), np.inf, values if hard.measure in RISING else -values)
     fixed = [_whatever_the_threshold(line, policy, hard, target) for line in lines]
     scores = np.array([value if goes is None else goes for value, goes in zip(values, fixed, strict=True)], np.float64)
-    return Sample(scores, np.array([_loss(line) for line in lines], np.float64))
+    return Sample(scores, np.array([loss_of(line) for line in lines], np.float64))
 
 
 def _whatever_the_threshold(line: LogLine, policy: CompiledPolicy, hard: HardSettings, target: Target) -> float | None:
@@ -151,7 +151,8 @@ def _whatever_the_threshold(line: LogLine, policy: CompiledPolicy, hard: HardSet
     return math.inf if is_hard(value, own.measure, own.threshold) else -math.inf
 
 
-def _loss(line: LogLine) -> float:
+def loss_of(line: LogLine) -> float:
+    """1 where the device is wrong and the cloud right, 0 where not, NaN where one of the answers is not known."""
     if line.edge_correct is None or line.cloud_correct is None:
         return math.nan
     return float(line.cloud_correct and not line.edge_correct)

@@ -79,6 +79,24 @@ class Found:
     risk_bound: float
 
 
+POINTS = 16
+"""So many stretches an operating curve has at most."""
+
+
+def operating_points(sample: Sample) -> tuple[tuple[float, float], ...]:
+    """(share, risk) where the hardest go up first: that share of the known requests, and the share of them that is kept
+    and wrong then; from none to all that may go up. Empty where nothing is known."""
+    known = sample.known
+    if not len(known):
+        return ()
+    cuts = np.concatenate([known.cuts()[::-1], [-np.inf]])
+    points = {0.0: float(known.losses.mean())}
+    for cut in cuts[np.unique(np.linspace(0, len(cuts) - 1, POINTS).astype(int))]:
+        goes_up = known.scores > cut
+        points[float(goes_up.mean())] = float(known.losses[~goes_up].sum() / len(known))
+    return tuple(sorted(points.items()))
+
+
 def found(sample: Sample, cut: float, confidence: float) -> Found:
     """What `cut` gives on `sample`; the bound is exact and one-sided at `confidence`."""
     known = sample.known

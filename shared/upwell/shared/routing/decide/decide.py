@@ -50,20 +50,26 @@ def after_edge(case: OffloadCase) -> Decision:
     """What to do with the rows that the device has scored."""
     signals, settings = case.signals, case.verdict.settings
     assert signals.hardness is not None and settings.hard is not None  # noqa: S101, PT018  the caller's contract
-    threshold = threshold_of(case.state, settings.hard)
-    hard = tuple(
-        row
-        for row, value in zip(signals.scored_rows, signals.hardness, strict=True)
-        if is_hard(value, settings.hard.measure, threshold)
-    )
+    own = threshold_of(case.state, settings.hard)
+    hard = _beyond(case, settings.hard, own)
     hard_reason = Reason.DRIFTED if settings.hard.is_of_drift else Reason.HARD
     easy, reason = (Reason.EASY, hard_reason) if settings.hard.calibrated else (Reason.UNCALIBRATED,) * 2
+    allowance = case.state.allowances.get(signals.request_facts.model)
+    if hard and allowance is not None:
+        hard = _beyond(case, settings.hard, allowance.tightened(settings.hard, own))
+        easy = Reason.FLEET_SHARE
     if not hard:
         return _decision(case, _NOTHING_UP, Plan.CASCADE, easy)
     # The device's answer is there: nothing is sooner, and what it cost is spent.
     only_better = settings.objective == "accuracy"
     found = attempt(case, hard) if only_better else OffloadOption(Reason.CLOUD_NOT_BETTER)
     return _decision(case, found, Plan.CASCADE, reason, hard)
+
+
+def _beyond(case: OffloadCase, hard: HardSettings, threshold: float) -> tuple[int, ...]:
+    """The scored rows that are hard by that threshold."""
+    rows, values = case.signals.scored_rows, case.signals.hardness or ()
+    return tuple(row for row, value in zip(rows, values, strict=True) if is_hard(value, hard.measure, threshold))
 
 
 def threshold_of(state: RouterState, hard: HardSettings) -> float:

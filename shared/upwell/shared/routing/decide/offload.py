@@ -180,6 +180,9 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
             side_change=side_change,
             split_route=route,
         )
+    allowance = state.allowances.get(model)
+    if allowance is not None and not must and not allowance.has_room:
+        return OffloadOption(Reason.FLEET_SHARE, predicted=predicted, split_route=route)
     draws = tuple(
         draw_of(limit, settings.prices, size_bytes, case.signals.request_facts.wall_time_s) for limit in settings.budget
     )

@@ -31,6 +31,7 @@ from upwell.shared.routing.decide.state import (
     Scored,
     Signals,
 )
+from upwell.shared.routing.estimators.allowance import Allowance
 from upwell.shared.routing.estimators.audit import AuditTally
 from upwell.shared.routing.estimators.backlog import Backlog
 from upwell.shared.routing.estimators.budget import Draw
@@ -106,7 +107,8 @@ class Router:
         """Take the message of a kept case from the model's budgets; False where they do not have it to spare."""
         settings = self.settings(model)
         draws = tuple(draw_of(limit, settings.prices, size_bytes, wall_time_s) for limit in settings.budget)
-        if not state.budgets.spares_all(draws, self.zone):
+        allowance = state.allowances.get(model)
+        if not state.budgets.spares_all(draws, self.zone) or (allowance is not None and not allowance.has_room):
             return state, False
         return (replace(state, budgets=state.budgets.take(draws, self.zone)) if draws else state), True
 
@@ -187,7 +189,7 @@ class Router:
         if isinstance(outcome, Scored):
             return self._scored(state, outcome)
         if isinstance(outcome, CloudSent):
-            return learning.sent(state, outcome, now_s)
+            return learning.sent(_with_rows(state, outcome), outcome, now_s)
         if isinstance(outcome, CloudAnswered):
             return learning.answered(state, outcome, now_s)
         if isinstance(outcome, LinkProbed):
@@ -202,17 +204,33 @@ class Router:
             return replace(state, audits={**state.audits, outcome.scope: tally.add(outcome.disagreed)})
         return learning.ended(state, outcome, now_s)
 
+    def allow(self, state: RouterState, shares: Mapping[str, float]) -> RouterState:
+        """The state with these shares, by model, as the most that may go up; the policy alone for all others."""
+        former = state.allowances
+        allowances = {
+            model: former[model].of_share(share) if model in former else Allowance.start(share)
+            for model, share in shares.items()
+            if share < 1.0
+        }
+        return replace(state, allowances=allowances)
+
     def ran(self, state: RouterState, runs: Iterable[Run]) -> RouterState:
         """The state with what `EdgeRan` says of several runs."""
-        edge = dict(state.edge)
+        edge, allowances = dict(state.edge), state.allowances
         for model, rows, duration_s, at_s in runs:
             edge[model] = edge.get(model, _NO_RUNS).add(rows, duration_s, at_s)
-        return replace(state, edge=edge)
+            if model in allowances:
+                allowances = {**allowances, model: allowances[model].ran(rows)}
+        return replace(state, edge=edge, allowances=allowances)
 
     def _scored(self, state: RouterState, scored: Scored) -> RouterState:
         hard = self._hard.get(scored.scope)
         if hard is None:  # of a policy that was replaced meanwhile
             return state
+        allowance = state.allowances.get(scored.model)
+        if allowance is not None:
+            allowance = allowance.scored(hard, scored.rows, scored.large, scored.hardness)
+            state = replace(state, allowances={**state.allowances, scored.model: allowance})
         if not math.isnan(hard.cloud_share):
             held = state.shares.get(scored.scope)
             controller = held if held is not None and held.fits(hard) else ShareController.start(hard)
@@ -220,10 +238,21 @@ class Router:
             state = replace(state, shares={**state.shares, scored.scope: controller})
         if not math.isnan(hard.max_risk):
             threshold = threshold_of(state, hard)
+            if allowance is not None:
+                threshold = allowance.tightened(hard, threshold)
             up = scored.large + sum(is_hard(value, hard.measure, threshold) for value in scored.hardness)
             tally = _tally(state, hard, scored.scope)
             state = replace(state, audits={**state.audits, scored.scope: tally.saw(scored.rows, scored.rows - up)})
         return state
+
+
+def _with_rows(state: RouterState, sent: CloudSent) -> RouterState:
+    """The state with the rows of a message taken from the model's allowance."""
+    model = sent.whole or sent.model
+    allowance = state.allowances.get(model)
+    if allowance is None:
+        return state
+    return replace(state, allowances={**state.allowances, model: allowance.sent(sent.rows)})
 
 
 def _tally(state: RouterState, hard: HardSettings, scope: str) -> AuditTally:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from upwell.shared.routing.estimators.allowance import Allowance
 from upwell.shared.routing.estimators.audit import AuditTally
 from upwell.shared.routing.estimators.backlog import Backlog
 from upwell.shared.routing.estimators.breaker import Breaker
@@ -32,7 +33,8 @@ class RouterState:
     the bytes of an answer for one row, `hedges` what may be spent on second requests, `last_side` whether the last
     candidate went up (True) or was kept for its predicted time (False), `last_split_route` the `SplitRoute.key`
     by which it went up last, empty for the whole model, `backoff_until` the instants before which the cloud said not to
-    come back. By scope of `HardSettings`: `shares` and `audits`. `budgets` is what a restart must not forget.
+    come back, `allowances` what a fleet leaves of its budget. By scope of `HardSettings`: `shares` and `audits`.
+    `budgets` is what a restart must not forget.
     """
 
     link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
@@ -49,6 +51,7 @@ class RouterState:
     audits: Mapping[str, AuditTally] = field(default_factory=dict)
     last_split_route: Mapping[str, str] = field(default_factory=dict)
     backoff_until: Mapping[str, float] = field(default_factory=dict)
+    allowances: Mapping[str, Allowance] = field(default_factory=dict)
 
     def is_held(self, model: str, now_s: float) -> bool:
         """Whether the cloud said lately not to come back with requests of this model before some later instant."""

@@ -33,7 +33,7 @@ class Calibration(Section):
     cloud_share: Annotated[Share | None, Written] = Field(None, description="The share that it was made for.")
     max_risk: Annotated[OpenShare | None, Written] = Field(None, description="The risk that it was made for.")
     confidence: OpenShare = Field(0.95, description="How sure that risk is.")
-    evidence: dict[str, Any] = Field({}, description="What it rests on; informational.")
+    evidence: dict[str, Any] = Field({}, description="What it rests on; a fleet shares budgets by its `curve`.")
 
     @model_validator(mode="after")
     def _whole(self) -> Calibration:
@@ -68,6 +68,17 @@ class Calibration(Section):
             value is not None and math.isclose(value, wanted, rel_tol=1e-9)
             for value, wanted in zip(values, target.values(), strict=True)
         )
+
+    @property
+    def curve(self) -> tuple[tuple[float, float], ...]:
+        """(share, risk) of the evidence; empty where it has none, or somebody wrote something else there."""
+        found = self.evidence.get("curve")
+        pairs = found if isinstance(found, list) else []
+        is_right = all(
+            isinstance(one, list) and len(one) == 2 and all(isinstance(x, (int, float)) and 0 <= x <= 1 for x in one)
+            for one in pairs
+        )
+        return tuple((float(share), float(risk)) for share, risk in pairs[:32]) if is_right else ()
 
     def key(self) -> tuple[object, ...]:
         """What two calibrations must not have in common."""

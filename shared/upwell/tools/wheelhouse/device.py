@@ -1,0 +1,325 @@
+"""Puts the Upwell agent on a device from the wheels beside this script: install, upgrade with a trial, remove.
+
+It stands alone: Python 3.10 or later with its standard library, systemd, and no network. Two environments lie side by
+side, /opt/upwell/a and b, and `current` leads to the one in use: an upgrade makes the other, switches, and goes back
+where the agent does not come up and stay up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import grp
+import json
+import os
+import platform
+import pwd
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+UNIT = "upwell-agent.service"
+USER = "upwell-agent"
+HOME = Path("/opt/upwell")
+CURRENT = HOME / "current"
+ETC = Path("/etc/upwell-agent")
+STATE = Path("/var/lib/upwell-agent")
+UNIT_FILE = Path("/etc/systemd/system") / UNIT
+SCRIPT = HOME / "upwell-device"
+TRIAL = HOME / "trial.json"
+MADE = HOME / "made.json"
+MOST_STARTS = 3
+TRIAL_HOLDS_S = 86400.0
+ACCELERATOR_GROUPS = ("video", "render")
+
+
+class InstallFailed(Exception):
+    """What is wrong, and what would be right."""
+
+
+def run(*words: object, check: bool = True, quiet: bool = False) -> subprocess.CompletedProcess[str]:
+    """A program. Raises `InstallFailed` with what it said where `check` and it failed."""
+    listed = [str(word) for word in words]
+    done = subprocess.run(listed, text=True, capture_output=True, check=False, cwd="/")  # noqa: S603  no shell
+    if check and done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()[-15:]
+        raise InstallFailed(f"{' '.join(map(str, words))} ended with {done.returncode}:\n  " + "\n  ".join(said))
+    if not quiet and done.stderr.strip():
+        print(done.stderr.strip(), file=sys.stderr)
+    return done
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file whole, beside it first."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text, encoding="utf-8")
+    beside.chmod(mode)
+    beside.replace(path)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The object in a file; empty where there is none or it is torn."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def requirements(wheels: Path) -> Path:
+    """The list of wheels for this machine's Python and processor. Raises `InstallFailed`."""
+    name = f"requirements-cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}.txt"
+    found = wheels / name
+    if not found.is_file():
+        there = ", ".join(sorted(one.name for one in wheels.glob("requirements-*.txt"))) or "none"
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise InstallFailed(
+            f"{wheels} has no {name}, so no wheels for this machine; it has {there}\n"
+            f"make it with: upwell release wheelhouse FOLDER --python {python} --machine {platform.machine()}"
+        )
+    return found
+
+
+def make_environment(slot: Path, wheels: Path) -> str:
+    """A virtual environment with exactly the listed wheels, each held to its digest; its version of Upwell."""
+    listed = requirements(wheels)
+    pip = max(wheels.glob("pip-*.whl"), default=None)
+    if pip is None:
+        raise InstallFailed(f"{wheels} has no wheel of pip; make the folder with `upwell release wheelhouse`")
+    shutil.rmtree(slot, ignore_errors=True)
+    try:
+        run(sys.executable, "-m", "venv", "--without-pip", slot)
+        python = slot / "bin" / "python"
+        # From the wheel itself: Debian's venv has no pip where python3-venv is not installed.
+        options = ("--isolated", "--no-cache-dir", "--disable-pip-version-check", "--no-index")
+        run(python, pip / "pip", "install", *options, "--find-links", wheels, "--require-hashes", "-r", listed)
+        return run(slot / "bin" / "upwell", "--version", quiet=True).stdout.strip()
+    except InstallFailed:
+        shutil.rmtree(slot, ignore_errors=True)
+        raise
+
+
+def switch(slot: Path) -> None:
+    """Have `current` lead there, in one step."""
+    beside = HOME / "current.new"
+    with contextlib.suppress(FileNotFoundError):
+        beside.unlink()
+    beside.symlink_to(slot.name)
+    os.replace(beside, CURRENT)
+    descriptor = os.open(HOME, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def other_slot() -> Path:
+    """The one that is not in use."""
+    return HOME / ("b" if CURRENT.resolve().name == "a" else "a")
+
+
+def show(name: str) -> str:
+    """A property of the unit."""
+    return run("systemctl", "show", "--property", name, "--value", UNIT, check=False, quiet=True).stdout.strip()
+
+
+def why_not() -> str:
+    """What the agent said last."""
+    said = run("journalctl", "--unit", UNIT, "--lines", "12", "--output", "cat", "--no-pager", check=False, quiet=True)
+    return "\n  ".join(("the agent did not come up; it said:", *said.stdout.strip().splitlines()))
+
+
+def stays_up(trial_s: float) -> str:
+    """Restart the agent and watch it; empty once it was ready and ran so long without a restart, else why not."""
+    run("systemctl", "reset-failed", UNIT, check=False, quiet=True)
+    if run("systemctl", "restart", UNIT, check=False, quiet=True).returncode:
+        return why_not()
+    restarts, until_s = show("NRestarts"), time.monotonic() + trial_s
+    while True:
+        if show("ActiveState") != "active" or show("NRestarts") != restarts:
+            return why_not()
+        if time.monotonic() >= until_s:
+            return ""
+        time.sleep(min(0.5, trial_s))
+
+
+def install(wheels: Path, settings: Path, trial_s: float) -> None:
+    """Put the agent on this device with the settings in that folder, and start it. All of it, or nothing."""
+    if CURRENT.is_symlink():
+        raise InstallFailed(f"{CURRENT} is there already; expected `upgrade`, or `remove` first")
+    if not (settings / "agent.yaml").is_file():
+        raise InstallFailed(f"{settings} has no agent.yaml; expected a folder with it and with the files that it names")
+    for path in (HOME, ETC, UNIT_FILE):
+        if path.exists():
+            raise InstallFailed(f"{path} is there already, and was not made by this script; move it away first")
+    if shutil.which("systemctl") is None:
+        raise InstallFailed("systemctl is missing; expected a system that runs systemd")
+    had_state = STATE.exists()
+    try:
+        HOME.mkdir(parents=True)
+        write(MADE, json.dumps({"user": make_user() or bool(read_json(STATE / MADE.name).get("user"))}))
+        version = make_environment(HOME / "a", wheels)
+        switch(HOME / "a")
+        shutil.copy2(Path(__file__).resolve(), SCRIPT)
+        SCRIPT.chmod(0o755)
+        copy_settings(settings)
+        write(UNIT_FILE, unit_text(wheels))
+        run("systemctl", "daemon-reload")
+        run("systemctl", "enable", UNIT, quiet=True)
+        if problem := stays_up(trial_s):
+            raise InstallFailed(problem)
+    except (InstallFailed, OSError, KeyboardInterrupt):
+        print("it did not work: everything is taken off the device again", file=sys.stderr)
+        remove(keep_state=had_state)
+        raise
+    print(f"{version} runs as {UNIT}; {enrolment()}")
+
+
+def make_user() -> bool:
+    """Make the user that the agent runs as; whether it was not there."""
+    with contextlib.suppress(KeyError):
+        pwd.getpwnam(USER)
+        return False
+    run("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", STATE,
+        "--shell", "/usr/sbin/nologin", "--comment", "Upwell agent", USER)  # fmt: skip
+    return True
+
+
+def copy_settings(settings: Path) -> None:
+    """The folder's files, which only root may change and the agent may read."""
+    shutil.copytree(settings, ETC)
+    group = grp.getgrnam(USER).gr_gid
+    for path in (ETC, *ETC.rglob("*")):
+        os.chown(path, 0, group, follow_symlinks=False)
+        if not path.is_symlink():
+            path.chmod(0o750 if path.is_dir() else 0o640)
+
+
+def unit_text(wheels: Path) -> str:
+    """The unit, with those groups of accelerators that there are: with another one it would not start."""
+    text = (wheels / UNIT).read_text(encoding="utf-8")
+    there = []
+    for name in ACCELERATOR_GROUPS:
+        with contextlib.suppress(KeyError):
+            grp.getgrnam(name)
+            there.append(name)
+    return text.replace("SupplementaryGroups=video render", f"SupplementaryGroups={' '.join(there)}".rstrip("="))
+
+
+def enrolment() -> str:
+    """How it stands with the fleet."""
+    if (STATE / "fleet" / "cert.pem").exists():
+        return "it has enrolled in its fleet"
+    if (STATE / "fleet").exists():
+        return "it has not enrolled in its fleet yet, and goes on trying"
+    return "its agent.yaml names no fleet"
+
+
+def upgrade(wheels: Path, trial_s: float) -> None:
+    """Put another version beside the one in use and run it on trial; back where it does not come up and stay up."""
+    if not CURRENT.is_symlink():
+        raise InstallFailed(f"{CURRENT} is not there; expected `install` first")
+    former, slot = CURRENT.resolve(), other_slot()
+    version = make_environment(slot, wheels)
+    write(TRIAL, json.dumps({"from": former.name, "to": slot.name, "starts": 0, "began_unix_s": time.time()}))
+    switch(slot)
+    problem = stays_up(trial_s)
+    if not problem and CURRENT.resolve() != slot:
+        problem = "it was started too often"
+    if problem:
+        switch(former)
+        TRIAL.unlink(missing_ok=True)
+        again = stays_up(min(trial_s, 5.0))
+        raise InstallFailed(
+            f"{version} is given up, and the version before runs again: {problem}" + (again and f"\n{again}")
+        )
+    TRIAL.unlink(missing_ok=True)
+    with contextlib.suppress(shutil.SameFileError):
+        shutil.copy2(Path(__file__).resolve(), SCRIPT)
+    print(f"{version} runs as {UNIT}; the version before lies in {former}")
+
+
+def guard() -> None:
+    """Before each start of the agent: a version on trial that is started again and again is left.
+
+    The upgrade watches by itself; this is for when it was ended in between, as by a power cut.
+    """
+    trial = read_json(TRIAL)
+    began, starts, former = trial.get("began_unix_s"), trial.get("starts"), trial.get("from")
+    if not isinstance(began, (int, float)) or not isinstance(starts, int) or former not in ("a", "b"):
+        TRIAL.unlink(missing_ok=True)
+        return
+    if not 0 <= time.time() - began <= TRIAL_HOLDS_S:
+        TRIAL.unlink(missing_ok=True)
+    elif starts >= MOST_STARTS:
+        print(f"started {starts} times without success: back to the version before", file=sys.stderr)
+        switch(HOME / former)
+        TRIAL.unlink(missing_ok=True)
+    else:
+        write(TRIAL, json.dumps({**trial, "starts": starts + 1}))
+
+
+def remove(*, keep_state: bool) -> None:
+    """Take everything off the device that `install` put there, and what the agent kept."""
+    made = read_json(MADE)
+    if UNIT_FILE.exists():
+        run("systemctl", "disable", "--now", UNIT, check=False, quiet=True)
+        UNIT_FILE.unlink()
+        run("systemctl", "daemon-reload", check=False)
+        run("systemctl", "reset-failed", UNIT, check=False, quiet=True)
+    for path in (ETC, Path("/run/upwell-agent"), *(() if keep_state else (STATE,))):
+        shutil.rmtree(path, ignore_errors=True)
+    if made.get("user") and not keep_state:
+        run("userdel", USER, check=False, quiet=True)
+    elif made and STATE.is_dir():
+        write(STATE / MADE.name, json.dumps(made))  # for the next `install`, whose `remove` takes the user along
+    shutil.rmtree(HOME, ignore_errors=True)
+
+
+def status() -> None:
+    """Say what runs."""
+    if not CURRENT.is_symlink():
+        raise InstallFailed("not installed")
+    slot = CURRENT.resolve()
+    version = run(slot / "bin" / "upwell", "--version", quiet=True).stdout.strip()
+    trial = ", on trial" if TRIAL.exists() else ""
+    print(f"{version} in {slot}{trial}; {UNIT} is {show('ActiveState')}; {enrolment()}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Do what is asked; 0 done, 1 failed, 2 wrong use."""
+    parser = argparse.ArgumentParser(prog="upwell-device", description=__doc__)
+    parser.add_argument("--wheels", type=Path, default=Path(__file__).resolve().parent,
+                        help="the folder that `upwell release wheelhouse` made (this script's own)")  # fmt: skip
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("install", help="put the agent on this device and start it")
+    one.add_argument("settings", type=Path, help="a folder with agent.yaml and the files that it names")
+    two = commands.add_parser("upgrade", help="another version, on trial; back by itself where it does not stay up")
+    for each, default in ((one, 5.0), (two, 60.0)):
+        each.add_argument("--trial", type=float, default=default, help="seconds it must stay up (%(default)s)")
+    three = commands.add_parser("remove", help="take everything off again")
+    three.add_argument("--keep-state", action="store_true", help="keep the agent's state, its key and its user")
+    commands.add_parser("status", help="which version runs")
+    commands.add_parser("guard", help=argparse.SUPPRESS)
+    asked = parser.parse_args(words)
+    if os.geteuid() != 0 and asked.command != "status":
+        print("upwell-device: it changes the system: run it as root", file=sys.stderr)
+        return 2
+    try:
+        if asked.command == "install":
+            install(asked.wheels, asked.settings, asked.trial)
+        elif asked.command == "upgrade":
+            upgrade(asked.wheels, asked.trial)
+        elif asked.command == "remove":
+            remove(keep_state=asked.keep_state)
+        else:
+            (guard if asked.command == "guard" else status)()
+    except InstallFailed as error:
+        print(f"upwell-device: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
