@@ -3,6 +3,7 @@
     python tests/models/make_described.py base                    # in the environment of the tests
     python tests/models/make_described.py tflite-support FOLDER   # in one with tflite-support 0.4.4 and numpy<2
     python tests/models/make_described.py optimum                 # transformers 4.57.6 and optimum-onnx 0.1.0
+    python tests/models/make_described.py ultralytics             # ultralytics 8.4.190
 
 The first writes models whose answer is the mean of each channel, the second gives them the metadata of an image
 classifier: normalization, and labels behind the model. The third writes folders of Hugging Face with random weights, as
@@ -52,6 +53,56 @@ def tflite_support() -> None:
     labels.unlink()
 
 
+def ultralytics() -> None:
+    """Networks of each task with random weights, and what Ultralytics finds by them in `wide.png`."""
+    import tempfile
+
+    import numpy as np
+    import torch
+    from PIL import Image
+    from ruamel.yaml import YAML
+    from ultralytics import YOLO
+    from ultralytics.utils import ROOT
+
+    patches = np.random.default_rng(1).integers(0, 256, (6, 8, 3), np.uint8)
+    photo = FOLDER / "wide.png"
+    Image.fromarray(patches).resize((64, 48), Image.Resampling.BICUBIC).save(photo)
+    found: dict[str, object] = {}
+    for task, name in TASKS.items():
+        torch.manual_seed(0)
+        architecture = YAML(typ="safe").load(ROOT / f"cfg/models/26/{name}.yaml")
+        architecture |= {"nc": 3, "scales": {"n": [0.33, 0.03125, 256]}}
+        if task == "pose":
+            architecture["kpt_shape"] = [3, 3]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / f"{name.replace('yolo26', 'yolo26n')}.yaml"
+            YAML(typ="safe").dump(architecture, file)
+            network = YOLO(str(file), task=task)
+            network.model.names = dict(enumerate(LABELS))
+            for weights in network.model.parameters():  # of its own random ones no picture gets through to the scores
+                if weights.dim() == 4:
+                    torch.nn.init.kaiming_normal_(weights, nonlinearity="relu")
+            for scores in (one[-1] for one in network.model.model[-1].cv3):
+                scores.bias.data[:] = -1.0
+            made = network.export(format="onnx", imgsz=64, simplify=False, device="cpu")
+            (FOLDER / f"ultralytics_{task}.onnx").write_bytes(Path(made).read_bytes())
+            exported = YOLO(str(FOLDER / f"ultralytics_{task}.onnx"), task=task)
+            (result,) = exported.predict(str(photo), conf=0.25, iou=0.45, max_det=100, verbose=False, device="cpu")
+        boxes = result.obb if task == "obb" else result.boxes
+        corners = boxes.xyxy if task == "obb" else boxes.xyxyn
+        found[task] = np.column_stack((corners.numpy(), boxes.conf.numpy(), boxes.cls.numpy()))
+        if task == "obb":
+            found["corners"] = boxes.xyxyxyxyn.numpy()
+        if task == "pose":
+            found["keypoints"] = np.concatenate((result.keypoints.xyn, result.keypoints.conf[..., None]), axis=2)
+        if task == "segment":
+            found["masks"] = result.masks.data.numpy().astype(np.bool_)
+    np.savez_compressed(FOLDER / "ultralytics.npz", **found)  # type: ignore[arg-type]  # arrays, all of them
+
+
+TASKS = {
+    "detect": "yolo26", "segment": "yolo26-seg", "pose": "yolo26-pose", "obb": "yolo26-obb",
+}  # fmt: skip
 TEXTS = ("the quick dog", "good bad bad fox " * 20)
 
 
@@ -107,4 +158,4 @@ def optimum() -> None:
 
 
 if __name__ == "__main__":
-    {"base": base, "tflite-support": tflite_support, "optimum": optimum}[sys.argv[1]]()
+    {"base": base, "tflite-support": tflite_support, "optimum": optimum, "ultralytics": ultralytics}[sys.argv[1]]()

@@ -67,7 +67,7 @@ def test_a_model_without_rows_is_judged_whole() -> None:
     ("kind", "shape", "with_labels", "message"),
     [
         ("embedding", (-1, 8), False, r"this model gives 'y' \(embedding\), for which no rule says"),
-        ("tensor", (-1, 1), True, "an output of probabilities, logits or detections"),
+        ("tensor", (-1, 1), True, "an output of probabilities, logits, detections or segments"),
         ("detections", (-1, 9, 6), True, "a label is one class per item, and 'y' is more than that"),
         ("probabilities", (-1, 60, 10), True, "a label is one class per item"),
         ("probabilities", (-1, -1, 10), True, "a label is one class per item"),
@@ -151,3 +151,18 @@ def test_what_pairs_off_has_a_pairing(edge: list[tuple[float, ...]], cloud: list
             for order in itertools.permutations(sure[1])
         )
     assert same_objects(arrays[0], arrays[0], 0.5)
+
+
+def test_segments_agree_where_their_classes_overlap_in_the_mean() -> None:
+    one = judge("segments", (-1, 4, 4, 2))
+    cloud = np.zeros((1, 4, 4, 2), np.uint8)
+    cloud[0, :2, :, 0] = 1
+    for moved, agrees in ((0, True), (2, True), (3, False)):  # of 8 pixels: 6/8 and 8/10, then 5/8 and 8/11
+        edge = cloud.copy()
+        edge[0, 0, :moved, 0] = 0
+        assert one.agrees({"y": edge}, {"y": cloud}) is agrees
+    unseen = cloud.copy()
+    unseen[0, 0, :, 0] = 255
+    assert one.agrees({"y": unseen}, {"y": cloud})
+    assert not one.agrees({"y": np.full_like(cloud, 255)}, {"y": cloud})
+    assert one.answer({"y": cloud}) == one.answer({"y": cloud.copy()}) != one.answer({"y": unseen})

@@ -209,3 +209,14 @@ def test_argmax_agreement_is_what_counting_says(seed: int, classes: int, agree: 
         assert verdict.passed is bool(
             agreed >= agree * decided and np.array_equal(answer.astype(np.float32), reference)
         )
+
+
+@pytest.mark.parametrize(("kind", "last"), [("masks", ()), ("segments", (2,))])
+def test_pixels_agree_by_what_they_name(kind: str, last: tuple[int, ...]) -> None:
+    reference = np.ones((1, 10, 10, *last), np.uint8)
+    answer = reference.copy()
+    for wrong, passed in ((5, True), (6, False)):
+        answer[0, 0, :wrong] = 2
+        assert judged(kind, answer, reference).passed is passed
+    if last:
+        assert judged(kind, np.stack((reference[..., 0], reference[..., 1] * 9), axis=-1), reference).passed

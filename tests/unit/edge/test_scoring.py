@@ -358,3 +358,35 @@ def test_the_demo_models_which_compute_in_int8_give_the_scores_of_their_fp32_ari
     if suffix == "onnx":
         types = {node.op_type for node in onnx.load(str(bundle / "model.onnx")).graph.node}
         assert "QuantizeLinear" in types
+
+
+def test_keypoints_are_as_hard_as_those_that_are_hardly_seen() -> None:
+    made = np.zeros((1, 2, 12), np.float32)
+    made[0, 0] = (0, 0, 1, 1, 0.9, 0, 0.5, 0.5, 0.9, 0.5, 0.5, 0.2)
+    made[0, 1, 5] = -1
+    one = scorer(output("boxes", "detections", (-1, 2, 12)))
+    assert one.score({"boxes": made}, HardSettings("low_share", box_score=0.5), 1) == (0.5,)
+    made[0, 0, 11] = math.nan
+    assert math.isnan(one.score({"boxes": made}, HardSettings("low_share", box_score=0.5), 1)[0])
+
+
+def test_a_turned_box_is_as_hard_as_its_score_and_not_its_corners() -> None:
+    made = np.full((1, 1, 14), 0.1, np.float32)
+    made[0, 0, 2:6] = (1, 1, 0.9, 0)
+    one = scorer(output("boxes", "detections", (-1, 1, 14)))
+    assert one.score({"boxes": made}, HardSettings("low_share", box_score=0.5), 1) == (0.0,)
+    assert one.score({"boxes": made}, HardSettings("mean_score"), 1) == pytest.approx([0.9])
+
+
+def test_segments_are_as_sure_as_their_pixels_that_were_seen() -> None:
+    one = scorer(output("segments", "segments", (-1, 2, 2, 2), "UINT8"))
+    made = np.zeros((2, 2, 2, 2), np.uint8)
+    made[0, :, :, 1] = [[255, 0], [51, 204]]
+    made[1, :, :, 0] = [[255, 255], [255, 3]]
+    made[1, :, :, 1] = [[9, 9], [9, 51]]
+    hard = HardSettings("margin")
+    assert one.can(hard)
+    assert one.score({"segments": made}, hard, 2) == pytest.approx([0.5, 0.2])
+    made[1, :, :, 0] = 255
+    assert math.isnan(one.score({"segments": made}, hard, 2)[1])
+    assert not one.can(HardSettings("entropy"))

@@ -87,7 +87,7 @@ def processor(
         (
             "probabilities",
             "detections",
-            "4:28: signature.outputs.scores.kind: detections are FP32 [rows, boxes, 6], got FP32 [-1, "
+            "4:28: signature.outputs.scores.kind: detections are FP32 [rows, boxes, 6 or more], got FP32 [-1, "
             "3]; a boxes step makes them",
         ),
         ("softmax: {", "top_k: {k: 4, ", "6:16: post[0].top_k: cannot take the best 4 of 3 classes"),
@@ -196,7 +196,7 @@ BOXES = [("b", "FP32", (-1, 9, 4)), ("s", "FP32", (-1, 9, 2)), ("c", "INT64", (-
         (
             "softmax: {to: detections}",
             [("y", "FP32", (-1, 9, 5))],
-            "detections are FP32 [rows, boxes, 6], got FP32",
+            "detections are FP32 [rows, boxes, 6 or more], got FP32",
         ),
         (
             "boxes: {format: xyxy}",
@@ -208,7 +208,7 @@ BOXES = [("b", "FP32", (-1, 9, 4)), ("s", "FP32", (-1, 9, 2)), ("c", "INT64", (-
         (
             "rename: {from: y, to: detections}",
             [("y", "FP32", (-1, 5, 7))],
-            "detections are FP32 [rows, boxes, 6]",
+            "detections are FP32 [rows, boxes, 6 or more]",
         ),
         ("sigmoid: y", [("y", "FP32", (-1, 5, 6))], None),
         ("sigmoid: y", [("y", "BYTES", (-1, 5, 6))], "expected floating point numbers in 'y', got BYTES"),

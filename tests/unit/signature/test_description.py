@@ -168,8 +168,8 @@ def test_mistakes_in_steps(rest: str, expected: str | None) -> None:
         ),
         (
             "signature: {outputs: {y: {kind: scores}}}",
-            "1:33: signature.outputs.y.kind: expected 'probabilities', 'logits', 'detections', "
-            "'embedding' or 'tensor', got 'scores'",
+            "1:33: signature.outputs.y.kind: expected 'probabilities', 'logits', 'detections', 'masks', "
+            "'segments', 'embedding' or 'tensor', got 'scores'",
         ),
     ],
 )

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upwell.shared.signature.detections import as_candidates, detect, grouped, suppress, to_corners
+from upwell.shared.signature import detections
+from upwell.shared.signature.detections import RawBoxes, as_candidates, grouped, suppress, to_corners
 from upwell.shared.signature.keys import Boxes
-from upwell.shared.signature.values import Geometry
+from upwell.shared.signature.values import Detections, Geometry
 from upwell.shared.tensors import Array
 
 
@@ -17,6 +18,10 @@ def f32(values: Any) -> Array:
 
 def f64(values: Any) -> Array:
     return np.array(values, dtype=np.float64)
+
+
+def detect(op: Boxes, boxes: Array, scores: Array, classes: Array | None, geometry: Geometry | None) -> Detections:
+    return detections.detect(op, RawBoxes(boxes, scores, classes), geometry)[0]
 
 
 def boxes_op(**keys: Any) -> Boxes:

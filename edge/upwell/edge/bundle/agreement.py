@@ -47,6 +47,7 @@ def compare(
       `INT8_STEPS` apart decides nothing. Where one constant answer would pass, since nearly all deciding rows name one
       class, the relative error must hold as well.
     - `detections` agree by what is found: see `_found_alike`.
+    - `masks` and `segments` agree by the share of pixels that name the same.
     - 32-bit and 64-bit integers, truth values and bytes agree where they are equal.
     - Everything else agrees by ‖answer − reference‖ / ‖reference‖ over the whole output.
 
@@ -65,6 +66,11 @@ def _compare_one(output: LogicalOutput, answer: Array | None, reference: Array, 
     if output.spec.datatype in _COUNTED:
         share = float(np.mean(answer == reference)) if reference.size else 1.0
         return _judged(name, "equal values", share, limits)
+    if output.kind in ("masks", "segments"):
+        which = (answer, reference) if output.kind == "masks" else (answer[..., 0], reference[..., 0])
+        return _judged(
+            name, "of the pixels agree", float(np.mean(which[0] == which[1])) if answer.size else 1.0, limits
+        )
     got, wanted = answer.astype(np.float64), reference.astype(np.float64)
     wild = int(np.count_nonzero(~np.isfinite(got)))
     if wild:

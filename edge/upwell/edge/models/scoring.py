@@ -21,9 +21,9 @@ from upwell.shared.routing.box_hardness import (
     box_hardness,
     candidate_hardness,
 )
-from upwell.shared.routing.hardness import Measure, as_logits, hardness
+from upwell.shared.routing.hardness import Measure, as_logits, hardness, pixel_margin
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.detections import as_candidates, grouped
+from upwell.shared.signature.detections import FIELDS, KEYPOINT, as_candidates, grouped, has_keypoints
 from upwell.shared.signature.processor import CandidatesByOutput
 from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.signature.values import FLOATS
@@ -65,6 +65,7 @@ class Scorer:
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self._boxes = next((output for output in signature.outputs if output.kind == "detections"), None)
+        self._segments = next((output for output in signature.outputs if output.kind == "segments"), None)
         self._problems: dict[tuple[str, str, str], str] = {}
         self._lock = threading.Lock()
         self._failures: dict[str, int] = {}
@@ -158,8 +159,10 @@ class Scorer:
 
     def _scores_problem(self, measure: Measure) -> str:
         scores = self._signature.scores
+        if self._measures_pixels(measure):
+            return ""
         if scores is None:
-            also = ", or detections" if measure == "margin" else ""
+            also = ", or detections or segments" if measure == "margin" else ""
             return f"{measure} needs an output of kind probabilities or logits{also}, and there is none"
         if measure == "energy" and scores.kind != "logits":
             return "energy needs logits, and the model gives probabilities, which have none"
@@ -176,12 +179,16 @@ class Scorer:
             output = self._output(hard.output)
             return _hardest(self._rows(outputs, output)) if output else ()
         if self._boxes is not None and hard.measure in OF_BOXES:
-            return box_hardness(self._rows(outputs, self._boxes), hard.measure, box_score=hard.box_score)
+            found = self._rows(outputs, self._boxes)
+            counted = _keypoints(found) if hard.measure == "low_share" and has_keypoints(found.shape[2]) else found
+            return box_hardness(counted, hard.measure, box_score=hard.box_score)
         if self._boxes is not None and self._measures_boxes(hard.measure):
             found = self._rows(outputs, self._boxes)
             possible = (candidates or {}).get(self._boxes.name) or as_candidates(found)
             groups = [CandidateGroups(*grouped(one, _IOU), one.min_score) for one in possible[: len(found)]]
             return candidate_hardness(found, groups, hard.measure, box_score=hard.box_score)
+        if self._segments is not None and self._measures_pixels(hard.measure):
+            return pixel_margin(self._rows(outputs, self._segments))
         scores = self._signature.scores
         if scores is None:
             return ()
@@ -192,6 +199,10 @@ class Scorer:
         """Whether this measure is one of boxes here: the margin is one of classes where there are scores of those."""
         has_scores = measure == "margin" and self._signature.scores is not None
         return self._boxes is not None and measure in OF_CANDIDATES and not has_scores
+
+    def _measures_pixels(self, measure: Measure) -> bool:
+        is_only = self._boxes is None and self._signature.scores is None
+        return measure == "margin" and is_only and self._segments is not None
 
     def _output(self, name: str) -> LogicalOutput | None:
         return next((output for output in self._signature.outputs if output.name == name), None)
@@ -219,6 +230,17 @@ class Scorer:
             is_first = self._failures[name] == 1
         if is_first:
             _log.warning("the hardness function %r failed, so its rows count as hard: %s", name, why)
+
+
+def _keypoints(found: Array) -> Array:
+    """The keypoints of detections as detections of their own, [rows, boxes · keypoints, 6].
+
+    A box that is sure says nothing of limbs that cannot be seen, so the share of low scores is counted among them.
+    """
+    points = found[:, :, FIELDS:].reshape(*found.shape[:2], -1, KEYPOINT)
+    made = np.repeat(found[:, :, None, :FIELDS], points.shape[2], axis=2)
+    made[..., 4] = points[..., 2]
+    return made.reshape(len(found), -1, FIELDS)
 
 
 def _hardest(array: Array) -> tuple[float, ...]:

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from upwell.edge.bundle.archive import unpacked
 from upwell.edge.bundle.base import DESCRIPTION_NAME
@@ -15,9 +14,11 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.models.sections import EdgeSide
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.signature.description import ImageInput, ModelDescription, TensorInput, load_description
+from upwell.shared.signature.signature import OutputKind
 
-OutputKind: TypeAlias = Literal["detections", "probabilities", "logits", "embedding", "tensor"]
-_FIRST: tuple[OutputKind, ...] = ("detections", "probabilities", "logits", "embedding", "tensor")
+_FIRST: tuple[OutputKind, ...] = (
+    "detections", "probabilities", "logits", "segments", "masks", "embedding", "tensor",
+)  # fmt: skip
 """Of several outputs the one that a pipeline reads: boxes, else classes, else numbers."""
 
 

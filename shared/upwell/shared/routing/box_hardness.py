@@ -1,11 +1,12 @@
 """How unsure a detector is of what it found in a picture, from its boxes and from what it took for possible.
 
-A row of detections is [boxes, 6]: x1, y1, x2, y2, score, class; a slot with a negative class holds no box. Of these,
-with sᵢ the scores of the k boxes:
+A row of detections is [boxes, 6 or more]: x1, y1, x2, y2, score, class; a slot with a negative class holds no box.
+Of these, with sᵢ the scores of the k boxes:
 
 - `mean_score`: Σ sᵢ / k, 0 without any box (as in KubeEdge Sedna; the average of Brust et al. 2019, arXiv 1809.09875).
   Hard when below.
 - `low_share`: the share of boxes with sᵢ below `box_score`, 0 without any box (Sedna's IBT). Hard when above.
+  With keypoints their scores are counted in place of the boxes'.
 - `count`: k. Hard when above: the more objects, the harder the picture (Ionescu et al. 2016, arXiv 1705.08280).
 
 The others read the candidates: boxes before suppression and below `min_score`, from a score of 0.1 up. They are grouped

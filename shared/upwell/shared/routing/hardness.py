@@ -77,6 +77,19 @@ def hardness(scores: Array, measure: Measure, *, logits: bool, temperature: floa
     return tuple(measured.tolist())  # min and max pass a NaN on, so one bad position makes its row hard
 
 
+def pixel_margin(segments: Array) -> tuple[float, ...]:
+    """The margin of segments UINT8 [rows, height, width, 2]: the mean of (p₁ − p₂) over the pixels with a class.
+
+    The answer is one class per pixel, and the mean of p₁ would be the share of pixels expected to be right; with the
+    lead p₁ − p₂ a picture of two classes that are as likely everywhere is 0, as by `margin` of one class. NaN where no
+    pixel has a class (255 is none).
+    """
+    seen = segments[..., 0] != 255
+    count = seen.sum(axis=(1, 2))
+    leads = np.where(seen, segments[..., 1], 0).sum(axis=(1, 2), dtype=np.float64) / 255
+    return tuple(np.where(count > 0, leads / np.maximum(count, 1), np.nan).tolist())
+
+
 def is_hard(value: float, measure: Measure, threshold: float) -> bool:
     """Whether a row with this hardness is hard. NaN always is."""
     return not (value <= threshold if measure in RISING else value >= threshold)

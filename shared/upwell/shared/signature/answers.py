@@ -36,7 +36,7 @@ def best_class(values: Array, kind: OutputKind) -> tuple[int, float] | None:
 
 
 def found_boxes(values: Array) -> Array:
-    """The detections [n, 6] among the slots of one row, without the empty ones and those that are not finite."""
-    boxes = values.astype(np.float64).reshape(-1, 6)
+    """The detections [n, 6 or more] among the slots of a row, without the empty ones and those that are not finite."""
+    boxes = values.astype(np.float64).reshape(-1, values.shape[-1])
     found: Array = boxes[np.isfinite(boxes).all(axis=1) & (boxes[:, 5] >= 0)]
     return found

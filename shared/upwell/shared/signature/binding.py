@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.description import ImageInput, ModelDescription, Output, TensorInput, TextInput
-from upwell.shared.signature.detections import FIELDS
+from upwell.shared.signature.detections import FIELDS, is_detections
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Signature, UplinkEncoding
 from upwell.shared.signature.steps import Steps, StepsBuilder
 from upwell.shared.signature.values import FLOATS, ValueType
@@ -133,7 +133,9 @@ def _logical_outputs(
         if wrong:
             builder.problem(("signature", "outputs", name, "kind"), wrong)
         else:
-            classes = value.classes if written.kind == "detections" else value.shape[-1] if value.shape else 1
+            classes = (
+                value.classes if written.kind in ("detections", "segments") else value.shape[-1] if value.shape else 1
+            )
             _check_labels(builder, name, written, classes)
         spec = TensorSpec(name, value.datatype, value.shape)
         outputs.append(LogicalOutput(name, written.kind, spec, written.labels))
@@ -144,8 +146,16 @@ def _wrong_kind(written: Output, value: ValueType) -> str:
     if written.kind == "tensor":
         return ""
     if written.kind == "detections":
-        fits = value.datatype == "FP32" and len(value.shape) == 3 and value.shape[2] == FIELDS
-        return "" if fits else f"detections are FP32 [rows, boxes, {FIELDS}], got {value}; a boxes step makes them"
+        fits = value.datatype == "FP32" and len(value.shape) == 3 and is_detections(value.shape[2])
+        return (
+            "" if fits else f"detections are FP32 [rows, boxes, {FIELDS} or more], got {value}; a boxes step makes them"
+        )
+    if written.kind in ("masks", "segments"):
+        last = [] if written.kind == "masks" else [2]
+        fits = value.datatype == "UINT8" and len(value.shape) == 3 + len(last) and value.shape[3:] == tuple(last)
+        step = "a boxes step with `prototypes`" if written.kind == "masks" else "a segments step"
+        shape = ", ".join(map(str, ("rows", "height", "width", *last)))
+        return "" if fits else f"{written.kind} are UINT8 [{shape}], got {value}; {step} makes them"
     if value.datatype not in FLOATS:
         return f"{written.kind} are floating point numbers, got {value}; a dequantize step makes them"
     return "" if len(value.shape) > 1 else f"{written.kind} are [rows, classes], got {value}"
@@ -153,9 +163,11 @@ def _wrong_kind(written: Output, value: ValueType) -> str:
 
 def _check_labels(builder: StepsBuilder, name: str, written: Output, classes: int) -> None:
     """A single score is the probability of the second of two classes."""
-    if not written.labels or written.kind in ("embedding", "tensor") or classes < 1:
+    if not written.labels or written.kind in ("embedding", "masks", "tensor") or classes < 1:
         return
-    wanted = 2 if classes == 1 and written.kind != "detections" and len(written.labels) == 2 else classes
+    wanted = (
+        2 if classes == 1 and written.kind not in ("detections", "segments") and len(written.labels) == 2 else classes
+    )
     if len(written.labels) != wanted:
         builder.problem(("signature", "outputs", name, "labels"), f"{len(written.labels)} labels for {classes} classes")
 

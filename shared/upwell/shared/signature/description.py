@@ -12,6 +12,7 @@ from upwell.shared.config.yaml import ConfinedPath, FilePart, load_yaml
 from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import Problem
 from upwell.shared.signature.keys import Datatype, Dimension, Labels, Name, PostOp, PreOp, Side
+from upwell.shared.signature.signature import OutputKind
 from upwell.shared.units import Share
 
 RuntimeName: TypeAlias = Literal["onnx", "tflite", "torch"]
@@ -60,7 +61,7 @@ Input: TypeAlias = Annotated[ImageInput | TextInput | TensorInput, Field(discrim
 class Output(FilePart):
     """One output: what its numbers mean, and what its classes are called."""
 
-    kind: Literal["probabilities", "logits", "detections", "embedding", "tensor"]
+    kind: OutputKind
     labels: Labels = ()
 
 

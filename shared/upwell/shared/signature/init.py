@@ -267,7 +267,8 @@ def _outputs(specs: Sequence[TensorSpec], boxes: list[str] | None, known: _Known
     labels = f", labels: {LABELS_NAME}" if known.facts.labels else ""
     if boxes is not None:
         check = [] if labels else ["# labels: labels.txt, one per line"]
-        return _Part([*check, f"detections: {{kind: detections{labels}}}"], boxes)
+        masks = ["masks: {kind: masks}"] if known.facts.boxes and "prototypes" in known.facts.boxes else []
+        return _Part([*check, f"detections: {{kind: detections{labels}}}", *masks], boxes)
     part = _Part()
     has_labels = False
     for spec in specs:

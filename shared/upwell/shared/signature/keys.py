@@ -26,6 +26,8 @@ MAX_SIDE = 16384
 """The largest height or width that a picture may be resized or cropped to."""
 MAX_TOKENIZER_BYTES = 64 << 20
 """A larger tokenizer file is refused; those of many languages have 20 MiB."""
+MAX_MASKS = 255
+"""Boxes that may have a mask: each pixel names one by its number, a byte."""
 DEFAULT_MAX_PIXELS = 64_000_000
 """How many pixels the pictures of one request may have together."""
 
@@ -238,12 +240,17 @@ class Boxes(Op):
     min_score: Fraction = 0.25
     iou: Fraction = 0.45
     max: int = Field(default=100, ge=1, le=10_000)
+    suppressed: bool = False
+    angle: bool = False
+    keypoints: tuple[Annotated[int, Field(ge=1, le=1000)], Literal[2, 3]] | None = None
+    prototypes: Name | None = None
+    masks: Name = "masks"
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Boxes, scores and perhaps classes, or the one raw tensor."""
+        """Boxes, scores and perhaps classes, or the one raw tensor; with masks the prototypes, too."""
         apart = tuple(name for name in (self.boxes, self.scores, self.classes) if name is not None)
-        return apart or super().named
+        return apart or (*super().named, *([self.prototypes] if self.prototypes is not None else []))
 
     @model_validator(mode="after")
     def _one_form(self) -> Boxes:
@@ -251,9 +258,27 @@ class Boxes(Op):
             raise ValueError("boxes and scores go together: name both, or `from` for one raw tensor")
         if self.boxes is not None and (self.source is not None or self.objectness):
             raise ValueError("`from` and `objectness` belong to one raw tensor; boxes and scores are named here")
+        further = [name for name in ("suppressed", "angle", "keypoints", "prototypes") if getattr(self, name)]
+        if self.boxes is not None and further:
+            raise ValueError(f"`{further[0]}` belongs to one raw tensor; boxes and scores are named here")
+        if len(set(further) - {"suppressed"}) > 1:
+            raise ValueError(f"`{further[-2]}` and `{further[-1]}` do not go together")
+        if self.suppressed and self.objectness:
+            raise ValueError("`objectness` belongs to class scores; a suppressed box has one score")
+        if self.angle and self.format != "cxcywh":
+            raise ValueError("boxes with an angle have the format cxcywh")
+        if self.prototypes is not None and (self.source is None or self.max > MAX_MASKS or self.masks == self.target):
+            raise ValueError(f"masks need `from`, a name of their own, and at most {MAX_MASKS} boxes (`max`)")
         if self.classes is not None and self.boxes is None:
             raise ValueError("classes go with boxes and scores; name all three")
         return self
+
+
+class Segments(NamedOp):
+    """Scores of classes at each pixel -> the class of each, and how sure it is."""
+
+    scores: Literal["logits", "probabilities"] = "logits"
+    axes: Literal["NCHW", "NHWC"] = "NCHW"
 
 
 class LabelsOp(Op):
@@ -323,5 +348,6 @@ class PostOp(_OneOp):
     top_k: Annotated[TopK | None, _KEYS] = None
     dequantize: Annotated[Dequantize | None, _KEYS] = None
     boxes: Annotated[Boxes | None, _KEYS] = None
+    segments: Annotated[Segments | None, _short("from", Segments)] = None
     labels: Annotated[LabelsOp | None, _short("from", LabelsOp)] = None
     rename: Annotated[Rename | None, _KEYS] = None

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from upwell.shared.errors import ModelFailed
-from upwell.shared.signature.detections import FIELDS, detect
-from upwell.shared.signature.keys import Boxes, Dequantize, LabelsOp, PostOp, Rename, TopK
+from upwell.shared.signature.detections import FIELDS, RawBoxes, detect, further_numbers, is_detections
+from upwell.shared.signature.keys import Boxes, Dequantize, LabelsOp, PostOp, Rename, Segments, TopK
+from upwell.shared.signature.segments import segments_step
 from upwell.shared.signature.values import (
     Geometry,
     Step,
@@ -37,11 +38,13 @@ def post_step(written: PostOp, reads: Sequence[str], types: Mapping[str, ValueTy
         return rename(source, op.target, value)
     if isinstance(op, Boxes):
         kinds = [types[name] for name in reads]
-        return _raw_boxes_step(op, source, value) if op.boxes is None else _split_boxes_step(op, reads, kinds)
+        return _raw_boxes_step(op, reads, kinds) if op.boxes is None else _split_boxes_step(op, reads, kinds)
     if isinstance(op, LabelsOp):
         return _labels_step(op, source, value, tuple(op.labels or labels))
     if isinstance(op, TopK):
         return _top_k_step(op, source, value)
+    if isinstance(op, Segments):
+        return segments_step(op, source, value)
     target = op.target or source
     if isinstance(op, Dequantize):
         require_numbers(value, source)
@@ -115,7 +118,7 @@ def _labels_step(op: LabelsOp, source: str, value: ValueType, labels: tuple[str,
         raise ValueError("no labels; write them here or at an output of the signature")
     if value.classes > len(labels):
         raise ValueError(f"{len(labels)} labels for {value.classes} classes")
-    if value.datatype == "FP32" and len(value.shape) == 3 and value.shape[2] == FIELDS:
+    if value.datatype == "FP32" and len(value.shape) == 3 and is_detections(value.shape[2]):
         kind = ValueType("BYTES", value.shape[:2])
         return one_array(source, op.target, kind, lambda array: label_of(array[:, :, 5].astype(np.int64), labels))
     if value.datatype not in _INTEGERS:
@@ -123,24 +126,53 @@ def _labels_step(op: LabelsOp, source: str, value: ValueType, labels: tuple[str,
     return one_array(source, op.target, ValueType("BYTES", value.shape), lambda array: label_of(array, labels))
 
 
-def _raw_boxes_step(op: Boxes, source: str, value: ValueType) -> Step:
-    """One tensor: four numbers of the box, perhaps one of objectness, then the class scores."""
+def _raw_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType]) -> Step:
+    """One tensor: four numbers of the box, perhaps one of objectness, the class scores, and what boxes have besides.
+
+    Where overlaps were suppressed inside the model a score and a class take the place of the class scores.
+    """
+    source, value = reads[0], kinds[0]
+    parts = kinds[1].shape[1] if op.prototypes is not None and len(kinds[1].shape) == 4 else 0
+    for name, kind in zip(reads, kinds, strict=True):
+        require_floats(kind, name, "dequantize")
+    if op.prototypes is not None and parts < 1:
+        raise ValueError(f"expected prototypes [rows, numbers, height, width] in {op.prototypes!r}, got {kinds[1]}")
     first = 5 if op.objectness else 4
-    require_floats(value, source, "dequantize")
-    form = "[rows, 4 + classes, boxes]" if op.axes == "NCA" else "[rows, boxes, 4 + classes]"
+    besides = parts or int(op.angle) or (op.keypoints[0] * op.keypoints[1] if op.keypoints is not None else 0)
+    numbers = "score + class" if op.suppressed else "classes"
+    each = f"4 + {numbers}" + (f" + {besides}" if besides else "")
+    form = f"[rows, {each}, boxes]" if op.axes == "NCA" else f"[rows, boxes, {each}]"
     width = value.shape[1 if op.axes == "NCA" else 2] if len(value.shape) == 3 else 0
-    if width >= 0 and width <= first:
+    fits = width == 6 + besides if op.suppressed else width > first + besides
+    if width >= 0 and not fits:
         raise ValueError(f"expected {form} with axes {op.axes} in {source!r}, got {value}")
 
-    def run(values: Sequence[Value], geometry: Geometry | None) -> tuple[Value]:
+    def run(values: Sequence[Value], geometry: Geometry | None) -> tuple[Value, ...]:
         raw = array_of(values[0])
         raw = raw.transpose(0, 2, 1) if op.axes == "NCA" else raw
-        if raw.shape[2] <= first:
+        end = raw.shape[2] - besides
+        if end != 6 if op.suppressed else end <= first:
             raise ModelFailed(f"the model gave {list(raw.shape)} as {form}, which holds no class scores")
-        scores = raw[:, :, first:] * raw[:, :, 4:5] if op.objectness else raw[:, :, first:]
-        return (detect(op, raw[:, :, :4], scores, None, geometry),)
+        scores = raw[:, :, 4] if op.suppressed else raw[:, :, first:end]
+        if op.objectness:
+            scores = scores * (raw[:, :, 4:5])
+        found, masks = detect(
+            op,
+            RawBoxes(
+                raw[:, :, :4],
+                scores,
+                raw[:, :, 5] if op.suppressed else None,
+                raw[:, :, end:] if besides else None,
+                array_of(values[1]) if op.prototypes is not None else None,
+            ),
+            geometry,
+        )
+        return (found,) if masks is None else (found, masks)
 
-    return Step((source,), {op.target: _detections(op, max(width - first, 0))}, run)
+    writes = {op.target: _detections(op, 0 if op.suppressed else max(width - first - besides, 0))}
+    if op.prototypes is not None:
+        writes[op.masks] = ValueType("UINT8", (-1, *kinds[1].shape[2:]))
+    return Step(tuple(reads), writes, run)
 
 
 def _split_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType]) -> Step:
@@ -160,7 +192,7 @@ def _split_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType
         fits = arrays[0].shape[2] == 4 and all(array.shape[:2] == arrays[0].shape[:2] for array in arrays)
         if not fits or arrays[1].shape[-1] == 0 < arrays[1].shape[1]:
             raise ModelFailed(f"boxes and scores do not belong together: {[list(one.shape) for one in arrays]}")
-        return (detect(op, arrays[0], arrays[1], arrays[2] if rank == 2 else None, geometry),)
+        return (detect(op, RawBoxes(*arrays), geometry)[0],)
 
     return Step(tuple(reads), {op.target: _detections(op, max(scores.shape[2], 0) if rank == 3 else 0)}, run)
 
@@ -168,4 +200,4 @@ def _split_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType
 def _detections(op: Boxes, classes: int) -> ValueType:
     if op.background is not None and 0 < classes <= op.background:
         raise ValueError(f"the background class {op.background} is not among {classes} classes")
-    return ValueType("FP32", (-1, op.max, FIELDS), classes=classes)
+    return ValueType("FP32", (-1, op.max, FIELDS + further_numbers(op)), classes=classes)

@@ -19,7 +19,7 @@ from upwell.shared.errors import InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
 
 InputKind = Literal["image", "text", "tensor"]
-OutputKind = Literal["probabilities", "logits", "detections", "embedding", "tensor"]
+OutputKind = Literal["probabilities", "logits", "detections", "masks", "segments", "embedding", "tensor"]
 
 BYTES_LENGTH_BYTES = 4
 """The length that precedes each element of a BYTES tensor in OIP's raw form."""

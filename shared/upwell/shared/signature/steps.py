@@ -80,6 +80,8 @@ class StepsBuilder:
         def build(op: PostOp, reads: Sequence[str]) -> Step:
             if op.boxes is not None and not (picture or op.boxes.normalized):
                 raise ValueError("boxes in pixels need a picture that `pre` resizes; else write `normalized: true`")
+            if op.boxes is not None and op.boxes.prototypes is not None and not picture:
+                raise ValueError("masks need a picture that `pre` resizes")
             return post_step(op, reads, state.types, labels)
 
         return self._finish(keys, ops, state, build, wanted, "output")

@@ -7,6 +7,9 @@
   on either side must pair off one to one, each pair of one class and with an intersection over union of at least 0.5
   (as PASCAL VOC counts a hit; Everingham et al. 2010). Pairs are made greedily, the cloud's best boxes first.
 
+- Segments: over the pixels that both saw, the intersection over union of each class that either names is 0.75 in the
+  mean (the measure of PASCAL VOC's segmentation, at COCO's stricter threshold of the two).
+
 A score or box that is no finite number is never right.
 """
 
@@ -23,7 +26,11 @@ from upwell.shared.tensors import Array
 IOU = 0.5
 """The least intersection over union of two boxes of the same object."""
 
+PIXELS_IOU = 0.75
+"""The least mean intersection over union of the classes of two pictures that show the same."""
+
 _SCORE, _CLASS = 4, 5
+_UNSEEN = 255
 
 
 class Judge:
@@ -33,14 +40,15 @@ class Judge:
     """
 
     def __init__(self, signature: Signature, *, box_score: float, with_labels: bool) -> None:
-        scores, boxes = signature.scores, next((one for one in signature.outputs if one.kind == "detections"), None)
-        output = scores or boxes
+        kinds = {one.kind: one for one in reversed(signature.outputs)}
+        scores = signature.scores
+        output = scores or kinds.get("detections") or kinds.get("segments")
         if output is None:
-            kinds = ", ".join(f"{one.name!r} ({one.kind})" for one in signature.outputs)
+            given = ", ".join(f"{one.name!r} ({one.kind})" for one in signature.outputs)
             raise ConfigError.at(
                 None,
-                f"right and wrong need an output of probabilities, logits or detections; this model gives {kinds}, "
-                "for which no rule says when two answers are the same",
+                f"right and wrong need an output of probabilities, logits, detections or segments; this model gives "
+                f"{given}, for which no rule says when two answers are the same",
             )
         if with_labels and (scores is None or _vectors(output, signature.has_rows) != 1):
             raise ConfigError.at(
@@ -54,7 +62,7 @@ class Judge:
     @property
     def classes(self) -> int:
         """The number of classes that a label may name, 0 where it is not known."""
-        if self.output.kind == "detections":
+        if self.output.kind in ("detections", "segments"):
             return len(self.output.labels)
         last = self.output.spec.shape[-1]
         return 2 if last == 1 else max(last, 0)
@@ -72,6 +80,8 @@ class Judge:
         """Whether the device says what the cloud says."""
         if self.output.kind == "detections":
             return same_objects(self._row(edge), self._row(cloud), self._box_score)
+        if self.output.kind == "segments":
+            return same_pixels(self._row(edge)[:, 0], self._row(cloud)[:, 0])
         ours, theirs = self._classes_of(edge), self._classes_of(cloud)
         return ours is not None and theirs is not None and np.array_equal(ours, theirs)
 
@@ -80,6 +90,8 @@ class Judge:
         if self.output.kind == "detections":
             sure = _sure_boxes(self._row(outputs), self._box_score)
             return b"" if sure is None else np.sort(sure[:, _CLASS]).tobytes()
+        if self.output.kind == "segments":
+            return np.unique(self._row(outputs)[:, 0]).tobytes()
         classes = self._classes_of(outputs)
         return b"" if classes is None else classes.tobytes()
 
@@ -105,6 +117,17 @@ def same_objects(edge: Array, cloud: Array, box_score: float) -> bool:
     if ours is None or theirs is None or len(ours) != len(theirs):
         return False
     return len(matched_boxes(ours, theirs)) == len(theirs)
+
+
+def same_pixels(edge: Array, cloud: Array) -> bool:
+    """Whether two sets of classes [pixels] show the same, by the rule at the top."""
+    if edge.shape != cloud.shape:
+        return False
+    both = (edge != _UNSEEN) & (cloud != _UNSEEN)
+    edge, cloud = edge[both], cloud[both]
+    named = np.union1d(edge, cloud)
+    shares = [((edge == one) & (cloud == one)).sum() / ((edge == one) | (cloud == one)).sum() for one in named]
+    return bool(shares) and float(np.mean(shares)) >= PIXELS_IOU
 
 
 def matched_boxes(ours: Array, theirs: Array) -> list[tuple[int, int]]:

@@ -67,12 +67,13 @@ class Geometry:
 
         The model's boxes are in pixels, or in fractions of its picture where `normalized`.
         """
-        corners = boxes.reshape(-1, 2, 2)
-        if normalized:
-            corners = corners * self.size[row]
-        fractions = (corners - self.offset[row]) / self.scale[row] / self.original[row]
-        clipped: Floats = np.clip(fractions, 0.0, 1.0).reshape(-1, 4)
-        return clipped
+        return np.clip(self.points(boxes.reshape(-1, 2, 2), row, normalized), 0.0, 1.0).reshape(-1, 4)
+
+    def points(self, points: Floats, row: int, normalized: bool) -> Floats:
+        """Points [..., 2] as x, y in the model's picture -> fractions of the original, which may lie outside it."""
+        pixels = points * self.size[row] if normalized else points
+        fractions: Floats = (pixels - self.offset[row]) / self.scale[row] / self.original[row]
+        return fractions
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ class Pictures:
 class Candidates:
     """The boxes of one row before suppression, the best first: what a detector took for possible.
 
-    `boxes` FP64 [n, 4] are corners in any unit, `scores` [n] those of `classes` [n]. From `min_score` up they are
-    found.
+    `boxes` FP64 [n, 4] are corners in any unit, or [n, 5] centre, size and angle; `scores` [n] those of `classes` [n].
+    From `min_score` up they are found.
     """
 
     boxes: Floats
@@ -114,7 +115,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Detections:
-    """Detections FP32 [rows, max, 6], and the candidates of each row."""
+    """Detections FP32 [rows, max, 6 or more], and the candidates of each row."""
 
     array: Array
     candidates: Sequence[Candidates]

@@ -154,24 +154,51 @@ def ultralytics(metadata: Mapping[str, str], outputs: Outputs, *, normalized: bo
     if task == "classify":
         picture = replace(picture, fit="cover", fill=None)
         return ExporterFacts(source, labels, picture, scores="probabilities", boxes=None)
-    if task == "detect":
-        return _ultralytics_boxes(ExporterFacts(source, labels, picture), outputs, normalized)
-    what = {"segment": "masks", "pose": "keypoints", "obb": "rotated boxes"}.get(task, f"what a model for {task} gives")
-    note = f"{what} are not decoded here: the outputs are given as they are, and no request counts as hard"
-    return ExporterFacts(source, labels, picture, boxes={}, notes=(note,))
+    facts = ExporterFacts(source, labels, picture)
+    if task in ("detect", "segment", "pose", "obb"):
+        return _ultralytics_boxes(facts, _besides(task, metadata, outputs), outputs, normalized)
+    note = f"what a model for {task} gives is not decoded here: the outputs are given as they are"
+    return replace(facts, boxes={}, notes=(note,))
 
 
-def _ultralytics_boxes(facts: ExporterFacts, outputs: Outputs, normalized: bool) -> ExporterFacts:
-    raw = outputs[0] if len(outputs) == 1 and len(outputs[0].shape) == 3 else None
-    if raw is None or raw.shape[2] == 6 or 4 + len(facts.labels) not in raw.shape[1:]:
-        note = (
-            "its boxes have been through suppression inside the model, which is not decoded here: export it with "
-            "`nms=False` (and `end2end=False`)"
-        )
+def _besides(task: str, metadata: Mapping[str, str], outputs: Outputs) -> tuple[int, Mapping[str, str]] | None:
+    """How many numbers a box has besides those of a detector, and the keys that say what they are; None: not known."""
+    if task == "obb":
+        return 1, {"angle": "true"}
+    if task == "pose":
+        points = _literal(metadata.get("kpt_shape", ""))
+        known = _is_size(points) and points[1] in (2, 3)
+        return (points[0] * points[1], {"keypoints": f"[{points[0]}, {points[1]}]"}) if known else None
+    if task == "segment":
+        prototypes = next((one for one in outputs if len(one.shape) == 4 and one.shape[1] > 0), None)
+        return None if prototypes is None else (prototypes.shape[1], {"prototypes": prototypes.name})
+    return 0, {}
+
+
+def _ultralytics_boxes(
+    facts: ExporterFacts, besides: tuple[int, Mapping[str, str]] | None, outputs: Outputs, normalized: bool
+) -> ExporterFacts:
+    """The keys of the step `boxes`, by the shape of the raw tensor.
+
+    It is [rows, 4 + classes + besides, boxes], or [rows, boxes, 6 + besides] where suppression is in the model: corners
+    then, but for turned boxes, which keep their centre and size.
+    """
+    raw = next((one for one in outputs if len(one.shape) == 3), None)
+    if raw is None or besides is None or not facts.labels:
+        note = "its outputs are not laid out as known exports are: they are given as they are, and no request is hard"
         return replace(facts, boxes={}, notes=(note,))
-    axes = "NCA" if raw.shape[1] == 4 + len(facts.labels) else "NAC"
-    keys = {"from": raw.name, "axes": axes, "format": "cxcywh", **({"normalized": "true"} if normalized else {})}
-    return replace(facts, boxes=keys)
+    numbers, keys = besides
+    wide, suppressed = 4 + len(facts.labels) + numbers, 6 + numbers
+    is_turned = "angle" in keys
+    if wide in raw.shape[1:] and not (raw.shape[2] == suppressed and raw.shape[1] != wide):
+        axes = {"axes": "NCA" if raw.shape[1] == wide else "NAC", "format": "cxcywh"}
+    elif raw.shape[2] == suppressed:
+        axes = {"axes": "NAC", "format": "cxcywh" if is_turned else "xyxy", "suppressed": "true", "iou": "1.0"}
+    else:
+        found = f"{raw.name} {list(raw.shape)}"
+        note = f"{found} does not hold the {len(facts.labels)} classes: it is given as it is, and no request is hard"
+        return replace(facts, boxes={}, notes=(note,))
+    return replace(facts, boxes={"from": raw.name, **axes, **({"normalized": "true"} if normalized else {}), **keys})
 
 
 def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) -> ExporterFacts | None:

@@ -13,9 +13,11 @@ from PIL import Image, ImageDraw, ImageOps
 
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.files import read_file
+from upwell.shared.files import read_file, write_named
 from upwell.shared.signature.description import load_description
+from upwell.shared.signature.detections import CORNERS, FIELDS, KEYPOINT
 from upwell.shared.signature.processor import Processor
+from upwell.shared.signature.segments import UNSEEN
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
@@ -24,6 +26,8 @@ _BEST = 5
 _LONGEST_PATH = 1024
 _SCORE, _CLASS = 4, 5
 _LINE = 3
+_SEEN = 0.5
+_TINT = 120
 _RUNS = 3
 _SLACK = 0.03  # the steps of an int8 output add up to so much
 _COLOUR = "#e4572e"
@@ -113,7 +117,11 @@ def _try_picture(runtime: Runtime, processor: Processor, picture: Path) -> Trial
     answer = _answered(runtime, processor, data)
     boxes = next((one for one in processor.signature.outputs if one.kind == "detections"), None)
     if boxes is not None:
-        return _boxes(boxes, answer[boxes.name][0], shown, picture)
+        masks = next((answer[one.name][0] for one in processor.signature.outputs if one.kind == "masks"), None)
+        return _boxes(boxes, answer[boxes.name][0], _tinted(shown, masks), picture)
+    segments = next((one for one in processor.signature.outputs if one.kind == "segments"), None)
+    if segments is not None:
+        return _segments(segments, answer[segments.name][0], shown, picture)
     return _shown(processor.signature.outputs, answer)
 
 
@@ -129,16 +137,51 @@ def _classes(output: LogicalOutput, scores: Array) -> tuple[str, ...]:
 def _boxes(output: LogicalOutput, rows: Array, shown: Image.Image, picture: Path) -> TrialResult:
     found = [row for row in rows if row[_CLASS] >= 0]
     draw, lines = ImageDraw.Draw(shown), []
-    size = np.array([shown.width, shown.height] * 2)
+    size = np.array([shown.width, shown.height])
     for row in found:
-        corners = tuple(map(float, row[:_SCORE] * size))
+        corners = (row[:_SCORE].reshape(2, 2) * size).astype(float)
         name = _label(output, int(row[_CLASS]))
-        draw.rectangle(corners, outline=_COLOUR, width=_LINE)
-        draw.text((corners[0] + _LINE, corners[1] + _LINE), f"{name} {row[_SCORE]:.0%}", fill=_COLOUR)
-        lines.append(f"{row[_SCORE]:7.1%}  {name}  at " + ", ".join(f"{corner:.0f}" for corner in corners))
-    target = picture.with_name(f"{picture.stem}-boxes.png")
-    shown.save(target)
-    return TrialResult((f"{len(found)} boxes", *lines), target)
+        further = row[FIELDS:]
+        if further.size == CORNERS:
+            turned = [tuple(map(float, point)) for point in further.reshape(4, 2) * size]
+            draw.line([*turned, turned[0]], fill=_COLOUR, width=_LINE)
+        else:
+            draw.rectangle([tuple(corner) for corner in corners.tolist()], outline=_COLOUR, width=_LINE)
+            for x, y, score in further.reshape(-1, KEYPOINT):
+                if score >= _SEEN:
+                    middle = x * shown.width, y * shown.height
+                    draw.circle(tuple(map(float, middle)), _LINE, fill=_COLOUR)
+        draw.text(tuple(corners[0] + _LINE), f"{name} {row[_SCORE]:.0%}", fill=_COLOUR)
+        lines.append(f"{row[_SCORE]:7.1%}  {name}  at " + ", ".join(f"{corner:.0f}" for corner in corners.ravel()))
+    return TrialResult((f"{len(found)} boxes", *lines), _saved(shown, picture, "boxes"))
+
+
+def _saved(shown: Image.Image, picture: Path, what: str) -> Path:
+    target = picture.with_name(f"{picture.stem}-{what}.png")
+    data = io.BytesIO()
+    shown.save(data, "PNG")
+    write_named(target, data.getvalue(), "--try")
+    return target
+
+
+def _tinted(shown: Image.Image, numbers: Array | None) -> Image.Image:
+    """The picture with a colour of its own over each number but 0, which covers [height, width] of it."""
+    if numbers is None:
+        return shown
+    colours = np.random.default_rng(0).integers(60, 256, (256, 3), np.uint8)
+    over = Image.fromarray(colours[numbers]).resize(shown.size, Image.Resampling.NEAREST)
+    where = Image.fromarray(np.where(numbers > 0, _TINT, 0).astype(np.uint8)).resize(
+        shown.size, Image.Resampling.NEAREST
+    )
+    return Image.composite(over, shown, where)
+
+
+def _segments(output: LogicalOutput, segments: Array, shown: Image.Image, picture: Path) -> TrialResult:
+    classes, counts = np.unique(segments[..., 0], return_counts=True)
+    parts = sorted(zip(counts.tolist(), classes.tolist(), strict=True), reverse=True)
+    names = {number: "not seen" if number == UNSEEN else _label(output, number) for _, number in parts}
+    lines = tuple(f"{count / counts.sum():7.1%}  {names[number]}" for count, number in parts)
+    return TrialResult(lines, _saved(_tinted(shown, segments[..., 0]), picture, "segments"))
 
 
 def _described(outputs: Mapping[str, Array]) -> list[str]:
