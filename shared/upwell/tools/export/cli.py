@@ -1,4 +1,4 @@
-"""`upwell model export-jax`: makes what engine jax serves from a torch module."""
+"""`upwell model export` and `export-jax`: make what a device runs, or engine jax serves, from a torch module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +17,8 @@ import typer
 
 from upwell.cloud.engines.loading import ExtraMissing
 from upwell.shared.errors import EXIT_FAILED, ConfigError
-from upwell.shared.files import sync_folder, sync_tree
-from upwell.tools.terminal import AsJson, stdout_console
+from upwell.shared.files import sync_folder, sync_tree, write_named
+from upwell.tools.terminal import AsJson, plain, stdout_console
 
 if TYPE_CHECKING:
     from upwell.tools.export.jax import Program
@@ -26,11 +27,81 @@ _ROWS = (1, 3)
 
 _CLASS = "The network's class, `package.module.Class`, with `inputs` and `outputs` as for engine torch."
 _WEIGHTS = "Its weights, a safetensors file."
+_FILE = "The file to make; its suffix, .onnx or .tflite, says which."
 _OUT = "The version's folder to make, such as models/digits/1."
 _ARGUMENTS = "Keyword arguments of the class, a JSON object."
 _PLATFORM = "Where it is to run: cpu, cuda, rocm or tpu; may be repeated. Default: all of them."
 _AT_MOST = "The relative error that an output may have: max |exported - torch| / max |torch|."
 _FAST = "Let a device multiply float32 in its fast, coarser way (bfloat16 on a TPU, TF32 on NVIDIA)."
+
+
+def export(
+    network: Annotated[str, typer.Argument(metavar="CLASS", help=_CLASS, show_default=False)],
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help=_WEIGHTS, show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help=_FILE, show_default=False)],
+    arguments: Annotated[str, typer.Option(metavar="JSON", help=_ARGUMENTS)] = "{}",
+    at_most: Annotated[float, typer.Option("--at-most", min=0, metavar="ERROR", help=_AT_MOST)] = 1e-4,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Export a torch network for devices: ONNX for any number of rows, or TFLite, which takes one at a time.
+
+    ONNX needs the extra `export`, TFLite the package litert-torch. The file's answers to random inputs are compared
+    with torch's on the CPU; if they differ, nothing is written. `upwell model init` then describes it.
+    """
+    keywords = _keywords(arguments)
+    if out.suffix not in (".onnx", ".tflite"):
+        raise ConfigError.at(out, "expected a name that ends in .onnx or .tflite")
+    if os.path.lexists(out) and not force:
+        raise ConfigError.at(out, "exists already; --force replaces it")
+    if not out.parent.is_dir():
+        raise ConfigError.at(out, f"there is no folder {out.parent}")
+    try:
+        from upwell.tools.export import device
+        from upwell.tools.export.network import load_module
+
+        exported = device.Network.of(load_module(network, weights, keywords))
+        data = device.exported(exported, out.suffix)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("upwell"):
+            raise
+        if error.name == "litert_torch":
+            what = (
+                "TFLite needs litert-torch, which changes much: pip install litert-torch in an environment of its own"
+            )
+            raise ConfigError.at(out, what) from None
+        raise ExtraMissing("upwell model export", error.name, "export") from None
+    try:
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+            draft = Path(folder) / out.name
+            draft.write_bytes(data)
+            worst = device.largest_error(exported, draft, _ROWS)
+    except OSError as error:
+        raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
+    holds = worst <= at_most  # not so for NaN
+    if holds:
+        write_named(out, data)
+    report = _checked(worst, holds) | {"written": str(out) if holds else None, "bytes": len(data)}
+    if as_json:
+        typer.echo(json.dumps(report, allow_nan=False))
+    else:
+        _show_error(report, at_most)
+        last = f"wrote {out}; upwell model init {out} describes it" if holds else "nothing is written"
+        stdout_console().print(plain(last))
+    if not holds:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _checked(worst: float, holds: bool) -> dict[str, Any]:
+    found = worst if math.isfinite(worst) else None
+    return {"holds": holds, "largest_relative_error": found, "rows_checked": _ROWS}
+
+
+def _show_error(report: dict[str, Any], at_most: float) -> None:
+    error = report["largest_relative_error"]
+    found = "is not finite" if error is None else f"{error:.2g}"
+    rows = " and ".join(map(str, report["rows_checked"]))
+    stdout_console().print(f"largest relative error against torch, {rows} rows: {found} (at most {at_most:g})")
 
 
 def export_jax(
@@ -54,12 +125,13 @@ def export_jax(
         raise ConfigError.at(out, "exists already; name a new folder, such as that of the next version")
     try:
         from upwell.tools.export import jax
+        from upwell.tools.export.network import load_module
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("upwell"):
             raise
         raise ExtraMissing("upwell model export-jax", error.name, "jax-export") from None
     platforms = _platforms(platform, jax.PLATFORMS)
-    module = jax.load_module(network, weights, keywords)
+    module = load_module(network, weights, keywords)
     program = jax.exported(module, platforms, is_exact=not fast_matmul)
     worst = jax.largest_error(program, module, _ROWS)
     holds = worst <= at_most  # not so for NaN
@@ -113,9 +185,7 @@ def _write(out: Path, program: Program) -> None:
 
 def _report(out: Path, program: Program, platforms: Sequence[str], worst: float, holds: bool) -> dict[str, Any]:
     return {
-        "holds": holds,
-        "largest_relative_error": worst if math.isfinite(worst) else None,
-        "rows_checked": _ROWS,
+        **_checked(worst, holds),
         "written": str(out) if holds else None,
         "sha256": hashlib.sha256(program.data).hexdigest(),
         "program_bytes": len(program.data),
@@ -129,10 +199,7 @@ def _show(report: dict[str, Any], at_most: float, as_json: bool) -> None:
         typer.echo(json.dumps(report, allow_nan=False))
         return
     console = stdout_console()
-    error = report["largest_relative_error"]
-    found = "is not finite" if error is None else f"{error:.2g}"
-    rows = " and ".join(map(str, report["rows_checked"]))
-    console.print(f"largest relative error against torch, {rows} rows: {found} (at most {at_most:g})")
+    _show_error(report, at_most)
     if not report["holds"]:
         console.print("nothing is written")
         return

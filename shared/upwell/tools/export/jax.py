@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
-import ml_dtypes
 import numpy as np
 import torch
 from jax import export
 from torch._ops import OpOverloadPacket
 
 from upwell.cloud.engines.checks import reason_of
-from upwell.cloud.engines.torch.modules import build, declared_specs, find_class
+from upwell.cloud.engines.torch.modules import declared_specs
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.tools.export.network import random_rows, relative_error, to_numpy, to_torch
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """What jax.export knows; one program may hold for several."""
@@ -45,11 +44,6 @@ class Program:
     outputs: tuple[TensorSpec, ...]
 
 
-def load_module(network: str, weights: Path, arguments: Mapping[str, Any]) -> torch.nn.Module:
-    """The network of the class named `network`, with its weights, for evaluation. Raises `ModelFailed`."""
-    return build(find_class("", network), weights, arguments).eval()
-
-
 def exported(module: torch.nn.Module, platforms: Sequence[str], *, is_exact: bool = True) -> Program:
     """Export a module in evaluation mode whose class declares `inputs` and `outputs`, as for engine torch.
 
@@ -63,7 +57,7 @@ def exported(module: torch.nn.Module, platforms: Sequence[str], *, is_exact: boo
             + ", ".join(f"{spec.name} {list(spec.shape)}" for spec in (*inputs, *outputs))
         )
     state = dict([*module.named_parameters(), *module.named_buffers()])
-    weights = {name: _to_numpy(tensor) for name, tensor in state.items()}
+    weights = {name: to_numpy(tensor) for name, tensor in state.items()}
     is_wide = any(spec.datatype in _WIDE for spec in (*inputs, *outputs))
     try:
         with _settings(is_wide=is_wide, is_exact=is_exact):
@@ -85,13 +79,13 @@ def largest_error(program: Program, module: torch.nn.Module, rows: Sequence[int]
     try:
         run = _on_the_cpu(program)
         for count in rows:
-            batch = {spec.name: _random(spec, count, random) for spec in program.inputs}
+            batch = {spec.name: random_rows(spec, count, random) for spec in program.inputs}
             results = run(batch)
             with torch.inference_mode():
-                answer = module(*(_to_torch(batch[spec.name]) for spec in program.inputs))
+                answer = module(*(to_torch(batch[spec.name]) for spec in program.inputs))
             expected = answer if isinstance(answer, (tuple, list)) else (answer,)
             for spec, one in zip(program.outputs, expected, strict=True):
-                errors.append(_relative(np.asarray(results[spec.name]), _to_numpy(one)))
+                errors.append(relative_error(np.asarray(results[spec.name]), to_numpy(one)))
     except Exception as error:  # JAX and the class itself may raise anything
         raise ModelFailed(f"the exported program does not run: {reason_of(error)}") from error
     return float(np.max(errors))  # NaN where any is
@@ -104,11 +98,11 @@ def check_rows(program: Program, at_most: float) -> None:
     of what others have asked.
     """
     random = np.random.default_rng(_SEED)
-    batch = {spec.name: _random(spec, 2, random) for spec in program.inputs}
+    batch = {spec.name: random_rows(spec, 2, random) for spec in program.inputs}
     run = _on_the_cpu(program)
     together, alone = run(batch), run({name: array[:1] for name, array in batch.items()})
     for spec in program.outputs:
-        off = _relative(np.asarray(together[spec.name])[:1], np.asarray(alone[spec.name]))
+        off = relative_error(np.asarray(together[spec.name])[:1], np.asarray(alone[spec.name]))
         if not off <= at_most:
             raise ModelFailed(
                 f"output {spec.name!r} of a row depends on the rows beside it (relative difference {off:.2g}): batches "
@@ -228,30 +222,3 @@ def _check_outputs(program: export.Exported, outputs: Sequence[TensorSpec]) -> N
 
 def _text(shape: Sequence[object]) -> str:
     return f"[{', '.join(map(str, shape))}]"
-
-
-def _random(spec: TensorSpec, rows: int, random: np.random.Generator) -> Array:
-    """Normal numbers, or 0 and 1 for integers, which may count something small."""
-    shape, dtype = (rows, *spec.shape[1:]), numpy_dtype(spec.datatype)
-    values = random.standard_normal(shape) if dtype.kind not in "iub" else random.integers(0, 2, shape)
-    return values.astype(dtype)
-
-
-def _relative(found: Array, expected: Array) -> float:
-    off = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
-    scale = np.abs(expected.astype(np.float64)).max(initial=0.0)
-    return float(off / scale) if scale else float(off)
-
-
-def _to_numpy(tensor: torch.Tensor) -> Array:
-    own = tensor.detach().contiguous()
-    array: Array = (
-        own.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if own.dtype is torch.bfloat16 else own.numpy()
-    )
-    return array
-
-
-def _to_torch(array: Array) -> torch.Tensor:
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())

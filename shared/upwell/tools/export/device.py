@@ -1,0 +1,164 @@
+"""From a torch module to what the device runs: ONNX for any number of rows by torch, TFLite by litert-torch."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from upwell.cloud.engines.checks import reason_of
+from upwell.cloud.engines.torch.modules import declared_specs
+from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.tensors import TensorSpec, numpy_dtype
+from upwell.tools.export.network import random_rows, relative_error, to_numpy, to_torch
+from upwell.tools.quantize.quiet import quiet
+
+OPSET, IR_VERSION = 18, 10
+"""What ONNX Runtime 1.23 reads, which JetPack 6 has."""
+
+_EXAMPLE_ROWS = 2
+"""The exporter takes what has one row in its example for fixed."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A module in evaluation mode, and what its class declares."""
+
+    module: torch.nn.Module
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> Network:
+        """Raises `ModelFailed` where sizes vary beside the rows."""
+        inputs, outputs = (declared_specs(type(module), attribute) for attribute in ("inputs", "outputs"))
+        for spec in (*inputs, *outputs):
+            if spec.shape[:1] != (-1,) or -1 in spec.shape[1:]:
+                found = f"its class declares {spec.name} {list(spec.shape)}"
+                raise ModelFailed(f"only the rows, the first size of every input and output, may vary; {found}")
+        return cls(module, inputs, outputs)
+
+    def examples(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """Random inputs, the same at each call."""
+        random = np.random.default_rng(0)
+        return tuple(to_torch(random_rows(spec, rows, random)) for spec in self.inputs)
+
+
+def exported(network: Network, suffix: str) -> bytes:
+    """The file for `.onnx` or `.tflite`. Raises `ModelFailed` where the exporter cannot follow the network.
+
+    Raises `ModuleNotFoundError` where the exporter is not installed.
+    """
+    make = FORMATS[suffix]
+    try:
+        with quiet():
+            return make(network)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # torch, litert-torch and the class itself may raise anything
+        name = type(network.module).__qualname__
+        raise ModelFailed(f"{name} cannot be exported to {suffix[1:]}: {_first_reason(error)}") from error
+
+
+def _first_reason(error: BaseException) -> str:
+    """What went wrong in the first place: exporters wrap it in how they went about it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return re.sub(r"\x1b\[[0-9;]*m", "", reason_of(error))
+
+
+def largest_error(network: Network, file: Path, rows: Sequence[int]) -> float:
+    """The largest max |file - module| / max |module| of any output, for random inputs of so many `rows` each.
+
+    The file runs as on a device, row by row where it takes one at a time. Raises `ModelFailed` where it does not run.
+    """
+    errors = [0.0]
+    runtime = load_runtime(file, RuntimeOptions(threads=1))
+    try:
+        one_at_a_time = any(spec.shape[0] == 1 for spec in runtime.inputs)
+        for count in rows:
+            batch = network.examples(count)
+            with torch.inference_mode():
+                answer = network.module(*batch)
+            expected = answer if isinstance(answer, (tuple, list)) else (answer,)
+            arrays = {spec.name: to_numpy(one) for spec, one in zip(network.inputs, batch, strict=True)}
+            # A converter narrows whole numbers of 64 bits.
+            given = {spec.name: arrays[spec.name].astype(numpy_dtype(spec.datatype)) for spec in runtime.inputs}
+            parts = [{name: array[row : row + 1] for name, array in given.items()} for row in range(count)]
+            results = [runtime.run(part) for part in (parts if one_at_a_time else [given])]
+            for spec, one in zip(network.outputs, expected, strict=True):
+                found = np.concatenate([result[spec.name] for result in results])
+                errors.append(relative_error(found, to_numpy(one)))
+    finally:
+        runtime.close()
+    return float(np.max(errors))  # NaN where any is
+
+
+def _onnx(network: Network) -> bytes:
+    import onnx
+    import onnxscript  # noqa: F401  what torch's exporter needs, said before it has begun
+
+    rows = torch.export.Dim("rows")
+    program = torch.onnx.export(
+        network.module,
+        network.examples(_EXAMPLE_ROWS),
+        input_names=[spec.name for spec in network.inputs],
+        output_names=[spec.name for spec in network.outputs],
+        dynamic_shapes=tuple({0: rows} for _ in network.inputs),
+        opset_version=OPSET,
+        dynamo=True,
+    )
+    if program is None:
+        raise ConfigError.at(None, "torch's exporter gave nothing")
+    model: Any = program.model_proto
+    graph = model.graph  # of which it notes where each node comes from, with the paths of the machine it ran on
+    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    onnx.checker.check_model(model, full_check=True)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _tflite(network: Network) -> bytes:
+    import litert_torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tflite"
+        litert_torch.convert(network.module, network.examples(1)).export(str(path))
+        return _named(path.read_bytes(), network)
+
+
+def _named(data: bytes, network: Network) -> bytes:
+    """The same with the names that the class declares, in the signature and of the tensors themselves."""
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.ModelT.InitFromPackedBuf(data, 0)
+    graph, signature = model.subgraphs[0], model.signatureDefs[0]
+    for specs, indexes, entries in (
+        (network.inputs, graph.inputs, signature.inputs),
+        (network.outputs, graph.outputs, signature.outputs),
+    ):
+        for spec, index in zip(specs, indexes, strict=True):
+            graph.tensors[index].name = spec.name.encode()
+            for entry in entries:
+                if entry.tensorIndex == index:
+                    entry.name = spec.name.encode()
+    builder = flatbuffers.Builder()
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+FORMATS: Mapping[str, Callable[[Network], bytes]] = MappingProxyType({".onnx": _onnx, ".tflite": _tflite})
+"""The suffix of a file -> what makes it."""
