@@ -372,6 +372,24 @@ def test_a_detector_of_hugging_face(tmp_path: Path, in_process: InProcess) -> No
     assert values[0, 1, 5] == -1
 
 
+@pytest.mark.parametrize("name", ["sklearn", "xgboost", "lightgbm"])
+def test_a_model_of_trees(tmp_path: Path, in_process: InProcess, name: str) -> None:
+    model = Path(shutil.copy(FOLDER / f"{name}.onnx", tmp_path / "model.onnx"))
+    (tmp_path / "labels.txt").write_text("setosa\nversicolor\nvirginica\n")
+    report = init(in_process, model)
+    assert report["check"] == report["not_known"] == []
+    expected = np.load(FOLDER / "trees.npz")
+    outputs, answers = asked(model, {report["inputs"][0]["name"]: expected["rows"]})
+    scores = next(one for one in outputs if one.kind == "probabilities")
+    assert scores.labels == ("setosa", "versicolor", "virginica")
+    np.testing.assert_allclose(answers[scores.name], expected[name], atol=1e-5)
+
+
+def test_a_zipmap_is_refused_with_what_leaves_it_out(tmp_path: Path, in_process: InProcess) -> None:
+    model = Path(shutil.copy(FOLDER / "sklearn_zipmap.onnx", tmp_path / "model.onnx"))
+    assert "options={'zipmap': False}" in refused(in_process("model", "init", model))
+
+
 def test_a_model_of_timm(tmp_path: Path, in_process: InProcess) -> None:
     model = averaging(tmp_path / "model.onnx")
     own = {"input_size": [3, 8, 8], "interpolation": "bicubic", "crop_pct": 0.8, "mean": MEAN, "std": STD}

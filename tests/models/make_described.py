@@ -4,6 +4,7 @@
     python tests/models/make_described.py tflite-support FOLDER   # in one with tflite-support 0.4.4 and numpy<2
     python tests/models/make_described.py optimum                 # transformers 4.57.6 and optimum-onnx 0.1.0
     python tests/models/make_described.py ultralytics             # ultralytics 8.4.190
+    python tests/models/make_described.py trees     # skl2onnx 1.20.0, onnxmltools 1.16.0, xgboost 3.2.0, lightgbm 4.7.0
 
 The first writes models whose answer is the mean of each channel, the second gives them the metadata of an image
 classifier: normalization, and labels behind the model. The third writes folders of Hugging Face with random weights, as
@@ -100,6 +101,36 @@ def ultralytics() -> None:
     np.savez_compressed(FOLDER / "ultralytics.npz", **found)  # type: ignore[arg-type]  # arrays, all of them
 
 
+def trees() -> None:
+    """Classifiers of scikit-learn's irises, of 1 to 2 kB, and what their own packages answer to the first rows."""
+    import lightgbm
+    import numpy as np
+    import onnxmltools
+    import xgboost
+    from onnxmltools.convert.common.data_types import FloatTensorType
+    from skl2onnx import to_onnx
+    from sklearn.datasets import load_iris
+    from sklearn.ensemble import RandomForestClassifier
+
+    rows, classes = load_iris(return_X_y=True)
+    rows = rows.astype(np.float32)
+    forest = RandomForestClassifier(3, max_depth=3, random_state=0).fit(rows, classes)
+    boosted = xgboost.XGBClassifier(n_estimators=2, max_depth=2).fit(rows, classes)
+    light = lightgbm.LGBMClassifier(n_estimators=2, max_depth=2, verbose=-1).fit(rows, classes)
+    takes = [("input", FloatTensorType([None, 4]))]
+    for name, model in {
+        "sklearn": to_onnx(forest, rows[:1], options={"zipmap": False}, target_opset={"": 17, "ai.onnx.ml": 3}),
+        "sklearn_zipmap": to_onnx(forest, rows[:1], target_opset={"": 17, "ai.onnx.ml": 3}),
+        "xgboost": onnxmltools.convert_xgboost(boosted, initial_types=takes),
+        "lightgbm": onnxmltools.convert_lightgbm(light, initial_types=takes, zipmap=False),
+    }.items():
+        (FOLDER / f"{name}.onnx").write_bytes(model.SerializeToString())
+    some = rows[::15]
+    answers = {"sklearn": forest, "xgboost": boosted, "lightgbm": light}
+    expected = {name: model.predict_proba(some) for name, model in answers.items()}
+    np.savez_compressed(FOLDER / "trees.npz", rows=some, **expected)
+
+
 TASKS = {
     "detect": "yolo26", "segment": "yolo26-seg", "pose": "yolo26-pose", "obb": "yolo26-obb",
 }  # fmt: skip
@@ -158,4 +189,6 @@ def optimum() -> None:
 
 
 if __name__ == "__main__":
-    {"base": base, "tflite-support": tflite_support, "optimum": optimum, "ultralytics": ultralytics}[sys.argv[1]]()
+    {"base": base, "tflite-support": tflite_support, "optimum": optimum, "ultralytics": ultralytics, "trees": trees}[
+        sys.argv[1]
+    ]()

@@ -389,8 +389,8 @@ def _input(one: LogicalInput, has_rows: bool, size: int, random: np.random.Gener
         patches = random.integers(0, 256, (ROWS if has_rows else 1, _PICTURE_PATCHES, _PICTURE_PATCHES, 3), np.uint8)
         side = _PICTURE_SIDE // _PICTURE_PATCHES
         return patches.repeat(side, axis=1).repeat(side, axis=2)
-    if one.kind == "text":
-        return made_up_texts(ROWS if has_rows else 1, random)
+    if one.kind in ("text", "record"):
+        return made_up_texts(one, ROWS if has_rows else 1, random)
     shape = [size if length < 0 else length for length in one.spec.shape]
     if has_rows:
         shape[0] = ROWS

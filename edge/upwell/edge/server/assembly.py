@@ -48,6 +48,8 @@ from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Probl
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.opamp.wish import digest_of
 from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.signature.signature import LogicalInput
+from upwell.shared.signature.texts import made_up_texts
 from upwell.shared.telemetry.collectors import open_metrics_push, open_tracer
 from upwell.shared.telemetry.exposition import Page, PageReply, serve_pages
 from upwell.shared.tensors import Array
@@ -343,13 +345,16 @@ def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:
         _log.warning("%s names the model %r, which this agent does not serve", config.policy, name)
 
 
+def _example(one: LogicalInput) -> Array:
+    if one.kind in ("text", "record"):
+        return made_up_texts(one, 1, np.random.default_rng(0))
+    return _BLANK_PICTURE if one.kind == "image" else blank(one.spec.datatype, one.spec.shape)
+
+
 def warm_up(name: str, edge: EdgeModel) -> None:
     """Run the model on zeros, and note how long a request takes. Raises `ConfigError` if it cannot run."""
     zeros = {spec.name: blank(spec.datatype, spec.shape) for spec in edge.runtime.inputs}
-    empty = {
-        one.name: _BLANK_PICTURE if one.kind == "image" else blank(one.spec.datatype, one.spec.shape)
-        for one in edge.signature.inputs
-    }
+    empty = {one.name: _example(one) for one in edge.signature.inputs}
     try:
         edge.runtime.run(zeros)  # pays for lazy initialization, and is no sample
         runs = [_timed_run(edge, empty, zeros) for _ in range(WARM_UP_RUNS)]

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.description import ImageInput, ModelDescription, Output, TensorInput, TextInput
+from upwell.shared.signature.description import (
+    ImageInput,
+    ModelDescription,
+    Output,
+    RecordInput,
+    TensorInput,
+    TextInput,
+)
 from upwell.shared.signature.detections import FIELDS, is_detections
-from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Signature, UplinkEncoding
+from upwell.shared.signature.signature import Column, LogicalInput, LogicalOutput, Signature, UplinkEncoding
 from upwell.shared.signature.steps import Steps, StepsBuilder
 from upwell.shared.signature.values import FLOATS, ValueType
 from upwell.shared.tensors import TensorSpec
@@ -39,12 +46,15 @@ def sizes_fit(have: Sequence[int], want: Sequence[int]) -> bool:
     return len(have) == len(want) and all(a == b or -1 in (a, b) for a, b in zip(have, want, strict=True))
 
 
-def _logical_input(name: str, one: ImageInput | TextInput | TensorInput) -> LogicalInput:
+def _logical_input(name: str, one: ImageInput | TextInput | RecordInput | TensorInput) -> LogicalInput:
     if isinstance(one, TensorInput):
         shape = (-1, *one.shape[1:]) if one.shape[:1] == (1,) else one.shape
         return LogicalInput(name, "tensor", TensorSpec(name, one.dtype, shape))
     if isinstance(one, TextInput):
         return LogicalInput(name, "text", TensorSpec(name, "BYTES", (-1,)))
+    if isinstance(one, RecordInput):
+        columns = tuple(Column(key, part.categories if part else ()) for key, part in one.columns.items())
+        return LogicalInput(name, "record", TensorSpec(name, "BYTES", (-1,)), columns=columns)
     uplink = None
     if one.uplink is not None:
         written = one.uplink
@@ -55,7 +65,7 @@ def _logical_input(name: str, one: ImageInput | TextInput | TensorInput) -> Logi
 def _bind_inputs(
     builder: StepsBuilder, inputs: Sequence[LogicalInput], wanted: Sequence[TensorSpec], has_rows: bool
 ) -> Steps | None:
-    types = {one.name: ValueType(one.spec.datatype, one.spec.shape) for one in inputs}
+    types = {one.name: ValueType(one.spec.datatype, one.spec.shape, columns=one.columns) for one in inputs}
     steps = builder.pre(types, wanted)
     if steps is None:
         return None
@@ -80,6 +90,8 @@ def _hint(value: ValueType, spec: TensorSpec, name: str) -> str:
         return f"; in the tokenize step, {{pad: max, max_tokens: {spec.shape[-1]}}} makes as many for every text"
     if {value.datatype, spec.datatype} == {"INT32", "INT64"}:
         return f"; in the tokenize step, {{dtype: {spec.datatype}}} makes those"
+    if value.columns:
+        return "; a columns step makes numbers of records"
     if value.datatype == "BYTES" and spec.datatype in ("INT32", "INT64"):
         return f"; a tokenize step makes them of texts: {{tokenize: {{from: {name}, tokenizer: tokenizer.json}}}}"
     if value.datatype == "BYTES" and spec.datatype != "BYTES":

@@ -47,6 +47,19 @@ class TextInput(FilePart):
     kind: Literal["text"]
 
 
+class ColumnPart(FilePart):
+    """A number, or one of these categories."""
+
+    categories: Labels = ()
+
+
+class RecordInput(FilePart):
+    """One JSON object per row, with these columns."""
+
+    kind: Literal["record"]
+    columns: dict[Name, ColumnPart | None] = Field(min_length=1)
+
+
 class TensorInput(FilePart):
     """A plain tensor."""
 
@@ -55,7 +68,7 @@ class TensorInput(FilePart):
     shape: tuple[Dimension, ...]
 
 
-Input: TypeAlias = Annotated[ImageInput | TextInput | TensorInput, Field(discriminator="kind")]
+Input: TypeAlias = Annotated[ImageInput | TextInput | RecordInput | TensorInput, Field(discriminator="kind")]
 
 
 class Output(FilePart):

@@ -104,6 +104,9 @@ def starting_description(
     `quantization` has scale and zero point of the tensors that are quantized, where the model says them. With labels
     among the `facts` the text names `LABELS_NAME`, which is to be written beside it.
     """
+    # LightGBM's converter says that the class is of one row, whatever the rows: the probabilities say the same.
+    scored = any(spec.datatype in FLOATS and len(spec.shape) == 2 and spec.shape[0] < 0 for spec in model_outputs)
+    model_outputs = [one for one in model_outputs if not (scored and one.shape == (1,) and one.datatype == "INT64")]
     picture = next((spec for spec in model_inputs if _is_picture(spec, facts.picture)), None)
     chunks = {spec.shape[0] if spec.shape else 0 for spec in model_inputs}
     leads = {spec.shape[0] if spec.shape else 0 for spec in model_outputs}

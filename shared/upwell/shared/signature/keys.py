@@ -156,6 +156,22 @@ class Tokenize(Op):
     max_bytes: int = Field(default=1 << 20, ge=1)
 
 
+class Columns(NamedOp):
+    """Records -> the numbers of these columns, [rows, width]; `missing` stands for values that are not there."""
+
+    columns: tuple[Name, ...] = ()
+    missing: dict[Name, float] = Field(default_factory=dict)
+    one_hot: tuple[Name, ...] = ()
+    dtype: Literal["FP32", "FP64", "INT64"] = "FP32"
+    max_bytes: int = Field(default=1 << 20, ge=1)
+
+    @model_validator(mode="after")
+    def _numbers(self) -> Columns:
+        if self.dtype == "INT64" and not all(math.isfinite(one) and one == int(one) for one in self.missing.values()):
+            raise ValueError("with dtype INT64 what stands for missing values is whole numbers")
+        return self
+
+
 class Resize(Op):
     """Pictures -> pictures of one size, [height, width]."""
 
@@ -332,6 +348,7 @@ class PreOp(_OneOp):
 
     decode: Annotated[Decode | None, _short("from", Decode)] = None
     tokenize: Annotated[Tokenize | None, _short("tokenizer", Tokenize)] = None
+    columns: Annotated[Columns | None, _KEYS] = None
     resize: Annotated[Resize | None, _KEYS] = None
     crop: Annotated[Crop | None, _KEYS] = None
     normalize: Annotated[Normalize | None, _KEYS] = None

@@ -9,8 +9,20 @@ from typing import Literal
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.keys import Crop, Decode, Layout, Normalize, PreOp, Quantize, Rename, Resize, Tokenize
+from upwell.shared.signature.keys import (
+    Columns,
+    Crop,
+    Decode,
+    Layout,
+    Normalize,
+    PreOp,
+    Quantize,
+    Rename,
+    Resize,
+    Tokenize,
+)
 from upwell.shared.signature.pictures import crop, decode_pictures, decode_resized, pictures_of, resize
+from upwell.shared.signature.records import columns_step
 from upwell.shared.signature.texts import tokenize_step
 from upwell.shared.signature.values import (
     Geometry,
@@ -37,6 +49,8 @@ def pre_step(written: PreOp, source: str, value: ValueType) -> Step:
         return _decode_step(op, source, value)
     if isinstance(op, Tokenize):
         return tokenize_step(op, source, value)
+    if isinstance(op, Columns):
+        return columns_step(op, source, value)
     if isinstance(op, (Resize, Crop)):
         return _picture_step(op, source, value)
     target = op.target or source

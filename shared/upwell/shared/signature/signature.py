@@ -18,7 +18,7 @@ import numpy as np
 from upwell.shared.errors import InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
 
-InputKind = Literal["image", "text", "tensor"]
+InputKind = Literal["image", "text", "record", "tensor"]
 OutputKind = Literal["probabilities", "logits", "detections", "masks", "segments", "embedding", "tensor"]
 
 BYTES_LENGTH_BYTES = 4
@@ -40,12 +40,21 @@ class UplinkEncoding:
 
 
 @dataclass(frozen=True)
+class Column:
+    """One column of a record: a number, or one of `categories` where it has some."""
+
+    name: str
+    categories: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class LogicalInput:
     """One input as callers see it.
 
-    A `text` has the spec BYTES [-1], one UTF-8 text per row. An `image` has that spec, too, one encoded picture (JPEG,
-    PNG, WebP) per row, and also takes pixels as UINT8 [rows, height, width, channels] with 1 or 3 channels. `is_bgr`:
-    three are blue, green, red, as callers give them; what an encoded picture has is red, green, blue always.
+    A `text` has the spec BYTES [-1], one UTF-8 text per row; a `record` is one JSON object of its `columns`. An `image`
+    has that spec, too, one encoded picture (JPEG, PNG, WebP) per row, and also takes pixels as UINT8 [rows, height,
+    width, channels] with 1 or 3 channels. `is_bgr`: three are blue, green, red, as callers give them; what an encoded
+    picture has is red, green, blue always.
     """
 
     name: str
@@ -53,6 +62,7 @@ class LogicalInput:
     spec: TensorSpec
     uplink: UplinkEncoding | None = None
     is_bgr: bool = False
+    columns: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True)

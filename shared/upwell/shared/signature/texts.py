@@ -7,6 +7,7 @@ right: to the longest of the request, or to `max_tokens`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.keys import Tokenize
+from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.signature.values import Geometry, Step, Value, ValueType, array_of
 from upwell.shared.tensors import Array, numpy_dtype
 
@@ -43,9 +45,17 @@ def tokenize_step(op: Tokenize, source: str, value: ValueType) -> Step:
     return Step((source,), dict.fromkeys(names, kind), run)
 
 
-def made_up_texts(count: int, random: np.random.Generator) -> Array:
-    """Texts of a few made-up words each, BYTES [count]: for trials where no real ones are at hand."""
+def made_up_texts(one: LogicalInput, count: int, random: np.random.Generator) -> Array:
+    """Texts of a few made-up words each, or records, BYTES [count]: for trials where no real ones are at hand."""
     texts = np.empty(count, np.object_)
+    for row in range(count if one.columns else 0):
+        values = {
+            column.name: str(random.choice(column.categories)) if column.categories else round(random.random(), 3)
+            for column in one.columns
+        }
+        texts[row] = json.dumps(values).encode()
+    if one.columns:
+        return texts
     for row in range(count):
         words = (random.integers(ord("a"), ord("z") + 1, length, np.uint8) for length in random.integers(2, 9, 4 + row))
         texts[row] = b" ".join(word.tobytes() for word in words)

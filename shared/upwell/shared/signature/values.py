@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upwell.shared.errors import InvalidRequest
+from upwell.shared.signature.signature import Column
 from upwell.shared.tensors import Array
 
 
@@ -18,13 +19,14 @@ class ValueType:
     """What is known of a value before any request: its OIP datatype and shape, -1 for what varies.
 
     `channels` is the axis of a picture's channels, None where the value is no picture. `classes` is the number of
-    classes, 0 where it is not known.
+    classes, 0 where it is not known; `columns` are those of records.
     """
 
     datatype: str
     shape: tuple[int, ...]
     channels: int | None = None
     classes: int = 0
+    columns: tuple[Column, ...] = ()
     is_by_request: bool = False
     """What varies besides the rows is as large as each request makes it, so that no fixed size fits."""
 

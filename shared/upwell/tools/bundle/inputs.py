@@ -64,8 +64,8 @@ def _random(one: LogicalInput, has_rows: bool, random: np.random.Generator) -> A
         count = _PICTURE_SIDE // _PATCH
         patches = random.integers(0, 256, (_ROWS, count, count, 3), np.uint8)
         return np.kron(patches, np.ones((1, _PATCH, _PATCH, 1), np.uint8))
-    if one.kind == "text":
-        return made_up_texts(_ROWS, random)
+    if one.kind in ("text", "record"):
+        return made_up_texts(one, _ROWS, random)
     if one.spec.datatype == "BYTES":
         problem = f"input {one.name!r} takes bytes, which cannot be made up; give requests with --golden"
         raise ConfigError.at(None, problem, "--golden")

@@ -42,11 +42,12 @@ class TrialResult:
 
 
 def scores_of(runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> Literal["", "probabilities"]:
-    """Whether the model's only output is probabilities, by runs on random inputs: each row is positive and sums to 1.
+    """Whether the model's only scores are probabilities, by runs on random inputs: each row is positive and sums to 1.
 
-    Empty where it is not, there are several, or nobody says how large an input is.
+    Empty where they are not, there are several, or nobody says how large an input is. Whole numbers beside them, the
+    class that converters of scikit-learn add, count for nothing.
     """
-    outputs = runtime.outputs
+    outputs = [one for one in runtime.outputs if len(one.shape) != 1 or one.datatype not in ("INT64", "BYTES")]
     if len(outputs) != 1 or len(outputs[0].shape) != 2 or 0 <= outputs[0].shape[1] < 2:
         return ""
     if any(size < 0 for spec in runtime.inputs for size in spec.shape[1:]):

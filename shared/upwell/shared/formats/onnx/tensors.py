@@ -32,6 +32,11 @@ DATATYPES: Mapping[str, str] = MappingProxyType(
 """ONNX type, as ONNX Runtime writes it -> OIP datatype."""
 
 
+_ZIPMAP = (
+    "; convert the model without ZipMap: `options={'zipmap': False}` of skl2onnx.to_onnx, `zipmap=False` of onnxmltools"
+)
+
+
 class UnsupportedTensor(Exception):
     """The model takes or gives something that cannot pass; the text says what."""
 
@@ -56,7 +61,8 @@ def spec_of(argument: Argument) -> TensorSpec:
     """The specification of an input or output. Raises `UnsupportedTensor` for what is no tensor of a plain datatype."""
     datatype = DATATYPES.get(argument.type)
     if datatype is None:
-        raise UnsupportedTensor(f"{argument.name!r} is {argument.type}, only tensors of plain datatypes can pass")
+        hint = _ZIPMAP if str(argument.type).startswith("seq(map(") else ""
+        raise UnsupportedTensor(f"{argument.name!r} is {argument.type}, only tensors of plain datatypes can pass{hint}")
     return TensorSpec(argument.name, datatype, tuple(size if isinstance(size, int) else -1 for size in argument.shape))
 
 
