@@ -36,7 +36,7 @@ def test_hard_texts_go_up_and_make_the_answers_better(tmp_path: Path) -> None:
         for name, above in (("alone", ""), ("hybrid", f"cloud: {{endpoint: '{cloud.endpoint}'}}\n")):
             side = ", cloud: {model: texts}" if above else ""
             (tmp_path / f"{name}.yaml").write_text(
-                f"version: 1\nagent: {{listen: [], state_dir: {name}}}\n{above}policy: policy.yaml\n"
+                f'version: 1\nagent: {{listen: ["127.0.0.1:0"], state_dir: {name}}}\n{above}policy: policy.yaml\n'
                 f"models: {{texts: {{edge: {{file: edge/texts/model.onnx}}{side}}}}}\n"
             )
         right, shares = {}, {}

@@ -4,6 +4,7 @@
     python tests/models/make_described.py tflite-support FOLDER   # in one with tflite-support 0.4.4 and numpy<2
     python tests/models/make_described.py optimum                 # transformers 4.57.6 and optimum-onnx 0.1.0
     python tests/models/make_described.py ultralytics             # ultralytics 8.4.190
+    python tests/models/make_described.py librosa                 # librosa 0.11.0
     python tests/models/make_described.py trees     # skl2onnx 1.20.0, onnxmltools 1.16.0, xgboost 3.2.0, lightgbm 4.7.0
 
 The first writes models whose answer is the mean of each channel, the second gives them the metadata of an image
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent / "described"
 LABELS = ("red thing", "green thing", "blue thing")
@@ -99,6 +101,32 @@ def ultralytics() -> None:
         if task == "segment":
             found["masks"] = result.masks.data.numpy().astype(np.bool_)
     np.savez_compressed(FOLDER / "ultralytics.npz", **found)  # type: ignore[arg-type]  # arrays, all of them
+
+
+SPECTROGRAMS: dict[str, dict[str, Any]] = {
+    "plain": {"sr": 16000, "n_fft": 512, "hop_length": 160, "n_mels": 40},
+    "narrow": {"sr": 22050, "n_fft": 1024, "hop_length": 512, "n_mels": 64, "fmin": 50.0, "fmax": 8000.0},
+    "htk": {
+        "sr": 16000,
+        "n_fft": 400,
+        "hop_length": 160,
+        "n_mels": 32,
+        "htk": True,
+        "norm": None,
+        "pad_mode": "reflect",
+    },
+}
+
+
+def librosa() -> None:
+    """What librosa makes of a chirp with noise: powers, not logarithms."""
+    import librosa as theirs
+    import numpy as np
+
+    seconds = np.arange(6000) / 16000
+    sound = np.sin(2 * np.pi * (200 + 9000 * seconds) * seconds) + 0.1 * np.random.default_rng(0).standard_normal(6000)
+    made = {name: theirs.feature.melspectrogram(y=sound, **keys) for name, keys in SPECTROGRAMS.items()}
+    np.savez_compressed(FOLDER / "librosa.npz", sound=sound, **made)
 
 
 def trees() -> None:
@@ -189,6 +217,11 @@ def optimum() -> None:
 
 
 if __name__ == "__main__":
-    {"base": base, "tflite-support": tflite_support, "optimum": optimum, "ultralytics": ultralytics, "trees": trees}[
-        sys.argv[1]
-    ]()
+    {
+        "base": base,
+        "tflite-support": tflite_support,
+        "optimum": optimum,
+        "ultralytics": ultralytics,
+        "trees": trees,
+        "librosa": librosa,
+    }[sys.argv[1]]()

@@ -72,12 +72,12 @@ def test_labels_files_that_are_none(tmp_path: Path, content: bytes | None, words
         ("pre: [{resise: {to: [1, 1]}}]", "3:8: pre[0].resise: unknown key; did you mean 'resize'?"),
         (
             "pre: [{}]",
-            "3:7: pre[0]: expected exactly one operation, such as one of decode, tokenize, columns, resize, crop, "
+            "3:7: pre[0]: expected exactly one operation, such as one of decode, tokenize, columns, mel, resize, crop, "
             "normalize, layout, quantize, rename",
         ),
         (
             "pre: [{decode: a, layout: NCHW}]",
-            "3:7: pre[0]: expected exactly one operation, such as one of decode, tokenize, columns, resize, crop, "
+            "3:7: pre[0]: expected exactly one operation, such as one of decode, tokenize, columns, mel, resize, crop, "
             "normalize, layout, quantize, rename",
         ),
         ("pre: [decode]", "3:7: pre[0]: expected keys and values, got 'decode'"),
@@ -127,7 +127,7 @@ def test_labels_files_that_are_none(tmp_path: Path, content: bytes | None, words
         ("runtimes: {onx: {}}", "3:12: runtimes.onx: expected 'onnx', 'tflite' or 'torch', got 'onx'"),
         (
             "runtimes: {tflite: {pre: [{x: 1}]}}",
-            "3:28: runtimes.tflite.pre[0].x: unknown key; known here: columns, crop, decode, layout, normalize, "
+            "3:28: runtimes.tflite.pre[0].x: unknown key; known here: columns, crop, decode, layout, mel, normalize, "
             "quantize, rename, resize, tokenize",
         ),
     ],

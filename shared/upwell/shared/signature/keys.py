@@ -156,6 +156,23 @@ class Tokenize(Op):
     max_bytes: int = Field(default=1 << 20, ge=1)
 
 
+class Mel(NamedOp):
+    """Sound -> its mel spectrogram; frequencies in Hz, lengths in samples."""
+
+    sample_rate: int = Field(ge=1, le=1_000_000)
+    n_fft: int = Field(default=1024, ge=2, le=1 << 16)
+    hop: int = Field(default=256, ge=1, le=1 << 16)
+    mels: int = Field(default=64, ge=1, le=1024)
+    low: float = Field(default=0.0, ge=0)
+    high: float | None = Field(default=None, gt=0)
+    scale: Literal["slaney", "htk"] = "slaney"
+    pad: Literal["zeros", "reflect", "none"] = "zeros"
+    log: Literal["db", "ln", "none"] = "db"
+    floor: Scale = 1e-10
+    axes: Literal["MT", "TM"] = "MT"
+    channel: bool = False
+
+
 class Columns(NamedOp):
     """Records -> the numbers of these columns, [rows, width]; `missing` stands for values that are not there."""
 
@@ -349,6 +366,7 @@ class PreOp(_OneOp):
     decode: Annotated[Decode | None, _short("from", Decode)] = None
     tokenize: Annotated[Tokenize | None, _short("tokenizer", Tokenize)] = None
     columns: Annotated[Columns | None, _KEYS] = None
+    mel: Annotated[Mel | None, _KEYS] = None
     resize: Annotated[Resize | None, _KEYS] = None
     crop: Annotated[Crop | None, _KEYS] = None
     normalize: Annotated[Normalize | None, _KEYS] = None

@@ -14,6 +14,7 @@ from upwell.shared.signature.keys import (
     Crop,
     Decode,
     Layout,
+    Mel,
     Normalize,
     PreOp,
     Quantize,
@@ -23,6 +24,7 @@ from upwell.shared.signature.keys import (
 )
 from upwell.shared.signature.pictures import crop, decode_pictures, decode_resized, pictures_of, resize
 from upwell.shared.signature.records import columns_step
+from upwell.shared.signature.sounds import mel_step
 from upwell.shared.signature.texts import tokenize_step
 from upwell.shared.signature.values import (
     Geometry,
@@ -51,6 +53,8 @@ def pre_step(written: PreOp, source: str, value: ValueType) -> Step:
         return tokenize_step(op, source, value)
     if isinstance(op, Columns):
         return columns_step(op, source, value)
+    if isinstance(op, Mel):
+        return mel_step(op, source, value)
     if isinstance(op, (Resize, Crop)):
         return _picture_step(op, source, value)
     target = op.target or source
