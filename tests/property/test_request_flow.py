@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -400,3 +401,21 @@ def check_patience(world: World) -> None:
             is_hopeless = isinstance(call.outcome, CloudFailure) and call.outcome.reason in HOPELESS
             is_beside = following.sent_s - firsts[0].sent_s >= attempt.decision.hedge_after_s - 1e-9
             assert is_beside or (call.closed == "told" and not is_hopeless)
+
+
+def test_what_is_under_way_is_cancelled_where_the_device_is_too_late_with_the_other_rows() -> None:
+    kernel = Kernel()
+    kernel.now_s = BEGIN_S
+    setting = Setting("defaults: {deadline: 200ms, large: {above: 500B}}", 0.001, 0.005, False, False, CALLS)
+    flow = RequestFlow(Accounts(setting, kernel), signals([300, 700], at_s=BEGIN_S))
+    told = {Admit: 0, Encode: 300, Send: MessageSent(300)}
+    done: list[Action] = []
+    action = flow.begin(BEGIN_S)
+    with suppress(DeadlineExceeded):
+        while action is not None:
+            done.append(action)
+            if isinstance(action, RunEdge):
+                action = flow.fail(DeadlineExceeded("the device was busy until the deadline"), BEGIN_S)
+            else:
+                action = flow.resume(told.get(type(action)), BEGIN_S)
+    assert [type(one) for one in done if isinstance(one, Send | RunEdge | Cancel)] == [Send, RunEdge, Cancel]
