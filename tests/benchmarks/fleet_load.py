@@ -94,13 +94,13 @@ class Devices:
         self._ca = (folder / "ca.pem").read_text()
         self.took_s: list[float] = []
         self.failed = 0
-        self.is_measured = False
+        self.is_measured = self.is_over = False
 
     async def live(self, number: int) -> None:
-        """One device, for ever."""
+        """One device, until it is cancelled; or `is_over`, where `wait_for` of Python 3.11 swallows that."""
         sequence = random.randrange(1, 1000)
         await asyncio.sleep(random.random() * self._poll_s)
-        while True:
+        while not self.is_over:
             sequence += 1
             began_s = time.monotonic()
             try:
@@ -109,7 +109,8 @@ class Devices:
                     self.took_s.append(time.monotonic() - began_s)
             except (OSError, asyncio.TimeoutError, AssertionError):
                 self.failed += self.is_measured
-            await asyncio.sleep(max(0.0, began_s + self._poll_s * random.uniform(0.9, 1.1) - time.monotonic()))
+            if not self.is_over:
+                await asyncio.sleep(max(0.0, began_s + self._poll_s * random.uniform(0.9, 1.1) - time.monotonic()))
 
     async def _poll(self, number: int, sequence: int) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -174,6 +175,7 @@ async def measure(
     devices.is_measured = False
     used_s, after = cpu_s(service.pid) - used_s, await asked(service)
     held = memory_bytes(service.pid)
+    devices.is_over = True
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -249,20 +251,12 @@ def drawn(found: list[dict[str, Any]], kind: str) -> bytes:
         for poll_s, style in ((60.0, ":"), (300.0, "--")):
             line = [cores(count, poll_s, last) for count in more]
             left.plot(more, line, style, color=plot_style.MUTED)
-            left.annotate(
-                f"polls every {poll_s:.0f} s",
-                (more[1], line[1]),
-                xytext=(-8, 4),
-                textcoords="offset points",
-                ha="right",
-                color=plot_style.MUTED,
-            )
+            place = {"xytext": (-50, 0), "textcoords": "offset points", "ha": "right"}
+            left.annotate(f"polls every {poll_s:.0f} s", (more[2], line[2]), color=plot_style.MUTED, **place)
         left.set_ylabel("cores of the service")
-        right.plot(
-            counts, [one["service_memory_mib"] for one in by_count], "o-", color=plot_style.EDGE, label="memory, MiB"
-        )
-        right.plot(counts, [one["p99_ms"] for one in by_count], "s-", color=plot_style.CLOUD, label="p99 of a poll, ms")
-        right.legend(loc="upper left")
+        right.plot(counts, [one["service_memory_mib"] for one in by_count], "o-", color=plot_style.EDGE)
+        right.set_ylabel("memory of the service, MiB")
+        right.set_ylim(0, 1.15 * max(one["service_memory_mib"] for one in by_count))
         left.set_yscale("log")
         for axes in (left, right):
             axes.set_xscale("log")
