@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from upwell.edge.bundle.base import Trust
+from upwell.edge.cases.home import CasesSection
 from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.release.sections import ReleaseSection
@@ -92,6 +93,9 @@ class AgentSection(ServerKeys):
         description="Requests, and as many frames, that `upwell explain` knows.",
     )
     otlp: MetricsPush | None = Field(None, description="A collector that all metrics are pushed to; none without it.")
+    cases: CasesSection | None = Field(
+        None, description="Where cases that the policy collects are brought; without it they stay. Needs `state_dir`."
+    )
     spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
     trust: TrustSection = Field(TrustSection(), description="Whose signatures on bundles count.")
 

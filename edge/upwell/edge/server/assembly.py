@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from upwell.edge.bundle.base import Bundle
+from upwell.edge.cases.home import CaseCarrier, CasesSection
+from upwell.edge.cases.store import FILE_NAME as CASES_NAME
 from upwell.edge.config import AgentConfig
 from upwell.edge.fleet.facts import AgentView, DemandView, resource_attributes
 from upwell.edge.fleet.sections import FleetSection
@@ -110,6 +112,8 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
         agent = AgentCore(models, cloud, policy, parts)
         on_failure.callback(agent.close)
         _keep_current(agent, starts, parts.followers)
+        if section.cases is not None and state_dir is not None:
+            _carry_cases(agent, section.cases, state_dir.path)
         if release is not None:
             _follow_releases(agent, release, starts)
         if config.fleet is not None or section.otlp is not None:
@@ -323,6 +327,14 @@ def _shared_out(sections: Mapping[str, ModelSection]) -> Mapping[str, ModelSecti
             edge = edge.model_copy(update={"threads": threads, "instances": edge.instances or 1})
         shared[name] = section.model_copy(update={"edge": edge})
     return shared
+
+
+def _carry_cases(agent: AgentCore, section: CasesSection, folder: Path) -> None:
+    """Bring cases home until the agent is closed. Raises `ConfigError`."""
+    carrier = CaseCarrier(section, folder / CASES_NAME, agent.name, agent.router)
+    agent.close_with(carrier.close)
+    text = "Cases brought home, or why not."
+    agent.metrics.export(lambda: [counter_by("upwell_cases_home", text, "became", carrier.counts())])
 
 
 def _keep_current(agent: AgentCore, starts: Sequence[ModelStart], followers: Sequence[UpdateFollower]) -> None:

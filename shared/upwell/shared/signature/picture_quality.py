@@ -31,6 +31,14 @@ def picture_quality(picture: bytes | Array) -> tuple[float, float]:
     return brightness, float(np.log1p(laplacian.var()))
 
 
+def thumbnail(picture: bytes, side_px: int) -> Array:
+    """Grey levels FP64 [side, side] of an encoded picture. Raises `InvalidRequest`."""
+    with BUDGET.holding(header_pixels(picture)):
+        opened = EncodedPicture(picture, "gray", DEFAULT_MAX_PIXELS, exact=False)
+        box = (0.0, 0.0, float(opened.width), float(opened.height))
+        return opened.scaled((side_px, side_px), box, _FILTER)[:, :, 0].astype(np.float64)
+
+
 def _luma(picture: bytes | Array) -> Array:
     """[height, width], at most `_LONGEST_SIDE` on a side."""
     if isinstance(picture, bytes):

@@ -36,7 +36,10 @@ from upwell.tools.cases.source import CaseDatabase, CaseFilter, CaseLost, CaseSo
 from upwell.tools.terminal import AsJson, key_values, plain, printable, progress, table_console
 
 CasesArgument: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="CASES", help="An agent.yaml or an agent's state folder.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="CASES", help="An agent.yaml, its state folder, or where cases came home to.", show_default=False
+    ),
 ]
 TagOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("--tag", help="Only cases with NAME=VALUE; may be repeated, then all must hold.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,9 +13,11 @@ import numpy.typing as npt
 import typer
 
 from upwell.edge.cases.case import CaseFacts, CollectedCase
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import read_file, write_named
 from upwell.shared.routing.hardness import RISING
+from upwell.shared.signature.picture_quality import thumbnail
+from upwell.shared.tensors import Array
 from upwell.tools.cases.cli import CasesArgument, ModelOption, TagOption, WhyOption, by_ids, case_filter, chosen
 from upwell.tools.cases.exporting import ExportTask, Side, new_folder
 from upwell.tools.cases.exports import note_export
@@ -25,6 +28,7 @@ from upwell.tools.cases.source import open_source
 from upwell.tools.terminal import AsJson, printable, progress
 
 Which = Literal["training", "evaluation", "all"]
+_THUMBNAIL_PX, _MOST_FEATURES = 16, 4096
 _WHICH_HELP = "training: all that chance did not choose. evaluation: the rest, by which models are judged. all: both."
 
 
@@ -106,7 +110,7 @@ def select(
     out: Annotated[Path | None, typer.Option(help="A file for the ids, one a line, for `export --ids`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose what to label first: hard rows that are unlike each other, by the model's embedding or its logits.
+    """Choose what to label first: rows that stand for many hard ones, by the embedding, else by the inputs.
 
     Of the training set, without those that are labelled.
     """
@@ -146,12 +150,29 @@ def _of_set(found: Sequence[CaseFacts], which: Which) -> list[CaseFacts]:
 
 
 def _features(case: CollectedCase) -> list[float]:
-    """The embedding that a side gave, else its scores; empty where there is neither."""
+    """What rows are alike by: the embedding that a side gave, else the inputs, pictures as 16 x 16 grey levels, else
+    the scores; empty where there is none of them. A model that is to be replaced does not say well what is alike."""
     outputs = case.edge_outputs() or case.cloud_outputs()
-    for kinds in (("embedding",), ("logits",), ("probabilities",)):
-        for output in case.facts.signature.outputs:
-            if output.kind in kinds and output.name in outputs:
-                return [float(value) for value in outputs[output.name].ravel()]
+    embedding = _of_kind(case, outputs, "embedding")
+    if embedding:
+        return embedding
+    found: list[float] = []
+    pictures = case.pictures()
+    for name, array in case.inputs().items():
+        if name in pictures:
+            with contextlib.suppress(InvalidRequest):
+                found += (thumbnail(pictures[name], _THUMBNAIL_PX) / 255).ravel().tolist()
+        elif array.dtype.kind in "fiub":
+            found += array.astype(np.float64).ravel().tolist()
+    if 0 < len(found) <= _MOST_FEATURES:
+        return found
+    return _of_kind(case, outputs, "logits") or _of_kind(case, outputs, "probabilities")
+
+
+def _of_kind(case: CollectedCase, outputs: Mapping[str, Array], kind: str) -> list[float]:
+    for output in case.facts.signature.outputs:
+        if output.kind == kind and output.name in outputs:
+            return [float(value) for value in outputs[output.name].ravel()]
     return []
 
 
@@ -163,37 +184,71 @@ def _hardness(facts: CaseFacts) -> float:
 
 
 Floats = npt.NDArray[np.float64]
+_MOST_ROUNDS = 20
 
 
 def choose(features: Floats, hardness: Floats, budget: int) -> Sequence[int]:
-    """The indexes of `budget` rows of `features` [n, d], best first; all of them where there are no more.
+    """The indexes of `budget` rows of `features` [n, d]; all of them where there are no more.
 
-    Greedy k-centre (Gonzalez 1985; as core-set selection Sener & Savarese 2018, arXiv 1708.00489), weighted by
-    hardness: the hardest row comes first, then always argmax w·d, with d the Euclidean distance to the nearest row
-    chosen, in features scaled to unit variance, and w = (1 + rank)/n from the easiest to the hardest.
-    O(budget · n · d) time, O(n · d) memory. NaN in `hardness` counts as hardest; rows whose features are not finite
-    come last.
+    Each stands for many: the rows are clustered into `budget` clusters and of each the row nearest its mean is taken,
+    those of the heaviest clusters first. The clusters are k-means' (Lloyd 1982) with k-means++ seeding (Arthur &
+    Vassilvitskii 2007), where a row weighs (1 + rank)/n from the easiest to the hardest; so there are more where hard
+    rows lie close together, and outliers, of which a labelled one teaches nothing about others, get few. Choosing the
+    farthest rows instead (k-centre) takes just those. Deterministic. O(budget · n · d) time a round, of which there
+    are at most 20; O(budget · n) memory. NaN in `hardness` counts as hardest; rows whose features are not finite come
+    last.
     """
-    n = len(features)
-    budget = min(budget, n)
+    known = np.flatnonzero(np.all(np.isfinite(features), axis=1))
+    unknown = np.setdiff1d(np.arange(len(features)), known)
+    ranks = np.empty(len(known))
+    order = np.argsort(np.where(np.isnan(hardness[known]), np.inf, hardness[known]), kind="stable")
+    ranks[order] = np.arange(1, len(known) + 1) / max(1, len(known))
+    if budget >= len(known):
+        chosen = known[np.argsort(-ranks, kind="stable")].tolist()
+        return [*chosen, *unknown.tolist()][: max(0, budget)]
     if budget <= 0:
         return []
-    known: npt.NDArray[np.bool_] = np.all(np.isfinite(features), axis=1)
-    scaled = np.where(known[:, None], features, 0.0)
-    scaled = (scaled - scaled.mean(axis=0)) / np.maximum(scaled.std(axis=0), 1e-12)
-    order = np.argsort(np.where(np.isnan(hardness), np.inf, hardness), kind="stable")
-    weights = np.empty(n)
-    weights[order] = np.arange(1, n + 1) / n
-    weights = np.where(known, weights, weights * 1e-9)
-    chosen = [int(weights.argmax())]
-    nearest = np.linalg.norm(scaled - scaled[chosen[0]], axis=1)
-    taken = np.zeros(n, dtype=np.bool_)
-    taken[chosen[0]] = True
-    while len(chosen) < budget:
-        # Of rows that are all alike the harder comes first, too.
-        gain = np.where(taken, -1.0, weights * (nearest + 1e-9))
-        best = int(gain.argmax())
-        chosen.append(best)
-        taken[best] = True
-        nearest = np.minimum(nearest, np.linalg.norm(scaled - scaled[best], axis=1))
-    return chosen
+    rows = features[known] - features[known].mean(axis=0)
+    rows = rows / max(float(rows.std()), 1e-12)
+    return [int(known[index]) for index in _medoids(rows, ranks, budget)]
+
+
+def _medoids(rows: Floats, weights: Floats, count: int) -> list[int]:
+    """Of each of `count` clusters the row that is nearest its mean, the heaviest cluster first."""
+    rng, squares = np.random.default_rng(0), (rows**2).sum(axis=1)
+    centres = rows[_seeds(rows, weights, count, rng)]
+    labels = np.full(len(rows), -1)
+    distance = np.zeros(len(rows))
+    for _ in range(_MOST_ROUNDS):
+        apart = squares[:, None] - 2 * rows @ centres.T + (centres**2).sum(axis=1)
+        before, labels = labels, apart.argmin(axis=1)
+        distance = apart[np.arange(len(rows)), labels]
+        if (before == labels).all():
+            break
+        heavy = np.bincount(labels, weights, count)
+        sums = np.zeros_like(centres)
+        np.add.at(sums, labels, rows * weights[:, None])
+        centres = np.where(heavy[:, None] > 0, sums / np.maximum(heavy, 1e-300)[:, None], centres)
+    heavy = np.bincount(labels, weights, count)
+    nearest: dict[int, int] = {}
+    for index in np.argsort(distance, kind="stable").tolist():
+        nearest.setdefault(int(labels[index]), index)
+    chosen = sorted(nearest.values(), key=lambda index: -heavy[labels[index]])
+    taken = set(chosen)
+    # A cluster may have lost all its rows to others.
+    rest = [index for index in np.argsort(-weights, kind="stable").tolist() if index not in taken]
+    return [*chosen, *rest[: count - len(chosen)]]
+
+
+def _seeds(rows: Floats, weights: Floats, count: int, rng: np.random.Generator) -> list[int]:
+    """k-means++: each next row with a probability proportional to its weight times its squared distance."""
+    found = [int(weights.argmax())]
+    nearest = ((rows - rows[found[0]]) ** 2).sum(axis=1)
+    while len(found) < count:
+        chances = weights * nearest
+        total = float(chances.sum())
+        if total <= 0:  # no more rows that differ
+            break
+        found.append(int(np.searchsorted(np.cumsum(chances), rng.random() * total)))
+        nearest = np.minimum(nearest, ((rows - rows[found[-1]]) ** 2).sum(axis=1))
+    return found

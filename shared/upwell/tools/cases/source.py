@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from upwell.edge.cases.case import CaseFacts, CollectedCase
+from upwell.edge.cases.parcel import MAX_BYTES, SUFFIX, read_key, unpack
 from upwell.edge.cases.store import FILE_NAME, READ, SCHEMA, read_case
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.database import connect, opened
@@ -18,6 +20,8 @@ from upwell.edge.spool.schema import version_of
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.tools.cases.erasing import erase_rows
+
+KEY_VARIABLE = "UPWELL_CASES_KEY_FILE"
 
 
 class CaseLost(UpwellError):
@@ -104,8 +108,69 @@ class CaseDatabase:
             yield connection
 
 
+@dataclass(frozen=True)
+class CaseFolder:
+    """Cases that came home into a folder, of one agent or of many. A sealed one is opened with the key that the
+    environment variable `KEY_VARIABLE` names."""
+
+    path: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder itself."""
+        return self.path
+
+    def facts(self) -> Sequence[CaseFacts]:
+        """What is known of each, oldest first."""
+        found = []
+        for path in self._files().values():
+            try:
+                found.append(self._unpacked(path).facts)
+            except (OSError, ValueError) as error:
+                raise ConfigError.at(path, f"it is no case that can be read: {error}") from None
+        return sorted(found, key=lambda facts: facts.created_unix_s)
+
+    def read(self, id: str) -> CollectedCase:
+        """A case with its tensors."""
+        path = self._files().get(id)
+        if path is None:
+            raise CaseLost(f"the case {id} is there no longer")
+        try:
+            return self._unpacked(path)
+        except (OSError, ValueError) as error:
+            raise CaseLost(f"the case {id} cannot be read: {error}") from None
+
+    def erase(self, ids: Sequence[str]) -> int:
+        """Overwrite and remove these."""
+        files, gone = self._files(), 0
+        for id in set(ids) & files.keys():
+            try:
+                with files[id].open("r+b") as file:
+                    file.write(b"\0" * files[id].stat().st_size)
+                    os.fsync(file.fileno())
+                files[id].unlink()
+            except OSError as error:
+                raise ConfigError.at(files[id], f"cannot be erased: {error.strerror}") from None
+            gone += 1
+        return gone
+
+    def _files(self) -> dict[str, Path]:
+        return {path.stem: path for path in sorted(self.path.rglob(f"*{SUFFIX}")) if path.is_file()}
+
+    def _unpacked(self, path: Path) -> CollectedCase:
+        key_file = os.environ.get(KEY_VARIABLE)
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it is larger than {MAX_BYTES >> 20} MiB")
+        return unpack(path.read_bytes(), path.stem, None if key_file is None else read_key(Path(key_file)))
+
+
 def open_source(path: Path) -> CaseSource:
-    """The cases of an agent.yaml, or of an agent's state folder. Raises `ConfigError`."""
+    """The cases of an agent.yaml, of an agent's state folder, or of a folder that they came home to.
+
+    Raises `ConfigError`.
+    """
+    if path.is_dir() and not (path / FILE_NAME).exists() and next(path.rglob(f"*{SUFFIX}"), None) is not None:
+        return CaseFolder(path)
     if path.is_dir():
         return CaseDatabase(path / FILE_NAME)
     return CaseDatabase(state_dir_of(load_yaml(path, AgentConfig), path) / FILE_NAME)

@@ -22,7 +22,10 @@ def evaluate(
     a: Annotated[Path, typer.Argument(metavar="A", help="The bundle in use, or a model file.", show_default=False)],
     b: Annotated[Path, typer.Argument(metavar="B", help="The one to compare with it.", show_default=False)],
     cases: Annotated[
-        Path, typer.Option("--cases", help="An agent.yaml or an agent's state folder.", show_default=False)
+        Path,
+        typer.Option(
+            "--cases", help="An agent.yaml, its state folder, or where cases came home to.", show_default=False
+        ),
     ],
     model: Annotated[
         str, typer.Option("--model", help="The model whose cases are meant, where there are several.")

@@ -1,0 +1,161 @@
+"""Bringing cases home: each is copied as a file of its own into a folder, a share or a stick, once it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from upwell.edge.cases.case import CollectedCase
+from upwell.edge.cases.parcel import SUFFIX, pack, read_key
+from upwell.edge.cases.store import READ, SCHEMA, read_case
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.spool.database import opened
+from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.files import read_json, write_whole
+from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.units import Seconds
+
+FILE_NAME = "cases-home.json"
+"""Which cases have come home, in the agent's `state_dir`."""
+
+_MAX_BYTES = 64 << 20
+_AT_ONCE = 200
+_log = logging.getLogger(__name__)
+
+
+class CasesSection(FilePart):
+    """Where the cases that `collect` keeps are brought."""
+
+    to: RelativePath = Field(description="A folder, a share or a stick; made if missing, but not what lies above it.")
+    key_file: RelativePath | None = Field(
+        None, description="A key of 32 bytes, or 64 hexadecimal digits; each case is sealed with it (AES-256-GCM)."
+    )
+    every: Seconds = Field(60.0, ge=1, le=86400, description="How often new ones are looked for.")
+
+
+class CaseCarrier:
+    """Copies cases into a folder, each once, and again where the cloud's answer came later. Closes with the agent.
+
+    What the policy of that moment denies stays, and bytes are drawn from its budgets. A folder that is away is tried
+    again; what was copied is remembered in the file `FILE_NAME`. Raises `ConfigError` for a wrong key.
+    """
+
+    def __init__(self, section: CasesSection, database: Path, agent: str, router: RouterService) -> None:
+        self._section, self._database, self._router = section, database, router
+        self._key = None if section.key_file is None else read_key(section.key_file)
+        self._target = section.to / _folder_name(agent)
+        self._memory = database.with_name(FILE_NAME)
+        self._sent: dict[str, bool] = self._load()
+        self._counts: Counter[str] = Counter()
+        self._stop = threading.Event()
+        self._failed = False
+        self._thread = BackgroundThread("cases-home", self._run, self._stop.is_set)
+        self._thread.start()
+
+    def counts(self) -> Mapping[str, int]:
+        """What became of cases: `sent`, `denied`, `over_budget`, `failed`."""
+        return Counter(self._counts)
+
+    def close(self) -> None:
+        """Stop. Calling it twice is harmless."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                self._carry()
+            if self._stop.wait(self._section.every):
+                return
+
+    def _carry(self) -> None:
+        try:
+            with opened(self._database, len(SCHEMA)) as connection:
+                waiting = connection.execute(
+                    "SELECT id, length(cloud) > 0 FROM cases JOIN bodies USING (id) ORDER BY kept_s, cases.rowid"
+                ).fetchall()
+        except sqlite3.Error as error:
+            if self._database.exists():
+                self._complain(f"the cases cannot be read: {error}")
+            return
+        here = {id for id, _ in waiting}
+        self._sent = {id: done for id, done in self._sent.items() if id in here}
+        news = [id for id, has_cloud in waiting if self._sent.get(id) is not bool(has_cloud)]
+        for start in range(0, len(news), _AT_ONCE):
+            if self._stop.is_set() or not self._carry_some(news[start : start + _AT_ONCE]):
+                return
+
+    def _carry_some(self, ids: list[str]) -> bool:
+        """Whether to go on."""
+        goes_on = True
+        for id in ids:
+            case = self._read(id)
+            goes_on = case is None or self._carry_one(case)
+            if not goes_on or self._stop.is_set():
+                break
+        self._save()
+        return goes_on
+
+    def _carry_one(self, case: CollectedCase) -> bool:
+        facts = case.facts
+        data = pack(case, self._key)
+        verdict = self._router.verdict(facts.model, facts.tags, (len(data),))
+        if verdict.denial is not None or verdict.collect_rule:
+            self._counts["denied"] += 1
+            return True
+        if not self._router.charge(facts.model, len(data)):
+            self._counts["over_budget"] += 1
+            return False
+        try:
+            self._target.mkdir(exist_ok=True)
+            write_whole(self._target / f"{facts.id}{SUFFIX}", data, 0o600)
+        except OSError as error:
+            self._counts["failed"] += 1
+            self._complain(f"{self._target}: {error.strerror}")
+            return False
+        self._failed = False
+        self._counts["sent"] += 1
+        self._sent[facts.id] = bool(case.cloud)
+        return True
+
+    def _read(self, id: str) -> CollectedCase | None:
+        try:
+            with opened(self._database, len(SCHEMA)) as connection:
+                row = connection.execute(f"{READ} WHERE cases.id = ?", (id,)).fetchone()
+            return None if row is None else read_case(row)
+        except (sqlite3.Error, ValueError):
+            return None
+
+    def _complain(self, text: str) -> None:
+        if not self._failed:
+            _log.warning("cases cannot be brought home for now: %s", text)
+        self._failed = True
+
+    def _load(self) -> dict[str, bool]:
+        try:
+            found = read_json(self._memory, _MAX_BYTES)
+            return {str(id): bool(done) for id, done in found["sent"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            _log.warning("%s: cannot be read, so every case is brought home again", self._memory)
+            return {}
+
+    def _save(self) -> None:
+        try:
+            write_whole(self._memory, json.dumps({"version": 1, "sent": self._sent}).encode(), 0o600)
+        except OSError as error:
+            self._complain(f"{self._memory}: {error.strerror}")
+
+
+def _folder_name(agent: str) -> str:
+    """A folder of its own for each agent."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in agent).strip(".") or "agent"

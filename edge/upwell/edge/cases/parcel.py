@@ -1,0 +1,87 @@
+"""One case as one file, to be carried from the device: in the clear, or sealed with a key."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from upwell.edge.cases.case import CaseFacts, CollectedCase
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import read_file
+
+SUFFIX = ".case"
+MAX_BYTES = 512 << 20
+KEY_BYTES, _NONCE_BYTES = 32, 12
+_CLEAR, _SEALED = b"UPWELLCASE1\x00", b"UPWELLCASE1\x01"
+_LENGTHS = struct.Struct(">IIII")
+
+
+class UnreadableCase(ValueError):
+    """A file that holds no case, was changed, or was sealed with another key."""
+
+
+def read_key(path: Path) -> bytes:
+    """The 32 bytes of a key file, or its 64 hexadecimal digits. Raises `ConfigError`."""
+    data = read_file(path, "a key for cases", 1024)
+    if len(data) != KEY_BYTES:
+        try:
+            data = bytes.fromhex(data.decode("ascii").strip())
+        except ValueError:
+            data = b""
+    if len(data) != KEY_BYTES:
+        raise ConfigError.at(path, "expected 32 random bytes, or 64 hexadecimal digits (`openssl rand -hex 32`)")
+    _aead(data)
+    return data
+
+
+def pack(case: CollectedCase, key: bytes | None) -> bytes:
+    """The file: facts, inputs and both answers, each after its length. Sealed, all of it is AES-256-GCM's (NIST SP
+    800-38D) with a random nonce of 96 bits; the case's id, which names the file, is authenticated, too."""
+    facts = case.facts.model_dump_json().encode()
+    parts = (facts, case.request, case.edge, case.cloud)
+    body = _LENGTHS.pack(*map(len, parts)) + b"".join(parts)
+    if key is None:
+        return _CLEAR + body
+    nonce = os.urandom(_NONCE_BYTES)
+    sealed: bytes = _aead(key).encrypt(nonce, body, case.facts.id.encode())
+    return _SEALED + nonce + sealed
+
+
+def unpack(data: bytes, id: str, key: bytes | None) -> CollectedCase:
+    """The case of a file named for `id`. Raises `UnreadableCase`."""
+    head, body = data[: len(_CLEAR)], data[len(_CLEAR) :]
+    if head == _SEALED:
+        if key is None:
+            raise UnreadableCase("it is sealed; name the key with UPWELL_CASES_KEY_FILE")
+        try:
+            body = _aead(key).decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], id.encode())
+        except Exception:  # noqa: BLE001  whatever is wrong with it, it is not what was sealed
+            raise UnreadableCase("it was changed, cut short, or sealed with another key") from None
+    elif head != _CLEAR:
+        raise UnreadableCase("it is no case")
+    try:
+        lengths = _LENGTHS.unpack_from(body)
+        if sum(lengths) != len(body) - _LENGTHS.size:
+            raise UnreadableCase("it was cut short")
+        parts, at = [], _LENGTHS.size
+        for length in lengths:
+            parts.append(body[at : at + length])
+            at += length
+        facts = CaseFacts.model_validate(json.loads(parts[0]))
+    except (struct.error, ValidationError, ValueError) as error:
+        raise UnreadableCase(f"it cannot be read: {type(error).__name__}") from None
+    if facts.id != id:
+        raise UnreadableCase("it is another case than its name says")
+    return CollectedCase(facts, *parts[1:])
+
+
+def _aead(key: bytes):  # type: ignore[no-untyped-def]
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ModuleNotFoundError:
+        raise ConfigError.at(None, "sealing cases needs cryptography: pip install 'upwell[bundle]'") from None
+    return AESGCM(key)

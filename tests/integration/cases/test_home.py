@@ -1,0 +1,143 @@
+"""Cases brought home: each once, whole, sealed if a key is named; a folder that is away costs nothing; egress holds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.faults.clouds import ScriptedCloud
+from tests.faults.oracles import picture
+from tests.faults.scene import until
+from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, keeping
+from tests.integration.cases.test_collecting import kept, run
+from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase
+from upwell.edge.cases.parcel import UnreadableCase, pack, unpack
+from upwell.shared.errors import ConfigError
+from upwell.tools.cases.source import KEY_VARIABLE, CaseFolder
+from upwell.tools.cli import build_app
+
+
+@pytest.fixture
+def cloud() -> Iterator[ScriptedCloud]:
+    with ScriptedCloud() as cloud:
+        yield cloud
+
+
+ALL: dict[str, Any] = {"collect": {"random": 1.0}}
+
+
+def section(to: Path, **more: str) -> dict[str, Any]:
+    return {**STATE, "cases": {"to": str(to), "every": "1s", **more}}
+
+
+def home(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.case"))
+
+
+def test_cases_come_home_once_with_both_answers_and_are_read_from_there(tmp_path: Path, cloud: ScriptedCloud) -> None:
+    to = tmp_path / "share"
+    to.mkdir()
+    with keeping(tmp_path, {**SPOOLED, **ALL}, cloud, section(to)) as it:
+        it.proxy.refuse()
+        it.ask(1, camera="dock")
+        until(lambda: len(home(to)) == 1, 10.0)
+        assert CaseFolder(to).facts()[0].cloud_digest == ""
+        it.proxy.restore()
+        it.ask(2)
+        until(lambda: len(home(to)) == 2 and all(facts.cloud_digest for facts in CaseFolder(to).facts()), 20.0)
+        stamps = [path.stat().st_mtime_ns for path in home(to)]
+    with keeping(tmp_path, {**SPOOLED, **ALL}, cloud, section(to)) as it:  # a restart sends nothing twice
+        it.ask(3)
+        until(lambda: len(home(to)) == 3, 10.0)
+    assert [path.stat().st_mtime_ns for path in home(to) if path.stat().st_mtime_ns in stamps] != []
+    assert set(stamps) <= {path.stat().st_mtime_ns for path in home(to)}
+    listed = run("cases", "list", str(to), "--json")["cases"]
+    assert {one["tags"].get("camera", "") for one in listed} == {"dock", ""}
+    first = CaseFolder(to).read(listed[0]["id"])
+    assert first.pictures() == {"image": picture(1)}
+    assert first.cloud_outputs().keys() == {"scores"}
+    run("cases", "export", str(to), "--set", "all", "--format", "imagefolder", "--out", str(tmp_path / "x"), "--json")
+    run("cases", "purge", str(to), "--tag", "camera=dock", "--yes", "--json")
+    assert len(home(to)) == 2
+
+
+def test_a_sealed_case_shows_nothing_without_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to, key = tmp_path / "share", tmp_path / "key"
+    to.mkdir()
+    key.write_text(os.urandom(32).hex())
+    with keeping(tmp_path, {**EASY, **ALL}, None, section(to, key_file=str(key))) as it:
+        it.ask(1, mark=MARK, camera="dock")
+        until(lambda: len(home(to)) == 1, 10.0)
+    data = home(to)[0].read_bytes()
+    assert MARK not in data
+    assert b"dock" not in data
+    with pytest.raises(ConfigError, match="sealed"):
+        CaseFolder(to).facts()
+    monkeypatch.setenv(KEY_VARIABLE, str(key))
+    assert CaseFolder(to).facts()[0].tags == {"camera": "dock"}
+    home(to)[0].write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ConfigError, match="another key"):
+        CaseFolder(to).facts()
+
+
+def test_a_folder_that_is_away_is_tried_again_and_what_a_new_policy_denies_stays(tmp_path: Path) -> None:
+    to = tmp_path / "stick" / "cases"
+    with keeping(tmp_path, {**EASY, **ALL}, None, section(to)) as it:
+        it.ask(1, privacy="device")
+        it.ask(2)
+        kept(it, 2)
+        deny = {"name": "private", "match": {"tags": {"privacy": "device"}}, "egress": "deny"}
+        it.write_policy({**EASY, **ALL}, rules=[deny])
+        until(lambda: bool(it.agent.router.verdict("digits", {"privacy": "device"}, (1,)).egress_rule))
+        assert not home(tmp_path)
+        to.parent.mkdir()
+        to.mkdir()
+        until(lambda: len(home(to)) == 1, 10.0)
+    assert "privacy" not in CaseFolder(to).facts()[0].tags
+
+
+def test_the_budget_of_the_policy_bounds_what_comes_home(tmp_path: Path) -> None:
+    to = tmp_path / "share"
+    to.mkdir()
+    defaults = {**EASY, **ALL, "budget": {"uplink": "12kB/day"}}
+    with keeping(tmp_path, defaults, None, section(to)) as it:
+        for index in range(12):
+            it.ask(index)
+        kept(it, 12)
+        until(lambda: len(home(to)) >= 1, 10.0)
+        until(lambda: it.agent.metrics.registry.get_sample_value(
+            "upwell_cases_home_total", {"became": "over_budget"}) or 0 >= 1, 10.0)  # fmt: skip
+    assert 1 <= sum(path.stat().st_size for path in home(to)) <= 12_000
+    assert len(home(to)) < 12
+
+
+def test_damaged_files_and_wrong_keys_are_named(tmp_path: Path) -> None:
+    signature = CaseSignature(has_rows=False, inputs=(), outputs=())
+    facts = CaseFacts(id="0" * 32, model="m", created_unix_s=1.0, why=("hard",), signature=signature)
+    case = CollectedCase(facts, b"request", b"edge", b"")
+    key = os.urandom(32)
+    for sealed in (None, key):
+        data = pack(case, sealed)
+        assert unpack(data, facts.id, sealed) == case
+        for broken in (b"", data[:8], data[:20], data[:-1], data + b"x", b"X" + data[1:]):
+            with pytest.raises(UnreadableCase):
+                unpack(broken, facts.id, sealed)
+        with pytest.raises(UnreadableCase):
+            unpack(data, "1" * 32, sealed)
+    (tmp_path / "key").write_text("short")
+    with (
+        pytest.raises(ConfigError, match="32 random bytes"),
+        keeping(tmp_path, EASY, None, section(tmp_path, key_file=str(tmp_path / "key"))),
+    ):
+        pass
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)
+    (tmp_path / "odd.case").write_bytes(b"nothing")
+    done = CliRunner().invoke(build_app(["cases"]), ["cases", "list", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError)
+    assert "odd.case" in str(done.exception)
