@@ -16,11 +16,13 @@ from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import cloud_scores, edge_scores, margins, picture, pictures
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, keeping
+from tests.integration.cases.made_cases import Made, encoded
 from upwell.edge.cases.case import CollectedCase
-from upwell.edge.cases.store import FILE_NAME
+from upwell.edge.cases.store import FILE_NAME, CaseStore
 from upwell.edge.spool.database import open_database
 from upwell.pipelines.run.amendments import AMENDMENTS_NAME, _open
 from upwell.pipelines.sinks.store import OUTBOX_NAME, SCHEMA
+from upwell.shared.routing.policy.settings import CollectSettings
 from upwell.tools.cases.source import CaseDatabase
 from upwell.tools.cli import build_app
 
@@ -215,3 +217,40 @@ def test_lists_sheets_and_counts(tmp_path: Path, cloud: ScriptedCloud) -> None:
     assert page.count("<figure") == page.count("data:image/png") == 8
     assert "&lt;b&gt;&#x27;\u2603/" in page
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("kind", ["class", "near", "track"])
+def test_rows_of_a_class_near_the_threshold_or_first_of_a_track_are_kept_as_such(tmp_path: Path, kind: str) -> None:
+    scores = edge_scores(pictures(range(60)))
+    collects: dict[str, Any] = {"class": {"classes": {"3": 1.0}}, "near": {"near": 0.05}, "track": {"track": 1.0}}
+    wanted = {
+        "class": np.flatnonzero(scores.argmax(axis=1) == 3).tolist(),
+        "near": np.flatnonzero(np.abs(margins(scores) - 0.9) <= 0.05).tolist(),
+        "track": list(range(0, 60, 3)),
+    }[kind]
+    assert 0 < len(wanted) < 60
+    with keeping(tmp_path, {**HARD_HALF, "collect": {"hard": 0, **collects[kind]}}, None) as it:
+        for index in range(60):
+            it.ask(index, **({"track": str(index // 3)} if kind == "track" else {}))
+        cases = kept(it, len(wanted))
+    assert [case.pictures() for case in cases] == [{"image": picture(index)} for index in wanted]
+    assert {case.facts.why for case in cases} == {(kind,)}
+
+
+def test_bytes_are_capped_by_dropping_the_oldest_mined_cases_and_age_drops_all(tmp_path: Path) -> None:
+    store = CaseStore.open(tmp_path / FILE_NAME)
+    settings = CollectSettings(per_day=1 << 30, keep_bytes=60_000, max_age_s=100.0)
+    made = [Made(encoded((4, 4)), {}, {}, inclusion=0.0 if number else 1.0).case() for number in range(30)]
+    for number, case in enumerate(made):
+        with store.transaction():
+            store.add(case, settings, float(number))
+    store.close()
+    source = CaseDatabase(tmp_path / FILE_NAME)
+    left = [facts.id for facts in source.facts()]
+    assert sum(case.size_bytes for case in made if case.facts.id in left) <= 60_000
+    assert left == [made[0].facts.id, *(case.facts.id for case in made[31 - len(left) :])]
+    store = CaseStore.open(tmp_path / FILE_NAME)
+    with store.transaction():
+        store.expire(127.5)
+    store.close()
+    assert [facts.id for facts in source.facts()] == [case.facts.id for case in made[28:]]

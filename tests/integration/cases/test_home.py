@@ -111,8 +111,8 @@ def test_the_budget_of_the_policy_bounds_what_comes_home(tmp_path: Path) -> None
             it.ask(index)
         kept(it, 12)
         until(lambda: len(home(to)) >= 1, 10.0)
-        until(lambda: it.agent.metrics.registry.get_sample_value(
-            "upwell_cases_home_total", {"became": "over_budget"}) or 0 >= 1, 10.0)  # fmt: skip
+        name, became = "upwell_cases_home_total", {"became": "over_budget"}
+        until(lambda: bool(it.agent.metrics.registry.get_sample_value(name, became)), 10.0)
     assert 1 <= sum(path.stat().st_size for path in home(to)) <= 12_000
     assert len(home(to)) < 12
 

@@ -51,7 +51,7 @@ def digits(seed: int) -> tuple[Rows, Rows, Rows]:
     rng, known = np.random.default_rng(seed), load_digits()
     order = rng.permutation(len(known.target))
 
-    def drifted(originals: Sequence[int], count: int) -> Rows:
+    def drifted(originals: npt.NDArray[np.int64], count: int) -> Rows:
         picked = rng.choice(originals, count)
         moved = [shift(known.images[i], rng.uniform(-1.2, 1.2, 2), order=1) for i in picked]
         rows = [np.clip(one + rng.normal(0, 2.5, (8, 8)), 0, 16).ravel() for one in moved]
