@@ -231,7 +231,8 @@ def test_rows_of_a_class_near_the_threshold_or_first_of_a_track_are_kept_as_such
     assert 0 < len(wanted) < 60
     with keeping(tmp_path, {**HARD_HALF, "collect": {"hard": 0, **collects[kind]}}, None) as it:
         for index in range(60):
-            it.ask(index, **({"track": str(index // 3)} if kind == "track" else {}))
+            tags: dict[str, Any] = {"track": str(index // 3)} if kind == "track" else {}
+            it.ask(index, **tags)
         cases = kept(it, len(wanted))
     assert [case.pictures() for case in cases] == [{"image": picture(index)} for index in wanted]
     assert {case.facts.why for case in cases} == {(kind,)}
