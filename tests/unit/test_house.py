@@ -146,6 +146,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.export.cli": {"safetensors"},
     "upwell.cloud.ray.serve": {"ray"},
     "upwell.edge.bundle.keys": {"cryptography"},
+    "upwell.edge.cases.parcel": {"cryptography"},
     "upwell.tools.doctor.certificates": {"cryptography"},
     "upwell.tools.cases.formats": {"pyarrow"},
     "upwell.tools.demo.plot": {"matplotlib"},
