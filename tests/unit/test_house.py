@@ -219,6 +219,7 @@ NEEDS_AN_EXTRA = {
 """The modules that name a package of an extra, and which."""
 
 IMPORTED_LATER = {
+    "upwell.edge.cases.parcel",
     "upwell.edge.release.places",
     "upwell.tools.cases.formats",
     "upwell.tools.export.cli",
