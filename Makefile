@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # ONNX Runtime tells its maker nothing about what is run here.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-pictures bench-accelerator bench-triton traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
+.PHONY: demo loop test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-pictures bench-accelerator bench-triton traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -28,6 +28,9 @@ EXTRAS := demo,torch,export,text,cel,quantize,release,partition,telemetry,pipeli
 
 demo: .venv/.demo  ## the main job on this machine, with a report
 	$(BIN)/upwell demo $(ARGS)
+
+loop: .venv/.dev  ## drift, cases, a better model and its roll-out on this machine, with a plot (minutes)
+	$(BIN)/python examples/digits/loop.py $(ARGS)
 
 # tflite-runtime is built for numpy 1, Linux and Python up to 3.11: where that is, it has an environment of its own.
 TFLITE := $(shell $(PYTHON) -c 'import sys; print(".venv-tflite/.done" * (sys.platform == "linux" and sys.version_info < (3, 12)))')

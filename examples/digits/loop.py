@@ -1,0 +1,327 @@
+"""The whole loop on this machine: drift comes, is seen, cases are collected and labelled, a better model is trained,
+evaluated, calibrated, released and rolled out, and fewer requests go up at the same risk.
+
+Every step but the training is a command of `upwell`, as a team would run it; three agents and a cloud service are real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from loop_model import train_edge, write_edge_onnx
+from loop_stream import LOOP_SEED, Asked, Stream
+from PIL import Image
+from rich.console import Console
+
+from upwell.edge import Agent
+from upwell.shared.tensors import Array
+from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.service import CloudProcess
+from upwell.tools.plot_style import ALARM, CLOUD, EDGE, MUTED, picture
+
+BOXES = ("box-1", "box-2", "box-3")
+MAX_RISK = "4%"
+HOME = "home"
+LABELS = 180
+KEEP = "1MiB"
+WAIT_S = 180.0
+
+POLICY: dict[str, Any] = {
+    "version": 1,
+    "defaults": {
+        "deadline": "2s",
+        "hard": {"max_risk": MAX_RISK, "below": 0.9},
+        "on_drift": {"hard": {"below": 0.97}},
+        "collect": {"hard": 1.0, "random": "30%", "keep": KEEP, "per_day": 10_000},
+    },
+}
+
+
+@dataclass
+class Phase:
+    """A stretch of requests, and when drift was seen in it, by request."""
+
+    name: str
+    asked: list[Asked] = field(default_factory=list)
+    seen_at: int | None = None
+
+    def figures(self) -> dict[str, Any]:
+        """What the phase comes to."""
+        kept = [one.right for one in self.asked if one.route == "edge"]
+        return {
+            "requests": len(self.asked),
+            "accuracy": round(float(np.mean([one.right for one in self.asked])), 4),
+            "accuracy_of_the_kept": round(float(np.mean(kept)), 4) if kept else None,
+            "share_up": round(float(np.mean([one.route != "edge" for one in self.asked])), 4),
+            "drift_seen_after": self.seen_at,
+        }
+
+
+class Loop:
+    """One run in `folder`, which is made anew."""
+
+    def __init__(self, folder: Path, requests: int, console: Console) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.folder, self.requests, self.console = folder.resolve(), requests, console
+        self.stream = Stream(LOOP_SEED)
+        self.phases: list[Phase] = []
+        self.facts: dict[str, Any] = {}
+
+    def upwell(self, *arguments: str, code: int = 0) -> Any:
+        """A command of `upwell`; what it says with --json, else its text."""
+        self.console.print(f"$ upwell {' '.join(arguments)}", style="dim", markup=False, highlight=False)
+        command = [sys.executable, "-m", "upwell.tools.entry", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, check=False)  # noqa: S603
+        if done.returncode != code:
+            raise SystemExit(f"upwell {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}{done.stdout}")
+        return json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+    def run(self) -> None:
+        """All of it."""
+        with ExitStack() as stack:
+            cloud = stack.enter_context(CloudProcess(ASSETS / "cloud", "onnx", self.folder / "cloud.log"))
+            (self.folder / HOME).mkdir()
+            self.write_keys()
+            shutil.copytree(ASSETS / "edge" / "digits", self.folder / "v1")
+            self.release(1, self.stream.plain(500), cloud.endpoint)
+            self.publish("site-1", "site-2")
+            agents = [stack.enter_context(self.agent(name, cloud.endpoint)) for name in BOXES]
+            self.wait(lambda: all(sequence(agent) == 1 for agent in agents), "release 1 to be installed")
+            self.phase("before", agents, drifted=False, count=self.requests)
+            self.phase("drift", agents, drifted=True, count=2 * self.requests)
+            self.wait(lambda: self.has_all_home(agents), "cases to come home")
+            self.label()
+            seen = self.upwell("drift", f"{BOXES[0]}/agent.yaml", "--json", code=1)["models"]["digits"]
+            self.facts["drift"] = seen["text"]
+            self.facts["moved"] = {name: one["text"] for name, one in seen["quantities"].items() if one["moved"]}
+            self.train()
+            self.evaluate()
+            self.release(2, self.labelled("evaluation"), cloud.endpoint)
+            self.stream.use_other_originals()
+            self.publish("site-1")  # the first wave: one box
+            self.wait(lambda: sequence(agents[0]) == 2, "release 2 on box-1")
+            self.phase("first wave", agents, drifted=True, count=self.requests // 2)
+            self.publish("site-1", "site-2")  # then all
+            self.wait(lambda: all(sequence(agent) == 2 for agent in agents), "release 2 on all")
+            self.phase("after", agents, drifted=True, count=self.requests)
+        self.report()
+
+    def write_keys(self) -> None:
+        """The keys of the release repository."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        pem, nobody = serialization.Encoding.PEM, serialization.NoEncryption()
+        for name in ("root", "targets", "online"):
+            key = Ed25519PrivateKey.generate()
+            private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, nobody)
+            (self.folder / f"{name}.pem").write_bytes(private)
+            (self.folder / f"{name}.pem").chmod(0o600)
+            public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+            (self.folder / f"{name}.pub.pem").write_bytes(public)
+        keys = [part for name in ("root", "targets", "online") for part in (f"--{name}", f"{name}.pub.pem")]
+        self.upwell("release", "init", "releases", *keys)
+        self.upwell("release", "sign", "releases", "--key", "root.pem")
+
+    def release(self, number: int, rows: Sequence[tuple[bytes, int]], endpoint: str) -> None:
+        """Bundle `v<number>` with what its rows are like and a calibration for them, and a signed release of it."""
+        name = f"v{number}"
+        data = self.folder / f"{name}-data"
+        data.mkdir()
+        with (self.folder / f"{name}-labels.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("file", "label"))
+            for index, (png, label) in enumerate(rows):
+                (data / f"{index:04}.png").write_bytes(png)
+                writer.writerow((f"{index:04}.png", label))
+        self.upwell("model", "reference", name, "--data", data.name)
+        (self.folder / "policy.yaml").write_text(json.dumps(POLICY))
+        desk = {"policy": "policy.yaml", "cloud": {"endpoint": endpoint},
+                "models": {"digits": {"edge": {"bundle": name}, "cloud": {"model": "digits-large"}}}}  # fmt: skip
+        (self.folder / "desk.yaml").write_text(json.dumps({"version": 1, **desk}))
+        log = f"{name}.jsonl"
+        self.upwell("policy", "collect", "desk.yaml", "digits", "--data", data.name, "--labels", f"{name}-labels.csv",
+                    "--out", log)  # fmt: skip
+        found = self.upwell("policy", "calibrate", "policy.yaml", "--log", log, "--max-risk", MAX_RISK,
+                            "--out", f"{name}-policy.yaml", "--json")  # fmt: skip
+        self.facts[f"{name}_calibration"] = {
+            key: value for key, value in found["calibrations"][0].items() if isinstance(value, (int, float, str))
+        }
+        bundle = f"digits-{number}.bundle.tar"
+        self.upwell("model", "pack", name, "--version", str(number), "--name", "digits", "--out", bundle)
+        self.upwell("release", "add", "releases", "--bundle", f"digits={bundle}", "--policy", f"{name}-policy.yaml")
+        self.upwell("release", "sign", "releases", "--key", "targets.pem")
+
+    def publish(self, *sites: str) -> None:
+        """Let these sites have what is signed."""
+        for site in sites:
+            self.upwell("release", "publish", "releases", "--key", "online.pem", "--to", site)
+
+    def agent(self, name: str, endpoint: str) -> Agent:
+        """A device that follows the releases of its site."""
+        folder = self.folder / name
+        folder.mkdir()
+        site = "site-1" if name == BOXES[0] else "site-2"
+        release = {"source": f"../{site}", "root": "../releases/metadata/1.root.json", "every": "1s",
+                   "clock": "trusted"}  # fmt: skip
+        document = {
+            "version": 1,
+            "agent": {"name": name, "state_dir": "state", "cases": {"to": "../home", "every": "1s"}},
+            "cloud": {"endpoint": endpoint},
+            "policy": "../v1-policy.yaml",
+            "release": release,
+            "models": {"digits": {"edge": {"bundle": "../v1"}, "cloud": {"model": "digits-large"}}},
+        }
+        (folder / "agent.yaml").write_text(json.dumps(document))
+        return Agent.from_config(folder / "agent.yaml")
+
+    def phase(self, name: str, agents: Sequence[Agent], *, drifted: bool, count: int) -> None:
+        """Ask the agents in turn."""
+        phase = Phase(name)
+        self.phases.append(phase)
+        for index in range(count):
+            agent = agents[index % len(agents)]
+            phase.asked.append(self.stream.ask(agent, drifted=drifted))
+            time.sleep(0.002)  # callers are not so quick that nothing beside the requests is done
+            if phase.seen_at is None and any(has_drifted(one) for one in agents):
+                phase.seen_at = index + 1
+        self.console.print(f"{name}: {phase.figures()}", markup=False, highlight=False)
+
+    def has_all_home(self, agents: Sequence[Agent]) -> bool:
+        """Whether every case that the boxes hold has been brought home."""
+        held = sum(agent.core.collector.held()[0] for agent in agents if agent.core.collector is not None)
+        return len(list((self.folder / HOME).rglob("*.case"))) >= held
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something to come about."""
+        end_s = time.monotonic() + WAIT_S
+        while not condition():
+            if time.monotonic() > end_s:
+                raise SystemExit(f"waited {WAIT_S:.0f} s for {what}")
+            time.sleep(0.05)
+
+    def label(self) -> None:
+        """A person labels what `select` chooses and what chance chose; the rest has what the cloud said."""
+        cases = self.upwell("cases", "list", HOME, "--json")["cases"]
+        chosen = set(self.upwell("cases", "select", HOME, "--budget", str(LABELS), "--json")["cases"])
+        chosen |= {one["id"] for one in cases if one.get("inclusion")}
+        with (self.folder / "labels.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("id", "label"))
+            writer.writerows((one["id"], self.stream.truth[one["request_id"]]) for one in cases if one["id"] in chosen)
+        self.upwell("cases", "import", HOME, "labels.csv", "--format", "csv")
+        for which in ("training", "evaluation"):
+            self.upwell("cases", "export", HOME, "--format", "imagefolder", "--set", which, "--out", which)
+        self.facts |= {
+            "cases": len(cases), "labelled_by_a_person": len(chosen), "selected": LABELS,
+            "cases_bytes": sum(path.stat().st_size for path in (self.folder / HOME).rglob("*.case")),
+            "byte_budget_a_box": KEEP,
+        }  # fmt: skip
+
+    def labelled(self, which: str) -> list[tuple[bytes, int]]:
+        """The pictures of an export, with their labels."""
+        return [(path.read_bytes(), int(path.parent.name)) for path in sorted((self.folder / which).rglob("*.png"))]
+
+    def train(self) -> None:
+        """The next model: on what the first one was trained on, and the cases; then as int8."""
+        rows = self.labelled("training")
+        self.facts["training_cases"] = len(rows)
+        images = np.stack([pixels(png) for png, _ in rows])
+        began_s = time.monotonic()
+        net = train_edge(images, np.array([label for _, label in rows]))
+        self.facts["training_s"] = round(time.monotonic() - began_s, 1)
+        made = self.folder / "v2"
+        shutil.copytree(ASSETS / "edge" / "digits", made, ignore=shutil.ignore_patterns("model.*ite", "model.onnx"))
+        write_edge_onnx(net, self.folder / "float.onnx")
+        np.savez(self.folder / "calibration.npz", x=images[:300, None].astype(np.float32) / 255)
+        self.upwell("model", "quantize", "float.onnx", "--data", "calibration.npz", "--out", "v2/model.onnx")
+
+    def evaluate(self) -> None:
+        """Is it better, over all requests, and may it be rolled out?"""
+        found = self.upwell("evaluate", "v1", "v2", "--cases", HOME, "--gate", "--max-risk", MAX_RISK, "--json")
+        self.facts["evaluation"] = {
+            "cases": found["cases"], "a": found["quality"][0], "b": found["quality"][1],
+            "difference": found["difference"], "share_up": [found["a"]["share_up"], found["b"]["share_up"]],
+        }  # fmt: skip
+
+    def report(self) -> None:
+        """The figures and the plot."""
+        document = {"phases": {one.name: one.figures() for one in self.phases}, **self.facts}
+        (self.folder / "report.json").write_text(json.dumps(document, indent=1))
+        (self.folder / "loop.png").write_bytes(draw(self.phases))
+        self.console.print_json(data=document)
+        self.console.print(f"{self.folder / 'report.json'} and loop.png", markup=False)
+
+
+def sequence(agent: Agent) -> int:
+    """The release that an agent runs."""
+    return 0 if agent.core.release is None else agent.core.release.status().sequence
+
+
+def has_drifted(agent: Agent) -> bool:
+    """Whether an agent says that its rows have drifted."""
+    reports = {} if agent.core.drift is None else agent.core.drift.reports()
+    return any(one.findings for one in reports.values())
+
+
+def pixels(png: bytes) -> Array:
+    """A picture as uint8 [8, 8]."""
+    return np.asarray(Image.open(io.BytesIO(png)).convert("L"))
+
+
+def draw(phases: Sequence[Phase]) -> bytes:
+    """Accuracy and share sent up over time, smoothed, with the phases and where drift was seen."""
+    asked = [one for phase in phases for one in phase.asked]
+    window = np.ones(100) / 100
+
+    def smooth(values: Sequence[bool]) -> Array:
+        return np.convolve(np.array(values, np.float64), window, "valid")
+
+    def on(figure: Any) -> None:
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        at = np.arange(len(window) - 1, len(asked))
+        upper.plot(at, smooth([one.right for one in asked]), color=EDGE)
+        upper.set(ylabel="answers that are right", title="The loop, 100 requests at a time", ylim=(0.5, 1.02))
+        lower.plot(at, smooth([one.route != "edge" for one in asked]), color=CLOUD)
+        lower.set(ylabel="share sent up", xlabel="requests", ylim=(0, 1.02))
+        start = 0
+        for phase in phases:
+            for axes in (upper, lower):
+                axes.axvline(start, color=MUTED, linewidth=0.8, linestyle=":")
+                if phase.seen_at is not None:
+                    axes.axvline(start + phase.seen_at, color=ALARM, linewidth=1.2)
+            upper.annotate(phase.name, (start + 5, 0.52), fontsize=8, color=MUTED)
+            if phase.seen_at is not None:
+                upper.annotate("drift seen", (start + phase.seen_at + 5, 0.57), fontsize=8, color=ALARM)
+            start += len(phase.asked)
+
+    return picture(on, "png", (10, 5.4))
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("loop-out"), help="a folder, made anew")
+    parser.add_argument("--requests", type=int, default=600, help="of a phase")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    Loop(given.out, given.requests, Console()).run()
+
+
+if __name__ == "__main__":
+    main()

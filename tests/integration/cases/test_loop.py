@@ -1,0 +1,30 @@
+"""The whole loop, as `make loop` runs it: drift is seen, cases make a better model, and fewer requests go up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOP = Path(__file__).parents[3] / "examples/digits/loop.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_loop_closes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, str(LOOP), "--out", str(out), "--requests", "450"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = json.loads((out / "report.json").read_text())
+    before, drift, after = (report["phases"][name] for name in ("before", "drift", "after"))
+    assert before["drift_seen_after"] is None
+    assert drift["drift_seen_after"] is not None
+    assert drift["drift_seen_after"] <= 300
+    assert after["accuracy_of_the_kept"] > drift["accuracy_of_the_kept"]
+    assert after["share_up"] < drift["share_up"]
+    assert report["evaluation"]["difference"]["low"] > 0
+    assert (out / "loop.png").read_bytes().startswith(b"\x89PNG")
