@@ -148,7 +148,7 @@ class ScriptedCall:
 
     def give_up(self) -> CloudFailure:
         self._uplink.link.give_up(self._call)
-        self._uplink.prober.note_failure()
+        self._uplink.prober.note_late()
         return CloudFailure(Reason.CLOUD_DEADLINE, "no answer in time")
 
     def cancel(self) -> None:

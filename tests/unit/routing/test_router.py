@@ -277,7 +277,7 @@ def test_what_is_predicted_to_be_back_at_the_last_moment_goes_up() -> None:
     by = router(UP.replace("rules", "defaults: {deadline: 1s}\nrules"))
     state = known(by, edge_s=0.01, cloud_s=0.5)
     for left_s, up in ((0.55, (0,)), (0.5, ())):
-        assert by.decide(state, signals(caller_deadline_s=NOW_S + left_s), NOW_S).up_rows == up
+        assert by.decide(state, signals(has_edge=False, caller_deadline_s=NOW_S + left_s), NOW_S).up_rows == up
 
 
 def test_a_device_as_slow_as_the_time_that_is_left_is_still_in_time() -> None:

@@ -119,12 +119,12 @@ def test_a_side_is_left_only_for_a_margin() -> None:
         assert up is expected, cloud_s
 
 
-def test_a_link_that_was_too_slow_must_be_clearly_in_time_again() -> None:
-    by = by_defaults("deadline: 1s, confidence: 50%")
+def test_a_link_that_was_too_slow_must_be_clearly_in_time_again_where_nothing_stands_in() -> None:
+    by = by_defaults("deadline: 1s")
 
     def goes(state: RouterState, cloud_s: float) -> tuple[RouterState, bool]:
         past: list[Outcome] = [CloudAnswered(MODEL, 1, 1000, cloud_s, cloud_s / 2)] * 64
-        return acquired(by, learnt(by, past, state=state), signals())
+        return acquired(by, learnt(by, past, state=state), signals(has_edge=False))
 
     state, up = goes(RouterState(), 0.96)
     assert up

@@ -110,8 +110,8 @@ def test_messages_under_way_make_the_next_one_too_late() -> None:
         state = by.observe(state, CloudAnswered(MODEL, 1, size_bytes, total_s, 0.0, call="call"), at_s + total_s)
     now_s = 4.0
     assert by.decide(state, signals((30_000,), at_s=now_s), now_s).up_rows == (0,)
-    busy = by.observe(state, CloudSent(MODEL, "before", 1, 40_000), now_s)
+    busy = by.observe(state, CloudSent(MODEL, "before", 1, 200_000), now_s)
     decision = by.decide(busy, signals((30_000,), at_s=now_s), now_s)
     assert decision.reason is Reason.CLOUD_TOO_SLOW
-    assert decision.predicted_cloud_s == pytest.approx(70_000 / BYTES_PER_S + RTT_S, rel=0.05)
-    assert by.decide(busy, signals((30_000,), at_s=now_s + 0.2), now_s + 0.2).up_rows == (0,)
+    assert decision.predicted_cloud_s == pytest.approx(230_000 / BYTES_PER_S + RTT_S, rel=0.05)
+    assert by.decide(busy, signals((30_000,), at_s=now_s + 0.9), now_s + 0.9).up_rows == (0,)

@@ -26,8 +26,9 @@ from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Setti
 MODEL_PAIR_HOLDS_S = 10.0
 """So long a cloud's digest is believed: two versions behind one endpoint must not compile the policy each time."""
 
-PROBE_AFTER_S = 5.0
-"""A link of which nothing was heard for so long is worth an empty call while requests come that may leave."""
+PROBE_AFTER_S, PROBE_AFTER_LATE_S = 5.0, 0.5
+"""A link of which nothing was heard for so long is worth an empty call while requests come that may leave; sooner where
+the last that was heard is that an answer was late."""
 
 LAG_S, MOST_LAG, QUICK_S = 0.05, 8, 0.02
 """So late, and so many at once, runs are learnt that took less than the last: one by one they would cost each request
@@ -281,8 +282,11 @@ class RouterService:
     def wants_probe(self) -> bool:
         """Whether an empty call is worth its bytes: nothing is under way, and nothing was heard for a while."""
         state = self.recent
-        heard_at_s = state.link.samples[-1].at_s if state.link.samples else -math.inf
-        return not state.backlog.in_flight and time.monotonic() - heard_at_s >= PROBE_AFTER_S
+        last = state.link.samples[-1] if state.link.samples else None
+        is_away = any(breaker.is_open for breaker in state.breakers.values())
+        after_s = PROBE_AFTER_LATE_S if is_away or (last is not None and last.is_bound) else PROBE_AFTER_S
+        heard_at_s = -math.inf if last is None else last.at_s
+        return state.backlog.is_idle and time.monotonic() - heard_at_s >= after_s
 
     def threshold(self, hard: HardSettings) -> float:
         """Where hard begins now."""

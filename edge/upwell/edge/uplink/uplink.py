@@ -114,7 +114,7 @@ class Uplink:
 
     @property
     def wants_probe(self) -> bool:
-        """Whether an empty call is worth its bytes: the router says so, and the endpoint's last word was an answer.
+        """Whether an empty call is worth its bytes: the router says so, and the endpoint last answered or was late.
 
         Whether one that failed is back is for the breaker to find out.
         """
@@ -215,7 +215,7 @@ class Uplink:
         if reason is Reason.CLOUD_UNAVAILABLE and _went_silent(lease.link, now_s - started_s):
             lease.endpoint.broke()
         place = self._endpoints.index(lease.endpoint)
-        if place == self._selector.place:
+        if place == self._selector.place and reason is not Reason.CLOUD_DEADLINE:
             self._is_well = False
         self._reorder(lambda one: one.missed(place, reason, now_s), f"{lease.endpoint.address} fails ({reason})")
         return self._selector.place == place
@@ -241,8 +241,9 @@ class Uplink:
         try:
             is_warm = lease.link.answered
             lease.link.client.server_live(ASK_TIMEOUT_S)
-        except (ConfigError, RemoteError):
-            self._is_well = False
+        except (ConfigError, RemoteError) as error:
+            is_late = isinstance(error, RemoteError) and REASONS.get(error.kind) is Reason.CLOUD_DEADLINE
+            self._is_well = self._is_well and is_late
             return
         finally:
             lease.endpoint.give_back(lease.link)

@@ -115,6 +115,8 @@ def _step(step: ExplanationStep) -> dict[str, Any]:
         "up_rows": list(decision.up_rows),
         "kept_rows": list(decision.kept_rows),
         "obstacle": None if decision.obstacle is None else str(decision.obstacle),
+        "chance": _rounded(decision.chance),
+        "needed_chance": _rounded(decision.needed_chance),
         "escalate": decision.escalate,
         "deadline_s": decision.deadline_s - NOW_S,
         "wait_for_cloud_until_s": decision.give_up_s - NOW_S,
@@ -165,6 +167,8 @@ def _lines(step: ExplanationStep, hardness: float | None) -> list[str]:
     lines = [f"deadline {_ms(decision.deadline_s - NOW_S)} after the arrival"]
     if step.after_edge:
         lines.append(f"hardness {hardness:g}")
+    if math.isfinite(decision.chance):
+        lines.append(f"in time with {decision.chance:.0%} likelihood, {decision.needed_chance:.0%} needed")
     if decision.up_rows:
         is_one = len(decision.up_rows) == 1
         rows = ", ".join(map(str, decision.up_rows))

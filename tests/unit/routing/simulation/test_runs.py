@@ -240,7 +240,7 @@ def test_a_sweep_needs_a_measure_that_the_log_knows(text: str) -> None:
 
 
 def test_a_fixed_threshold_tries_what_the_policy_would_predict_to_be_late() -> None:
-    lines = [line(index * 0.9, size_bytes=20_000 + index * 1000 if index < 20 else 260_000) for index in range(24)]
+    lines = [line(index * 0.9, size_bytes=20_000 + index * 1000 if index < 20 else 900_000) for index in range(24)]
     link_test = routed(rules(), scene(lines))
     none = fixed(rules(), scene(lines), HardSettings(threshold=0.5))
     assert Reason.CLOUD_TOO_SLOW in {one.reason for one in link_test}

@@ -182,6 +182,8 @@ def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
         "kept_rows": list(decision.kept_rows[:MOST_ROWS]),
         "predicted_edge_s": decision.predicted_edge_s,
         "predicted_cloud_s": decision.predicted_cloud_s,
+        "chance": decision.chance,
+        "needed_chance": decision.needed_chance,
         "give_up_s": decision.give_up_s - arrived_s,
         "fallback_start_s": decision.fallback_start_s - arrived_s,
         "refusal": decision.refusal[:LONGEST_TEXT],

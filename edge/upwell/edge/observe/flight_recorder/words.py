@@ -137,6 +137,8 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
     if decision.get("refusal"):
         yield f"refused: {decision['refusal']}"
         return
+    if decision.get("chance") is not None:
+        yield f"in time with {decision['chance']:.0%} likelihood, {decision['needed_chance']:.0%} needed"
     if decision.get("up_rows"):
         by = f" by {decision['way']}" if decision.get("way") else ""
         until = ms(decision.get("give_up_s"))

@@ -63,7 +63,11 @@ def after_edge(case: OffloadCase) -> Decision:
     # The device's answer is there: nothing is sooner, and what it cost is spent.
     only_better = settings.objective == "accuracy"
     found = attempt(case, hard) if only_better else OffloadOption(Reason.CLOUD_NOT_BETTER)
-    return _decision(case, found, Plan.CASCADE, reason, hard)
+    decision = _decision(case, found, Plan.CASCADE, reason, hard)
+    if not only_better:
+        return decision
+    scores = dict(zip(signals.scored_rows, signals.hardness, strict=True))
+    return replace(decision, candidates=tuple(scores[row] for row in hard))
 
 
 def _beyond(case: OffloadCase, hard: HardSettings, threshold: float) -> tuple[int, ...]:
@@ -147,6 +151,8 @@ def _decision(
         model=case.signals.request_facts.model,
         split_route=found.split_route if may_go and wanted else None,
         retry_after_s=found.retry_after_s,
+        chance=found.predicted.chance,
+        needed_chance=found.predicted.needed,
     )
 
 

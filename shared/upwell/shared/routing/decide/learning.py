@@ -99,10 +99,15 @@ def probed(state: RouterState, probe: LinkProbed, now_s: float) -> RouterState:
     """An empty call came back: a sample of the round trip, if nothing else was on the link, and the link is there."""
     if not state.backlog.in_flight:
         state = replace(state, link=state.link.add(LinkSample(now_s, 0, 0, probe.total_s)))
-    breaker = state.breakers.get(LINK)
-    if breaker is None or not breaker.is_open:
+    if not any(breaker.is_open for breaker in state.breakers.values()):
         return state
-    return replace(state, breakers={**state.breakers, LINK: breaker.heartened(now_s)})
+    return replace(
+        state,
+        breakers={
+            key: breaker.heartened(now_s) if breaker.is_open and (key == LINK or breaker.is_of_size) else breaker
+            for key, breaker in state.breakers.items()
+        },
+    )
 
 
 def held(state: RouterState, outcome: CloudHeld, now_s: float) -> RouterState:
@@ -137,7 +142,7 @@ def ended(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s: fl
 
 def _count(breakers: dict[str, Breaker], failure: CloudCallFailed, in_flight: InFlight | None, now_s: float) -> None:
     """Count a failure for the link or for the model, whichever it speaks of."""
-    was_feared = in_flight is not None and failure.waited_s < in_flight.expected_s
+    weight = failure.chance if failure.waited_s < math.inf else 1.0
     size_bytes = 0 if in_flight is None else in_flight.size_bytes
     if LINK in failure.probes and failure.reason not in LINK_FAILURES:
         is_late = failure.reason is Reason.CLOUD_DEADLINE
@@ -152,7 +157,7 @@ def _count(breakers: dict[str, Breaker], failure: CloudCallFailed, in_flight: In
     breaker = breakers.get(key, CLOSED)
     # A straggler, sent before the breaker opened, tells nothing new: only a probe may keep it open.
     if not breaker.is_open or key in failure.probes:
-        breakers[key] = breaker.failed(now_s, failure.waited_s, size_bytes, was_feared=was_feared)
+        breakers[key] = breaker.failed(now_s, failure.waited_s, size_bytes, weight=weight)
     else:
         breakers[key] = breaker.outlasted(failure.waited_s, size_bytes)
 

@@ -22,6 +22,9 @@ from upwell.shared.values import quick
 MARGIN = 0.1
 """Under `objective: latency` a side is left only where the other is faster by this share: no flapping about a tie."""
 
+SURE = 0.5
+"""How likely a route must be in time at least where nothing stands in for it, or being sooner is what counts."""
+
 RETURN_MARGIN = 0.05
 """Once a candidate was too slow, the next must be predicted to leave this share of its time unused."""
 
@@ -48,12 +51,15 @@ class OffloadCase:
 
 
 class Prediction(NamedTuple):
-    """Time from sending to answer: `usual_s` as likely sooner as later, of it `server_s` in the cloud; `sure_s` is met
-    with the confidence asked for. NaN where nothing is known."""
+    """Time from sending to answer: `usual_s` as likely sooner as later, of it `server_s` beside the link; `sure_s` is
+    met with the confidence asked for. `chance` is the probability that it is in time, and `needed` the one from which
+    on it is worth its time on the link. NaN where nothing is known."""
 
     usual_s: float = math.nan
     sure_s: float = math.nan
     server_s: float = 0.0
+    chance: float = math.nan
+    needed: float = math.nan
 
 
 UNKNOWN = Prediction()
@@ -126,7 +132,7 @@ def attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool = False) -> 
     takes_whole = signals.has_cloud and case.verdict.route != "split"
     routes = sorted(signals.split_routes, key=lambda route: route.row_bytes)
     found = [_by(case, rows, route, must=must) for route in ((None, *routes) if takes_whole else routes)]
-    best = min(found, key=_rank)
+    best = min(found, key=_order)
     last = case.state.last_split_route.get(signals.request_facts.model)
     for one in found:
         stays = (one.split_route.key if one.split_route else "") == last and one.obstacle is best.obstacle is None
@@ -135,7 +141,7 @@ def attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool = False) -> 
     return best
 
 
-def _rank(found: OffloadOption) -> tuple[bool, float]:
+def _order(found: OffloadOption) -> tuple[bool, float]:
     """Ways that are open before those that are not, then the soonest; the unknown last, in the order they came."""
     usual_s = found.predicted.usual_s
     return found.obstacle is not None, math.inf if math.isnan(usual_s) else usual_s
@@ -160,11 +166,16 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
             return OffloadOption(Reason.BREAKER_OPEN)
         if admission is BreakerVerdict.PROBE:
             probes = (*probes, key)
-    predicted = predict(state, times_key, len(rows), size_bytes, settings.confidence, case.now_s)
+    predicted = predict(state, times_key, len(rows), size_bytes, max(SURE, settings.confidence), case.now_s)
     if route is not None:
         predicted = _with_head(case, route, len(rows), predicted)
     side = state.last_side.get(model)
-    obstacle = _too_slow(predicted, available_s, was_kept=side is False)
+    if must or settings.objective != "accuracy" or math.isnan(predicted.usual_s):
+        obstacle = _too_slow(predicted, available_s, was_kept=side is False)
+    else:
+        chance, needed = _chance(case, rows, size_bytes, predicted)
+        predicted = predicted._replace(chance=chance, needed=needed)
+        obstacle = None if chance >= needed else Reason.CLOUD_TOO_SLOW
     if obstacle is None and not must and not _is_better(case, predicted, len(rows), size_bytes, route):
         obstacle = Reason.CLOUD_NOT_BETTER
     has_changed = side is False if obstacle is None else side is not False
@@ -202,7 +213,7 @@ def _with_head(case: OffloadCase, route: SplitRoute, rows: int, predicted: Predi
     more_s = head_s + (case.signals.edge_ahead * window.lately_s if window is not None else 0.0)
     if route.key not in state.cloud and not math.isnan(route.tail_s):
         more_s += route.tail_s * rows
-    return Prediction(predicted.usual_s + more_s, predicted.sure_s + more_s, predicted.server_s)
+    return Prediction(predicted.usual_s + more_s, predicted.sure_s + more_s, predicted.server_s + more_s)
 
 
 def _head_s(state: RouterState, route: SplitRoute, rows: int) -> float:
@@ -222,6 +233,39 @@ def _forbidden(case: OffloadCase) -> Reason | None:
     if verdict.route == "edge":
         return Reason.RULE
     return None if case.signals.may_offload else Reason.NO_CLOUD
+
+
+def _chance(case: OffloadCase, rows: tuple[int, ...], size_bytes: int, predicted: Prediction) -> tuple[float, float]:
+    """How likely a message sent now is answered in time, and how likely it has to be to be worth its time on the link.
+
+    A message takes the place of others, so a bid price decides, as in revenue management (Talluri and van Ryzin 1998,
+    doi 10.1287/mnsc.44.11.1577): go where chance · gain ÷ (seconds of the link) is at least the price of a second. The
+    gain is taken to grow with the rank among the candidates of late, from 0 for the easiest to 1 for the hardest, and
+    the price is so set that a case of middling rank that takes the link for all the time there is needs the policy's
+    confidence. What is more likely in time than not goes in any case: a link that carries everything has no price.
+    """
+    within_s = case.give_up_s - case.now_s - predicted.server_s
+    if within_s <= 0.0:
+        return 0.0, 1.0
+    link, confidence = case.state.link, case.verdict.settings.confidence
+    wait_s, s_per_byte = case.state.backlog.wait_s(case.now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
+    ahead_bytes = wait_s / s_per_byte if s_per_byte > 0.0 else 0.0
+    rtt_s = link.rtt_s * link.fading(case.now_s)
+    found = link.rates.chance(case.now_s, size_bytes, ahead_bytes, within_s, rtt_s)
+    if confidence >= SURE:
+        return found.in_time, confidence
+    price = confidence * 0.5 / max(1e-3, within_s - rtt_s)
+    return found.in_time, min(SURE, price * found.occupied_s / max(1e-3, _rank(case, rows)))
+
+
+def _rank(case: OffloadCase, rows: tuple[int, ...]) -> float:
+    """Where the hardest of the rows stands among the candidates of late; 0.5 where nobody knows."""
+    hard, signals = case.verdict.settings.hard, case.signals
+    ranks = None if hard is None else case.state.ranks.get((signals.request_facts.model, hard.measure))
+    if ranks is None or not signals.hardness:
+        return 0.5
+    hardness = dict(zip(signals.scored_rows, signals.hardness, strict=True))
+    return max(ranks.rank(hardness[row]) for row in rows)
 
 
 def _too_slow(predicted: Prediction, available_s: float, *, was_kept: bool) -> Reason | None:

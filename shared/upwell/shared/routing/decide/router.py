@@ -39,7 +39,7 @@ from upwell.shared.routing.estimators.edge_time import NO_EDGE_TIME, EdgeTime
 from upwell.shared.routing.estimators.hedging import HEDGE_BURST, NO_HEDGES, paid_hedge
 from upwell.shared.routing.estimators.latency import RunTimes
 from upwell.shared.routing.estimators.link import LinkEstimate
-from upwell.shared.routing.estimators.share import ShareController
+from upwell.shared.routing.estimators.share import CandidateRanks, ShareController
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
@@ -150,7 +150,11 @@ class Router:
         if hedge is not None and decision.up_rows:
             tokens = hedges.get(decision.model, NO_HEDGES).give(hedge.at_most, HEDGE_BURST)
             hedges = {**hedges, decision.model: tokens}
-        return replace(state, breakers=breakers, budgets=budgets, last_side=last_side, hedges=hedges), True
+        ranks, hard = state.ranks, decision.verdict.settings.hard
+        if decision.candidates and hard is not None:
+            group = decision.model, hard.measure
+            ranks = {**ranks, group: (ranks.get(group) or CandidateRanks.start(hard.measure)).add(decision.candidates)}
+        return replace(state, breakers=breakers, budgets=budgets, last_side=last_side, hedges=hedges, ranks=ranks), True
 
     def acquire_hedge(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
         """Pay for a second request: with a token of the model's bucket, and from every budget once more."""

@@ -14,8 +14,9 @@ from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.estimators.budget import BudgetLedger, Draw
 from upwell.shared.routing.estimators.latency import AnswerTimes, RunTimes
 from upwell.shared.routing.estimators.link import LinkEstimate
-from upwell.shared.routing.estimators.share import ShareController
+from upwell.shared.routing.estimators.share import CandidateRanks, ShareController
 from upwell.shared.routing.estimators.token_bucket import TokenBucket
+from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.rules import RequestFacts, Verdict
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.values import quick
@@ -33,8 +34,8 @@ class RouterState:
     the bytes of an answer for one row, `hedges` what may be spent on second requests, `last_side` whether the last
     candidate went up (True) or was kept for its predicted time (False), `last_split_route` the `SplitRoute.key`
     by which it went up last, empty for the whole model, `backoff_until` the instants before which the cloud said not to
-    come back, `allowances` what a fleet leaves of its budget. By scope of `HardSettings`: `shares` and `audits`.
-    `budgets` is what a restart must not forget.
+    come back, `allowances` what a fleet leaves of its budget. By scope of `HardSettings`: `shares` and `audits`. By
+    model and measure: `ranks`, the hardness of the last candidates. `budgets` is what a restart must not forget.
     """
 
     link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
@@ -52,6 +53,7 @@ class RouterState:
     last_split_route: Mapping[str, str] = field(default_factory=dict)
     backoff_until: Mapping[str, float] = field(default_factory=dict)
     allowances: Mapping[str, Allowance] = field(default_factory=dict)
+    ranks: Mapping[tuple[str, Measure], CandidateRanks] = field(default_factory=dict)
 
     def is_held(self, model: str, now_s: float) -> bool:
         """Whether the cloud said lately not to come back with requests of this model before some later instant."""
@@ -118,7 +120,9 @@ class Decision:
     the most likely time from sending to answer, `predicted_sure_s` the one that is met with the policy's confidence.
     `side_change` is whether candidates of `model` go up now, where that has changed. `split_route` is the cut by which
     `up_rows` go, None for the whole model. `retry_after_s`: the cloud wants to be left alone for so long, None where it
-    did not say.
+    did not say. `chance` is the predicted probability of an answer in time, and `needed_chance` the one from which on
+    rows go up, NaN where neither was asked for or nothing is known. `candidates` are the scores of the rows that turned
+    out hard.
     """
 
     plan: Plan
@@ -142,12 +146,15 @@ class Decision:
     model: str = ""
     split_route: SplitRoute | None = None
     retry_after_s: float | None = None
+    chance: float = math.nan
+    needed_chance: float = math.nan
+    candidates: tuple[float, ...] = ()
 
     @property
     def needs_acquire(self) -> bool:
         """Whether `Router.acquire` must be asked before this is acted on."""
         hedges = bool(self.up_rows) and self.verdict.settings.hedge is not None
-        return bool(self.probes or self.draws) or self.side_change is not None or hedges
+        return bool(self.probes or self.draws or self.candidates) or self.side_change is not None or hedges
 
     @property
     def degraded(self) -> bool:
@@ -225,7 +232,8 @@ class CloudAnswered:
 class CloudCallFailed:
     """The cloud was asked and gave no usable answer in time. `probes` are those of the decision that asked it.
 
-    `waited_s` is how long was waited in vain, where the failure is a timeout.
+    `waited_s` is how long was waited in vain, where the failure is a timeout, and `chance` how likely an answer in time
+    was when it was asked, 1 where nobody knew.
     """
 
     model: str
@@ -233,6 +241,7 @@ class CloudCallFailed:
     probes: tuple[str, ...] = ()
     waited_s: float = math.inf
     call: str = ""
+    chance: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

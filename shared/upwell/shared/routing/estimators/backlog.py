@@ -60,6 +60,11 @@ class Backlog:
     in_flight: tuple[InFlight, ...] = ()
     left_s: float = -math.inf
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything that is under way."""
+        return all(message.is_cancelled for message in self.in_flight)
+
     def sent(self, message: InFlight, s_per_byte: float) -> Backlog:
         """With one more message. Cancelled ones that have left by now, and those of long ago, are forgotten."""
         now_s = message.sent_s

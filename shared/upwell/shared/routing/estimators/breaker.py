@@ -36,7 +36,7 @@ class Breaker:
     """
 
     FAILURES: ClassVar[int] = 3
-    FEARED: ClassVar[float] = 0.5
+    LEAST_WEIGHT: ClassVar[float] = 0.25
     FIRST_WAIT_S: ClassVar[float] = 0.5
     LONGEST_WAIT_S: ClassVar[float] = 2.0
     PROBE_TIMEOUT_S: ClassVar[float] = 30.0
@@ -58,11 +58,16 @@ class Breaker:
         """Whether it is open or half open: the last thing that was heard of the cloud is that it fails."""
         return self.wait_s > 0.0
 
+    @property
+    def is_of_size(self) -> bool:
+        """Whether all that failed were timeouts of messages so large that the link may have been too slow for them."""
+        return self.SIZE_MATTERS_BYTES <= self.least_bytes < math.inf
+
     def admit(self, now_s: float, wait_s: float, size_bytes: float = math.inf) -> BreakerVerdict:
         """Whether a request of so many bytes that can wait `wait_s` for its answer may go up now."""
         if not self.is_open or wait_s > self.patience_s * self.MORE_PATIENT:
             return BreakerVerdict.ALLOW
-        if self.SIZE_MATTERS_BYTES <= self.least_bytes < math.inf and size_bytes * self.SMALLER <= self.least_bytes:
+        if self.is_of_size and size_bytes * self.SMALLER <= self.least_bytes:
             return BreakerVerdict.ALLOW
         is_smaller = size_bytes * self.SMALLER <= self.probed_bytes >= self.SIZE_MATTERS_BYTES
         again_s = self.open_until_s - (self.wait_s - self.FIRST_WAIT_S if is_smaller else 0.0)
@@ -83,13 +88,13 @@ class Breaker:
         return replace(self, probe_since_s=-math.inf)
 
     def failed(
-        self, now_s: float, waited_s: float = math.inf, size_bytes: float = 0.0, *, was_feared: bool = False
+        self, now_s: float, waited_s: float = math.inf, size_bytes: float = 0.0, *, weight: float = 1.0
     ) -> Breaker:
         """With one more failure counted, and open if there were enough; `waited_s` where it was a timeout.
 
-        One that `was_feared` (sent in the hope that the link is better than it was) says little and counts `FEARED`.
+        One that had a chance of `weight` to be in time says so much less, and counts that, at least `LEAST_WEIGHT`.
         """
-        failures = self.failures + (self.FEARED if was_feared else 1.0)
+        failures = self.failures + max(self.LEAST_WEIGHT, weight)
         patience_s = max(self.patience_s, waited_s)
         least_bytes = min(self.least_bytes, size_bytes) if waited_s < math.inf else 0.0
         if not self.is_open and failures < self.FAILURES - 1e-6:

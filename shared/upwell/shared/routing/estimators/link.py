@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
+from upwell.shared.routing.estimators.rate_belief import RateBelief
+
 FRESH_S = 1.0
 FADE_S = 2.0
 
@@ -59,6 +61,8 @@ class LinkEstimate:
     ratios of the time that they took to the time predicted before are kept, and a time that is met with probability p
     is the predicted one times the p-quantile of the ratios. A timeout counts only where it raises an estimate.
 
+    `rates` is the distribution that says how likely a message is in time.
+
     What was seen a while ago must not hold the link for ever: after `FRESH_S` without news every prediction shrinks,
     ever faster (`fade`), so that the smallest cases are tried first.
     """
@@ -77,6 +81,7 @@ class LinkEstimate:
     errors: tuple[float, ...] = _PRIOR
     ordered_errors: tuple[float, ...] = _PRIOR
     last_at_s: float = -math.inf
+    rates: RateBelief = RateBelief()  # noqa: RUF009  an immutable value, shared on purpose
 
     @property
     def is_known(self) -> bool:
@@ -89,17 +94,26 @@ class LinkEstimate:
         An empty one tells the round trip only, so that what is known of the bandwidth still fades. A lower bound alone
         tells nothing: as long as nothing was answered, the cloud may be what is silent.
         """
-        if sample.is_bound and not (self.is_known and self._is_slower(sample)):
+        if sample.is_bound and not self.is_known:
             return self
+        if sample.is_bound and not self._is_slower(sample):
+            return self._with_rates(sample)
         last_at_s = sample.at_s if sample.sent_bytes or not self.is_known else self.last_at_s
         samples = (*self._remembered(), sample)
         fitted = replace(self, samples=samples, last_at_s=last_at_s)._fitted()
+        if self.is_known:  # the first tells no rate: all of it may be round trip
+            fitted = fitted._with_rates(sample)
         if not sample.is_bound:
             return fitted
         slower = max(self.inverse_bandwidth_s_per_byte, fitted.inverse_bandwidth_s_per_byte)
         return replace(
             fitted, rtt_s=self.rtt_s, inverse_bandwidth_s_per_byte=slower, down_s_per_byte=self.down_s_per_byte
         )
+
+    def _with_rates(self, sample: LinkSample) -> LinkEstimate:
+        took_s = sample.network_s - sample.received_bytes * self.down_s_per_byte
+        rates = self.rates.seen(sample.at_s, sample.sent_bytes, took_s, self.rtt_s, is_bound=sample.is_bound)
+        return replace(self, rates=rates)
 
     def _remembered(self) -> tuple[LinkSample, ...]:
         """The samples with room for one more; bounds are never more than half, or an outage would wipe out the rest."""

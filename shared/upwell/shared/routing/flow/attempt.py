@@ -243,7 +243,9 @@ class CloudAttempt:
 
     def _tell_failed(self, ended: CallEnded, miss: CloudFailure) -> None:
         waited_s = ended.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
-        self._router.observe(CloudCallFailed(self.model, miss.reason, self.decision.probes, waited_s, ended.call))
+        chance = 1.0 if math.isnan(self.decision.chance) else self.decision.chance
+        failed = CloudCallFailed(self.model, miss.reason, self.decision.probes, waited_s, ended.call, chance)
+        self._router.observe(failed)
         if miss.retry_after_s is not None:
             self._router.observe(CloudHeld(self.model, miss.retry_after_s))
 

@@ -294,7 +294,9 @@ class SettingsPatch(Section):
         "latency, energy, cost: a candidate goes up only if that is predicted to lower it; the first good answer wins.",
     )
     confidence: OpenShare = Field(
-        0.5, description="A route counts as in time if it is predicted to be with this probability."
+        0.05,
+        description="A candidate goes up if its answer is predicted to be in time with this probability. At least 50 % "
+        "counts where nothing else can answer, or under another objective than accuracy.",
     )
     hard: Hard | Literal["off"] = Field(Hard(), description="Cases that the edge model is unsure of are candidates.")
     large: Size | Literal["off"] = Field("off", description="Cases of more bytes than this go up without an edge run.")

@@ -146,13 +146,14 @@ class ModelPair:
 class Settings:
     """What the policy comes to for one request.
 
-    `confidence` is the probability with which a route must be predicted in time. `hard` is None where hard cases are
-    no candidates; `large_above_bytes` is infinite where size is none. `record_bytes` is 0 where nothing is recorded.
+    `confidence` is the probability with which a candidate must be predicted in time to go up. `hard` is None where hard
+    cases are no candidates; `large_above_bytes` is infinite where size is none. `record_bytes` is 0 where nothing is
+    recorded.
     """
 
     deadline_s: float = 1.0
     objective: Objective = "accuracy"
-    confidence: float = 0.5
+    confidence: float = 0.05
     hard: HardSettings | None = HardSettings()
     large_above_bytes: float = math.inf
     on_cloud_failure: Mapping[Reason, Action] = field(default_factory=all_edge)

@@ -174,7 +174,7 @@ class SimulatedDriver:
             return (yield from self._wait(action.until_s))
         if isinstance(action, GiveUp):
             device.uplink.give_up(self._calls[action.call])
-            device.prober.note_failure()
+            device.prober.note_late()
             return self._ended(action.call, CloudFailure(Reason.CLOUD_DEADLINE, "no answer in time"))
         if isinstance(action, Cancel):
             device.uplink.give_up(self._calls[action.call])

@@ -13,19 +13,20 @@ from upwell.shared.routing.simulation.uplink import CloudBehaviour, SimulatedUpl
 
 
 class SimulatedProber:
-    """Times an empty call once nothing was heard for `STALE_S`, if the last that was heard was an answer.
+    """Times an empty call once nothing was heard for `STALE_S`, or after a call that was late for `RETRY_S`.
 
     Only while requests come that may leave: none for `SEEN_S`, no probe. The bytes of probes are not accounted for.
     """
 
     STALE_S: ClassVar[float] = 1.5
+    RETRY_S: ClassVar[float] = 0.5
     SEEN_S: ClassVar[float] = 10.0
     TIMEOUT_S: ClassVar[float] = 2.0
     SIZE_BYTES: ClassVar[int] = 100
 
     def __init__(self, kernel: Kernel, uplink: SimulatedUplink, pilot: Pilot) -> None:
         self._kernel, self._uplink, self._pilot = kernel, uplink, pilot
-        self._answered_at_s = -math.inf
+        self._heard_at_s = -math.inf
         self._seen_at_s = -math.inf
 
     def note_candidate(self) -> None:
@@ -34,16 +35,23 @@ class SimulatedProber:
 
     def note_answer(self) -> None:
         """The cloud answered."""
-        self._answered_at_s = now_s = self._kernel.now_s
-        self._kernel.call(now_s + self.STALE_S, partial(self._look, now_s))
+        self._heard(self.STALE_S)
+
+    def note_late(self) -> None:
+        """The cloud did not in time: it, or the link, may be back soon."""
+        self._heard(self.RETRY_S)
 
     def note_failure(self) -> None:
-        """The cloud did not: whether it is back is for the breaker to find out."""
-        self._answered_at_s = -math.inf
+        """The cloud failed: whether it is back is for the breaker to find out."""
+        self._heard_at_s = -math.inf
 
-    def _look(self, answered_at_s: float) -> None:
+    def _heard(self, quiet_s: float) -> None:
+        self._heard_at_s = now_s = self._kernel.now_s
+        self._kernel.call(now_s + quiet_s, partial(self._look, now_s))
+
+    def _look(self, heard_at_s: float) -> None:
         now_s = self._kernel.now_s
-        if self._answered_at_s == answered_at_s and now_s - self._seen_at_s < self.SEEN_S:
+        if self._heard_at_s == heard_at_s and now_s - self._seen_at_s < self.SEEN_S:
             self._kernel.start(now_s, self._probe())
 
     def _probe(self) -> Process[None]:
@@ -54,4 +62,4 @@ class SimulatedProber:
             self.note_answer()
         else:
             self._uplink.give_up(call)
-            self.note_failure()
+            self.note_late()

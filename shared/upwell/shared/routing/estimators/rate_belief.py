@@ -1,0 +1,113 @@
+"""How fast the uplink is now, as a distribution: what makes "in time" a probability."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+_Array: TypeAlias = npt.NDArray[np.float64]
+
+_CELLS = 40
+_RATES: _Array = np.geomspace(1e3, 1e9, _CELLS)
+"""Bytes per second; what is faster than the last counts as that fast."""
+
+_STEP = math.log(_RATES[1] / _RATES[0])
+_ORDER = np.arange(_CELLS)
+_MODES: _Array = np.cos(np.pi * np.outer(_ORDER, _ORDER + 0.5) / _CELLS)
+_MODES *= np.where(_ORDER == 0, 1.0, math.sqrt(2.0))[:, None] / math.sqrt(_CELLS)
+_DECAY: _Array = (1.0 - np.cos(np.pi * _ORDER / _CELLS)) / _STEP**2
+"""The heat equation on a path with closed ends, solved in its own modes (a discrete cosine transform)."""
+
+_ANYTHING = (1.0 / _CELLS,) * _CELLS
+_SHORTEST_S = 1e-3
+"""What is shorter says no more of the link than this."""
+
+_LOGISTIC = 1.702
+"""A logistic curve this steep is within 0.01 of the normal distribution's."""
+
+
+class Chance(NamedTuple):
+    """What may become of a message: the probability that it is in time, and the seconds that the link is expected to
+    be busy with it."""
+
+    in_time: float
+    occupied_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RateBelief:
+    """The probability of each rate that the link may have, learnt by Bayes' rule; an immutable value.
+
+    As in Sprout (Winstein, Sivaraman, Balakrishnan, NSDI 2013) the rate is a hidden state that wanders, here its
+    logarithm: `WANDER`² is the variance gained per second. Links also jump: after `FORGET_S` seconds all but 1/e of
+    what was seen gives way to `habit`, what this link was like when it was heard of, and that within `UNKNOWN_S` to
+    anything, so that a link that was bad is tried again. A message of x bytes at rate λ is expected to take rtt + x/λ;
+    the logarithm of what it took differs from that by N(0, `NOISE`²), and one waited for in vain took longer.
+
+    Here and not a mean with a margin: whether a message pays depends on the chance that it is in time, and after a few
+    late ones that is what must be known. `weights` hold for `at_s`; `habit` is their mean over
+    the `count` messages seen, those of late counting `HABIT` each.
+    """
+
+    WANDER: ClassVar[float] = 0.7
+    FORGET_S: ClassVar[float] = 2.0
+    UNKNOWN_S: ClassVar[float] = 60.0
+    NOISE: ClassVar[float] = 0.25
+    HABIT: ClassVar[float] = 0.02
+    LONGEST_S: ClassVar[float] = 2.0
+    _DOUBT: ClassVar[float] = 1e-4
+
+    weights: tuple[float, ...] = _ANYTHING
+    habit: tuple[float, ...] = _ANYTHING
+    at_s: float = -math.inf
+    count: int = 0
+
+    def seen(self, now_s: float, size_bytes: int, took_s: float, rtt_s: float, *, is_bound: bool) -> RateBelief:
+        """With a message of so many bytes that took `took_s`, the round trip included, or with `is_bound` longer."""
+        weights, habit = self._at(now_s)
+        if size_bytes > 0:
+            deviation = _deviation(took_s, size_bytes, rtt_s)
+            likelihood = _above(deviation) if is_bound else np.exp(-0.5 * np.minimum(deviation * deviation, 60.0))
+            weights = weights * (likelihood + self._DOUBT)
+            weights = weights / weights.sum()
+            habit = habit + max(self.HABIT, 1.0 / (self.count + 1)) * (weights - habit)
+        count = self.count + (size_bytes > 0)
+        return RateBelief(tuple(weights.tolist()), tuple(habit.tolist()), max(now_s, self.at_s), count)
+
+    def chance(self, now_s: float, size_bytes: float, ahead_bytes: float, within_s: float, rtt_s: float) -> Chance:
+        """How likely a message of so many bytes, behind those that wait before it, takes at most `within_s`, the round
+        trip included; and how long it keeps the link."""
+        weights, _ = self._at(now_s)
+        in_time = float(weights @ _above(-_deviation(within_s, ahead_bytes + size_bytes, rtt_s)))
+        occupied_s = float(weights @ np.minimum(size_bytes / _RATES, self.LONGEST_S))
+        return Chance(min(1.0, in_time), occupied_s)
+
+    def _at(self, now_s: float) -> tuple[_Array, _Array]:
+        """The weights of rates and of the habit at that instant, after the silence until then."""
+        weights, habit = np.array(self.weights), np.array(self.habit)
+        silence_s = now_s - self.at_s
+        if not silence_s > 0.0:
+            return weights, habit
+        habit = habit + (1.0 - math.exp(-silence_s / self.UNKNOWN_S)) * (1.0 / _CELLS - habit)
+        kept = math.exp(-silence_s / self.FORGET_S)
+        if kept < 1e-6:
+            return habit, habit
+        spread = _MODES.T @ (np.exp(-(self.WANDER**2) * silence_s * _DECAY) * (_MODES @ weights))
+        return kept * np.maximum(spread, 0.0) + (1.0 - kept) * habit, habit
+
+
+def _deviation(took_s: float, size_bytes: float, rtt_s: float) -> _Array:
+    """By how many standard deviations `took_s` is longer than what each rate would take."""
+    expected_s = np.maximum(rtt_s + size_bytes / _RATES, _SHORTEST_S)
+    deviation: _Array = (math.log(max(took_s, _SHORTEST_S)) - np.log(expected_s)) / RateBelief.NOISE
+    return deviation
+
+
+def _above(deviation: _Array) -> _Array:
+    """The probability that a normal variable is above so many standard deviations."""
+    above: _Array = 1.0 / (1.0 + np.exp(np.clip(_LOGISTIC * deviation, -60.0, 60.0)))
+    return above

@@ -1,0 +1,88 @@
+"""A link that carries less than wants up: who goes, by how likely it is in time, its rank and its share of the link."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.routing.asking import MODEL, router, signals
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import (
+    CloudAnswered,
+    CloudCallFailed,
+    CloudSent,
+    Decision,
+    LinkProbed,
+    RouterState,
+)
+from upwell.shared.routing.reasons import Reason
+
+RTT_S = 0.06
+POLICY = "defaults: {deadline: 300ms, hard: {measure: margin, below: 0.75}%s}"
+
+
+def over(by: Router, bytes_per_s: float) -> RouterState:
+    """After answers over a link of that rate, and candidates of every rank."""
+    state = RouterState()
+    for index in range(12):
+        at_s, size_bytes = index * 0.1, 15_000 + 5_000 * (index % 4)
+        state = by.observe(state, CloudAnswered(MODEL, 1, size_bytes, RTT_S + size_bytes / bytes_per_s, 0.0), at_s)
+    for index in range(40):
+        decision = ask(by, state, index / 40 * 0.75, 20_000)
+        state, _ = by.acquire(state, decision, 1.2)
+    return state
+
+
+def ask(by: Router, state: RouterState, margin: float, size_bytes: int) -> Decision:
+    """The decision about a candidate that the device has scored."""
+    asked = signals((size_bytes,), at_s=1.2, scored_rows=(0,), hardness=(margin,))
+    return by.decide(state, asked, 1.21)
+
+
+def test_over_a_link_that_carries_everything_every_candidate_goes() -> None:
+    by = router(POLICY % "")
+    state = over(by, 5e6)
+    assert all(ask(by, state, margin, 200_000).up_rows == (0,) for margin in (0.01, 0.4, 0.74))
+
+
+def test_over_a_scarce_link_the_hardest_go_and_what_is_large_for_its_rank_stays() -> None:
+    by = router(POLICY % "")
+    state = over(by, 150e3)
+    reasons = {
+        (margin, size_bytes): ask(by, state, margin, size_bytes).obstacle
+        for margin in (0.01, 0.7)
+        for size_bytes in (20_000, 45_000, 200_000)
+    }
+    assert reasons[0.01, 20_000] is reasons[0.7, 20_000] is None
+    assert reasons[0.01, 45_000] is None
+    assert reasons[0.7, 45_000] is Reason.CLOUD_TOO_SLOW
+    assert reasons[0.01, 200_000] is Reason.CLOUD_TOO_SLOW
+
+
+def test_a_decision_says_how_likely_it_is_in_time_and_how_likely_it_must_be() -> None:
+    by = router(POLICY % "")
+    decision = ask(by, over(by, 150e3), 0.7, 45_000)
+    assert 0.0 < decision.chance < decision.needed_chance <= 0.5
+
+
+def test_a_written_confidence_of_more_than_half_holds_whatever_the_rank() -> None:
+    by = router(POLICY % ", confidence: 90%")
+    state = over(by, 150e3)
+    decision = ask(by, state, 0.01, 28_000)
+    assert 0.5 < decision.chance < decision.needed_chance == 0.9
+    assert decision.obstacle is Reason.CLOUD_TOO_SLOW
+
+
+@pytest.mark.parametrize(("size_bytes", "is_ready"), [(60_000, True), (500, False)])
+def test_an_empty_call_that_comes_back_lets_a_case_try_where_large_ones_were_late(
+    size_bytes: int, is_ready: bool
+) -> None:
+    """A cloud that is late with small messages is slow itself, whatever an empty call takes."""
+    by, state = router("defaults: {deadline: 300ms}\nrules: [{name: up, match: {}, route: cloud}]"), RouterState()
+    for index in range(4):
+        call = str(index)
+        state = by.observe(state, CloudSent(MODEL, call, 1, size_bytes), 0.0)
+        state = by.observe(state, CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE, (), 0.27, call), 0.27)
+    about = signals((size_bytes,), at_s=0.3)
+    assert by.decide(state, about, 0.3).obstacle is Reason.BREAKER_OPEN
+    state = by.observe(state, LinkProbed(0.06), 0.3)
+    assert bool(by.decide(state, about, 0.3).probes) is is_ready
