@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # ONNX Runtime tells its maker nothing about what is run here.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo loop test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-pictures bench-accelerator bench-triton traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
+.PHONY: demo loop test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-pictures bench-accelerator bench-triton bench-perf-analyzer traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -116,6 +116,9 @@ bench-triton: .venv/.dev .venv-triton/.done  ## beside Triton and MLServer in on
 .venv-opencv/.done:
 	$(BIN)/pip install --quiet --no-deps --target .venv-opencv opencv-python-headless==5.0.0.93
 	@touch $@
+
+bench-perf-analyzer: .venv/.dev  ## NVIDIA's perf_analyzer, named by PERF_ANALYZER, against service, agent and, where bench-triton has built it, Triton
+	$(BIN)/python -m tests.benchmarks.perf_analyzer $(ARGS)
 
 bench-pictures: .venv/.dev .venv-opencv/.done  ## an encoded picture in, an answer out, beside loops of Pillow and OpenCV
 	$(BIN)/python -m tests.benchmarks.pictures --opencv .venv-opencv $(ARGS)

@@ -196,6 +196,39 @@ def test_the_repository_is_controlled_over_http(web: Any) -> None:
         web.load_model("missing")
 
 
+def test_a_load_may_ask_for_other_batches_and_instances_until_the_next_one(client: Any, web: Any) -> None:
+    def served() -> tuple[int, int]:
+        config = client.get_model_config("half").config
+        return config.max_batch_size, config.instance_group[0].count
+
+    configured = served()
+    client.load_model("half", config='{"name": "half", "max_batch_size": "16", "instance_group": [{"count": 3}]}')
+    assert served() == (16, 3)
+    web.load_model("half", config='{"max_batch_size": 4}')
+    assert served() == (4, configured[1])
+    with pytest.raises(InferenceServerException, match="failed to load 'half': its `config` has the key 'input'"):
+        web.load_model("half", config='{"input": []}')
+    assert served() == (4, configured[1])
+    web.load_model("half")
+    assert served() == configured
+
+
+def test_classes_come_in_the_place_of_scores(client: Any, web: Any) -> None:
+    weights, bias = linear_weights(seed=1)
+    scores = X @ weights + bias
+    order = np.argsort(-scores, axis=1)[:, :2]
+    over_http = triton_http.InferInput("x", list(X.shape), "FP32")
+    over_http.set_data_from_numpy(X)
+    for answer in (
+        client.infer("linear", [put("x", "FP32", X)], outputs=[triton.InferRequestedOutput("scores", class_count=2)]),
+        web.infer("linear", [over_http], outputs=[triton_http.InferRequestedOutput("scores", class_count=2)]),
+    ):
+        found = [[one.decode().split(":") for one in row] for row in answer.as_numpy("scores").tolist()]
+        assert [[int(index) for _, index in row] for row in found] == order.tolist()
+        expected = np.take_along_axis(scores, order, axis=1)
+        np.testing.assert_allclose([[float(score) for score, _ in row] for row in found], expected, rtol=1e-3)
+
+
 def test_settings_are_told_and_no_caller_changes_them(client: Any, web: Any) -> None:
     assert web.get_trace_settings() == {"trace_level": ["OFF"]}
     assert client.get_trace_settings("linear", as_json=True) == {"settings": {"trace_level": {"value": ["OFF"]}}}

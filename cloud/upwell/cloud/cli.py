@@ -85,7 +85,7 @@ def serve(
         parse_address(address)
     found = _from_file(config, given, listen) if config else _from_flags(given, listen)
     if print_config:
-        typer.echo(printed(found, as_json=as_json))
+        typer.echo(printed(_resolved(found), as_json=as_json))
     elif as_json:
         raise ConfigError.at(None, "--json goes with --print-config")
     else:
@@ -129,6 +129,15 @@ def _size(text: str) -> str:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _resolved(config: CloudConfig) -> CloudConfig:
+    """With the number that `workers: auto` is here."""
+    if config.serve.workers != "auto":
+        return config
+    from upwell.cloud.workers.trial import resolved
+
+    return resolved(config)
 
 
 def _run(config: CloudConfig, path: Path | None) -> None:

@@ -157,8 +157,10 @@ class Serve(ServerKeys):
         description="Cheaper small requests, by way of parts of gRPC that are not public. `auto`: where they are known "
         "and answer at the start, else the public way with a warning.",
     )
-    workers: Workers = Field(
-        1, description="Processes that share the ports (Linux), each with the models and queues of its own."
+    workers: Workers | Literal["auto"] = Field(
+        1,
+        description="Processes that share the ports (Linux), each with the models and queues of its own. `auto`: by a "
+        "trial of each model at the start, of at most 3 s.",
     )
     max_connection_age: Annotated[Seconds, _lasting(0.1, "5m, or 0 for never", or_never=True)] | None = Field(
         None,
@@ -167,9 +169,14 @@ class Serve(ServerKeys):
     )
 
     @property
+    def processes(self) -> int:
+        """The number of workers; 1 while `auto` is not resolved."""
+        return 1 if self.workers == "auto" else self.workers
+
+    @property
     def connection_age_s(self) -> float | None:
         """After how many seconds clients are to reconnect; None for never."""
-        age_s = (_AGE_S if self.workers > 1 else 0.0) if self.max_connection_age is None else self.max_connection_age
+        age_s = (_AGE_S if self.processes > 1 else 0.0) if self.max_connection_age is None else self.max_connection_age
         return age_s or None
 
 
@@ -262,7 +269,7 @@ class CloudConfig(FilePart):
             values["buckets"] = own.buckets
         values["buckets"] = values["buckets"] or ()
         if values["instances"] is None:
-            share = _cores() // values["threads"] // self.serve.workers
+            share = cores() // values["threads"] // self.serve.processes
             values["instances"] = max(1, share) if values["device"] == "cpu" and not values["providers"] else 1
         return ModelSettings(**values, trusted=frozenset(self.serve.trusted))
 
@@ -284,6 +291,6 @@ class CloudConfig(FilePart):
         return self.model_copy(update={"serve": self.serve.model_copy(update={"listen": tuple(listen)})})
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -58,7 +58,7 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
         spool = running.spool
         introspection = AgentDataplane(running, settings.max_requests)
         dataplane = limited(introspection, settings.limits, by_token=settings.tokens is not None)
-        connections = Connections(settings.security, settings.max_message)
+        connections = Connections(settings.security, settings.max_message, origins=settings.http_origins)
         server = start_server(
             dataplane,
             settings.listen,

@@ -49,7 +49,7 @@ Core errors know no transport: `upwell.shared.oip.statuses` maps each to a gRPC 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +67,14 @@ class InvalidRequest(UpwellError):
 
 class ModelNotFound(UpwellError):
     """No model of that name or version is served here."""
+
+    @classmethod
+    def unknown(cls, model: str, there: Iterable[str] | None = None) -> ModelNotFound:
+        """For a name that no model has; `there` are those that are, where the caller may know. It begins as Triton's
+        does, since its clients look for these words.
+        """
+        others = "" if there is None else f"; there is {', '.join(sorted(there)) or 'none'}"
+        return cls(f"Request for unknown model: no model {model!r} here{others}")
 
 
 class Refused(UpwellError):

@@ -74,7 +74,7 @@ def one_input(name: str, array: Array, model: str = "linear", **more: object) ->
 
 WRONG: dict[str, tuple[InferRequest, RemoteErrorKind, str]] = {
     "unknown model": (one_input("x", X, "nope"), RemoteErrorKind.NOT_FOUND, "digits, linear, lite, remote, slow"),
-    "empty model name": (one_input("x", X, ""), RemoteErrorKind.NOT_FOUND, "unknown model ''"),
+    "empty model name": (one_input("x", X, ""), RemoteErrorKind.NOT_FOUND, "no model ''"),
     "unknown version": (one_input("x", X, version="7"), RemoteErrorKind.NOT_FOUND, "version 1"),
     "wrong name": (one_input("y", X), RemoteErrorKind.INVALID_ARGUMENT, "input 'x' is missing; expected FP32 [-1, 8]"),
     "no input": (InferRequest("linear", {}), RemoteErrorKind.INVALID_ARGUMENT, "input 'x' is missing"),
@@ -202,7 +202,7 @@ def test_an_unknown_model_has_no_metadata_and_is_not_ready(client: OipClient, as
     if ask_for == "ready":
         assert not client.ready(LIMIT_S, "nope")
         return
-    with pytest.raises(RemoteError, match="unknown model 'nope'; this agent serves: digits") as caught:
+    with pytest.raises(RemoteError, match="no model 'nope' here; there is digits") as caught:
         client.metadata("nope", LIMIT_S)
     assert caught.value.kind is RemoteErrorKind.NOT_FOUND
 

@@ -116,8 +116,13 @@ def test_what_cannot_be_done_has_its_status(folder: Folder) -> None:
             (client.load_model, "m", {}, "FAILED_PRECONDITION", "not an ONNX file.*; in force: version 1"),
             (client.load_model, "n", {}, "NOT_FOUND", "no model 'n'"),
             (client.unload_model, "n", {}, "NOT_FOUND", "there is m"),
-            (client.load_model, "m", {"config": "{}"}, "INVALID_ARGUMENT", "parameter 'config'"),
-            (client.load_model, "m", files, "INVALID_ARGUMENT", "parameter"),
+            (client.load_model, "m", {"config": "{"}, "INVALID_ARGUMENT", "failed to load 'm'.*as JSON .line 1"),
+            (client.load_model, "m", {"config": "[" * 9000}, "INVALID_ARGUMENT", "cannot be read as JSON"),
+            (client.load_model, "m", {"config": '{"backend": "x"}'}, "INVALID_ARGUMENT", "the key 'backend'; `max_b"),
+            (client.load_model, "m", {"config": '{"max_batch_size": 1e9}'}, "INVALID_ARGUMENT", "from 0 to 4096"),
+            (client.load_model, "m", {"config": '{"instance_group": [{"kind": 1}]}'}, "INVALID_ARGUMENT", "'kind'"),
+            (client.load_model, "m", {"config": '{"instance_group": [{"count": 0}]}'}, "INVALID_ARGUMENT", "from 1"),
+            (client.load_model, "m", files, "INVALID_ARGUMENT", "parameter 'file:1/model.onnx' is not supported"),
         ):
             with pytest.raises(InferenceServerException, match=says) as caught:
                 change(name, **more)

@@ -52,7 +52,7 @@ def test_a_model_s_keys_count_before_the_defaults(tmp_path: Path) -> None:
 
 
 def test_what_is_not_written_has_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "_cores", lambda: 6)
+    monkeypatch.setattr(config_module, "cores", lambda: 6)
     config = load(tmp_path, LEAST)
     assert config.serve.security == ServerSecurity()
     assert config.serve.max_message == 64 << 20
@@ -75,7 +75,7 @@ def test_what_is_not_written_has_its_default(tmp_path: Path, monkeypatch: pytest
 def test_instances_share_out_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, instances: int
 ) -> None:
-    monkeypatch.setattr(config_module, "_cores", lambda: 6)
+    monkeypatch.setattr(config_module, "cores", lambda: 6)
     assert load(tmp_path, f"{LEAST}models: {{m: {model}}}").settings("m").instances == instances
 
 
@@ -157,7 +157,7 @@ def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
         ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 64}", "64MiB"),
         ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 0}", r"serve\.max_message"),
         ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 3GB}", r"serve\.max_message.*'3GB'"),
-        (LEAST.replace("}", ", workers: true}"), r"serve\.workers: expected a whole number, got true"),
+        (LEAST.replace("}", ", workers: true}"), r"serve\.workers: expected a whole number or 'auto', got true"),
         (
             LEAST.replace("127.0.0.1:0", "[::1]:80").replace("}", ", metrics: '[::1]:80'}"),
             "twice, in `listen` and `metrics`",
@@ -275,7 +275,7 @@ def test_words_that_are_spelled_wrong_say_how_they_are_spelled(tmp_path: Path, t
 
 
 def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "_cores", lambda: 8)
+    monkeypatch.setattr(config_module, "cores", lambda: 8)
     for workers, threads, instances in ((1, 1, 8), (2, 1, 4), (2, 2, 2), (8, 2, 1), (16, 1, 1)):
         text = LEAST.replace("}", f", workers: {workers}}}") + f"defaults: {{threads: {threads}}}"
         assert load(tmp_path, text).settings("any").instances == instances

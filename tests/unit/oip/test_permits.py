@@ -76,7 +76,7 @@ def test_what_is_permitted_passes_and_so_does_everything_without_a_caller() -> N
 def test_an_unknown_model_tells_the_names_of_others_only_to_who_may_use_all() -> None:
     plane = Permits(FakeDataplane())
     with calling(caller("*")):  # which is written down, and so may be less tomorrow
-        with pytest.raises(ModelNotFound, match=r"^no model 'secret' here$"):
+        with pytest.raises(ModelNotFound, match=r"^Request for unknown model: no model 'secret' here$"):
             plane.metadata("secret")
         with pytest.raises(ModelNotFound, match=r"^no version '7' of a model 'echo' here$"):
             plane.infer(InferRequest("echo", EXAMPLE, version="7"), Call())

@@ -85,7 +85,11 @@ def test_binary_data_is_cut_in_the_order_of_the_inputs_and_mixes_with_json() -> 
         ({"inputs": [{**TENSOR, "datatype": ["FP32"]}]}, b"", "is a text"),
         ({"inputs": [{"datatype": "FP32"}]}, b"", "`name` of an input"),
         ({"inputs": [{**TENSOR, "parameters": {"shared_memory_region": "r"}}]}, b"", "not supported"),
-        ({"inputs": [], "outputs": [{"name": "y", "parameters": {"classification": 3}}]}, b"", "not supported"),
+        (
+            {"inputs": [], "outputs": [{"name": "y", "parameters": {"classification": "3"}}]},
+            b"",
+            "whole number of classes",
+        ),
         ({"inputs": [], "outputs": [{"name": "y"}, {"name": "y"}]}, b"", "given twice"),
         ({"inputs": [], "outputs": {}}, b"", "list of objects"),
         ({"inputs": [7]}, b"", "list of objects"),

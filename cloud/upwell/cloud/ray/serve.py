@@ -160,7 +160,7 @@ def _problems(config: CloudConfig) -> Iterator[Problem]:
     for key, why in _LEFT_OUT.items():
         if getattr(serve, key):
             yield Problem(None, None, None, f"serve.{key}", f"is not supported with Ray: {why}")
-    if serve.workers > 1:
+    if serve.workers != 1:
         yield Problem(None, None, None, "serve.workers", "is not supported with Ray: its replicas take their place")
     if serve.repository.may_change:
         text = "is not supported with Ray: replicas would diverge; redeploy instead"

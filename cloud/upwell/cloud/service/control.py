@@ -22,7 +22,7 @@ from upwell.cloud.service.loading import BrokenModel, LoadAttempt, OnRun, attemp
 from upwell.cloud.service.model_versions import ModelVersions, offered
 from upwell.cloud.service.service import CloudService
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
-from upwell.shared.oip.grpc.repository import IndexEntry, ModelState
+from upwell.shared.oip.grpc.repository import AS_CONFIGURED, IndexEntry, LoadSettings, ModelState
 
 MAX_CHANGES = 4
 """Loads and unloads by request that may be under way or wait at a time: each holds a thread of the server."""
@@ -35,7 +35,8 @@ class ModelRepository:
 
     Models are loaded in a thread of their own, while the service goes on with what it has; then the new takes its
     place at once (`CloudService.put`). One change is made at a time. `attempts` is what was loaded at the start, and
-    `unloaded` names the models that were unloaded by request before that; `on_change` is told of each model that
+    `unloaded` names the models that were unloaded by request before that, and `settings` what the loads of others
+    asked to be other than configured; `on_change` is told of each model that
     changed, by name, and whether it answers now, `on_run` of the runs of what is loaded here.
     """
 
@@ -47,6 +48,7 @@ class ModelRepository:
         on_change: Callable[[str, bool], None],
         unloaded: Collection[str] = (),
         on_run: OnRun | None = None,
+        settings: Mapping[str, LoadSettings] | None = None,
     ) -> None:
         self._config = config
         self._root = config.serve.models
@@ -57,6 +59,7 @@ class ModelRepository:
         for one in attempts:
             self._attempts.setdefault(one.result.name, {})[one.result.version] = one
         self._unloaded = set(unloaded)
+        self._settings = dict(settings or {})
         self._loading = ("", "")
         self._odd: set[str] = set()
         self._changing = threading.Lock()
@@ -79,10 +82,10 @@ class ModelRepository:
                 entries.append(IndexEntry(name, version, state, "" if loading else "not loaded"))
         return sorted(entries, key=lambda entry: (entry.model, int(entry.version)))
 
-    def load(self, model: str) -> None:
-        """See `Repository.load`. A version that answers and whose files are as they were is not loaded again."""
+    def load(self, model: str, settings: LoadSettings = AS_CONFIGURED) -> None:
+        """See `Repository.load`. A version that answers is not loaded again while files and settings are as before."""
         with self.place():
-            self.make_load(model)
+            self.make_load(model, settings)
 
     def unload(self, model: str) -> None:
         """See `Repository.unload`. It stays so until it is loaded by request, whatever becomes of its files."""
@@ -109,7 +112,7 @@ class ModelRepository:
         model_versions = self._service.versions_by_model.get(model)
         return () if model_versions is None else tuple(model_versions.versions)
 
-    def make_load(self, model: str) -> None:
+    def make_load(self, model: str, settings: LoadSettings = AS_CONFIGURED) -> None:
         """`load` by somebody who has a place."""
         with self._turn():
             folders = self._folders(model)
@@ -122,7 +125,7 @@ class ModelRepository:
                     f"none of the versions of model {model!r} that are to be served is there; it has {there}"
                 )
             self._unloaded.discard(model)
-            self._renew(model, wanted, again=True)
+            self._renew(model, wanted, settings, again=True)
             broken = [one.result for one in self._attempts[model].values() if isinstance(one.result, BrokenModel)]
         if broken:
             reasons = "; ".join(f"version {one.version}: {one.reason}" for one in broken)
@@ -135,11 +138,10 @@ class ModelRepository:
         with self._turn():
             model_versions = self._service.versions_by_model.get(model)
             if model_versions is None:
-                raise ModelNotFound(
-                    f"no model {model!r} here; there is {', '.join(self._service.versions_by_model) or 'none'}"
-                )
+                raise ModelNotFound.unknown(model, self._service.versions_by_model)
             self._unloaded.add(model)
             self._attempts.pop(model, None)
+            self._settings.pop(model, None)
             self._put(model, model_versions.unloaded())
         log.info("model %s is unloaded", model)
 
@@ -168,7 +170,7 @@ class ModelRepository:
             if {str(folder.version): folder.files() for folder in folders} != files or not self._service.ready():
                 return
             if folders:
-                self._renew(model, folders, again=False)
+                self._renew(model, folders, self._settings.get(model, AS_CONFIGURED), again=False)
                 return
             self._unloaded.discard(model)
             self._attempts.pop(model, None)
@@ -183,9 +185,10 @@ class ModelRepository:
                 raise Unavailable("the service is draining and no longer loads or unloads models")
             yield
 
-    def _renew(self, model: str, folders: Sequence[ModelFolder], *, again: bool) -> None:
-        """Load those of `folders` whose files are new, with `again` also those that were broken, and offer all."""
-        former = self._attempts.get(model, {})
+    def _renew(self, model: str, folders: Sequence[ModelFolder], settings: LoadSettings, *, again: bool) -> None:
+        """Load those of `folders` whose files are new, with `again` also those that were broken, and with other
+        settings all of them; then offer all."""
+        former = self._attempts.get(model, {}) if settings == self._settings.get(model, AS_CONFIGURED) else {}
         attempts: dict[str, LoadAttempt] = {}
         try:
             for folder in folders:
@@ -194,7 +197,7 @@ class ModelRepository:
                 as_before = before is not None and before.files == folder.files()
                 if before is None or not as_before or (again and isinstance(before.result, BrokenModel)):
                     self._loading = (model, version)
-                    before = self._loader.submit(_tried, folder, self._config, self._on_run).result()
+                    before = self._loader.submit(_tried, folder, self._config, self._on_run, settings).result()
                 attempts[version] = before
         finally:
             self._loading = ("", "")
@@ -202,7 +205,7 @@ class ModelRepository:
         there = {str(folder.version) for folder in self._folders(model)}
         left = None if former_offer is None else former_offer.left(there)
         model_versions = offered([one.result for one in attempts.values()], left)
-        self._attempts[model] = attempts
+        self._attempts[model], self._settings[model] = attempts, settings
         self._put(model, model_versions)
         _tell(model, model_versions, former_offer)
 
@@ -243,10 +246,10 @@ def _entries(name: str, model_versions: ModelVersions) -> Iterator[IndexEntry]:
             yield IndexEntry(name, version, ModelState.READY, reason)
 
 
-def _tried(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None) -> LoadAttempt:
+def _tried(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None, settings: LoadSettings) -> LoadAttempt:
     """`attempt`, where whatever goes wrong is said of this one version, while the others are served."""
     try:
-        return attempt(folder, config, on_run)
+        return attempt(folder, config, on_run, settings)
     except Exception as error:  # one model must not keep the others from being looked after
         what = error if isinstance(error, ConfigError) else "an internal error"
         log.error(

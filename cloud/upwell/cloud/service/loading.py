@@ -19,6 +19,7 @@ from upwell.cloud.engines.checks import printable, tellable, works_by_rows
 from upwell.cloud.engines.loading import engine_type
 from upwell.cloud.repository.repository import Files, ModelFolder, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
+from upwell.shared.oip.grpc.repository import AS_CONFIGURED, LoadSettings
 from upwell.shared.signature.description import load_description
 from upwell.shared.signature.processor import Processor
 
@@ -99,10 +100,12 @@ def _missing_versions(config: CloudConfig, found: Mapping[str, Sequence[ModelFol
                 yield Problem(None, None, None, f"models.{name}.versions", text)
 
 
-def attempt(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None = None) -> LoadAttempt:
+def attempt(
+    folder: ModelFolder, config: CloudConfig, on_run: OnRun | None = None, asked: LoadSettings = AS_CONFIGURED
+) -> LoadAttempt:
     """Load one version as `load_model` does, and see to it that its files did not change meanwhile."""
     files = folder.files()
-    result = load_model(folder, config, on_run)
+    result = load_model(folder, config, on_run, asked)
     if folder.files() != files:
         if isinstance(result, CloudModel):
             result.engine.close()
@@ -123,12 +126,15 @@ def calls_at_once(models: Sequence[CloudModel | BrokenModel], config: CloudConfi
     return (2 if may_change else 1) * calls
 
 
-def load_model(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None = None) -> CloudModel | BrokenModel:
-    """Load one version and warm it up. What is wrong with it is logged whole. `on_run` is told of its runs.
+def load_model(
+    folder: ModelFolder, config: CloudConfig, on_run: OnRun | None = None, asked: LoadSettings = AS_CONFIGURED
+) -> CloudModel | BrokenModel:
+    """Load one version and warm it up, as `asked` over the configuration. What is wrong with it is logged whole.
+    `on_run` is told of its runs.
 
     Raises `ConfigError` only where the engine itself is not installed.
     """
-    settings = config.settings(folder.name)
+    settings = _settings(config.settings(folder.name), asked)
     kind = engine_type(settings.engine)
     name, version = folder.name, str(folder.version)
     try:
@@ -146,6 +152,12 @@ def load_model(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None = 
     except Exception:  # whatever a framework raises for a strange file, the other models are served
         log.exception("model %s version %s is not served", name, version)
         return BrokenModel(name, version, "it cannot be loaded; the service's log says why")
+
+
+def _settings(configured: ModelSettings, asked: LoadSettings) -> ModelSettings:
+    if asked.max_batch is not None:
+        configured = replace(configured, max_batch=asked.max_batch, buckets=())
+    return configured if asked.instances is None else replace(configured, instances=asked.instances)
 
 
 def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run: OnRun | None) -> CloudModel:

@@ -171,7 +171,7 @@ class CloudService(Dataplane):
         """The model that answers a request of that name and version. Raises `ModelNotFound`, `Unavailable`."""
         versions_by_model = self._versions_by_model
         if name not in versions_by_model:
-            raise ModelNotFound(f"no model {name!r} here; there is {', '.join(versions_by_model) or 'none'}")
+            raise ModelNotFound.unknown(name, versions_by_model)
         versions = versions_by_model[name].versions
         if version and version not in versions:
             raise ModelNotFound(f"model {name!r} has no version {version!r}; there is {', '.join(versions)}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from upwell.cloud.workers.messages import Ask, Change, Done, Message, StartWorker, WorkerReply
+from upwell.shared.oip.grpc.repository import AS_CONFIGURED, LoadSettings
 
 Tell = Callable[[int, Message], None]
 
@@ -37,6 +38,7 @@ class Changes:
         self._count = 0
         self._unloaded: set[str] = set()
         self._versions: dict[str, tuple[str, ...]] = {}
+        self._settings: dict[str, LoadSettings] = {}
         self._workers: set[int] = set()
 
     def note(self, versions: Mapping[str, tuple[str, ...]]) -> None:
@@ -46,8 +48,9 @@ class Changes:
     def start(self, number: int, config: Mapping[str, object]) -> list[Message]:
         """What to say first to a worker that begins now: it comes up as the others are, a change under way included."""
         self._workers.add(number)
+        versions = dict(self._versions) if self._versions else None
         first: list[Message] = [
-            StartWorker(number, config, tuple(sorted(self._unloaded)), dict(self._versions) if self._versions else None)
+            StartWorker(number, config, tuple(sorted(self._unloaded)), versions, dict(self._settings))
         ]
         if self._current is not None:
             self._current.waiting.add(number)
@@ -91,8 +94,12 @@ class Changes:
         """A change that any worker has made holds for those that come later."""
         if versions and change.unload:
             self._unloaded.add(change.model)
+            self._settings.pop(change.model, None)
         elif versions:
             self._unloaded.discard(change.model)
+            self._settings.pop(change.model, None)
+            if change.settings != AS_CONFIGURED:
+                self._settings[change.model] = change.settings
             self._versions[change.model] = versions
 
     def _next(self) -> None:
@@ -100,7 +107,7 @@ class Changes:
             return
         asker, ask = self._queue.popleft()
         self._count += 1
-        change = Change(self._count, ask.model, ask.unload)
+        change = Change(self._count, ask.model, ask.unload, ask.settings)
         self._current = _CurrentChange(change, asker, ask.id, set(self._workers))
         for number in sorted(self._workers):
             self._tell(number, change)

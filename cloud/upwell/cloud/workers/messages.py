@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from upwell.cloud.workers.banner import ModelLine
 from upwell.shared.errors import ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable, UpwellError
+from upwell.shared.oip.grpc.repository import AS_CONFIGURED, LoadSettings
 from upwell.shared.oip.statistics import ModelStatistics
 
 _CHUNK_BYTES = 1 << 16
@@ -27,6 +28,7 @@ class StartWorker:
     config: Mapping[str, Any]
     unloaded: tuple[str, ...] = ()
     versions: Mapping[str, tuple[str, ...]] | None = None
+    settings: Mapping[str, LoadSettings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Ask:
     id: int
     model: str
     unload: bool
+    settings: LoadSettings = AS_CONFIGURED
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Change:
     id: int
     model: str
     unload: bool
+    settings: LoadSettings = AS_CONFIGURED
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rich.console import Console
@@ -27,12 +27,20 @@ from upwell.cloud.service.watch import RepositoryWatch
 from upwell.cloud.workers.banner import Listening, ModelLine, announce
 from upwell.cloud.workers.probes import MAX_STREAMS, Health, Reflection
 from upwell.cloud.workers.supervisor import supervise
+from upwell.cloud.workers.trial import resolved
 from upwell.shared.config.security import check_exposure, warn_of_root
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.auth.quotas import limited
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
 from upwell.shared.oip.grpc.introspection import add_introspection_methods
-from upwell.shared.oip.grpc.repository import EXTENSION, Repository, RepositoryActions, add_repository_methods
+from upwell.shared.oip.grpc.repository import (
+    AS_CONFIGURED,
+    EXTENSION,
+    LoadSettings,
+    Repository,
+    RepositoryActions,
+    add_repository_methods,
+)
 from upwell.shared.oip.grpc.server import Connections, RunningServer, start_server
 from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
@@ -63,11 +71,13 @@ BROKEN_OFF = "error: some requests took longer than the drain time and were cut 
 class Restored:
     """What was changed by request before this process began: the models `unloaded`, and the versions of the others.
 
-    `versions` is None where there is nothing to go by: then what lies in the folders decides.
+    `versions` is None where there is nothing to go by: then what lies in the folders decides. `settings`: what loads
+    asked to be other than configured.
     """
 
     unloaded: frozenset[str] = frozenset()
     versions: Mapping[str, Sequence[str]] | None = None
+    settings: Mapping[str, LoadSettings] = field(default_factory=dict)
 
 
 FRESH = Restored()
@@ -86,7 +96,8 @@ def run(config: CloudConfig) -> None:
         [*config.serve.listen, *config.serve.listen_http], config.serve.security
     )  # loading may take minutes, so say this first
     warn_of_root([*config.serve.listen, *config.serve.listen_http])
-    if config.serve.workers > 1:
+    config = resolved(config)
+    if config.serve.processes > 1:
         supervise(config, console)
     else:
         _run_alone(config, console)
@@ -127,7 +138,8 @@ class ServingProcess:
         counter = StatisticsCounter()
         on_run = _told_to(counter, self.telemetry.on_run)
         wanted = [one for one in folders if one.name not in restored.unloaded]
-        attempts = [attempt(one, config, on_run) for one in _shown(wanted, console)]
+        asked = restored.settings
+        attempts = [attempt(one, config, on_run, asked.get(one.name, AS_CONFIGURED)) for one in _shown(wanted, console)]
         if not restored.unloaded:
             _check_any(attempts)
         unloaded = [one for one in folders if one.name in restored.unloaded]
@@ -142,7 +154,9 @@ class ServingProcess:
             for name, model_versions in self.service.versions_by_model.items():
                 self.service.put(name, model_versions.answering())
         self._health = Health({name: self.service.ready(name) for name in self.service.versions_by_model})
-        self.repository = ModelRepository(config, self.service, attempts, self._health.show, restored.unloaded, on_run)
+        self.repository = ModelRepository(
+            config, self.service, attempts, self._health.show, restored.unloaded, on_run, asked
+        )
         every_s = config.serve.repository.watch
         self._watch = RepositoryWatch(self.repository, every_s) if every_s else None
         self._memory_trimmer = MemoryTrimmer(self.service.is_idle)
@@ -162,7 +176,9 @@ class ServingProcess:
         With `shares_ports` other processes of this user listen on the same ports. Raises `ConfigError`.
         """
         serve = self._config.serve
-        connections = Connections(serve.security, serve.max_message, shares_ports, serve.connection_age_s, serve.drain)
+        connections = Connections(
+            serve.security, serve.max_message, shares_ports, serve.connection_age_s, serve.drain, serve.http_origins
+        )
         introspection, actions = introspection or self.introspection, RepositoryActions(repository or self.repository)
         dataplane = self.telemetry.before(limited(self.service, serve.limits, by_token=serve.tokens is not None))
         self._server = start_server(

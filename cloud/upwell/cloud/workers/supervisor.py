@@ -59,7 +59,7 @@ def supervise(config: CloudConfig, console: Console) -> None:
     Raises `ConfigError`, and `WorkersFailed`; exits with 1 where requests were lost in the drain.
     """
     for device in {config.defaults.device, *(config.settings(name).device for name in config.models)} - {"cpu"}:
-        log.warning("each of %d workers loads its models onto device %s", config.serve.workers, device)
+        log.warning("each of %d workers loads its models onto device %s", config.serve.processes, device)
     ports, web_ports = reserve(config.serve.listen), reserve(config.serve.listen_http)
     try:
         _Supervisor(config, console, ports, web_ports).run()
@@ -77,7 +77,7 @@ class _Supervisor:
         self._listening = Listening(ports.addresses, web_ports.addresses, page)
         serve = config.serve.model_copy(update={"listen": ports.addresses, "listen_http": web_ports.addresses})
         self._config: Mapping[str, Any] = config.model_copy(update={"serve": serve}).as_written()
-        self._count, self._drain_s = serve.workers, serve.drain
+        self._count, self._drain_s = serve.processes, serve.drain
         self._console = console
         self._systemd = Systemd.of_environment()
         self._worker_handles: dict[int, WorkerHandle] = {}

@@ -38,7 +38,7 @@ from upwell.cloud.workers.process import BROKEN_OFF, Restored, ServingProcess
 from upwell.cloud.workers.statistics import SharedIntrospection
 from upwell.shared.errors import ConfigError, NotLoaded, Unavailable, UpwellError
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
-from upwell.shared.oip.grpc.repository import IndexEntry
+from upwell.shared.oip.grpc.repository import AS_CONFIGURED, IndexEntry, LoadSettings
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.telemetry.logs import set_up_logs
 
@@ -63,13 +63,13 @@ class SharedRepository:
         """See `Repository.index`: as it is in this worker."""
         return self._own.index()
 
-    def load(self, model: str) -> None:
+    def load(self, model: str, settings: LoadSettings = AS_CONFIGURED) -> None:
         """See `Repository.load`. Where it fails in one worker and not in another, it has failed."""
-        self._ask(model, unload=False)
+        self._ask(model, settings, unload=False)
 
     def unload(self, model: str) -> None:
         """See `Repository.unload`."""
-        self._ask(model, unload=True)
+        self._ask(model, AS_CONFIGURED, unload=True)
 
     def answered(self, answer: WorkerReply) -> None:
         """The supervisor says what became of a change that this worker asked for."""
@@ -95,21 +95,23 @@ class SharedRepository:
             change = changes.get()
             self._send(self._made(change))
 
-    def _ask(self, model: str, *, unload: bool) -> None:
+    def _ask(self, model: str, settings: LoadSettings, *, unload: bool) -> None:
         with self._own.place():
             future: Future[None] = Future()
             with self._lock:
                 self._count += 1
                 number = self._count
                 self._waiting[number] = future
-            self._send(Ask(number, model, unload))
+            self._send(Ask(number, model, unload, settings))
             future.result()
 
     def _made(self, change: Change) -> Done:
-        make = self._own.make_unload if change.unload else self._own.make_load
         error: BaseException | None = None
         try:
-            make(change.model)
+            if change.unload:
+                self._own.make_unload(change.model)
+            else:
+                self._own.make_load(change.model, change.settings)
         except UpwellError as refused:
             error = refused
         except Exception as failed:  # the caller is told, and the worker goes on
@@ -130,7 +132,7 @@ def main() -> None:
     if config.serve.fast_path == "auto":
         switch_on()
     try:
-        process = ServingProcess(config, restored=Restored(frozenset(start.unloaded), start.versions))
+        process = ServingProcess(config, restored=Restored(frozenset(start.unloaded), start.versions, start.settings))
         repository = orders.repository = SharedRepository(process.repository, channel.send)
         introspection = orders.introspection = SharedIntrospection(process.introspection, channel.send)
         BackgroundThread("repository-changes", partial(repository.make_changes, orders.changes)).start()

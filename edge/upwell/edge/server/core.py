@@ -351,8 +351,7 @@ class AgentCore:
         try:
             return self.models[name]
         except KeyError:
-            known = ", ".join(sorted(self.models)) or "none"
-            raise ModelNotFound(f"unknown model {name!r}; this agent serves: {known}") from None
+            raise ModelNotFound.unknown(name, self.models) from None
 
     @property
     def is_closed(self) -> bool:

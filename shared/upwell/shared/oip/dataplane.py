@@ -21,7 +21,9 @@ Parameter: TypeAlias = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One inference request. `outputs` names the outputs wanted; empty means all."""
+    """One inference request. `outputs` names the outputs wanted; empty means all. `classes`: of which of these the
+    highest scores are wanted in their place, and how many (see `classification`); a `Dataplane` never gets any.
+    """
 
     model: str
     inputs: Mapping[str, Array]
@@ -29,6 +31,7 @@ class InferRequest:
     id: str = ""
     outputs: tuple[str, ...] = ()
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    classes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from upwell.shared.errors import NotAllowed, NotOffered
 from upwell.shared.oip.statistics import ModelStatistics
 from upwell.shared.tensors import TensorSpec
 
-EXTENSIONS = ("model_configuration", "statistics", "schedule_policy", "parameters")
+EXTENSIONS = ("classification", "model_configuration", "statistics", "schedule_policy", "parameters")
 """What a server with an `Introspection` announces. `schedule_policy`: the parameters `priority` and `timeout` count."""
 
 MAX_ROWS = 1024

@@ -10,6 +10,7 @@ from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.oip.auth.limits import UNLIMITED, Limits
 from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.oip.http.cross_origin import Origin
 from upwell.shared.telemetry.sections import LogFormat, Traces
 from upwell.shared.units import Bytes
 
@@ -31,6 +32,10 @@ class ServerKeys(FilePart):
         min_length=1, description="Addresses: HOST:PORT (port 0: any free) or unix:/PATH."
     )
     listen_http: tuple[ListenAddress, ...] = Field((), description="The same over HTTP/1.1, at other addresses.")
+    http_origins: tuple[Origin, ...] = Field(
+        (),
+        description="Sites whose pages may call over HTTP from a browser, such as `https://site.example`; else none.",
+    )
     tls: ServerTls | None = Field(None, description="TLS for `listen` and `listen_http`.")
     tokens: RelativePath | None = Field(None, description="A tokens.yaml with the bearer tokens that callers may use.")
     insecure: bool = Field(False, description="Allow addresses off loopback without TLS or authentication.")

@@ -139,8 +139,9 @@ def naming_no_others(model: str, version: str = "") -> Iterator[None]:
     except ModelNotFound:
         if sees_all():
             raise
-        what = f"version {version!r} of a model {model!r}" if version else f"model {model!r}"
-        raise ModelNotFound(f"no {what} here") from None
+        if not version:
+            raise ModelNotFound.unknown(model) from None
+        raise ModelNotFound(f"no version {version!r} of a model {model!r} here") from None
 
 
 def usable_name(common_name: str) -> str:

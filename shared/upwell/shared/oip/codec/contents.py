@@ -27,10 +27,7 @@ MAX_ID_CHARACTERS = 1000
 """The id of a request is in its answer, in logs and in traces."""
 
 _UNSUPPORTED: Mapping[str, str] = MappingProxyType(
-    {
-        "shared_memory_region": "send plain contents, on the same machine over a unix socket",
-        "classification": "ask for the scores, and for their names with the parameter `upwell.labels: true`",
-    }
+    {"shared_memory_region": "send plain contents, on the same machine over a unix socket"}
 )
 """Parameters of tensors, and what there is instead: to ask for these and get a plain answer would be wrong."""
 

@@ -6,19 +6,29 @@ With `messages` and `cached` the only module that knows the message types. Whate
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.oip.codec.contents import refuse_long_id, refuse_sequence
 from upwell.shared.oip.codec.message_cache import answer_parts, read_cached
 from upwell.shared.oip.codec.messages import (
     parse,
+    read_classes,
     read_parameters,
     read_tensors,
     read_wanted,
     write_parameters,
     write_tensor,
 )
-from upwell.shared.oip.codec.wire import MAX_UNUSUAL_BYTES, append_raw_contents, join, refuse_costly, split_raw_contents
+from upwell.shared.oip.codec.wire import (
+    MAX_UNUSUAL_BYTES,
+    append_raw_contents,
+    join,
+    refuse_costly,
+    split_raw_contents,
+    take_apart,
+)
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.tensors import TensorSpec
 
@@ -59,6 +69,7 @@ def parse_unfamiliar_request(data: bytes) -> InferRequest:
         request_id,
         read_wanted(message.outputs),
         parameters,
+        read_classes(message.outputs),
     )
 
 
@@ -92,6 +103,29 @@ def serialize_infer_response(response: InferResponse) -> bytes:
 def serialize_stream_response(response: InferResponse) -> bytes:
     """Write a `ModelStreamInferResponse` that answers a request, its only one. Raises `InvalidRequest` as above."""
     return join([_FINAL, *answer_parts(response)], within=_STREAMED)
+
+
+@dataclass(frozen=True)
+class StreamFailure:
+    """What a stream says of a request that has failed: `status` is the name of its gRPC status, empty where the server
+    does not tell it, as Triton does not."""
+
+    id: str
+    text: str
+    status: str
+
+
+def parse_stream_response(data: bytes) -> InferResponse | StreamFailure:
+    """Read a `ModelStreamInferResponse`. Raises `InvalidRequest`."""
+    taken = take_apart(data, _STREAMED)
+    if taken is not None and not taken[0] and len(taken[2]) == 1:  # an answer, and nothing of an error
+        ((start, end),) = taken[2]
+        return parse_infer_response(data[start:end])
+    message = parse(stream_pb.ModelStreamInferResponse, data)
+    if not message.error_message:
+        return parse_infer_response(message.infer_response.SerializeToString())
+    status = read_parameters(message.infer_response.parameters).get(STATUS, "")
+    return StreamFailure(message.infer_response.id, message.error_message, status if isinstance(status, str) else "")
 
 
 def serialize_stream_error(text: str, status: str, request: InferRequest | None) -> bytes:

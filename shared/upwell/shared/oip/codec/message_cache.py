@@ -150,6 +150,8 @@ def _layout(description: bytes) -> _Layout | None:
         refuse_sequence(parameters)
     except UpwellError:
         return None
+    if any(output.parameters for output in message.outputs):
+        return None
     return _Layout(message.model_name, message.model_version, tuple(inputs.values()), wanted, parameters)
 
 

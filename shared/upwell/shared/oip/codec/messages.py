@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.classification import read_classification
 from upwell.shared.oip.codec.contents import (
     MAX_DIMENSIONS,
     decode_raw,
@@ -96,6 +97,12 @@ def read_wanted(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTenso
             raise InvalidRequest(f"the requested output {output.name!r} is given twice")
         wanted[output.name] = None
     return tuple(wanted)
+
+
+def read_classes(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> dict[str, int]:
+    """Of which outputs how many classes are wanted in their place."""
+    counts = {one.name: read_classification(one.name, read_parameters(one.parameters)) for one in outputs}
+    return {name: count for name, count in counts.items() if count}
 
 
 def read_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:

@@ -13,6 +13,7 @@ import grpc
 
 from upwell.shared.errors import InvalidRequest, UpwellError
 from upwell.shared.oip.auth.callers import certificate_name, current_caller
+from upwell.shared.oip.classification import infer_classified
 from upwell.shared.oip.codec.converters import parse_infer_request
 from upwell.shared.oip.dataplane import Call, Dataplane, Flag, InferRequest, InferResponse
 from upwell.shared.oip.error_counter import note_error_answer
@@ -54,7 +55,9 @@ def read_request(data: bytes) -> InferRequest:
     if request.id:
         return request
     name = os.urandom(16).hex()
-    return InferRequest(request.model, request.inputs, request.version, name, request.outputs, request.parameters)
+    return InferRequest(
+        request.model, request.inputs, request.version, name, request.outputs, request.parameters, request.classes
+    )
 
 
 def infer(dataplane: Dataplane, request: InferRequest, call: Call) -> InferResponse:
@@ -64,7 +67,7 @@ def infer(dataplane: Dataplane, request: InferRequest, call: Call) -> InferRespo
         limit_s = timeout_s(request.parameters[TIMEOUT])
         if limit_s is not None:
             call = replace(call, deadline_s=min(call.deadline_s, time.monotonic() + limit_s))
-    return dataplane.infer(request, call)
+    return infer_classified(dataplane, request, call)
 
 
 def serialized(serialize: Callable[[InferResponse], bytes], response: InferResponse) -> bytes:

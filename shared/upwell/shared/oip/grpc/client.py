@@ -6,7 +6,7 @@ import enum
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -22,6 +22,7 @@ from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetada
 from upwell.shared.oip.grpc.retrying import told_by_trailers
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
+from upwell.shared.oip.grpc.streams import METHOD as STREAM
 from upwell.shared.platform.watched_files import WatchedFiles
 
 Options: TypeAlias = tuple[tuple[str, int | str], ...]
@@ -81,7 +82,8 @@ class ChannelSource:
                 calls = grpc.metadata_call_credentials(_HealthToken(token))
                 credentials = grpc.composite_channel_credentials(credentials, calls)
             channel = grpc.secure_channel(endpoint, credentials, options)
-        return cls(pem, channel, {name: channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS})
+        calls_of: dict[str, Any] = {name: channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS}
+        return cls(pem, channel, {**calls_of, STREAM: channel.stream_stream(f"/{SERVICE}/{STREAM}")})
 
 
 class _HealthToken(grpc.AuthMetadataPlugin):
@@ -208,6 +210,30 @@ class PendingInfer:
         self._future.add_done_callback(lambda _: callback(self))
 
 
+@dataclass(frozen=True)
+class StreamAnswer:
+    """What became of one request of a stream; `id` is the request's."""
+
+    id: str
+    outcome: InferResponse | RemoteError
+
+    def result(self) -> InferResponse:
+        """The answer. Raises the `RemoteError` that it is instead."""
+        if isinstance(self.outcome, RemoteError):
+            raise self.outcome
+        return self.outcome
+
+    @classmethod
+    def read(cls, data: bytes) -> StreamAnswer:
+        """What one message says. Raises `InvalidRequest`."""
+        found = converters.parse_stream_response(data)
+        if isinstance(found, InferResponse):
+            return cls(found.id, found)
+        code = grpc.StatusCode.__members__.get(found.status)
+        kind = RemoteErrorKind.INTERNAL if code is None else KINDS.get(code, RemoteErrorKind.INTERNAL)
+        return cls(found.id, RemoteError(kind, f"{found.status or 'no status'}: {found.text}"))
+
+
 class OipClient:
     """Calls one server. Nothing is sent, and no connection made, before the first call.
 
@@ -250,6 +276,36 @@ class OipClient:
         """
         data = request if isinstance(request, bytes) else converters.serialize_infer_request(request)
         return PendingInfer(self._start("ModelInfer", data, timeout_s, traceparent), len(data))
+
+    def infer_stream(self, requests: Iterable[InferRequest], timeout_s: float) -> Generator[StreamAnswer, None, None]:
+        """Ask for many inferences over one call (`ModelStreamInfer`), which lasts `timeout_s` at the most.
+
+        Requests are taken as the server reads them, in a thread of gRPC's; answers come in the server's order, and so
+        in that of the requests from a server of ours. One that fails is an answer, and the stream goes on. Raises
+        `RemoteError` where the stream itself ends early, and what `requests` or writing one of them raises. Whoever
+        leaves before the end closes the iterator, which gives the call up.
+        """
+        failed: list[Exception] = []
+        call: Any = None
+
+        def messages() -> Iterator[bytes]:
+            try:
+                yield from map(converters.serialize_infer_request, requests)
+            except Exception as error:  # noqa: BLE001 (gRPC would log it, and end the call without its words)
+                failed.append(error)
+                call.cancel()
+
+        try:
+            call = self._method(STREAM)(messages(), **self._arguments(timeout_s))
+            for data in call:
+                yield parsed(StreamAnswer.read, data)
+        except grpc.RpcError as error:
+            raise (failed[0] if failed else _remote_error(error)) from None
+        except ValueError:
+            raise closed() from None
+        finally:
+            if call is not None:
+                call.cancel()
 
     def warm_up(self, timeout_s: float, on_end: Callable[[bool], None]) -> None:
         """Make the connection now, with an empty call; `on_end` is told, in gRPC's thread, whether it was answered."""

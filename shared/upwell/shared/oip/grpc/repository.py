@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -11,7 +13,7 @@ from typing import Protocol
 import grpc
 
 from upwell.rpc.oip.v2 import model_repository_pb2 as pb
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.errors import InvalidRequest, ModelNotFound, NotLoaded
 from upwell.shared.oip.auth.callers import check_may_control, may_use, naming_no_others
 from upwell.shared.oip.codec.messages import parse
 from upwell.shared.oip.dataplane import Call
@@ -45,6 +47,21 @@ class IndexEntry:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class LoadSettings:
+    """What a load asks to be other than the service is configured, until the next load of that model. None: it is not.
+
+    `max_batch`: the most rows in one run; `instances`: runs at a time.
+    """
+
+    max_batch: int | None = None
+    instances: int | None = None
+
+
+AS_CONFIGURED = LoadSettings()
+"""A load that asks for nothing else."""
+
+
 class Repository(Protocol):
     """What is to be served, and the say over it. Safe to call from many threads; failures are `UpwellError`s."""
 
@@ -52,7 +69,7 @@ class Repository(Protocol):
         """Every version of every model that is there, whether it answers or not."""
         ...
 
-    def load(self, model: str) -> None:
+    def load(self, model: str, settings: LoadSettings = AS_CONFIGURED) -> None:
         """Load a model, or again what has changed of it, and return when it answers.
 
         Raises `ModelNotFound`, `NotAllowed`, `Refused` where too many wait for others' loads, and `NotLoaded`
@@ -82,22 +99,28 @@ class RepositoryActions:
         entries = (one for one in self._repository.index() if one.state is ModelState.READY or not ready)
         return [one for one in entries if may_use(one.model)]
 
-    def load(self, model: str, parameters: Iterable[str], call: Call) -> None:
-        """Load a model, `parameters` being the names of those that the request has. Raises as `Repository.load`."""
-        _refuse_parameters(parameters, frozenset())
-        self._change(model, call, "load", self._repository.load)
+    def load(self, model: str, parameters: Mapping[str, object], call: Call) -> None:
+        """Load a model as the parameters of the request ask. Raises as `Repository.load`, and `InvalidRequest`."""
+        with self._change(model, call, "load"):
+            self._repository.load(model, read_load_settings(model, parameters))
 
-    def unload(self, model: str, parameters: Iterable[str], call: Call) -> None:
-        """Unload a model. Raises as `Repository.unload`."""
-        _refuse_parameters(parameters, _UNLOAD_PARAMETERS)
-        self._change(model, call, "unload", self._repository.unload)
+    def unload(self, model: str, parameters: Mapping[str, object], call: Call) -> None:
+        """Unload a model. Raises as `Repository.unload`, and `InvalidRequest`."""
+        with self._change(model, call, "unload"):
+            _refuse_parameters(parameters, _UNLOAD_PARAMETERS)
+            self._repository.unload(model)
 
-    def _change(self, model: str, call: Call, what: str, change: Callable[[str], None]) -> None:
+    @contextmanager
+    def _change(self, model: str, call: Call, what: str) -> Iterator[None]:
+        """The block changes `model`; what goes wrong there begins with Triton's words, for which its clients look."""
         check_may_control(model)
         _log.info("%s asks to %s the model %r", call.client, what, model)
         yield_permit()
-        with naming_no_others(model):
-            change(model)
+        try:
+            with naming_no_others(model):
+                yield
+        except (InvalidRequest, ModelNotFound, NotLoaded) as error:
+            raise type(error)(f"failed to {what} {model!r}: {error}") from None
 
 
 class _Servicer:
@@ -117,19 +140,77 @@ class _Servicer:
     def load(self, data: bytes, call: Call) -> bytes:
         request = parse(pb.RepositoryModelLoadRequest, data)
         _refuse_named(request.repository_name)
-        self._actions.load(request.model_name, request.parameters, call)
+        self._actions.load(request.model_name, _values(request.parameters), call)
         return pb.RepositoryModelLoadResponse().SerializeToString()
 
     def unload(self, data: bytes, call: Call) -> bytes:
         request = parse(pb.RepositoryModelUnloadRequest, data)
         _refuse_named(request.repository_name)
-        self._actions.unload(request.model_name, request.parameters, call)
+        self._actions.unload(request.model_name, _values(request.parameters), call)
         return pb.RepositoryModelUnloadResponse().SerializeToString()
 
 
 def _refuse_named(repository: str) -> None:
     if repository:
         raise InvalidRequest("the one repository here has no name; leave `repository_name` empty")
+
+
+def _values(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, object]:
+    chosen = {name: one.WhichOneof("parameter_choice") for name, one in parameters.items()}
+    return {name: getattr(parameters[name], choice) if choice else None for name, choice in chosen.items()}
+
+
+_CONFIG = "config"
+_MAX_CONFIG_CHARACTERS = 1 << 16
+_KEYS = "`max_batch_size` and `instance_group` (its `count`) are what a load may ask for"
+_MOST_ROWS, _MOST_INSTANCES = 4096, 256
+
+
+def read_load_settings(model: str, parameters: Mapping[str, object]) -> LoadSettings:
+    """What the parameters of a load ask for: `config` is a Triton model configuration in JSON, of which two keys count
+    here. Raises `InvalidRequest` for anything else, which would have to be ignored.
+    """
+    _refuse_parameters(parameters, frozenset({_CONFIG}))
+    if _CONFIG not in parameters:
+        return AS_CONFIGURED
+    config = _json_object(parameters[_CONFIG])
+    for key, value in config.items():
+        if key == "name" and value != model:
+            raise InvalidRequest(f"its `config` is that of a model {value!r}")
+        if key not in ("name", "max_batch_size", "instance_group"):
+            raise InvalidRequest(f"its `config` has the key {key!r}; {_KEYS}")
+    rows, groups = config.get("max_batch_size"), config.get("instance_group")
+    max_batch = None if rows is None else max(1, _count("max_batch_size", rows, 0, _MOST_ROWS))
+    if groups is None:
+        return LoadSettings(max_batch)
+    if not isinstance(groups, list) or not groups or not all(isinstance(one, dict) for one in groups):
+        raise InvalidRequest('`instance_group` of its `config` is a list such as [{"count": 2}]')
+    for key in sorted({key for one in groups for key in one} - {"count", "name"}):
+        raise InvalidRequest(f"`instance_group` of its `config` has the key {key!r}; `count` is all that may change")
+    counts = (_count("count", one.get("count", 1), 1, _MOST_INSTANCES) for one in groups)
+    return LoadSettings(max_batch, _count("count", sum(counts), 1, _MOST_INSTANCES))
+
+
+def _json_object(text: object) -> dict[str, object]:
+    if not isinstance(text, str) or len(text) > _MAX_CONFIG_CHARACTERS:
+        raise InvalidRequest(f"the parameter 'config' is a text of at most {_MAX_CONFIG_CHARACTERS} characters")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidRequest(f"the parameter 'config' cannot be read as JSON{where}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest("the parameter 'config' is not a JSON object")
+    return found
+
+
+def _count(name: str, value: object, least: int, most: int) -> int:
+    """An integer as protobuf's JSON writes one: a number, or a text of digits."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        value = int(value)
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidRequest(f"`{name}` of its `config` is a whole number from {least} to {most}")
+    return value
 
 
 def _refuse_parameters(parameters: Iterable[str], known: frozenset[str]) -> None:

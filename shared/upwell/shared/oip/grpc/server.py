@@ -48,6 +48,7 @@ class Connections:
     `shares_ports`: other processes of the same user listen on the same TCP ports (SO_REUSEPORT), and each connection
     goes to one of them. `age_s`: after about so long (a tenth more or less) the client is told to connect anew, while
     what it has sent is answered; what is not done `grace_s` after that is broken off. None: for as long as it likes.
+    `origins`: whose pages in a browser may call over HTTP, beside those that came from the server itself.
     """
 
     security: ServerSecurity = _LOOPBACK_ONLY
@@ -55,6 +56,7 @@ class Connections:
     shares_ports: bool = False
     age_s: float | None = None
     grace_s: float = 30.0
+    origins: tuple[str, ...] = ()
 
 
 LOCAL = Connections()

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -21,9 +21,11 @@ from urllib.parse import unquote
 from upwell.shared.errors import InvalidRequest, ModelFailed, Refused, Unavailable, UpwellError
 from upwell.shared.oip.auth.callers import Caller, calling
 from upwell.shared.oip.auth.tokens import KnownTokens
+from upwell.shared.oip.classification import infer_classified
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
 from upwell.shared.oip.error_counter import note_error_answer
 from upwell.shared.oip.http.compression import accepted, encoding_of, packed, unpacked
+from upwell.shared.oip.http.cross_origin import allowed_origin, preflight, shared_with
 from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.memory import Memory, Share
 from upwell.shared.oip.http.messages import (
@@ -46,6 +48,7 @@ from upwell.shared.oip.http.request import (
     head_bytes,
     input_of,
     is_raw,
+    looks_like_json,
     timeout_s,
     with_tags,
 )
@@ -80,6 +83,7 @@ class Pending:
     takes_body: bool
     _answer: _Answer
     _caller: Caller | None
+    _origin: str = ""
 
     def answer(self, body: memoryview, share: Share) -> Reply:
         """The reply; `share` is the request's, and holds what the body takes. Lasts as long as the inference does, and
@@ -88,9 +92,10 @@ class Pending:
         note_request("")  # one thread answers many
         try:
             with calling(self._caller):
-                return self._answer(body, share)
+                reply = self._answer(body, share)
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
-            return failure_reply(error)
+            reply = failure_reply(error)
+        return shared_with(self._origin, reply)
 
 
 def failure_reply(error: Exception) -> Reply:
@@ -122,7 +127,7 @@ class Application:
     """Answers HTTP requests from a `Dataplane`. Every method may be called from any thread.
 
     At most `max_workers` inferences run at once, and a further one is refused; `tokens` (None: everybody) says
-    who may call, `extensions` what is offered beside inference.
+    who may call, `extensions` what is offered beside inference, `origins` from whose pages a browser may call.
     """
 
     def __init__(
@@ -133,7 +138,9 @@ class Application:
         max_message_bytes: int,
         tokens: KnownTokens | None,
         extensions: Extensions | None = None,
+        origins: Collection[str] = (),
     ) -> None:
+        self._origins = frozenset(origins)
         self._dataplane = dataplane
         self._extensions = extensions
         self._max_bytes = max_message_bytes
@@ -148,10 +155,15 @@ class Application:
         """What follows from the first lines of a request alone: a reply, or that it may be answered. Waits for nothing
         and raises nothing. To HEAD, the reply is that to GET.
         """
+        origin = ""
         try:
-            return self._begin(http_request)
+            origin = allowed_origin(http_request.headers, self._origins)
+            asked = preflight(http_request.method, http_request.headers) if origin else None
+            if asked is None:
+                return dataclasses.replace(self._begin(http_request), _origin=origin)
+            return shared_with(origin, asked)
         except Exception as error:  # noqa: BLE001 (as in `Pending.answer`)
-            return failure_reply(error)
+            return shared_with(origin, failure_reply(error))
 
     def cancel_all(self) -> None:
         """Tell the calls under way that nobody waits any more, and take no others."""
@@ -160,12 +172,9 @@ class Application:
             for cancelled in self._calls:
                 cancelled.set()
 
-    def _begin(self, http_request: HttpRequest) -> Reply | Pending:
+    def _begin(self, http_request: HttpRequest) -> Pending:
         note_request("")
         path = _path(http_request.target)
-        if http_request.headers.get("sec-fetch-site", "").strip() == "cross-site":
-            # A page of somebody else's, in the browser of a person who can reach this server.
-            raise Rejected(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server")
         client, caller = http_request.client, None
         if self._tokens is not None and path not in (LIVE, READY):
             caller = _caller_for(self._tokens, http_request.headers.get("authorization"), http_request.certificate)
@@ -239,7 +248,7 @@ class Application:
 
     def _infer(self, asked: InferCall, body: memoryview, share: Share) -> Reply:
         http_request, model, version = asked.http_request, asked.model, asked.version
-        raw = is_raw(http_request.headers)
+        raw = is_raw(http_request.headers) and not looks_like_json(http_request.headers, body)
         wait_s = timeout_s(http_request.headers)
         if raw:
             read = self._read_raw(http_request, body, model, version)
@@ -256,7 +265,7 @@ class Application:
         wait_s = min(wait_s, math.inf if read.timeout_s is None else read.timeout_s)
         with self._call(http_request, http_request.arrived_s + wait_s, asked.client) as call:
             note_request(request.id, asked.client, model, call.traceparent)
-            response = self._dataplane.infer(request, call)
+            response = infer_classified(self._dataplane, request, call)
         reply = _infer_reply(response, read.wanted, with_facts=raw)
         if reply.size_bytes > self._max_bytes:
             raise _too_large("answer", reply.size_bytes, f"{self._max_bytes} are sent")

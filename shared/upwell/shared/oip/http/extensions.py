@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.auth.callers import check_may_use, naming_no_others
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.oip.grpc.introspection import permitted_statistics
@@ -102,6 +103,8 @@ def _index(actions: RepositoryActions, body: memoryview) -> Reply:
     )
 
 
-def _parameters(message: dict[str, object]) -> tuple[str, ...]:
+def _parameters(message: dict[str, object]) -> dict[str, object]:
     found = message.get("parameters") or {}
-    return tuple(text_of("the name of a parameter", name) for name in found) if isinstance(found, dict) else ()
+    if not isinstance(found, dict):
+        raise InvalidRequest("`parameters` is an object")
+    return {text_of("the name of a parameter", name): value for name, value in found.items()}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.classification import read_classification
 from upwell.shared.oip.codec.contents import decode_raw, encode_raw, refuse_long_id, refuse_sequence, refuse_unsupported
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.oip.grpc.calls import TIMEOUT, timeout_s
@@ -59,7 +60,7 @@ def parse_infer_request(model: str, version: str, head: memoryview, binary: memo
     refuse_sequence(parameters)
     timeout = timeout_s(parameters.pop(TIMEOUT)) if TIMEOUT in parameters else None
     default = _flag("binary_data_output", parameters.pop("binary_data_output", False))
-    named = _outputs(message.get("outputs"), default)
+    named, classes = _outputs(message.get("outputs"), default)
     request_id = text_of("`id`", message.get("id", ""))
     refuse_long_id(request_id)
     request = InferRequest(
@@ -69,6 +70,7 @@ def parse_infer_request(model: str, version: str, head: memoryview, binary: memo
         inputs=read_tensors("input", message.get("inputs"), binary),
         outputs=tuple(named),
         parameters=parameters,
+        classes=classes,
     )
     return ReadRequest(request, RequestedOutput(default, named), timeout)
 
@@ -133,15 +135,19 @@ def read_tensors(what: str, tensors: object, binary: memoryview) -> dict[str, Ar
     return arrays
 
 
-def _outputs(outputs: object, default: bool) -> dict[str, bool]:
+def _outputs(outputs: object, default: bool) -> tuple[dict[str, bool], dict[str, int]]:
+    """Which outputs are asked for, and whether in binary; and of which how many classes."""
     named: dict[str, bool] = {}
+    classes: dict[str, int] = {}
     for output in objects("outputs", [] if outputs is None else outputs):
         name = text_of("the `name` of an output", output.get("name"))
         if name in named:
             raise InvalidRequest(f"the requested output {name!r} is given twice")
         parameters = _tensor_parameters(name, output)
         named[name] = _flag("binary_data", parameters.get("binary_data", default))
-    return named
+        if count := read_classification(name, parameters):
+            classes[name] = count
+    return named, classes
 
 
 def objects(what: str, values: object) -> list[dict[str, Any]]:

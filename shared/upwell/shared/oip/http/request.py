@@ -93,6 +93,16 @@ def is_raw(headers: Mapping[str, str]) -> bool:
     raise Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a body of this kind is not read here; it may be {known}")
 
 
+_SEARCHED_BYTES = 1 << 16
+
+
+def looks_like_json(headers: Mapping[str, str], body: memoryview) -> bool:
+    """Whether a body is a request in JSON that its client calls plain bytes, as Triton's asyncio client does."""
+    if content_type(headers) != BINARY or HEAD_LENGTH_HEADER in headers:
+        return False
+    return bytes(body[:1]) == b"{" and bytes(body[-1:]) == b"}" and b'"inputs"' in bytes(body[:_SEARCHED_BYTES])
+
+
 def content_type(headers: Mapping[str, str]) -> str:
     """The kind of the body, in lower case, without parameters; empty where the client does not say."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()

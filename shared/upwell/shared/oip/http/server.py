@@ -74,6 +74,7 @@ def start_http_server(
         max_message_bytes=max_message_bytes,
         tokens=tokens,
         extensions=extensions,
+        origins=connections.origins,
     )
     sockets = _bind_all(addresses, connections.shares_ports)
     age_s = math.inf if connections.age_s is None else connections.age_s

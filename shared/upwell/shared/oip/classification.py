@@ -1,0 +1,66 @@
+"""Triton's classification extension: an output comes back as its highest scores, with index and label.
+
+Source: https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_classification.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse
+from upwell.shared.oip.labels import LABELS, take_labels
+from upwell.shared.tensors import Array
+
+CLASSIFICATION = "classification"
+"""The parameter of a requested output: how many of its classes, from the highest score down."""
+
+
+def read_classification(output: str, parameters: Mapping[str, object]) -> int:
+    """How many classes of `output` are asked for; 0 for the output as it is. Raises `InvalidRequest`."""
+    if CLASSIFICATION not in parameters:
+        return 0
+    count = parameters[CLASSIFICATION]
+    if type(count) is not int or not 0 <= count < 2**63:
+        raise InvalidRequest(f"output {output!r}: the parameter 'classification' is a whole number of classes")
+    return count
+
+
+def infer_classified(dataplane: Dataplane, request: InferRequest, call: Call) -> InferResponse:
+    """Ask `dataplane`, and put classes in the place of the outputs that `request.classes` names. Raises as it does,
+    and `InvalidRequest` where such an output holds no numbers.
+    """
+    if not request.classes:
+        return dataplane.infer(request, call)
+    keeps_labels = request.parameters.get(LABELS) is True
+    asked = replace(request, classes={}, parameters={**request.parameters, LABELS: True})
+    response = dataplane.infer(asked, call)
+    outputs, rest = dict(response.outputs), dict(response.parameters)
+    for name, count in request.classes.items():
+        outputs[name] = top_classes(name, outputs[name], take_labels(rest, name), count)
+    if not keeps_labels:
+        rest = {key: value for key, value in rest.items() if not f"{key}.".startswith(f"{LABELS}.")}
+    return replace(response, outputs=outputs, parameters=response.parameters if keeps_labels else rest)
+
+
+def top_classes(name: str, scores: Array, labels: Sequence[str], count: int) -> Array:
+    """BYTES `score:index`, with `:label` where there is one: the `count` highest of each row, [rows, count].
+
+    All dimensions but the first are one row; scores without a first dimension give [count]. Of equal scores the lower
+    index goes first, and NaN goes last.
+    """
+    if scores.dtype.kind not in "iuf":
+        raise InvalidRequest(f"output {name!r} holds no numbers, so it has no 'classification'")
+    is_row = scores.ndim < 2
+    shape = (1, scores.size) if is_row else (len(scores), math.prod(scores.shape[1:]))
+    rows = scores.reshape(shape).astype(np.float64)
+    order = np.argsort(-rows, axis=1, kind="stable")[:, :count]
+    found = np.empty(order.shape, np.object_)
+    for place, index in np.ndenumerate(order):
+        label = f":{labels[index]}" if index < len(labels) else ""
+        found[place] = f"{rows[place[0], index]:f}:{index}{label}".encode()
+    return found[0] if is_row else found

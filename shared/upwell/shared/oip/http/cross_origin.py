@@ -1,0 +1,68 @@
+"""Which pages of other sites may call: Cross-Origin Resource Sharing, for the origins that the operator has written.
+
+Source: https://fetch.spec.whatwg.org/#http-cors-protocol
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping
+from http import HTTPStatus
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator
+
+from upwell.shared.oip.http.replies import Rejected, Reply
+from upwell.shared.oip.http.request import ID_HEADER, TAG_HEADER, TIMEOUT_HEADER
+
+_SENT = ("authorization", "content-type", "inference-header-content-length", "traceparent", ID_HEADER, TIMEOUT_HEADER)
+_TOLD = "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, Upwell-Degraded, Upwell-Id, Upwell-Reason, "
+_TOLD += "Upwell-Route, Upwell-Status"
+_HEADER_NAME = re.compile(r"[a-z0-9-]{1,100}")
+_MAX_AGE_S = 600
+
+
+def _origin(text: str) -> str:
+    if re.fullmatch(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?", text) is None:
+        raise ValueError(f"expected an origin in lower case, such as https://site.example, got {text!r}")
+    return text
+
+
+Origin: TypeAlias = Annotated[str, AfterValidator(_origin)]
+"""Scheme, host and, where it is not the scheme's own, port of a page. There is no wildcard."""
+
+
+def allowed_origin(headers: Mapping[str, str], origins: Collection[str]) -> str:
+    """The origin of the page that calls, where it may; empty where no page does, or one that is not of another site.
+
+    Raises `Rejected` (403) for a page of another site, in the browser of a person who can reach this server.
+    """
+    origin = headers.get("origin", "").strip()
+    if origin in origins:
+        return origin
+    if headers.get("sec-fetch-site", "").strip() == "cross-site":
+        raise Rejected(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server")
+    return ""
+
+
+def preflight(method: str, headers: Mapping[str, str]) -> Reply | None:
+    """What a browser is told that asks before it calls for an allowed page; None where it does not ask."""
+    if method != "OPTIONS" or "access-control-request-method" not in headers:
+        return None
+    asked = headers.get("access-control-request-headers", "").lower().replace(" ", "").split(",")
+    tags = [name for name in asked if name.startswith(TAG_HEADER) and _HEADER_NAME.fullmatch(name)]
+    told = (
+        ("Access-Control-Allow-Methods", "GET, POST"),
+        ("Access-Control-Allow-Headers", ", ".join((*_SENT, *tags))),
+        ("Access-Control-Max-Age", str(_MAX_AGE_S)),
+    )
+    return Reply(HTTPStatus.OK, told)
+
+
+def shared_with(origin: str, reply: Reply) -> Reply:
+    """The reply, which the page of that origin may read; as it is for an empty one."""
+    if not origin:
+        return reply
+    told = (("Access-Control-Allow-Origin", origin), ("Access-Control-Expose-Headers", _TOLD), ("Vary", "Origin"))
+    return dataclasses.replace(reply, headers=(*reply.headers, *told))
