@@ -29,7 +29,10 @@ TESTS: Mapping[str, Sequence[str]] = {
         f"{PROPERTY}/test_tensors.py",
     ),
     "batching": (
-        *(f"{UNIT}/cloud/test_{name}.py" for name in ("choosing", "shares", "run_times", "buckets", "batcher")),
+        *(
+            f"{UNIT}/cloud/test_{name}.py"
+            for name in ("choosing", "shares", "run_times", "model_queue", "buckets", "batcher")
+        ),
         *(f"{UNIT}/cloud/test_{name}.py" for name in ("batches_filled_up", "batching_simulated", "service")),
         f"{PROPERTY}/test_buckets.py",
     ),
