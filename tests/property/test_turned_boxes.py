@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from upwell.shared.signature import detections
 from upwell.shared.signature.detections import RawBoxes, corners_of, detect, overlap, probiou, suppress
-from upwell.shared.signature.keys import Boxes, Segments
+from upwell.shared.signature.keys import Boxes, Segmentation
 from upwell.shared.signature.segments import UNSEEN, segments_step
 from upwell.shared.signature.values import Geometry, ValueType
 from upwell.shared.tensors import Array
@@ -113,7 +113,7 @@ def test_a_mask_is_where_its_prototypes_say_so_inside_the_box(seed: int, normali
 def test_a_segment_is_the_best_class_of_each_pixel_and_its_lead(seed: int, classes: int, axes: str) -> None:
     logits = np.random.default_rng(seed).standard_normal((2, classes, 3, 4)).astype(np.float32)
     given_logits = logits if axes == "NCHW" else logits.transpose(0, 2, 3, 1)
-    op = Segments.model_validate({"axes": axes})
+    op = Segmentation.model_validate({"axes": axes})
     step = segments_step(op, "x", ValueType("FP32", (-1, *given_logits.shape[1:])))
     (found,) = step.run([given_logits], None)
     assert isinstance(found, np.ndarray)
@@ -126,7 +126,7 @@ def test_a_segment_is_the_best_class_of_each_pixel_and_its_lead(seed: int, class
 
 def test_segments_lie_over_the_original_and_say_what_was_cut_off() -> None:
     classes = np.array([[[1, 2], [3, 4]]], np.int64)
-    step = segments_step(Segments.model_validate({}), "x", ValueType("INT64", (-1, 2, 2)))
+    step = segments_step(Segmentation.model_validate({}), "x", ValueType("INT64", (-1, 2, 2)))
     covered = Geometry.of([(8, 4)]).then(np.ones((1, 2)), np.array([[-2.0, 0.0]]), np.full((1, 2), 4.0))
     (found,) = step.run([np.repeat(np.repeat(classes, 2, 1), 2, 2)], covered)
     assert isinstance(found, np.ndarray)

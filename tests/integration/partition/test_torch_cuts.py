@@ -10,7 +10,7 @@ import torch
 
 from tests.models.onnx_recomposing import CutModel, random_feed, recomposed, relative_error, session_of
 from tests.models.torch_networks import MobileNetV2, ResNet18
-from upwell.tools.export.device import Network, exported
+from upwell.tools.export.device import TorchNetwork, exported
 
 LARGEST_ERROR = 1e-5
 
@@ -21,7 +21,7 @@ LARGEST_ERROR = 1e-5
 def test_every_legal_cut_of_an_exported_network(tmp_path: Path, network: type[ResNet18] | type[MobileNetV2]) -> None:
     torch.manual_seed(0)
     module = network().warm_up()
-    cut = CutModel(onnx.ModelProto.FromString(exported(Network.of(module), ".onnx")), tmp_path)
+    cut = CutModel(onnx.ModelProto.FromString(exported(TorchNetwork.of(module), ".onnx")), tmp_path)
     feed = random_feed(session_of(cut.path), rows=2)
     with torch.inference_mode():
         expected = {"scores": module(torch.from_numpy(feed["picture"])).numpy()}

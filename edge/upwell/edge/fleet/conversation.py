@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upwell.edge.fleet import messages
-from upwell.edge.fleet.facts import AgentView, DemandRates, ReleaseCounts, ShadowNews, attributes, within_bytes
+from upwell.edge.fleet.facts import AgentView, DemandRates, ReleaseCounts, ShadowReport, attributes, within_bytes
 from upwell.edge.fleet.identity import Identity
 from upwell.edge.fleet.messages import ServiceMessage
 from upwell.edge.fleet.shares import KeptShares
@@ -41,7 +41,7 @@ class Outgoing:
     said: dict[str, str]
     counted_at_unix_s: float | None = None
     answered: str = ""
-    shadow: ShadowNews | None = None
+    shadow: ShadowReport | None = None
     counts_said: Callable[[], None] = lambda: None
 
 

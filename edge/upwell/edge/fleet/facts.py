@@ -47,7 +47,7 @@ class ReleaseChooser(Protocol):
         """How it stands."""
 
 
-class ShadowNews(Protocol):
+class ShadowReport(Protocol):
     """Lines of the request log of a release that runs beside, and why it does not, if it does not."""
 
     @property
@@ -66,7 +66,7 @@ class ShadowNews(Protocol):
 class ShadowTeller(Protocol):
     """What a release that runs beside has recorded, for the service to calibrate it."""
 
-    def news(self) -> ShadowNews | None:
+    def news(self) -> ShadowReport | None:
         """What is to be told next; None for nothing."""
 
     def told(self, news: Any) -> None:

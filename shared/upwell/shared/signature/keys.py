@@ -307,7 +307,7 @@ class Boxes(Op):
         return self
 
 
-class Segments(NamedOp):
+class Segmentation(NamedOp):
     """Scores of classes at each pixel -> the class of each, and how sure it is."""
 
     scores: Literal["logits", "probabilities"] = "logits"
@@ -383,6 +383,6 @@ class PostOp(_OneOp):
     top_k: Annotated[TopK | None, _KEYS] = None
     dequantize: Annotated[Dequantize | None, _KEYS] = None
     boxes: Annotated[Boxes | None, _KEYS] = None
-    segments: Annotated[Segments | None, _short("from", Segments)] = None
+    segments: Annotated[Segmentation | None, _short("from", Segmentation)] = None
     labels: Annotated[LabelsOp | None, _short("from", LabelsOp)] = None
     rename: Annotated[Rename | None, _KEYS] = None

@@ -8,7 +8,7 @@ import numpy as np
 
 from upwell.shared.errors import ModelFailed
 from upwell.shared.signature.detections import FIELDS, RawBoxes, detect, further_numbers, is_detections
-from upwell.shared.signature.keys import Boxes, Dequantize, LabelsOp, PostOp, Rename, Segments, TopK
+from upwell.shared.signature.keys import Boxes, Dequantize, LabelsOp, PostOp, Rename, Segmentation, TopK
 from upwell.shared.signature.segments import segments_step
 from upwell.shared.signature.values import (
     Geometry,
@@ -43,7 +43,7 @@ def post_step(written: PostOp, reads: Sequence[str], types: Mapping[str, ValueTy
         return _labels_step(op, source, value, tuple(op.labels or labels))
     if isinstance(op, TopK):
         return _top_k_step(op, source, value)
-    if isinstance(op, Segments):
+    if isinstance(op, Segmentation):
         return segments_step(op, source, value)
     target = op.target or source
     if isinstance(op, Dequantize):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from upwell.shared.errors import ModelFailed
-from upwell.shared.signature.keys import Segments
+from upwell.shared.signature.keys import Segmentation
 from upwell.shared.signature.values import FLOATS, Geometry, Step, Value, ValueType, array_of
 from upwell.shared.tensors import Array
 
@@ -21,7 +21,7 @@ UNSEEN = 255
 _SURE = 255
 
 
-def segments_step(op: Segments, source: str, value: ValueType) -> Step:
+def segments_step(op: Segmentation, source: str, value: ValueType) -> Step:
     """The step for scores [rows, classes, height, width] or classes [rows, height, width]. Raises `ValueError`."""
     axis = 1 if op.axes == "NCHW" else 3
     is_scores = value.datatype in FLOATS and len(value.shape) == 4
@@ -42,7 +42,7 @@ def segments_step(op: Segments, source: str, value: ValueType) -> Step:
     return Step((source,), writes, run)
 
 
-def _classified(scores: Array, op: Segments, axis: int) -> Array:
+def _classified(scores: Array, op: Segmentation, axis: int) -> Array:
     x = np.moveaxis(scores.astype(np.float32), axis, -1)
     if x.shape[-1] == 0 or x.shape[-1] > UNSEEN:
         raise ModelFailed(f"the model gave scores of {x.shape[-1]} classes for each pixel")

@@ -60,7 +60,7 @@ def export(
         from upwell.tools.export import device
         from upwell.tools.export.network import load_module
 
-        exported = device.Network.of(load_module(network, weights, keywords))
+        exported = device.TorchNetwork.of(load_module(network, weights, keywords))
         data = device.exported(exported, out.suffix)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("upwell"):

@@ -30,7 +30,7 @@ _EXAMPLE_ROWS = 2
 
 
 @dataclass(frozen=True)
-class Network:
+class TorchNetwork:
     """A module in evaluation mode, and what its class declares."""
 
     module: torch.nn.Module
@@ -38,7 +38,7 @@ class Network:
     outputs: tuple[TensorSpec, ...]
 
     @classmethod
-    def of(cls, module: torch.nn.Module) -> Network:
+    def of(cls, module: torch.nn.Module) -> TorchNetwork:
         """Raises `ModelFailed` where sizes vary beside the rows."""
         inputs, outputs = (declared_specs(type(module), attribute) for attribute in ("inputs", "outputs"))
         for spec in (*inputs, *outputs):
@@ -53,7 +53,7 @@ class Network:
         return tuple(to_torch(random_rows(spec, rows, random)) for spec in self.inputs)
 
 
-def exported(network: Network, suffix: str) -> bytes:
+def exported(network: TorchNetwork, suffix: str) -> bytes:
     """The file for `.onnx` or `.tflite`. Raises `ModelFailed` where the exporter cannot follow the network.
 
     Raises `ModuleNotFoundError` where the exporter is not installed.
@@ -76,7 +76,7 @@ def _first_reason(error: BaseException) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", reason_of(error))
 
 
-def largest_error(network: Network, file: Path, rows: Sequence[int]) -> float:
+def largest_error(network: TorchNetwork, file: Path, rows: Sequence[int]) -> float:
     """The largest max |file - module| / max |module| of any output, for random inputs of so many `rows` each.
 
     The file runs as on a device, row by row where it takes one at a time. Raises `ModelFailed` where it does not run.
@@ -103,7 +103,7 @@ def largest_error(network: Network, file: Path, rows: Sequence[int]) -> float:
     return float(np.max(errors))  # NaN where any is
 
 
-def _onnx(network: Network) -> bytes:
+def _onnx(network: TorchNetwork) -> bytes:
     import onnx
     import onnxscript  # noqa: F401  what torch's exporter needs, said before it has begun
 
@@ -130,7 +130,7 @@ def _onnx(network: Network) -> bytes:
     return data
 
 
-def _tflite(network: Network) -> bytes:
+def _tflite(network: TorchNetwork) -> bytes:
     import litert_torch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def _tflite(network: Network) -> bytes:
         return _named(path.read_bytes(), network)
 
 
-def _named(data: bytes, network: Network) -> bytes:
+def _named(data: bytes, network: TorchNetwork) -> bytes:
     """The same with the names that the class declares, in the signature and of the tensors themselves."""
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
@@ -160,5 +160,5 @@ def _named(data: bytes, network: Network) -> bytes:
     return bytes(builder.Output())
 
 
-FORMATS: Mapping[str, Callable[[Network], bytes]] = MappingProxyType({".onnx": _onnx, ".tflite": _tflite})
+FORMATS: Mapping[str, Callable[[TorchNetwork], bytes]] = MappingProxyType({".onnx": _onnx, ".tflite": _tflite})
 """The suffix of a file -> what makes it."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from upwell.shared.routing.calibration.binomial import lower_bound, upper_bound
-from upwell.shared.routing.drift.reference import Floats, Histogram
+from upwell.shared.routing.drift.reference import Floats, ReferenceHistogram
 
 FALSE_ALARMS = 0.05
 """The probability that any quantity of a model that has not drifted ever raises an alarm, however long one looks."""
@@ -53,7 +53,7 @@ class QuantityTest:
     S is cut where its share of M is ten times the limit, and the alarm ends where M falls below 1 again.
     """
 
-    def __init__(self, reference: Histogram, quantities: int, *, is_one_sided: bool = False) -> None:
+    def __init__(self, reference: ReferenceHistogram, quantities: int, *, is_one_sided: bool = False) -> None:
         counts = np.array(reference.counts)
         hits = counts if reference.labels else np.cumsum(counts)[:-1]
         self._is_named = bool(reference.labels)

@@ -16,8 +16,8 @@ from upwell.shared.routing.drift.reference import (
     MOVING,
     DistanceFrom,
     DriftReference,
-    Histogram,
     Quantity,
+    ReferenceHistogram,
     RowMeasures,
 )
 
@@ -89,7 +89,7 @@ class _Window:
 
 @dataclass
 class _Watched:
-    histogram: Histogram
+    histogram: ReferenceHistogram
     test: QuantityTest
     windows: deque[_Window] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     rows: int = 0
@@ -179,7 +179,7 @@ class ModelDrift:
                 one.windows.append(_Window(float(start_s), [int(c) for c in counts], float(end_s)))
 
     def _watch_audits(self) -> None:
-        histogram = Histogram(labels=("agreed", "disagreed"), counts=(self._audits[0], self._audits[1]))
+        histogram = ReferenceHistogram(labels=("agreed", "disagreed"), counts=(self._audits[0], self._audits[1]))
         self._watched["audits"] = _Watched(histogram, QuantityTest(histogram, self._quantities, is_one_sided=True))
 
     def _count(self, watched: _Watched, bin: int, now_unix_s: float, every_s: float) -> None:
@@ -229,7 +229,7 @@ def _report(watched: _Watched) -> QuantityReport:
     )
 
 
-def _change(histogram: Histogram, before: Any, now: Any) -> str:
+def _change(histogram: ReferenceHistogram, before: Any, now: Any) -> str:
     """`median 0.42 → 0.11`, or `'3' 10 % → 31 %` of the class that changed most."""
     if histogram.labels:
         most = int(np.abs(now - before).argmax())

@@ -50,7 +50,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-class Histogram(_Part):
+class ReferenceHistogram(_Part):
     """Counts of an ordered quantity by `edges`, bin i holding (edgesᵢ₋₁, edgesᵢ], or of a named one by `labels`."""
 
     edges: Annotated[tuple[FiniteFloat, ...], Field(max_length=BINS)] = ()
@@ -58,7 +58,7 @@ class Histogram(_Part):
     counts: Annotated[tuple[_Count, ...], Field(max_length=MOST_LABELS + 1)]
 
     @model_validator(mode="after")
-    def _fits(self) -> Histogram:
+    def _fits(self) -> ReferenceHistogram:
         wanted = len(self.labels) or len(self.edges) + 1
         if bool(self.labels) == bool(self.edges) or len(self.counts) != wanted or not sum(self.counts):
             raise ValueError("expected either edges and one count more, or labels and as many counts, not all 0")
@@ -142,7 +142,7 @@ class DriftReference(_Part):
     edge_digest: str = ""
     measure: Measure = "margin"
     every_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 0.0
-    quantities: Mapping[Quantity, Histogram]
+    quantities: Mapping[Quantity, ReferenceHistogram]
     vectors: VectorModel | None = None
 
     @classmethod
@@ -174,7 +174,7 @@ def reference_of(
     fit, counted = [rows[i] for i in order[:fitted]], [rows[i] for i in order[fitted:]]
     vectors = _vectors(fit)
     distance = None if vectors is None else DistanceFrom(vectors)
-    found: dict[Quantity, Histogram | None] = {
+    found: dict[Quantity, ReferenceHistogram | None] = {
         "hardness": _ordered([row.hardness for row in fit], [row.hardness for row in counted]),
         "classes": _named([row.label for row in fit], [row.label for row in counted]),
         "brightness": _ordered([row.brightness for row in fit], [row.brightness for row in counted]),
@@ -183,7 +183,7 @@ def reference_of(
     }
     pictures = sum(math.isfinite(row.brightness) for row in counted)
     if pictures:  # a picture of a data set is never the one before
-        found["frozen"] = Histogram(labels=(MOVING, FROZEN), counts=(pictures, 0))
+        found["frozen"] = ReferenceHistogram(labels=(MOVING, FROZEN), counts=(pictures, 0))
     quantities = {name: one for name, one in found.items() if one is not None}
     if not quantities:
         raise ConfigError.at(None, "the model gives nothing that drift could be seen by: no scores, boxes or embedding")
@@ -203,20 +203,20 @@ def _distances(distance: DistanceFrom | None, rows: Sequence[RowMeasures]) -> li
     return [] if distance is None else [distance(row.vector) for row in rows if row.vector is not None]
 
 
-def _ordered(fit: Sequence[float], counted: Sequence[float]) -> Histogram | None:
+def _ordered(fit: Sequence[float], counted: Sequence[float]) -> ReferenceHistogram | None:
     known, values = np.array([v for v in fit if math.isfinite(v)]), [v for v in counted if math.isfinite(v)]
     if len(known) < len(fit) / 2 or not len(known) or not values:
         return None
     edges = np.unique(np.quantile(known, np.arange(1, BINS) / BINS))
     counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1)
-    return Histogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()))
+    return ReferenceHistogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()))
 
 
-def _named(fit: Sequence[str], counted: Sequence[str]) -> Histogram | None:
+def _named(fit: Sequence[str], counted: Sequence[str]) -> ReferenceHistogram | None:
     common = Counter(label for label in fit if label).most_common(MOST_LABELS)
     values = [label for label in counted if label]
     if not common or not values:
         return None
     labels = (*sorted(label for label, _ in common), OTHER)
     counts = Counter(label if label in labels else OTHER for label in values)
-    return Histogram(labels=labels, counts=tuple(counts[label] for label in labels))
+    return ReferenceHistogram(labels=labels, counts=tuple(counts[label] for label in labels))
