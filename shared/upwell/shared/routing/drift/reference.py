@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import default_rng
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from upwell.shared.errors import ConfigError
@@ -169,7 +170,7 @@ def reference_of(
     """
     if len(rows) < FEWEST_ROWS:
         raise ConfigError.at(None, f"expected at least {FEWEST_ROWS} rows to make a reference of, got {len(rows)}")
-    order = np.random.default_rng(seed).permutation(len(rows)).tolist()
+    order = default_rng(seed).permutation(len(rows)).tolist()
     fitted = int(len(rows) * _FIT_SHARE)
     fit, counted = [rows[i] for i in order[:fitted]], [rows[i] for i in order[fitted:]]
     vectors = _vectors(fit)
