@@ -81,6 +81,8 @@ class Loop:
         self.stream = Stream(LOOP_SEED)
         self.phases: list[Phase] = []
         self.facts: dict[str, Any] = {}
+        self.drifted_unix_s = 0.0
+        self.is_drifted = False  # by what the agents say
 
     def upwell(self, *arguments: str, code: int = 0) -> Any:
         """A command of `upwell`; what it says with --json, else its text."""
@@ -103,6 +105,7 @@ class Loop:
             agents = [stack.enter_context(self.agent(name, cloud.endpoint)) for name in BOXES]
             self.wait(lambda: all(sequence(agent) == 1 for agent in agents), "release 1 to be installed")
             self.phase("before", agents, drifted=False, count=self.requests)
+            self.drifted_unix_s = time.time()
             self.phase("drift", agents, drifted=True, count=2 * self.requests)
             self.wait(lambda: self.has_all_home(agents), "cases to come home")
             self.label()
@@ -111,7 +114,7 @@ class Loop:
             self.facts["moved"] = {name: one["text"] for name, one in seen["quantities"].items() if one["moved"]}
             self.train()
             self.evaluate()
-            self.release(2, self.labelled("evaluation"), cloud.endpoint)
+            self.release(2, self.labelled("recent"), cloud.endpoint)
             self.stream.use_other_originals()
             self.publish("site-1")  # the first wave: one box
             self.wait(lambda: sequence(agents[0]) == 2, "release 2 on box-1")
@@ -198,7 +201,8 @@ class Loop:
             agent = agents[index % len(agents)]
             phase.asked.append(self.stream.ask(agent, drifted=drifted))
             time.sleep(0.002)  # callers are not so quick that nothing beside the requests is done
-            if phase.seen_at is None and any(has_drifted(one) for one in agents):
+            was_drifted, self.is_drifted = self.is_drifted, any(has_drifted(one) for one in agents)
+            if phase.seen_at is None and self.is_drifted and not was_drifted:
                 phase.seen_at = index + 1
         self.console.print(f"{name}: {phase.figures()}", markup=False, highlight=False)
 
@@ -225,8 +229,12 @@ class Loop:
             writer.writerow(("id", "label"))
             writer.writerows((one["id"], self.stream.truth[one["request_id"]]) for one in cases if one["id"] in chosen)
         self.upwell("cases", "import", HOME, "labels.csv", "--format", "csv")
-        for which in ("training", "evaluation"):
-            self.upwell("cases", "export", HOME, "--format", "imagefolder", "--set", which, "--out", which)
+        to_folder = ("cases", "export", HOME, "--format", "imagefolder")
+        self.upwell(*to_folder, "--out", "training")
+        recent = [one["id"] for one in cases if one.get("inclusion") and one["created_unix_s"] >= self.drifted_unix_s]
+        (self.folder / "recent.txt").write_text("\n".join(recent))
+        # What requests are like today: what came before the drift is no reference for what comes next.
+        self.upwell(*to_folder, "--set", "evaluation", "--ids", "recent.txt", "--out", "recent")
         self.facts |= {
             "cases": len(cases), "labelled_by_a_person": len(chosen), "selected": LABELS,
             "cases_bytes": sum(path.stat().st_size for path in (self.folder / HOME).rglob("*.case")),

@@ -61,7 +61,7 @@ graph = shuffled(st.builds(field, st.just(5), tensor) | st.builds(field, st.just
 models = st.lists(st.builds(field, st.just(7), graph), min_size=1, max_size=2).map(b"".join)
 
 
-@settings(max_examples=examples(900))
+@settings(max_examples=examples(3000))
 @given(models)
 def check(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:

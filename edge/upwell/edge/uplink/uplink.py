@@ -89,7 +89,7 @@ class Uplink:
         self._prober = Prober(self._ask_around)
         self._observe = observe
         self._wants_probe = wants_probe
-        self._is_well = False
+        self._is_well = True
 
     @property
     def endpoint(self) -> str:
@@ -114,7 +114,7 @@ class Uplink:
 
     @property
     def wants_probe(self) -> bool:
-        """Whether an empty call is worth its bytes: the router says so, and the endpoint last answered or was late.
+        """Whether an empty call is worth its bytes: the router says so, and the endpoint did no worse than be late.
 
         Whether one that failed is back is for the breaker to find out.
         """

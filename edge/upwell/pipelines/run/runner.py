@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
@@ -23,12 +23,9 @@ from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sources.base import SourceState
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.platform.memory import heap_trimmer
 
 _HANGING_S = 5.0
 """A frame that is under way for longer hangs."""
-
-_TRIM_EVERY_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -74,9 +71,6 @@ class PipelineRunner:
         self._previews: dict[str, Preview] = {}
         self._threads: dict[str, BackgroundThread] = {}
         self._is_started = self._is_stopped = False
-        self._stopping = stopping = threading.Event()
-        if (trim := heap_trimmer()) is not None:
-            BackgroundThread("memory-trim", lambda: _trim_until(stopping, trim), stopping.is_set).start()
         self._changing = threading.Lock()
 
     @property
@@ -161,7 +155,6 @@ class PipelineRunner:
 
     def stop(self) -> None:
         """Take no frames and no changes any more."""
-        self._stopping.set()
         with self._changing:
             self._is_stopped = True
             for pipeline in self._pipelines.values():
@@ -209,12 +202,6 @@ class PipelineRunner:
 
 def _thread(pipeline: Pipeline) -> BackgroundThread:
     return BackgroundThread(f"pipeline-{pipeline.name}", lambda: _run(pipeline), lambda: pipeline.is_stopped)
-
-
-def _trim_until(stopping: threading.Event, trim: Callable[[], None]) -> None:
-    """Give back what is free: pictures are large and of any lifetime, and between them glibc keeps more and more."""
-    while not stopping.wait(_TRIM_EVERY_S):
-        trim()
 
 
 def _end(pipeline: Pipeline, thread: BackgroundThread) -> None:
