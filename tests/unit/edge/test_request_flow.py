@@ -307,7 +307,11 @@ def test_a_deadline_that_is_no_use_is_refused_before_anything_runs(deadline_s: f
 
 def test_a_deadline_too_short_for_the_cloud_says_so() -> None:
     with scene(UP) as at:
-        answer = at.infer(rows_of(SURE), deadline_s=0.0019)
+        try:
+            answer = at.infer(rows_of(SURE), deadline_s=0.0019)
+        except Refused as error:  # a busy machine: the deadline had passed before anything could be decided
+            assert "time: -" in str(error)  # noqa: PT017
+            return
         assert answer.reason in (Reason.CLOUD_TOO_SLOW, Reason.CLOUD_DEADLINE)
         assert answer.degraded
 
