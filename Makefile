@@ -46,7 +46,7 @@ ALONE = $(shell grep -rl 'mark\.alone' --include='test_*.py' tests/faults tests/
 QUICK := not benchmark and not slow and not exhaustive
 ON_TFLITE = $(if $(TFLITE),.venv-tflite/bin/python -m pytest --numprocesses 2 -m '$(2)' \
 	$(shell grep -rlE 'mark\.tflite_runtime|TFLITE_PACKAGES' --include='test_*.py' $(1)))
-PARALLEL := --numprocesses 4 --dist worksteal --durations 25
+PARALLEL := --numprocesses 5 --dist worksteal --durations 25
 test: .venv/.dev $(TFLITE)  ## the test suite (minutes)
 ifdef ARGS
 	$(BIN)/python -m pytest -m '$(QUICK)' $(ARGS)

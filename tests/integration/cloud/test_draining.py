@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -122,7 +123,10 @@ def test_all_who_go_on_asking_are_told_to_go_elsewhere(tmp_path: Path, repositor
         for _ in range(2 * MANY):
             assert busy.acquire(timeout=LIMIT_S)
         running.terminate()
-        assert {told.get(timeout=LIMIT_S) for _ in range(MANY)} == {RemoteErrorKind.UNAVAILABLE}
+        heard = Counter(told.get(timeout=LIMIT_S) for _ in range(MANY))
+        # A call that arrives in the very instant of the end is cancelled by gRPC itself.
+        assert set(heard) <= {RemoteErrorKind.UNAVAILABLE, RemoteErrorKind.CANCELLED}
+        assert heard[RemoteErrorKind.UNAVAILABLE] >= MANY - 2
         assert ended(running) == 0
         client.close()
 
