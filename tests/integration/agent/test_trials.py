@@ -188,7 +188,8 @@ HARD = {"hard": {"measure": "margin", "below": 0.5}}
 
 def goes_back(agent: Running, fleet: Fleet, said: str) -> None:
     """Version 2 is installed, is on trial, and is given up for this reason."""
-    until(lambda: updates(agent)["refusal"] == "condemned", VERDICT_S)  # its trial may be over before anybody looks
+    until(lambda: updates(agent)["refusal"] == "condemned", VERDICT_S)
+    assert updates(agent)["looks"]["installed"] == 1  # told by a count, since a trial may be over before anybody looks
     assert said in updates(agent)["message"]
     assert serves(agent) == 1
     until(lambda: "2" in state(fleet.folder)["condemned"], VERDICT_S)

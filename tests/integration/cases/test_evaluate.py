@@ -84,8 +84,9 @@ def test_accuracy_is_that_of_all_requests_by_class_and_by_group(state: Path) -> 
 def test_the_gate_opens_for_the_same_model_and_closes_for_a_worse_one(state: Path) -> None:
     same, said = run("evaluate", EDGE_BUNDLE, EDGE_BUNDLE, "--cases", state, "--gate")
     assert (same, said["passes"], said["difference"]["mean"], said["difference"]["p"]) == (0, True, 0.0, 1.0)
+    better, _ = run("evaluate", EDGE_BUNDLE, CLOUD_BUNDLE, "--cases", state, "--gate")
     worse, said = run("evaluate", CLOUD_BUNDLE, EDGE_BUNDLE, "--cases", state, "--gate")
-    assert (worse, said["passes"]) == (1, False)
+    assert (better, worse, said["passes"]) == (0, 1, False)
 
 
 def test_cases_without_a_label_and_bundles_that_are_not_there_are_said(tmp_path: Path, state: Path) -> None:

@@ -62,8 +62,9 @@ def test_a_misspelt_option_would_be_seen() -> None:
     assert run(["server", "--help"]).exit_code == 2
 
 
-def test_a_shell_completes_commands() -> None:
-    asked = {"_UPWELL_COMPLETE": "complete_bash", "COMP_WORDS": "upwell policy ca", "COMP_CWORD": "2"}
+@pytest.mark.parametrize(("words", "completed"), [("upwell do", "doctor"), ("upwell policy ca", "calibrate")])
+def test_a_shell_completes_commands(words: str, completed: str) -> None:
+    asked = {"_UPWELL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     program = Path(sys.executable).with_name("upwell")
     done = subprocess.run([program], env={**os.environ, **asked}, capture_output=True, text=True, timeout=60)
-    assert (done.stdout.split(), done.stderr) == (["calibrate"], "")
+    assert (done.stdout.split(), done.stderr) == ([completed], "")

@@ -201,7 +201,7 @@ def test_a_cloud_that_is_late_leaves_the_edge_answer_in_time() -> None:
         at.cloud.hold()
         begin_s = time.monotonic()
         answer = at.infer(rows_of(SURE))
-        assert time.monotonic() - begin_s < 1.0  # that it is in time to the millisecond is judged in virtual time
+        assert time.monotonic() - begin_s < 0.3
         assert facts(answer) == (Plan.CLOUD, Route.EDGE, Reason.CLOUD_DEADLINE, True)
 
 
@@ -303,17 +303,6 @@ def test_a_deadline_that_is_no_use_is_refused_before_anything_runs(deadline_s: f
         with pytest.raises((DeadlineExceeded, InvalidRequest)):
             at.infer(rows_of(SURE), deadline_s=deadline_s)
         assert (sent(at), at.runtime.runs) == ([], 0)
-
-
-def test_a_deadline_too_short_for_the_cloud_says_so() -> None:
-    with scene(UP) as at:
-        try:
-            answer = at.infer(rows_of(SURE), deadline_s=0.0019)
-        except Refused as error:  # a busy machine: the deadline had passed before anything could be decided
-            assert "time: -" in str(error)  # noqa: PT017
-            return
-        assert answer.reason in (Reason.CLOUD_TOO_SLOW, Reason.CLOUD_DEADLINE)
-        assert answer.degraded
 
 
 def test_a_deadline_of_centuries_is_refused_in_the_file_or_leaves_the_cloud_its_time() -> None:

@@ -27,7 +27,7 @@ from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.tensors import Array
 
-_HELD_S = 1.0
+_HELD_S = 3.0
 """How long a refusal is held at the most, see `CloudService.hold_refusals`."""
 
 
@@ -65,6 +65,7 @@ class CloudService(Dataplane):
         self._draining = False
         self._refusing = threading.Event()
         self._refusing.set()
+        self._held = 0
 
     @property
     def versions_by_model(self) -> Mapping[str, ModelVersions]:
@@ -126,13 +127,18 @@ class CloudService(Dataplane):
             served = [model for model_versions in self._versions_by_model.values() for model in model_versions.served]
         return all(model.batcher.rest(end_s - time.monotonic()) for model in served)
 
-    def hold_refusals(self) -> None:
+    def hold_refusals(self, quiet_s: float, most_s: float) -> None:
         """After `drain`: let those that are refused wait for `release_refusals`, a moment at the most.
 
-        A server that is closed breaks off what it has not looked at yet, without a word. While callers wait for a
-        refusal they send nothing that could meet with that.
+        Returns once no more of them have come for `quiet_s`, or after `most_s`. A server that is closed breaks off what
+        it has not looked at yet, without a word. While callers wait for a refusal they send nothing that could meet
+        with that.
         """
         self._refusing.clear()
+        end_s, held = time.monotonic() + most_s, -1
+        while held != self._held and time.monotonic() < end_s:
+            held = self._held
+            time.sleep(quiet_s)
 
     def release_refusals(self) -> None:
         """Refuse those that wait, and from now on at once."""
@@ -188,6 +194,8 @@ class CloudService(Dataplane):
                 self._in_use[model] = self._in_use.get(model, 0) + 1
                 return model
         if not self._refusing.is_set():
+            with self._lock:
+                self._held += 1
             yield_permit()  # those behind it are to be held too: what is not looked at by then ends without a word
             self._refusing.wait(_HELD_S)
         raise Unavailable("the service is draining and takes no more requests")

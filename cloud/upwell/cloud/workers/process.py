@@ -61,8 +61,8 @@ _EXPERIMENTS = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's threads that wait for its events then read the sockets themselves, rather than be woken by another one: a
 quarter of a small request's time. gRPC reads it when the first server is made; what the environment has goes before."""
 _CLOSING_S = 1.0
-_SETTLING_S = 0.2
-"""Until the callers that go on asking wait for a refusal, each of them."""
+_SETTLING_S, _LONGEST_SETTLING_S = 0.2, 2.0
+"""Each of the callers that go on asking waits for a refusal when for so long no more have come, or after so long."""
 
 BROKEN_OFF = "error: some requests took longer than the drain time and were cut off"
 
@@ -218,8 +218,7 @@ class ServingProcess:
         self._health.enter_graceful_shutdown()
         self._memory_trimmer.stop()
         in_time = self.service.drain(self._config.serve.drain)
-        self.service.hold_refusals()
-        time.sleep(_SETTLING_S)
+        self.service.hold_refusals(_SETTLING_S, _LONGEST_SETTLING_S)
         if self._server is not None:
             self._server.stop(_CLOSING_S, self._let_refused_go)
         if self._web is not None:

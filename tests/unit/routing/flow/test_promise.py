@@ -16,7 +16,7 @@ from tests.unit.routing.simulation.scenes import line
 from upwell.shared.errors import Refused
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.flow.flow import failure
-from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason, Route
+from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, Reason, Route
 from upwell.shared.routing.simulation.capacity import constant
 from upwell.shared.routing.simulation.requests import prepare
 from upwell.shared.routing.simulation.runs import Scene, routed
@@ -89,6 +89,14 @@ def test_a_hedge_saves_what_stalls(fault: str, plan: str) -> None:
     (one,) = ask(lambda _, n: FAULTS[fault] if n == 0 else CloudBehaviour(0.005), plan, "hedge")
     assert (one.route, one.in_time) == (Route.CLOUD, True)
     assert one.latency_s < 0.1
+
+
+def test_a_deadline_too_short_for_the_cloud_says_so() -> None:
+    asked = prepare([line(0.0, edge_s=0.0005, deadline_s=0.0019)])
+    rules = policy("rules: [{name: up, match: {}, route: cloud}]")
+    (one,) = routed(rules, Scene(asked, constant(80e6), 0.01, lambda *_: CloudBehaviour(0.005)))
+    assert (one.reason, one.route, one.in_time, one.left_bytes) == (Reason.CLOUD_TOO_SLOW, Route.EDGE, True, 0)
+    assert one.reason in DEGRADED
 
 
 def test_what_cannot_help_is_not_asked_again() -> None:
