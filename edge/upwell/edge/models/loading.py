@@ -11,24 +11,22 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from upwell.edge.bundle.agreement import Agreement, Tolerances, compare
+from upwell.edge.bundle.agreement import Tolerances
 from upwell.edge.bundle.base import GOLDEN_NAME, Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
-from upwell.edge.bundle.golden import GoldenVectors, answer_function, check_golden, read_golden
+from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.bundle.reference import load_reference
 from upwell.edge.models.candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.report import CheckedBy, LoadReport, RuntimeAttempt, State
 from upwell.edge.models.sections import EdgeSide
+from upwell.edge.models.synthetic_check import check_with_cpu
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.inputs import blank
@@ -42,9 +40,6 @@ from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.platform.memory import resident_bytes
 from upwell.shared.signature.description import Golden, load_description
 from upwell.shared.signature.processor import Processor
-from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Signature
-from upwell.shared.signature.texts import made_up_texts
-from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 COMPILED_NAME = "compiled"
 """The folder in `state_dir` where runtimes keep what accelerators compiled."""
@@ -330,83 +325,3 @@ def _golden_vectors(wanted: Golden, files: ModelFiles) -> GoldenVectors | None:
     if path is None and files.bundle is not None and is_there(files.bundle.folder, GOLDEN_NAME):
         path = files.bundle.folder / GOLDEN_NAME
     return None if path is None else read_golden(path)
-
-
-ROWS = 8
-_SEED = 1
-_VARYING_SIZES = (32, 224, 1)
-"""Tried in this order for dimensions that vary, until the CPU takes one."""
-_PICTURE_SIDE, _PICTURE_PATCHES = 224, 4
-
-
-def check_with_cpu(processor: Processor, runtime: Runtime, cpu: Runtime, limits: Tolerances) -> Agreement:
-    """Ask both runtimes, which have the same model file, for the same made-up requests and compare the answers.
-
-    Detectors are compared by the model's own tensors, since they find nothing in pictures of nothing. Where the CPU
-    cannot answer either, the check has not been passed: nothing is known of the accelerator's answers.
-    """
-    problem: UpwellError | None = None
-    for size in _VARYING_SIZES:
-        requests = synthetic_inputs(processor.signature, size)
-        try:
-            expected = _answers(processor, cpu, requests)
-        except UpwellError as error:
-            problem = problem or error
-            continue
-        try:
-            return compare(
-                _compared(processor.signature, cpu), _answers(processor, runtime, requests), expected, limits
-            )
-        except UpwellError as error:
-            return Agreement(False, f"it fails where the CPU answers: {error}")
-    return Agreement(False, f"without golden vectors nothing checks it, since the CPU cannot answer either: {problem}")
-
-
-def synthetic_inputs(signature: Signature, size: int = _VARYING_SIZES[0]) -> dict[str, Array]:
-    """One request of `ROWS` rows (one where there are no rows), the same every time; `size` is for what varies."""
-    random = np.random.default_rng(_SEED)
-    return {one.name: _input(one, signature.has_rows, size, random) for one in signature.inputs}
-
-
-def _answers(processor: Processor, runtime: Runtime, requests: Mapping[str, Array]) -> Mapping[str, Array]:
-    if not _finds(processor.signature):
-        return answer_function(processor, runtime)(requests)
-    return processor.run_rows(runtime.run, processor.pre(requests))
-
-
-def _compared(signature: Signature, runtime: Runtime) -> tuple[LogicalOutput, ...]:
-    if not _finds(signature):
-        return signature.outputs
-    return tuple(LogicalOutput(spec.name, "tensor", spec) for spec in runtime.outputs)
-
-
-def _finds(signature: Signature) -> bool:
-    return any(one.kind == "detections" for one in signature.outputs)
-
-
-def _input(one: LogicalInput, has_rows: bool, size: int, random: np.random.Generator) -> Array:
-    if one.kind == "image":
-        patches = random.integers(0, 256, (ROWS if has_rows else 1, _PICTURE_PATCHES, _PICTURE_PATCHES, 3), np.uint8)
-        side = _PICTURE_SIDE // _PICTURE_PATCHES
-        return patches.repeat(side, axis=1).repeat(side, axis=2)
-    if one.kind in ("text", "record"):
-        return made_up_texts(one, ROWS if has_rows else 1, random)
-    shape = [size if length < 0 else length for length in one.spec.shape]
-    if has_rows:
-        shape[0] = ROWS
-    return _tensor(one.spec, shape, random)
-
-
-def _tensor(spec: TensorSpec, shape: list[int], random: np.random.Generator) -> Array:
-    """Floats from 0 to 1 in one row, around 0 in the next; 8 and 16 bits in full, wider integers as indexes 0 and 1."""
-    dtype: np.dtype[Any] = numpy_dtype(spec.datatype)
-    if dtype.hasobject:
-        return np.full(shape, b"", np.object_)
-    if spec.datatype in ("INT8", "UINT8", "INT16", "UINT16"):
-        limits = np.iinfo(dtype)
-        return random.integers(limits.min, limits.max, shape, dtype, endpoint=True)
-    if dtype.kind in "iub" and spec.datatype != "BF16":
-        return random.integers(0, 2, shape).astype(dtype)
-    values = random.random(shape)
-    values[1::2] = random.standard_normal(shape)[1::2]
-    return values.astype(dtype)
