@@ -170,12 +170,7 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
     if route is not None:
         predicted = _with_head(case, route, len(rows), predicted)
     side = state.last_side.get(model)
-    if must or settings.objective != "accuracy" or math.isnan(predicted.usual_s):
-        obstacle = _too_slow(predicted, available_s, was_kept=side is False)
-    else:
-        chance, needed = _chance(case, rows, size_bytes, predicted)
-        predicted = predicted._replace(chance=chance, needed=needed)
-        obstacle = None if chance >= needed else Reason.CLOUD_TOO_SLOW
+    predicted, obstacle = _in_time(case, rows, size_bytes, predicted, must=must)
     if obstacle is None and not must and not _is_better(case, predicted, len(rows), size_bytes, route):
         obstacle = Reason.CLOUD_NOT_BETTER
     has_changed = side is False if obstacle is None else side is not False
@@ -203,6 +198,18 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
     if settings.hedge is not None and not probes:
         after_s = hedge_after_s(settings.hedge, state.answers.get(times_key), available_s)
     return OffloadOption(None, probes, predicted, draws, side_change, after_s, route)
+
+
+def _in_time(
+    case: OffloadCase, rows: tuple[int, ...], size_bytes: int, predicted: Prediction, *, must: bool
+) -> tuple[Prediction, Reason | None]:
+    """The prediction with its chance, where that decides, and what keeps the rows here if it is time."""
+    settings = case.verdict.settings
+    if must or settings.objective != "accuracy" or math.isnan(predicted.usual_s):
+        was_kept = case.state.last_side.get(case.signals.request_facts.model) is False
+        return predicted, _too_slow(predicted, case.give_up_s - case.now_s, was_kept=was_kept)
+    chance, needed = _chance(case, rows, size_bytes, predicted)
+    return predicted._replace(chance=chance, needed=needed), None if chance >= needed else Reason.CLOUD_TOO_SLOW
 
 
 def _with_head(case: OffloadCase, route: SplitRoute, rows: int, predicted: Prediction) -> Prediction:
