@@ -236,13 +236,7 @@ class AgentCore:
         id: str = "",
         traceparent: str = "",
     ) -> Answer:
-        """Answer one request, wherever that is best.
-
-        `inputs` maps the signature's input names to arrays whose first dimension is rows; one encoded picture may be
-        given as `bytes`, pixels also as uint8 [height, width], [height, width, 1 or 3] or [rows, height, width].
-        `deadline_s` is seconds from now; the policy's deadline holds where it is earlier. `traceparent` is the caller's
-        place in a trace (W3C Trace Context). Raises `UpwellError`s; see `upwell.shared.errors`.
-        """
+        """Answer one request, wherever that is best: see `upwell.edge.Agent.infer`."""
         arrived_s = time.monotonic()
         served = self._models.get(model) or self.model(model)
         arrays = as_arrays(inputs, served)
