@@ -29,7 +29,7 @@ from upwell.shared.errors import UpwellError
 LIMIT_S = 3.0
 """What the trial may add to a start. Models that it did not come to are served as if it had not been."""
 
-_MODEL_S = 0.4
+_MODEL_S, _LONG_RUN_S = 0.4, 5e-3
 _LEAST_RUNS, _MOST_RUNS = 3, 50
 _GAIN = 1.1
 """Another choice than the plain one has to be so much better by the estimate."""
@@ -172,9 +172,6 @@ def _trial_of(folder: ModelFolder, settings: ModelSettings) -> Iterator[ModelTri
     # Threads of one run only help where it is long: what they cost to wake is a few microseconds.
     if one.one_thread_s > _LONG_RUN_S and (second := _timed(folder, replace(settings, threads=cores()))):
         yield replace(one, threads_s=second[1])
-
-
-_LONG_RUN_S = 5e-3
 
 
 def _timed(folder: ModelFolder, settings: ModelSettings) -> tuple[int, float] | None:

@@ -28,6 +28,7 @@ FILE_NAME = "cases-home.json"
 
 _MAX_BYTES = 64 << 20
 _AT_ONCE = 200
+_CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -65,9 +66,9 @@ class CaseCarrier:
         return Counter(self._counts)
 
     def close(self) -> None:
-        """Stop. Calling it twice is harmless."""
+        """Stop. A share that hangs is left to its thread. Calling it twice is harmless."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         while True:

@@ -6,12 +6,16 @@ import json
 import os
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from upwell.edge.cases.case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 SUFFIX = ".case"
 MAX_BYTES = 512 << 20
@@ -47,8 +51,7 @@ def pack(case: CollectedCase, key: bytes | None) -> bytes:
     if key is None:
         return _CLEAR + body
     nonce = os.urandom(_NONCE_BYTES)
-    sealed: bytes = _aead(key).encrypt(nonce, body, case.facts.id.encode())
-    return _SEALED + nonce + sealed
+    return _SEALED + nonce + _aead(key).encrypt(nonce, body, case.facts.id.encode())
 
 
 def unpack(data: bytes, id: str, key: bytes | None) -> CollectedCase:
@@ -57,9 +60,11 @@ def unpack(data: bytes, id: str, key: bytes | None) -> CollectedCase:
     if head == _SEALED:
         if key is None:
             raise UnreadableCase("it is sealed; name the key with UPWELL_CASES_KEY_FILE")
+        from cryptography.exceptions import InvalidTag
+
         try:
             body = _aead(key).decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], id.encode())
-        except Exception:  # noqa: BLE001  whatever is wrong with it, it is not what was sealed
+        except (InvalidTag, ValueError):  # the nonce or the tag is cut short, or the tag does not fit
             raise UnreadableCase("it was changed, cut short, or sealed with another key") from None
     elif head != _CLEAR:
         raise UnreadableCase("it is no case")
@@ -79,7 +84,7 @@ def unpack(data: bytes, id: str, key: bytes | None) -> CollectedCase:
     return CollectedCase(facts, *parts[1:])
 
 
-def _aead(key: bytes):  # type: ignore[no-untyped-def]
+def _aead(key: bytes) -> AESGCM:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ModuleNotFoundError:
