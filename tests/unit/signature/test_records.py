@@ -16,7 +16,7 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
-from upwell.shared.signature.texts import made_up_texts
+from upwell.shared.signature.texts import synthetic_bytes
 from upwell.shared.tensors import Array, TensorSpec
 
 JOBS = ("nurse", "clerk", "cook")
@@ -117,5 +117,5 @@ def test_a_step_that_does_not_fit_says_so(keys: str, said: str) -> None:
 def test_made_up_records_are_taken() -> None:
     one = processor("")
     (row,) = one.signature.inputs
-    made = made_up_texts(row, 4, np.random.default_rng(0))
+    made = synthetic_bytes(row, 4, np.random.default_rng(0))
     assert one.pre({"row": made}).tensors["X"].shape == (4, 3)

@@ -13,7 +13,7 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import UpwellError
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Signature
-from upwell.shared.signature.texts import made_up_texts
+from upwell.shared.signature.texts import synthetic_bytes
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 ROWS = 8
@@ -74,7 +74,7 @@ def _input(one: LogicalInput, has_rows: bool, size: int, random: np.random.Gener
         side = _PICTURE_SIDE // _PICTURE_PATCHES
         return patches.repeat(side, axis=1).repeat(side, axis=2)
     if one.kind in ("text", "record"):
-        return made_up_texts(one, ROWS if has_rows else 1, random)
+        return synthetic_bytes(one, ROWS if has_rows else 1, random)
     shape = [size if length < 0 else length for length in one.spec.shape]
     if has_rows:
         shape[0] = ROWS

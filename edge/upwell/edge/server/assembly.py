@@ -51,7 +51,7 @@ from upwell.shared.oip.open_client import open_client
 from upwell.shared.opamp.wish import digest_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
-from upwell.shared.signature.texts import made_up_texts
+from upwell.shared.signature.texts import synthetic_bytes
 from upwell.shared.telemetry.collectors import open_metrics_push, open_tracer
 from upwell.shared.telemetry.exposition import Page, PageReply, serve_pages
 from upwell.shared.tensors import Array
@@ -359,7 +359,7 @@ def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:
 
 def _example(one: LogicalInput) -> Array:
     if one.kind in ("text", "record"):
-        return made_up_texts(one, 1, np.random.default_rng(0))
+        return synthetic_bytes(one, 1, np.random.default_rng(0))
     return _BLANK_PICTURE if one.kind == "image" else blank(one.spec.datatype, one.spec.shape)
 
 

@@ -55,23 +55,29 @@ def _scale(value: float) -> float:
     return value
 
 
+def _file_text(name: str, info: ValidationInfo, what: str, max_bytes: int, expected: str) -> str:
+    """The text of a file beside this one, `what` by its role. Raises `ValueError`."""
+    path = confined_path(name, info)
+    try:
+        with open_plain(path) as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise ValueError(f"the {what} {path} is larger than {max_bytes} bytes")
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"no {what} {path}; expected {expected}") from None
+    except OSError as error:
+        raise ValueError(f"the {what} {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"the {what} {path} is not UTF-8 text") from None
+
+
 def _labels(value: object, info: ValidationInfo) -> object:
     """A list as it is; a text names a file with one label per line."""
     if not isinstance(value, str):
         return value
-    path = confined_path(value, info)
-    try:
-        with open_plain(path) as file:
-            data = file.read(MAX_LABELS_BYTES + 1)
-        if len(data) > MAX_LABELS_BYTES:
-            raise ValueError(f"the labels file {path} is larger than {MAX_LABELS_BYTES} bytes")
-        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
-    except FileNotFoundError:
-        raise ValueError(f"no labels file {path}; expected a text file with one label per line") from None
-    except OSError as error:
-        raise ValueError(f"the labels file {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"the labels file {path} is not UTF-8 text") from None
+    text = _file_text(value, info, "labels file", MAX_LABELS_BYTES, "a text file with one label per line")
+    return text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
 
 
 def _full_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -85,19 +91,7 @@ def _tokenizer(value: object, info: ValidationInfo) -> object:
     """The JSON of a tokenizer: as it is, or that in the file of this name."""
     if not isinstance(value, str) or value.lstrip().startswith("{"):
         return value
-    path = confined_path(value, info)
-    try:
-        with open_plain(path) as file:
-            data = file.read(MAX_TOKENIZER_BYTES + 1)
-        if len(data) > MAX_TOKENIZER_BYTES:
-            raise ValueError(f"the tokenizer {path} is larger than {MAX_TOKENIZER_BYTES} bytes")
-        return data.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ValueError(f"no tokenizer {path}; expected the tokenizer.json of the model") from None
-    except OSError as error:
-        raise ValueError(f"the tokenizer {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"the tokenizer {path} is not UTF-8 text") from None
+    return _file_text(value, info, "tokenizer", MAX_TOKENIZER_BYTES, "the tokenizer.json of the model")
 
 
 Finite: TypeAlias = Annotated[float, AfterValidator(_finite)]

@@ -45,7 +45,7 @@ def tokenize_step(op: Tokenize, source: str, value: ValueType) -> Step:
     return Step((source,), dict.fromkeys(names, kind), run)
 
 
-def made_up_texts(one: LogicalInput, count: int, random: np.random.Generator) -> Array:
+def synthetic_bytes(one: LogicalInput, count: int, random: np.random.Generator) -> Array:
     """Texts of a few made-up words each, or records, BYTES [count]: for trials where no real ones are at hand."""
     texts = np.empty(count, np.object_)
     for row in range(count if one.columns else 0):

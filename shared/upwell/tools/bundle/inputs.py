@@ -11,7 +11,7 @@ from upwell.edge.bundle.golden import Labels
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.signature.signature import LogicalInput, Signature
-from upwell.shared.signature.texts import made_up_texts
+from upwell.shared.signature.texts import synthetic_bytes
 from upwell.shared.tensors import Array, numpy_dtype
 from upwell.tools.infer.inputs import read_inputs
 from upwell.tools.terminal import share
@@ -65,7 +65,7 @@ def _random(one: LogicalInput, has_rows: bool, random: np.random.Generator) -> A
         patches = random.integers(0, 256, (_ROWS, count, count, 3), np.uint8)
         return np.kron(patches, np.ones((1, _PATCH, _PATCH, 1), np.uint8))
     if one.kind in ("text", "record"):
-        return made_up_texts(one, _ROWS, random)
+        return synthetic_bytes(one, _ROWS, random)
     if one.spec.datatype == "BYTES":
         problem = f"input {one.name!r} takes bytes, which cannot be made up; give requests with --golden"
         raise ConfigError.at(None, problem, "--golden")
