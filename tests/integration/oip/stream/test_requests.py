@@ -212,7 +212,7 @@ def test_every_thread_of_a_stream_knows_who_calls(limited: Limited, tmp_path: Pa
         denied.put(None)
 
 
-def test_what_an_engine_does_with_its_memory_later_does_not_show(serve: Serve) -> None:
+def test_what_an_engine_does_with_its_memory_later_does_not_show(limited: Limited) -> None:
     class Reusing(FakeDataplane):
         """Gives the same array each time, with other contents."""
 
@@ -222,7 +222,8 @@ def test_what_an_engine_does_with_its_memory_later_does_not_show(serve: Serve) -
             self.buffer += 1
             return InferResponse("echo", {"y": self.buffer}, id=request.id)
 
-    with grpc.insecure_channel(serve(dataplane=Reusing()).addresses[0]) as channel:
+    # One after another, for two requests at once on one array would be a fault of the engine.
+    with limited(Reusing(), StreamLimits(quick_s=60.0)) as (channel, *_):
         stream = Open(channel)
         for _ in range(5):
             stream.put(message("x"))
