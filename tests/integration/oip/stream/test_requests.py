@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.integration.oip.harness import TIMEOUT_S, Serve
+from tests.integration.oip.harness import TIMEOUT_S
 from tests.integration.oip.stream.harness import LARGE, Limited, Open, message
 from upwell.shared.errors import InvalidRequest, ModelFailed, Unavailable
 from upwell.shared.oip.auth.permits import Permits
