@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "monitoring"
 NAME = re.compile(r"(?<![\w:])upwell_\w+")
-PAGES = ("policy", "operations", "spool", "releases")
+PAGES = ("policy", "operations", "uplink", "releases")
 
 
 def expressions() -> Iterator[tuple[str, str]]:
