@@ -50,10 +50,11 @@ Every key of the files that a person writes. [model.yaml](model-yaml.md) and [pi
 of their own.
 
 - A duration is written with its unit (`80ms`, `1.5s`, `2m`, `1h`), and so is a size (`256KiB`, `64MiB`, `5GB`;
-  `KiB` is 1024 bytes, `kB` 1000). Zero needs no unit; any other bare number is an error.
+  `KiB` is 1024 bytes, `kB` 1000). Zero needs no unit; any other bare number is an error. A rate is per `s`, `min`,
+  `h` or `day`, a budget also per `week` or `month`.
 - A relative path is relative to the file that names it; `~` is the home folder.
 - An unknown key is an error. All errors of a file are shown at once, each with line and column.
-- Default `–`: not set.
+- Default `–`: not set. A type that is a link has keys of its own; `[]` stands for each of a list.
 """
 
 FILES: Mapping[str, tuple[type[BaseModel], str]] = {
@@ -93,9 +94,9 @@ _PLAIN = {
     Rate: "rate",
     Refill: "rate",
     str: "text",
-    int: "whole number",
+    int: "integer",
     float: "number",
-    bool: "`true` or `false`",
+    bool: "boolean",
     Path: "path",
 }
 _QUANTITIES: Mapping[Any, tuple[str, Mapping[str, Decimal]]] = {
@@ -138,12 +139,13 @@ class File:
 
     name: str
     sections: dict[type[BaseModel], Section] = field(default_factory=dict)
+    """Those of the files before it on the page included."""
 
     def link(self, model: type[BaseModel], path: str, selector: str = "") -> str:
         """A link to the table of `model`, which is made where this is its first mention."""
         section = self.sections.setdefault(model, Section(self.name, path, model, selector))
-        word = "section" if section.path == path else "keys as in"
-        return f"{word} [`{section.path}`]({section.anchor})"
+        there = f"[`{section.path}`]({section.anchor})"
+        return there if section.path == path else f"as {there}"
 
 
 def reference() -> str:
@@ -162,8 +164,9 @@ def with_pipelines(page: str) -> str:
 
 def _sections(files: Mapping[str, tuple[type[BaseModel], str]], heading: str) -> Iterator[str]:
     """Each file, and each part of it, with its table; the name of a file is a heading of this level."""
+    sections: dict[type[BaseModel], Section] = {}
     for name, (model, about) in files.items():
-        file = File(name)
+        file = File(name, sections)
         todo = [Section(name, "", model)]
         while todo:
             section = todo.pop(0)
@@ -180,7 +183,7 @@ def _table(file: File, section: Section) -> Iterator[str]:
     as_there = [] if common is None else _alike(section, common)
     if common is not None and as_there:
         names = ", ".join(f"`{name}`" for name in as_there)
-        yield f"As in [`{common.path}`]({common.anchor}): {names}. Besides:"
+        yield f"As in [{common.title}]({common.anchor}): {names}. Besides:"
         yield ""
     yield "|key|type|default|meaning|"
     yield "|---|---|---|---|"
@@ -196,23 +199,23 @@ def _table(file: File, section: Section) -> Iterator[str]:
 
 
 def _common(file: File, section: Section) -> Section | None:
-    """For a model of the service `defaults`; in pipelines.yaml, where brokers are of either side, the first alike."""
-    before = [one for one in file.sections.values() if one.path != section.path]
-    if section.selector:
-        return next((one for one in before if one.path == "defaults"), None)
-    if file.name not in PIPELINE_FILES:
-        return None
+    """For a model of the service `defaults`, else the first section before it that has many keys alike."""
     earlier = itertools.takewhile(lambda one: one is not section, file.sections.values())
+    if section.selector:
+        return next((one for one in earlier if (one.file, one.path) == (section.file, "defaults")), None)
     return next((one for one in earlier if len(_alike(section, one)) >= _WORTH_NAMING), None)
 
 
 def _alike(section: Section, other: Section) -> list[str]:
+    """The keys that mean the same in both; a model of the service has its defaults from `other`."""
     fields = other.model.model_fields
-    return [name for name, info in section.model.model_fields.items() if _is_alike(info, fields.get(name))]
+    own = section.model.model_fields
+    return [name for name, info in own.items() if name in fields and _is_alike(info, fields[name], section.selector)]
 
 
-def _is_alike(info: FieldInfo, other: FieldInfo | None) -> bool:
-    return other is not None and info.description == other.description
+def _is_alike(info: FieldInfo, other: FieldInfo, selector: str) -> bool:
+    same = bool(selector) or (_default(info), info.annotation) == (_default(other), other.annotation)
+    return same and info.description == other.description
 
 
 def _about(annotation: Any) -> str:
@@ -230,10 +233,17 @@ def _kind(annotation: Any, metadata: Sequence[Any], path: str, file: File) -> st
     """The type of a value in words, with its limits."""
     quantity = _quantity(metadata)
     words = _words(annotation, path, file) if quantity is None else quantity[0]
-    limits = [f"{sign} {getattr(one, key)}" for one in metadata for key, sign in _LIMITS if hasattr(one, key)]
+    units = None if quantity is None else quantity[1]
+    limits = [
+        f"{sign}{_limit(getattr(one, key), units)}" for one in metadata for key, sign in _LIMITS if hasattr(one, key)
+    ]
     if get_origin(annotation) in (list, tuple, dict) and any(hasattr(one, "min_length") for one in metadata):
-        limits.append("at least one")
+        limits.append("not empty")
     return ", ".join((words, *limits))
+
+
+def _limit(value: float, units: Mapping[str, Decimal] | None) -> str:
+    return f"{value}" if units is None else _with_unit(value, units)
 
 
 def _quantity(metadata: Sequence[Any]) -> tuple[str, Mapping[str, Decimal]] | None:
@@ -247,18 +257,18 @@ def _words(annotation: Any, path: str, file: File) -> str:
         metadata = [one for extra in args[1:] for one in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
         selector = next((one.discriminator for one in args[1:] if isinstance(one, FieldInfo)), None)
         if isinstance(selector, str):
-            return " or ".join(_variant(one, path, selector, file) for one in get_args(args[0]))
+            return ", ".join(_variant(one, path, selector, file) for one in get_args(args[0]))
         return _kind(args[0], metadata, path, file)
     if annotation == Point:
         return "point `[x, y]`"
     if origin is Literal:
-        return " or ".join(f"`{value}`" for value in args)
+        return ", ".join(f"`{json.dumps(value)}`" if isinstance(value, bool) else f"`{value}`" for value in args)
     if origin in (Union, types.UnionType):
-        return " or ".join(_words(one, path, file) for one in args if one is not types.NoneType)
+        return ", ".join(_words(one, path, file) for one in args if one is not types.NoneType)
     if origin in (list, tuple):
         return "list of " + _words(args[0], f"{path}[]", file)
     if origin is dict:
-        return "mapping of name to " + _words(args[1], f"{path}.<name>", file)
+        return "mapping to " + _words(args[1], f"{path}.<name>", file).removeprefix("as ")
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return file.link(annotation, path)
     return _PLAIN.get(annotation, "any value")

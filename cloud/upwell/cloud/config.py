@@ -54,26 +54,20 @@ _LONGEST_S = 480 * 3600.0  # gRPC counts milliseconds in 32 bits
 _AGE_S = 300.0
 """How long a connection lives where several workers share a port and nothing else is written."""
 
-_DEVICE = "Where it runs: `cpu`, a device such as `cuda:0`, `xpu`, `mps` or `npu`, or `auto`: an accelerator, if any."
-_PRECISION = "What torch computes in; inputs and outputs stay as declared. Default: as the class does, which is fp32."
-_COMPILE = "Compile torch models for each of `buckets` before they serve."
-_GRAPHS = "Capture torch models as graphs of the device (CUDA graphs) for each of `buckets` before they serve."
+_DEVICE = "`cpu`, a device such as `cuda:0`, `xpu`, `mps` or `npu`, or `auto`: an accelerator, if any."
+_PRECISION = "What torch computes in; inputs and outputs stay as declared. Default: as the class does."
+_COMPILE = "torch.compile for each of `buckets`."
+_GRAPHS = "CUDA graphs for each of `buckets`."
 _PROVIDERS = (
-    "Execution providers of ONNX Runtime, all of which must be in effect, such as `[tensorrt, cuda]`; `[auto]`: the "
-    "first that is. Default: what `device` asks for."
+    "Execution providers of ONNX Runtime, all of which must work, such as `[tensorrt, cuda]`; "
+    "`[auto]`: the first that does. Default: by `device`."
 )
-_INSTANCES = (
-    "Runs of one model at a time, in each worker. Default: cores / `threads` / `workers` on the CPU, 1 on another "
-    "device."
-)
-_THREADS = "CPU threads of one run; with engine onnx the instances of a model share them."
-_MAX_BATCH = (
-    "Most rows in one run. Above 1, waiting requests are run together, as soon as an instance is free; a longer "
-    "request runs in pieces. 1: each request runs alone and whole. Batches seldom pay on a CPU."
-)
+_INSTANCES = "Runs of one model at a time in each worker. Default: cores / `threads` / `workers`; on an accelerator 1."
+_THREADS = "CPU threads of one run; onnx: shared by the instances of a model."
+_MAX_BATCH = "Most rows in one run; above 1 waiting requests run together, and longer ones in pieces."
 _BUCKETS = (
-    "Numbers of rows, ascending, such as `[1, 4, 16]`: every run has exactly one of these, filled up with zeros, and "
-    "all are prepared before the model serves. For engines that compile for each shape. The largest is `max_batch`."
+    "Numbers of rows, such as `[1, 4, 16]`: every run has one of these, padded with zeros. For "
+    "engines that compile per shape."
 )
 _MAX_QUEUE = "Requests of one model that may wait; more are refused."
 _VERSIONS = "Which versions are served: `latest` (the highest number)"
@@ -129,7 +123,7 @@ class RepositorySection(FilePart):
         False, description="Let callers load and unload models (RepositoryModelLoad, RepositoryModelUnload)."
     )
     watch: Annotated[Seconds, _lasting(0.05, "1s, or no `watch` at all")] | None = Field(
-        None, description="Look at the model folders this often, and take over what has changed and settled."
+        None, description="Look at the model folders this often, and take over what has changed."
     )
 
     @property
@@ -146,7 +140,7 @@ class Serve(ServerKeys):
         RepositorySection(), description="Whether what is served may change meanwhile."
     )
     trusted: tuple[Sha256, ...] = Field(
-        (), description="SHA-256 (hex) of files that may run code as they are loaded: `model.jax`. No other is opened."
+        (), description="SHA-256 (hex) of each `model.jax` that may be opened; loading it can run code."
     )
     drain: Annotated[Seconds, _lasting(0.0)] = Field(
         30.0, description="After SIGTERM, how long accepted requests may take to finish."
@@ -154,18 +148,16 @@ class Serve(ServerKeys):
     access_log: bool = Field(False, description="A log line for each inference request (logger `upwell.access`).")
     fast_path: Literal["auto", "off"] = Field(
         "auto",
-        description="Cheaper small requests, by way of parts of gRPC that are not public. `auto`: where they are known "
-        "and answer at the start, else the public way with a warning.",
+        description="Cheaper small requests by parts of gRPC that are not public. auto: where they are known and "
+        "work, else a warning.",
     )
     workers: Workers | Literal["auto"] = Field(
         1,
-        description="Processes that share the ports (Linux), each with the models and queues of its own. `auto`: by a "
-        "trial of each model at the start, of at most 3 s.",
+        description="Processes that share the ports (Linux), each with all models. auto: by a trial at the start.",
     )
     max_connection_age: Annotated[Seconds, _lasting(0.1, "5m, or 0 for never", or_never=True)] | None = Field(
         None,
-        description="Have clients reconnect after about this long, so that no connection stays with one worker. "
-        "0: never. Default: 5m with several workers, else never.",
+        description="Clients reconnect after about this long; 0: never. Default: 5m with several workers, else never.",
     )
 
     @property
@@ -220,8 +212,7 @@ class TorchModel(_Model):
     torch_class: ClassName = Field(
         "",
         alias="class",
-        description="Its class, `package.module.Class`. Default: the entry point of the model's name in the "
-        "group `upwell.torch_models`.",
+        description="`package.module.Class`. Default: the entry point of the model's name in `upwell.torch_models`.",
     )
     arguments: dict[str, JsonValue] = Field(default_factory=dict, description="Keyword arguments of the class.")
     precision: Precision | None = Field(None, description=_PRECISION)

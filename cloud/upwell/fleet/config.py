@@ -59,8 +59,7 @@ class FleetServiceSection(FilePart):
     names: tuple[ServerName, ...] = Field(
         ("localhost", "127.0.0.1"),
         min_length=1,
-        description="Host names and addresses by which devices call the service, for the certificate that it makes "
-        "itself; unused with `tls`.",
+        description="Names and addresses in the certificate that it makes itself; unused with `tls`.",
     )
     tls: FleetTls | None = Field(
         None, description="The service's own certificate; without it the fleet's authority signs one."
@@ -71,9 +70,9 @@ class FleetServiceSection(FilePart):
     certificate_age: Seconds = Field(
         90 * 86400.0,
         ge=3600,
-        description="How long a device's certificate holds; it is renewed after two thirds of it.",
+        description="How long a device's certificate holds; renewed after two thirds.",
     )
-    history: Seconds = Field(86400.0, ge=3600, description="How long the statistics of devices are kept.")
+    history: Seconds = Field(86400.0, ge=3600, description="How long statistics are kept.")
     max_message: Bytes = Field(256 << 10, ge=4096, le=16 << 20, description="Largest message of a device, unpacked.")
     log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
 

@@ -55,11 +55,9 @@ class TrustSection(FilePart):
 
     keys: list[RelativePath] = Field(
         [],
-        description="PEM files of public keys (Ed25519, P-256, P-384, P-521); a signature of any one is enough.",
+        description="PEM files of public keys; a signature by any one is enough.",
     )
-    require: bool | None = Field(
-        None, description="Refuse bundles without a signature; the default is to do so where there are `keys`."
-    )
+    require: bool | None = Field(None, description="Refuse unsigned bundles; by default where there are `keys`.")
 
     @model_validator(mode="after")
     def _has_keys(self) -> TrustSection:
@@ -80,9 +78,7 @@ class AgentSection(ServerKeys):
     listen: tuple[ListenAddress, ...] = Field(
         ("127.0.0.1:8001",), min_length=1, description="Where local callers reach it: HOST:PORT or unix:/PATH."
     )
-    state_dir: RelativePath | None = Field(
-        None, description="A folder of this agent's own, made if missing; a second agent that names it is refused."
-    )
+    state_dir: RelativePath | None = Field(None, description="A folder of this agent alone, made if missing.")
     max_requests: int = Field(
         DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."
     )
@@ -93,9 +89,7 @@ class AgentSection(ServerKeys):
         description="Requests, and as many frames, that `upwell explain` knows.",
     )
     otlp: MetricsPush | None = Field(None, description="A collector that all metrics are pushed to; none without it.")
-    cases: CasesSection | None = Field(
-        None, description="Where cases that the policy collects are brought; without it they stay. Needs `state_dir`."
-    )
+    cases: CasesSection | None = Field(None, description="Where collected cases are brought; needs `state_dir`.")
     spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
     trust: TrustSection = Field(TrustSection(), description="Whose signatures on bundles count.")
 
@@ -104,11 +98,9 @@ class CloudSection(FilePart):
     """The cloud: any server of the Open Inference Protocol."""
 
     endpoint: Endpoint = Field(
-        description="HOST:PORT of the service, dns:///NAME:PORT for all of that name, or https://HOST for HTTP/1.1."
+        description="HOST:PORT, dns:///NAME:PORT for all of that name, or https://HOST for HTTP/1.1."
     )
-    fallbacks: list[Endpoint] = Field(
-        [], description="Further services with the same models, in this order where the ones before do not answer."
-    )
+    fallbacks: list[Endpoint] = Field([], description="Further services with the same models, asked in this order.")
     tls: ClientTls | None = Field(None, description="TLS; needed off loopback unless `insecure`.")
     token_file: RelativePath | None = Field(None, description="A file with the token to send; read again on change.")
     insecure: bool = Field(False, description="Allow an endpoint off loopback without TLS.")
@@ -138,7 +130,7 @@ class AgentConfig(FilePart):
         description="Pipelines that `upwell agent` runs; changes take over. Needs the extra `pipelines`.",
     )
     release: ReleaseSection | None = Field(
-        None, description="Where releases come from, which alone decide what is installed; `updates` has no place then."
+        None, description="Where releases come from; they alone decide what is installed, in place of `updates`."
     )
     models: dict[Annotated[str, Field(min_length=1)], ModelSection] = Field(
         min_length=1, description="The models served, by the name that callers use."

@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 class CasesSection(FilePart):
     """Where the cases that `collect` keeps are brought."""
 
-    to: RelativePath = Field(description="A folder, a share or a stick; made if missing, but not what lies above it.")
+    to: RelativePath = Field(description="A folder, a share or a stick.")
     key_file: RelativePath | None = Field(
-        None, description="A key of 32 bytes, or 64 hexadecimal digits; each case is sealed with it (AES-256-GCM)."
+        None, description="32 bytes or 64 hexadecimal digits; each case is sealed with it (AES-256-GCM)."
     )
     every: Seconds = Field(60.0, ge=1, le=86400, description="How often new ones are looked for.")
 

@@ -34,13 +34,11 @@ class FleetSection(FilePart):
     ca: RelativePath | None = Field(
         None, description="Who signed its certificate (PEM), such as fleet-ca.pem; the system's if not written."
     )
-    enrol_token_file: RelativePath | None = Field(
-        None, description="A file with the one-time token to enrol with; unused once that is done."
-    )
+    enrol_token_file: RelativePath | None = Field(None, description="A file with the one-time token to enrol with.")
     labels: dict[Label, Label] = Field({}, max_length=32, description="Labels of this device, for groups.")
     keep_share: Seconds = Field(
         7 * 86400.0,
         gt=0,
-        description="How long the device's share of a budget of the fleet holds while nothing is heard of the service.",
+        description="How long a share of a fleet's budget holds while the service is silent.",
     )
     every: Seconds = Field(60.0, ge=1, le=3600, description="How often to ask, until the service says how often.")

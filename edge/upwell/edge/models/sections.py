@@ -52,20 +52,19 @@ class EdgeSide(RuntimeOptions):
 
     bundle: RelativePath | None = Field(
         None,
-        description="A folder with model files and their model.yaml, or an archive that `upwell model pack` wrote.",
+        description="A folder with a model and its model.yaml, or a packed archive.",
     )
     file: RelativePath | None = Field(
         None, description="A model file; a .yaml of the same name beside it describes it."
     )
     exits: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
-        description="Outputs that are no part of the answer: the model is a head that answers early, and where it is "
-        "not sure enough these go up, in place of the inputs, to the tail that `cloud` names.",
+        description="The model is a head that answers early; where it is unsure these outputs go up to the tail "
+        "that `cloud` names.",
     )
     updates: UpdatesSection | None = Field(
         None,
-        description="Where new versions come from; the newest that was installed is used in place of `bundle`, which "
-        "may be left out if the first one is to be fetched at the first start.",
+        description="Where new versions come from; the newest installed is used in place of `bundle`.",
     )
 
     @model_validator(mode="after")
@@ -95,7 +94,7 @@ class SplitSection(FilePart):
     memory: Bytes = Field(
         256 << 20,
         gt=0,
-        description="Most memory for ready heads; they are loaded in the folder's order as long as they fit.",
+        description="Most memory for ready heads, loaded in the folder's order.",
     )
 
 
@@ -110,8 +109,7 @@ class ModelSection(FilePart):
     cloud: CloudSide | None = Field(None, description="Its cloud side; without it the device answers alone.")
     split: Annotated[Literal["off", "auto"] | SplitSection, BeforeValidator(_split)] = Field(
         "off",
-        description="Its head on the device and its tail in the cloud: off, the folder that `upwell partition split` "
-        "wrote, or auto: the folder `split` of the bundle or beside the file, where there is one.",
+        description="The folder that `upwell partition split` wrote; auto: `split` in the bundle or beside the file.",
     )
 
     @model_validator(mode="after")

@@ -31,11 +31,11 @@ class FloorSection(FilePart):
 
     policy: RelativePath | None = Field(
         None,
-        description="A policy whose rules with `egress: deny` every release must keep; by default those of `policy`.",
+        description="A policy whose `egress: deny` every release must keep; by default `policy`.",
     )
     endpoints: tuple[str, ...] = Field(
         (),
-        description="HOST or HOST:PORT of what a release may name: registries, brokers, cameras, receivers of events.",
+        description="HOST or HOST:PORT that a release may name: registries, brokers, cameras, receivers.",
     )
     folders: tuple[RelativePath, ...] = Field(
         (), description="Folders that the pipelines of a release may read and write."

@@ -40,17 +40,16 @@ class AcceleratorOptions(BaseModel):
 
     provider: str = Field(
         min_length=1,
-        description="ONNX Runtime: an execution provider by its short or full name (`qnn`, `openvino`, `cuda`, "
-        "`CUDAExecutionProvider`). TFLite: a name for the delegate in `library`, used in reports; or `litert_npu`, "
-        "LiteRT's own way to an NPU, which needs no `library`.",
+        description="ONNX Runtime: an execution provider (`qnn`, `openvino`, `cuda`). TFLite: a name for the "
+        "delegate in `library`, or `litert_npu`, which needs none.",
     )
     require: Literal["must", "prefer", "cpu"] = Field(
-        "prefer", description="`must`: every node or not at all; `prefer`: fall back to the CPU; `cpu`: do not use it."
+        "prefer", description="must: every node, or it is not used; prefer: the CPU takes the rest; cpu: do not use it."
     )
     library: Annotated[Path, BeforeValidator(_library)] | None = Field(
         None,
-        description="The provider's plugin library (ONNX Runtime) or the external delegate (TFLite; required there): "
-        "a path, relative to this file, or for a delegate a bare name that the system's loader finds.",
+        description="The provider's plugin library, or the external delegate (TFLite; a bare name is looked up by "
+        "the system).",
     )
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="Options of the provider or delegate, handed over as text (true as `True`)."
@@ -80,23 +79,21 @@ class RuntimeOptions(BaseModel):
         None,
         ge=1,
         le=256,
-        description="Runs of the model at one time; the default is as many as fit the cores with `threads` each where "
-        "`threads` is written, else 1. On an accelerator it is 1 unless written.",
+        description="Runs at one time; by default cores / `threads` where `threads` is written, else 1; on an "
+        "accelerator 1.",
     )
     batch: int | None = Field(
         None,
         ge=1,
         le=MAX_BATCH,
-        description="Fix the model's open batch dimension, the first of every input, to this number: many accelerators "
-        "take no tensors of varying size. A request's rows are run so many at a time, the last ones filled up.",
+        description="Fix the open first dimension of every input to this; rows run so many at a time, the last padded.",
     )
     accelerator: Annotated[tuple[AcceleratorOptions, ...], BeforeValidator(_one_or_more)] = Field(
         (),
-        description="The accelerator to use, or a list of them in the order in which they are tried; without it, or "
-        "where none can be used, the CPU.",
+        description="One, or a list in the order tried; without a usable one the CPU.",
     )
     package: Literal["ai_edge_litert", "tflite_runtime"] | None = Field(
-        None, description="The TFLite package to use; without it ai_edge_litert where it is installed."
+        None, description="The TFLite package; by default ai_edge_litert where installed."
     )
 
     @model_validator(mode="after")

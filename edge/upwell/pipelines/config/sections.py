@@ -49,10 +49,8 @@ class ChangeSection(FilePart):
 class AgainSection(FilePart):
     """When an object that was asked about is asked about again."""
 
-    better: Share | None = Field(
-        None, gt=0, description="When its crop is better by this share than the one that was asked about."
-    )
-    older: Seconds | None = Field(None, gt=0, description="When its answer is older than this.")
+    better: Share | None = Field(None, gt=0, description="When its crop is better by this share.")
+    older: Seconds | None = Field(None, gt=0, description="When its answer is older.")
 
     @model_validator(mode="after")
     def _some_reason(self) -> AgainSection:
@@ -73,7 +71,7 @@ class InferSection(FilePart):
         None, description="track: one answer holds for all of an object's frames; needs `track` before."
     )
     again: AgainSection | None = Field(None, description="With `once`: when it is asked again; never if not written.")
-    margin: Share = Field(0.1, description="For objects: how much of its width and height a crop has around its box.")
+    margin: Share = Field(0.1, description="Objects: what a crop has around its box, as a share of it.")
     min_size: int = Field(16, ge=1, le=4096, description="For objects: smaller ones, in pixels, are not asked about.")
     tags: Annotated[dict[_Label, str], AfterValidator(lowered)] = Field(
         {}, description="Tags of the request, for the rules of the policy."
@@ -139,8 +137,8 @@ class StepSection(OneKeySection):
     track: TrackSection | None = Field(None, description="Objects are followed from frame to frame.")
     zones: Annotated[dict[Name, Zone], Field(min_length=1, json_schema_extra=NAMES)] | None = Field(
         None,
-        description="Parts of the picture by name: a list of points `[x, y]`, or `{line: [[x, y], [x, y]]}`; "
-        "x and y are fractions of the picture from its top left.",
+        description="By name a list of points `[x, y]`, or `{line: [[x, y], [x, y]]}`, as fractions of the picture "
+        "from its top left.",
     )
     keep: KeepSection | None = Field(None, description="Some objects are kept, the others dropped.")
     blur: BlurSection | None = Field(None, description="Objects are made unrecognizable from here on.")
@@ -219,9 +217,7 @@ class EventSection(FilePart):
 class PipelineSection(FilePart):
     """One source, the steps that its frames go through, the events that come of it, and who is told of them."""
 
-    source: CaptureSection = Field(
-        description="Where frames come from: one of video, camera, folder, mqtt, series and plugin, and how."
-    )
+    source: CaptureSection = Field(description="Where frames come from, and how.")
     steps: tuple[StepSection, ...] = Field((), description="What happens to each frame, in this order.")
     events: tuple[EventSection, ...] = Field((), description="What sinks are told of.")
     sinks: tuple[SinkSection, ...] = Field((), description="Where events go; each of them gets all.")

@@ -98,9 +98,7 @@ class JsonlSection(FilePart):
     """A file that each event is appended to, one JSON object per line."""
 
     path: RelativePath = Field(description="The file.")
-    limit: Bytes = Field(
-        256 << 20, gt=0, description="Most bytes of it and of the one before it, which has `.1` after its name."
-    )
+    limit: Bytes = Field(256 << 20, gt=0, description="Most bytes of it and the one before it, `.1`.")
 
 
 class PicturesSection(FilePart):

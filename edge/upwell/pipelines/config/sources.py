@@ -71,20 +71,18 @@ class SeriesSection(FilePart):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["file"]}, {"required": ["mqtt"]}]})
 
-    file: RelativePath | None = Field(
-        None, description="A file of samples in order: `.csv` with a row of names, or `.jsonl`, an object a line."
-    )
+    file: RelativePath | None = Field(None, description="Samples in order: `.csv` with a row of names, or `.jsonl`.")
     mqtt: MqttSamplesSection | None = Field(
-        None, description="A topic of MQTT, each message of which has a sample, or a list of some, as JSON."
+        None, description="A topic of MQTT; a message is a sample or a list of them, as JSON."
     )
     time: str = Field(
         "time",
         min_length=1,
-        description="Where a sample has its time stamp: a number, or text of ISO 8601 with its zone.",
+        description="The key of its time stamp: a number, or ISO 8601 with its zone.",
     )
     unit: Literal["s", "ms", "us", "ns"] = Field("s", description="What a time stamp that is a number counts.")
     fields: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        min_length=1, max_length=1024, description="The numbers of a sample that a window has; `a.b` is `b` in `a`."
+        min_length=1, max_length=1024, description="Its numbers, by key; `a.b` is `b` in `a`."
     )
     rate: float = Field(gt=0, le=1e6, description="Points per second that windows have.")
     size: int = Field(ge=1, le=MAX_NUMBERS, description="Points of a window.")
@@ -94,13 +92,11 @@ class SeriesSection(FilePart):
     gap: Seconds | None = Field(
         None,
         gt=0,
-        description="Samples that are further apart have a gap between them, within which there are no points; three "
-        "points if not written.",
+        description="Samples further apart have a gap between them. Default: three points.",
     )
     gaps: Literal["drop", "nan"] = Field(
         "drop",
-        description="What happens to a window with a gap. drop: it is left out, and counts as `gap`. nan: the "
-        "model is given NaN there.",
+        description="A window with a gap: left out, or NaN there.",
     )
 
     @model_validator(mode="after")
@@ -139,7 +135,7 @@ class CaptureSection(FilePart):
 
     video: Annotated[str | None, BeforeValidator(_video)] = Field(
         None,
-        description="An address (`rtsp://…`; also rtsps, rtmp, rtmps, srt, udp, http, https) or a file.",
+        description="A file, or an address: rtsp, rtsps, rtmp, rtmps, srt, udp, http, https.",
     )
     camera: Annotated[str, AfterValidator(_camera)] | None = Field(
         None, description="A camera of this machine, such as /dev/video0."
@@ -150,31 +146,30 @@ class CaptureSection(FilePart):
     plugin: SourcePluginSection | None = Field(None, description="A source of your own.")
     done: Literal["move", "leave"] = Field(
         "leave",
-        description="For folder: whether a picture that was answered, or is `unchanged`, is moved into its folder "
-        "`done`. One that was late, refused, denied or failed stays, and is read again after the next start.",
+        description="Folder: whether pictures answered or `unchanged` are moved into its folder `done`; others are "
+        "read again after the next start.",
     )
-    watch: bool = Field(True, description="For folder: wait for new pictures; else it ends after those that are there.")
+    watch: bool = Field(True, description="Folder: wait for new pictures; else it ends.")
     fps: float | None = Field(
         None, gt=0, le=1000, description="Most frames per second that are taken; all of them if not written."
     )
     deadline: Seconds | None = Field(
-        None, gt=0, description="When a frame must be answered, counted from its capture; the policy's if not written."
+        None, gt=0, description="When a frame must be answered, from its capture; by default the policy's."
     )
     keep: Literal["latest", "all"] | None = Field(
         None,
-        description="latest: a newer frame replaces one that waits. all: the source waits. If not written, all for "
-        "files and folders, latest for the others.",
+        description="latest: a newer frame replaces one that waits; all: the source waits. Default: all for files "
+        "and folders, else latest.",
     )
     silent: Seconds = Field(
         10.0,
         gt=0,
-        description="A source that gives no changed frame for so long is said to be silent and opened again.",
+        description="A source without a changed frame for so long is opened again.",
     )
     decoder: Annotated[str, Field(min_length=1), AfterValidator(_decoder)] | None = Field(
         None,
-        description="For video and camera: a hardware decoder by its name in FFmpeg (`v4l2m2m`), or a command line of "
-        "GStreamer, `gst-launch-1.0 …`, that opens `{address}` and ends with raw video; the software decoder if not "
-        "written.",
+        description="Video and camera: a hardware decoder of FFmpeg (`v4l2m2m`), or a [command of "
+        "GStreamer](#recipes). Default: software.",
     )
 
     @model_validator(mode="after")

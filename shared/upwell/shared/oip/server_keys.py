@@ -34,7 +34,7 @@ class ServerKeys(FilePart):
     listen_http: tuple[ListenAddress, ...] = Field((), description="The same over HTTP/1.1, at other addresses.")
     http_origins: tuple[Origin, ...] = Field(
         (),
-        description="Sites whose pages may call over HTTP from a browser, such as `https://site.example`; else none.",
+        description="Sites whose pages may call from a browser, such as `https://site.example`.",
     )
     tls: ServerTls | None = Field(None, description="TLS for `listen` and `listen_http`.")
     tokens: RelativePath | None = Field(None, description="A tokens.yaml with the bearer tokens that callers may use.")
@@ -45,7 +45,7 @@ class ServerKeys(FilePart):
     )
     metrics: TcpAddress | None = Field(
         None,
-        description="Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint.",
+        description="Where Prometheus scrapes it, such as 127.0.0.1:9464.",
     )
     traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
     log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")

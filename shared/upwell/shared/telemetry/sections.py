@@ -20,10 +20,7 @@ class _Collector(FilePart):
 
     path: ClassVar[str]
 
-    endpoint: str = Field(
-        description="The collector's URL, such as `http://127.0.0.1:4318`; the path of OTLP is added. Off loopback "
-        "`https`, unless `insecure`."
-    )
+    endpoint: str = Field(description="The collector's URL, such as `http://127.0.0.1:4318`; off loopback `https`.")
     insecure: bool = Field(False, description="Allow `http` off loopback.")
 
     @model_validator(mode="after")
@@ -57,7 +54,7 @@ class Traces(_Collector):
 
     sample: Share = Field(
         0.05,
-        description="Share of the requests recorded, such as 5%, of those whose caller has not decided that already.",
+        description="Share of the requests traced where the caller has not decided.",
     )
 
 

@@ -33,14 +33,11 @@ class _Entry(FilePart):
     models: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] | None = Field(
         None, description="Models it may use, as globs such as `digits-*`. Default: all."
     )
-    control: bool = Field(
-        False, description="May load and unload the models that it may use, where the service allows that at all."
-    )
+    control: bool = Field(False, description="May load and unload its models, where the service allows that.")
     limits: Limits = Field(UNLIMITED, description="What it may ask for, over the `limits` of the server.")
     results: Literal["own", "all"] = Field(
         "own",
-        description="Whose results it may read on an agent (`Results`): those of its own cases, or of all cases of the "
-        "models that it may use.",
+        description="Whose results it may read on an agent: of its own cases, or of all cases of its models.",
     )
 
     @property
@@ -56,7 +53,7 @@ class TokenEntry(_Entry):
         description="Who calls with it; appears in logs."
     )
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
-        description="SHA-256 of the token's UTF-8 text, 64 lower-case hexadecimal digits."
+        description="SHA-256 of the token's text, in lower-case hexadecimal digits."
     )
 
 
@@ -64,7 +61,7 @@ class ClientEntry(_Entry):
     """Client certificates that are let in without a token. The first entry that fits counts."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
-        description="The certificate's common name, or a glob such as `camera-*`; each name has limits of its own."
+        description="The common name, or a glob such as `camera-*`; each name has limits of its own."
     )
 
 
@@ -74,7 +71,7 @@ class TokensConfig(FilePart):
     version: Literal[1] = Field(1, description="Version of this file format.")
     tokens: tuple[TokenEntry, ...] = Field(default=(), description="The tokens that are let in.")
     clients: tuple[ClientEntry, ...] = Field(
-        default=(), description="The client certificates that are let in without a token; needs a client CA."
+        default=(), description="Client certificates let in without a token; needs a client CA."
     )
 
     @field_validator("tokens")

@@ -56,8 +56,7 @@ class Policy(Section):
     calibrations: list[Calibration] = Field([], description="Written by `upwell policy calibrate`.")
     replaces: Annotated[Annotated[str, Field(pattern=_DIGEST)] | None, Written] = Field(
         None,
-        description="The digest of the policy in force whose rules with `egress: deny` this file may drop; the last "
-        "key of the file.",
+        description="The digest of the policy whose `egress: deny` this file may drop; the last key of the file.",
     )
 
     @model_validator(mode="wrap")

@@ -73,25 +73,22 @@ class Hard(Section):
     measure: Measure = Field("margin", description="How hardness is measured.")
     below: Annotated[Threshold | None, Written] = Field(
         None,
-        description="Hard when below this, for max_prob, margin, logit_norm and mean_score. Default: 0.75 for margin; "
-        "the others need it.",
+        description="Hard below this: max_prob, logit_norm, mean_score, and margin, where 0.75 is the default.",
     )
-    above: Annotated[Threshold | None, Written] = Field(
-        None, description="Hard when above this, for the other measures; they need it."
-    )
+    above: Annotated[Threshold | None, Written] = Field(None, description="Hard above this: the other measures.")
     temperature: Annotated[Number, Field(gt=0)] = Field(
-        1.0, description="Divides the logits before anything is measured; a calibration brings its own."
+        1.0, description="Divides the logits; a calibration brings its own."
     )
     output: Annotated[Text | None, Written] = Field(None, description="The output that measure output reads.")
     function: Annotated[Text | None, Written] = Field(None, description="What measure function calls.")
     score: Share = Field(
-        0.5, description="Detections are judged by boxes from this score up; one of this score is the most doubtful."
+        0.5, description="Detections: boxes from this score up count; one of this score is the most doubtful."
     )
     cloud_share: Annotated[Share | None, Written] = Field(
         None, description="This share of all rows goes up, such as 20%; a controller holds it."
     )
     max_risk: Annotated[OpenShare | None, Written] = Field(
-        None, description="At most this share of all answers is wrong where the cloud would have been right."
+        None, description="At most this share of answers is wrong where the cloud would be right."
     )
     confidence: OpenShare = Field(0.95, description="How sure max_risk is.")
 
@@ -189,7 +186,7 @@ class Budget(Section):
     """What may be spent on the cloud; all who inherit a limit share it."""
 
     cloud_requests: Annotated[Rate | None, BeforeValidator(_rate_of_requests), rate_schema()] = Field(
-        None, description="Requests sent up, such as 100/min; per s, min, h, day, week or month."
+        None, description="Requests sent up, such as 100/min."
     )
     uplink: Annotated[Rate | None, BeforeValidator(_rate_of_bytes), rate_schema(SIZE_UNIT_PATTERN)] = Field(
         None, description="Bytes sent up, such as 5GB/month."
@@ -198,7 +195,7 @@ class Budget(Section):
         None, description="By `prices`, in their currency, such as 20/month."
     )
     billing_day: Annotated[int, Field(strict=True, ge=1, le=31)] = Field(
-        1, description="The day on which a month begins, or its last day where it has fewer."
+        1, description="The day on which a month begins, or its last."
     )
 
 
@@ -252,26 +249,22 @@ class CollectSection(Section):
 
     hard: Share = Field(1.0, description="This share of the hard rows.")
     audited: bool = Field(True, description="Rows that `audit` sends up.")
-    random: Share = Field(
-        0.0, description="Any row with this probability: a sample that evaluation may rely on, beside the audits."
-    )
-    classes: dict[Text, Share] = Field(
-        {}, description="Name of a class to the share of the rows answered so, such as {helmet: 5%}."
-    )
+    random: Share = Field(0.0, description="Any row with this probability: a sample for evaluation.")
+    classes: dict[Text, Share] = Field({}, description="Class to the share of rows answered so, such as {helmet: 5%}.")
     near: Amount = Field(0.0, description="Rows whose hardness is at most so far from the threshold; 0: none.")
     novel: Amount = Field(
         0.0, description="Rows at least so many standard deviations from the first 256 of their model; 0: none."
     )
     track: Share = Field(0.0, description="This share of the tracks of a pipeline gives a row.")
-    one_per_track: bool = Field(True, description="Of a track at most one row is kept, but for the random and audited.")
+    one_per_track: bool = Field(True, description="At most one row of a track, but for random and audited.")
     source: Annotated[Annotated[Text, AfterValidator(str.lower)] | None, Written] = Field(
-        None, description="The tag that names a source; that of `source` if not written, else `pipeline`."
+        None, description="The tag that names a source; by default that of `source`, else `pipeline`."
     )
     per_day: Annotated[int, Field(strict=True, ge=0)] = Field(
-        200, description="At most so many of one source and UTC day, beside the random and audited."
+        200, description="At most so many per source and UTC day, beside random and audited."
     )
     keep: Annotated[Bytes, Field(gt=0)] = Field(
-        256 << 20, description="Bytes of one model on disk; beyond, the oldest are dropped, random and audited last."
+        256 << 20, description="Bytes of one model on disk; the oldest go first, random and audited last."
     )
     max_age: Annotated[Seconds, Field(gt=0)] = Field(30 * 86400.0, description="A case that is older is dropped.")
 
@@ -290,18 +283,17 @@ class SettingsPatch(Section):
     )
     objective: Objective = Field(
         "accuracy",
-        description="accuracy: every candidate predicted in time goes up, and its answer wins until the deadline. "
-        "latency, energy, cost: a candidate goes up only if that is predicted to lower it; the first good answer wins.",
+        description="A candidate goes up: accuracy: if predicted in time; latency, energy, cost: if predicted to "
+        "lower that.",
     )
     confidence: OpenShare = Field(
         0.05,
-        description="A candidate goes up if its answer is predicted to be in time with this probability. At least 50 % "
-        "counts where nothing else can answer, or under another objective than accuracy.",
+        description="How likely the cloud must be in time for a candidate of middling rank.",
     )
     hard: Hard | Literal["off"] = Field(Hard(), description="Cases that the edge model is unsure of are candidates.")
     large: Size | Literal["off"] = Field("off", description="Cases of more bytes than this go up without an edge run.")
     on_cloud_failure: Action | Failures = Field("edge", description="What a caller gets when the cloud fails.")
-    spool: bool = Field(False, description="Hard cases that could not be sent are kept on disk and sent later.")
+    spool: bool = Field(False, description="Keep hard cases that could not be sent, and send them later.")
     hedge: Hedge | Literal["off"] = Field("off", description="Slow calls to the cloud are sent a second time.")
     budget: Budget | Literal["off"] = Field("off", description="What may be spent on the cloud.")
     prices: PricesSection = Field(PricesSection(), description="What the cloud costs.")

@@ -32,19 +32,16 @@ _TagValues = Annotated[dict[str, OneOrMore], AfterValidator(lowered)]
 class Match(Section):
     """What a rule applies to; every key that is written must hold, and `{}` matches every request."""
 
-    tags: _TagValues = Field({}, description="Tag name to the value, or the values, that it may have.")
+    tags: _TagValues = Field({}, description="Tag to the value, or values, that it may have.")
     unless_tags: _TagValues = Field(
         {},
-        description="Tag name to the value, or the values, for which the rule does not apply: it matches where one of "
-        "these tags is missing or has any other value.",
+        description="The reverse: matches where one of these tags is missing or has another value.",
     )
     model: Annotated[OneOrMore | None, Written] = Field(None, description="The model, or one of these models.")
     hours: Annotated[
         Annotated[str, AfterValidator(_hours_span), Field(json_schema_extra={"pattern": f"^{_HOURS.pattern}$"})] | None,
         Written,
-    ] = Field(
-        None, description='Time of day in the policy\'s time zone, such as "22:00-06:00"; the end is not included.'
-    )
+    ] = Field(None, description='Time of day in `timezone`, such as "22:00-06:00", its end excluded.')
     size: Annotated[Size | None, Written] = Field(None, description="Requests of which a row has more bytes than this.")
 
 
@@ -86,15 +83,15 @@ class Rule(Section):
         None, alias="if", description="A CEL expression that must be true as well; needs the extra `cel`."
     )
     egress: Annotated[Literal["deny"] | None, Written] = Field(
-        None, description="deny: nothing of a matching request leaves the device."
+        None, description="deny: nothing of it leaves the device."
     )
     route: Annotated[Literal["edge", "cloud", "split"] | None, Written] = Field(
         None,
-        description="edge: answer on the device. cloud: every matching request is a candidate for the cloud. "
-        "split: for the best of the model's cuts, its head here and its tail in the cloud.",
+        description="edge: on the device. cloud: every row is a candidate. split: the best cut, head here and tail "
+        "in the cloud.",
     )
     collect: Annotated[Literal[False] | None, Written] = Field(
-        None, description="false: nothing of a matching request is kept as a case, whatever other rules say."
+        None, description="false: nothing of it is kept as a case."
     )
     set: Annotated[SettingsPatch | None, Written] = Field(None, description="Settings that hold for matching requests.")
 
