@@ -132,7 +132,7 @@ def looked_at(shell: Shell) -> None:
 
 
 def rolled_out(shell: Shell) -> None:
-    (block,) = [one for one in page("rollouts.md") if one.language == "console"]
+    (block,) = [one for one in page("fleet.md") if one.language == "console"]
     rollout = SAID_ID
     commands = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)[1:]
     for command, output in zip(commands[::2], commands[1::2], strict=True):

@@ -44,7 +44,7 @@ def digests(fleet: LiveFleet) -> dict[str, str]:
 
 def as_the_page_says(fleet: LiveFleet) -> list[str]:
     """The commands of the page, for the releases and the group of this fleet, which has two devices."""
-    (block,) = [one for one in blocks((ROOT / "docs/rollouts.md").read_text()) if one.language == "sh"]
+    (block,) = [one for one in blocks((ROOT / "docs/fleet.md").read_text()) if one.language == "sh"]
     for name, signer in (("targets", fleet.releases.targets_key), ("online", fleet.releases.online_key)):
         (fleet.releases.folder / f"{name}.pem").write_bytes(signer.pem)
     text = block.text.replace("cameras --devices 3", "cameras --devices 2").replace("cameras", "all")
