@@ -164,7 +164,7 @@ def test_an_order_that_is_none_is_left_alone(config: Path, publisher: Publisher,
 def test_an_older_model_comes_back_under_a_greater_version(
     config: Path, publisher: Publisher, folder: Path, in_process: InProcess
 ) -> None:
-    """As docs/updates.md says: unpacked, packed again and signed."""
+    """As docs/releases.md says: unpacked, packed again and signed."""
     with agent_process(config) as agent:
         publisher.offer(4)
         until(lambda: serves(agent) == 4, APPEARS_S)

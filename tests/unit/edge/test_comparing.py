@@ -244,7 +244,7 @@ def test_between_two_comparisons_there_is_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_page_on_updates_has_the_figures() -> None:
-    page = prose(ROOT / "docs" / "updates.md")
+    page = " ".join(prose(ROOT / "docs" / "releases.md").split())
     assert "at most ten times a second" in page
     assert _EVERY_S == 0.1
     assert f"at most {comparing.ERROR_RATE:.0%} of".replace("%", " %") in page

@@ -156,7 +156,7 @@ def test_a_version_that_has_proven_itself_lets_the_former_one_go() -> None:
 
 
 def test_the_page_on_updates_has_the_figures() -> None:
-    page = prose(ROOT / "docs" / "updates.md")
+    page = " ".join(prose(ROOT / "docs" / "releases.md").split())
     assert f"for its first {trials.RUNS} runs and" in page
     assert "or ten minutes if there are fewer" in page
     assert trials.DURATION_S == 600.0
