@@ -1,4 +1,4 @@
-"""The life of a process that serves: load, serve, drain. Of several that share a port `upwell.cloud.scale` has more."""
+"""The life of a process that serves: load, serve, drain. What several share is in `supervisor.py`."""
 
 from __future__ import annotations
 
