@@ -8,10 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from subprocess import PIPE
+from typing import IO
 
 import pytest
 
@@ -27,6 +31,7 @@ from upwell.pipelines.sinks.settings import JsonlSettings, KafkaSettings, MqttSe
 ROOT = Path(__file__).parents[2]
 LIMITS = OutboxLimits(first_pause_s=0.05, longest_pause_s=0.5)
 WAIT_S = 60.0
+AHEAD = 6  # how many events a program that is to be killed may put before any is heard of
 
 
 @dataclass
@@ -37,8 +42,8 @@ class Said:
     kept: set[str] = field(default_factory=set)
     is_idle: bool = False
 
-    def hear(self, lines: Iterable[str], count: float) -> None:
-        """Read until it has kept so many more, or says no more."""
+    def hear(self, lines: Iterable[str]) -> Iterator[str]:
+        """Read; yields the key of each event that is kept."""
         for line in lines:
             if not line.endswith("\n"):
                 continue  # cut short by the kill: it was said to nobody
@@ -47,23 +52,39 @@ class Said:
                     self.put[key] = (pipeline, int(sequence))
                 case ["kept", key]:
                     self.kept.add(key)
-                    count -= 1
+                    yield key
                 case ["idle"]:
                     self.is_idle = True
-            if count <= 0:
-                return
 
 
-def run_child(orders: Orders, said: Said, kill_after: float) -> None:
-    """Run the program until it has kept so many events, and kill it then; or to its end."""
+@contextmanager
+def program(orders: Orders, said: Said) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Input and output of the program, which is killed at the end of the block and heard to its last word."""
     arguments = [sys.executable, "-m", "tests.integration.pipelines.sinks.child", orders.encode()]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+    with subprocess.Popen(arguments, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT) as child:
+        assert child.stdin is not None
         assert child.stdout is not None
         try:
-            said.hear(child.stdout, kill_after)
+            yield child.stdin, child.stdout
         finally:
             child.kill()
-            said.hear(child.stdout, float("inf"))  # what it had said that nobody had read yet
+            deque(said.hear(child.stdout), maxlen=0)
+
+
+def run_until_killed(orders: Orders, said: Said, kill_after: int) -> None:
+    """Kill it when it has kept so many events, while it is putting the next ones: it has leave for a few only."""
+    with program(orders, said) as (leave, output):
+        leave.write(AHEAD * ".")
+        leave.flush()
+        for _ in islice(said.hear(output), kill_after):
+            leave.write(".")
+            leave.flush()
+
+
+def run_to_the_end(orders: Orders, said: Said) -> None:
+    with program(orders, said) as (leave, output):
+        leave.close()
+        deque(said.hear(output), maxlen=0)
 
 
 def check(received: list[tuple[str, bytes]], said: Said) -> int:
@@ -97,11 +118,11 @@ def kill_often(folder: Path, kills: int, last: int) -> None:
         port = stack.enter_context(broker(folder)).port if MOSQUITTO else 0
         listener = stack.enter_context(subscriber(port)) if MOSQUITTO else None
         orders = Orders(str(folder), last, hook.port, port)
-        share = len(PIPELINES) * last // kills
+        share = len(PIPELINES) * last // kills - AHEAD
         for _ in range(kills):
-            run_child(orders, said, dice.randint(share // 2, share))
+            run_until_killed(orders, said, dice.randint(share // 2, share))
             assert not said.is_idle
-        run_child(orders, said, float("inf"))
+        run_to_the_end(orders, said)
         assert said.is_idle
         assert len(said.kept) >= last
         check(lines(folder / "events.jsonl"), said)

@@ -1,12 +1,14 @@
 """A small program that puts events until it is killed, and delivers them. Argument: a JSON object, `Orders`.
 
 Before an event is put it says `put PIPELINE SEQUENCE KEY`, and `kept KEY` once `put` has returned: what is there was
-promised. It ends when all are delivered.
+promised. It ends when all are delivered. For each event it waits for leave, a byte of its input; where that is at its
+end, it goes on by itself.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import uuid
 from dataclasses import asdict, dataclass
@@ -61,6 +63,7 @@ def main(orders: Orders) -> None:
     while min(sequences.values()) <= orders.last:
         for pipeline, sequence in sequences.items():
             if sequence <= orders.last:
+                os.read(0, 1)
                 message = event(pipeline, sequence)
                 print("put", pipeline, sequence, message.key, flush=True)
                 box.put([message])
