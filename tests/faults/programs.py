@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.warm import Forked
 
 UPWELL = str(Path(sys.executable).with_name("upwell"))
-START_S = 30.0
+START_S = 120.0
 """A program that is not up by then never will be."""
 
 

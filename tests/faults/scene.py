@@ -25,13 +25,15 @@ from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.tensors import Array
 
-DEADLINE_S = 0.2
-"""The policy's deadline in these tests."""
-IN_TIME_S = DEADLINE_S + 0.15
-"""Every single answer is there by then, though the machine be busy with other things and leave a thread waiting for
-its turn; how many are late by a strict measure is for the soak to count."""
-RECOVERY_S = 5.0
-"""The cloud must be in use again this long after it came back."""
+DEADLINE_S = 3.0
+"""The policy's deadline in these tests: a cloud that is well answers by then, however busy the machine is."""
+IN_TIME_S = DEADLINE_S + 2.0
+"""Every single answer is there by then. What a deadline means to the millisecond is judged in virtual time, and by the
+tests that have the machine for themselves."""
+WAITED_S = 1.0
+"""The deadline where the cloud is silent, so that every request waits for it."""
+RECOVERY_S = 20.0
+"""The cloud must be in use again this long after it came back; within 5 s in the router's tests, in virtual time."""
 HARD_ALWAYS: Mapping[str, Any] = {"deadline": f"{DEADLINE_S}s", "hard": {"measure": "max_prob", "below": 1.0}}
 """Defaults under which no digit is easy."""
 
@@ -42,6 +44,11 @@ DIRECT: Mapping[str, Any] = {
 }
 LARGE: Mapping[str, Any] = {"defaults": {"deadline": f"{DEADLINE_S}s", "hard": "off", "large": {"above": "1B"}}}
 PLANS: Mapping[str, Mapping[str, Any]] = {"cascade": CASCADE, "direct": DIRECT, "large": LARGE}
+
+
+def within(deadline_s: float, policy: Mapping[str, Any]) -> dict[str, Any]:
+    """The same policy with that deadline."""
+    return {**policy, "defaults": {**policy["defaults"], "deadline": f"{deadline_s}s"}}
 
 
 @dataclass(frozen=True)
@@ -160,9 +167,9 @@ def assert_from_cloud(seen: Seen, images: Array = ONE) -> None:
     assert (seen.route, seen.degraded) == ("cloud", False)
 
 
-def assert_from_edge(seen: Seen, reasons: Sequence[str], images: Array = ONE) -> None:
+def assert_from_edge(seen: Seen, reasons: Sequence[str], images: Array = ONE, *, in_time_s: float = IN_TIME_S) -> None:
     """Every row is the device's, in time, marked degraded with one of the reasons."""
-    assert seen.took_s <= IN_TIME_S
+    assert seen.took_s <= in_time_s
     np.testing.assert_allclose(seen.scores, edge_scores(images), atol=1e-5)
     assert (seen.route, seen.degraded) == ("edge", True)
     assert seen.reason in reasons

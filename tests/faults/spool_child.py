@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.integration.spool.harness import ALLOWED, FAST, WAIT_S, case
@@ -15,13 +16,16 @@ from upwell.edge.spool.sinks import JsonlSink
 from upwell.edge.spool.spool import FILE_NAME, Spool
 from upwell.shared.oip.grpc.client import OipClient
 
+LIMITS = replace(FAST, attempts=100)
+"""A kill takes an attempt from the case that is on its way, and so does an answer that a busy machine delays."""
+
 
 def main(folder: Path, address: str, first: int, last: int) -> None:
     """Keep the cases of these numbers, and say `idle` when nothing waits any more."""
     client = OipClient(address)
     spool = Spool(
         folder / FILE_NAME,
-        limits=FAST,
+        limits=LIMITS,
         sender=CaseSender(client.infer, lambda: True, frozenset, lambda *_: True),
         sinks=[JsonlSink(folder / "results.jsonl")],
     )

@@ -20,12 +20,14 @@ from tests.faults.scene import (
     IN_TIME_S,
     ONE,
     PLANS,
+    WAITED_S,
     Ask,
     Scene,
     assert_from_cloud,
     in_process,
     over_oip,
     scene,
+    within,
 )
 from tests.faults.slow_edge import slow_agent
 from upwell.edge.server.core import AgentCore
@@ -132,7 +134,8 @@ def test_nothing_leaves_in_any_state_of_cloud_link_and_breaker(
     folder: Path, cloud: ScriptedCloud, state: str, plan: str
 ) -> None:
     """Private requests among others: on a fresh link, a used one, one that fails, with the breaker open, and after."""
-    with scene(folder, with_deny(PLANS[plan]), cloud) as it:
+    policy = within(WAITED_S, PLANS[plan]) if state in WAITING else PLANS[plan]
+    with scene(folder, with_deny(policy), cloud) as it:
         assert_kept_and_silent(it)
         assert_from_cloud(it.ask(ONE))
         assert_kept_and_silent(it)

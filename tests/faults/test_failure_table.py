@@ -17,12 +17,21 @@ from tests.examples import grid
 from tests.faults.certificates import Authority
 from tests.faults.clouds import Behaviour, ScriptedCloud, good, junk, silent, status
 from tests.faults.oracles import edge_scores, pictures
-from tests.faults.scene import CASCADE, DIRECT, HARD_ALWAYS, IN_TIME_S, ONE, Scene, assert_from_cloud, scene
+from tests.faults.scene import (
+    CASCADE,
+    DIRECT,
+    HARD_ALWAYS,
+    IN_TIME_S,
+    ONE,
+    WAITED_S,
+    Scene,
+    assert_from_cloud,
+    scene,
+    within,
+)
 from upwell.edge import Answer
 from upwell.shared.errors import CloudFailed
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-
-pytestmark = pytest.mark.alone
 
 FAILURES: Mapping[str, Behaviour] = {
     "unavailable": status(grpc.StatusCode.UNAVAILABLE),
@@ -50,6 +59,8 @@ def failing(
     other = "edge" if action == "error" else "error"
     defaults = {**plan["defaults"], "on_cloud_failure": {"default": other, failure: action}}
     policy = {**plan, "defaults": defaults}
+    if failure == "deadline":
+        policy = within(WAITED_S, policy)
     agent = {"state_dir": str(folder / "state")}
     if failure != "certificate":
         cloud.behaviour = FAILURES[failure]

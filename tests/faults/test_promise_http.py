@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from tests.faults.raw_servers import RawServer
 from tests.faults.scene import (
     CASCADE,
     DIRECT,
+    IN_TIME_S,
     ONE,
     Scene,
     assert_from_cloud,
@@ -22,12 +24,20 @@ from tests.faults.scene import (
     assert_recovers,
     scene,
     until,
+    within,
 )
-from tests.faults.test_promise import GONE, LATE, LINK, STATUSES, breaks_and_heals
+from tests.faults.test_promise import (
+    BROKEN_LINK,
+    DEADLINE_S,
+    GONE,
+    LATE,
+    LATE_LINK,
+    STALL_S,
+    STATUSES,
+    breaks_and_heals,
+)
 from upwell.edge.uplink.calls import REASONS
 from upwell.shared.routing.reasons import Reason
-
-pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +55,15 @@ def http_cloud(_one_http_cloud: ScriptedHttpCloud) -> ScriptedHttpCloud:
     return _one_http_cloud
 
 
-def behaves_and_recovers(it: Scene, cloud: ScriptedHttpCloud, behaviour: Behaviour, reasons: tuple[str, ...]) -> None:
+def behaves_and_recovers(
+    it: Scene, cloud: ScriptedHttpCloud, behaviour: Behaviour, reasons: tuple[str, ...], in_time_s: float = IN_TIME_S
+) -> None:
     breaks_and_heals(
-        it, lambda: setattr(cloud, "behaviour", behaviour), reasons, lambda: setattr(cloud, "behaviour", good)
+        it,
+        lambda: setattr(cloud, "behaviour", behaviour),
+        reasons,
+        lambda: setattr(cloud, "behaviour", good),
+        in_time_s,
     )
 
 
@@ -65,26 +81,32 @@ def test_an_answer_that_nobody_can_use(folder: Path, http_cloud: ScriptedHttpClo
         behaves_and_recovers(it, http_cloud, GARBAGE[kind], ("cloud_garbage",))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("policy", "behaviour"), [(CASCADE, slow(1.0)), (DIRECT, silent)], ids=["slow cascade", "silent direct"]
 )
 def test_a_cloud_that_answers_late_or_never(
-    folder: Path, http_cloud: ScriptedHttpCloud, policy: Mapping[str, object], behaviour: Behaviour
+    folder: Path, http_cloud: ScriptedHttpCloud, policy: Mapping[str, Any], behaviour: Behaviour
 ) -> None:
-    with scene(folder, policy, http_cloud) as it:
-        behaves_and_recovers(it, http_cloud, behaviour, LATE)
+    with scene(folder, within(DEADLINE_S, policy), http_cloud) as it:
+        behaves_and_recovers(it, http_cloud, behaviour, LATE, DEADLINE_S + STALL_S)
 
 
-@pytest.mark.parametrize("fault", LINK)
+@pytest.mark.parametrize("fault", BROKEN_LINK)
 def test_a_broken_link(folder: Path, http_cloud: ScriptedHttpCloud, fault: str) -> None:
-    break_it, reasons = LINK[fault]
-
     def heal() -> None:
         it.proxy.restore()
         it.proxy.retarget(http_cloud.address)
 
     with scene(folder, DIRECT, http_cloud) as it:
-        breaks_and_heals(it, lambda: break_it(it), reasons, heal)
+        breaks_and_heals(it, lambda: BROKEN_LINK[fault](it), GONE, heal)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("fault", LATE_LINK)
+def test_a_late_link(folder: Path, http_cloud: ScriptedHttpCloud, fault: str) -> None:
+    with scene(folder, within(DEADLINE_S, DIRECT), http_cloud) as it:
+        breaks_and_heals(it, lambda: LATE_LINK[fault](it), LATE, it.proxy.restore, DEADLINE_S + STALL_S)
 
 
 @pytest.mark.slow

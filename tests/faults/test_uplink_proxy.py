@@ -23,11 +23,13 @@ from tests.faults.scene import (
     DIRECT,
     HARD_ALWAYS,
     ONE,
+    WAITED_S,
     Ask,
     assert_from_cloud,
     assert_from_edge,
     assert_recovers,
     in_process,
+    within,
     write_agent,
 )
 from upwell.edge.server.assembly import embedded_agent
@@ -149,7 +151,8 @@ def test_a_proxy_that_fails_is_a_cloud_that_fails_until_it_is_back(
     with ConnectProxy({f"{CLOUD}:443": cloud_service.http}) as proxy:
         set_proxy(f"http://{proxy.address}")
         proxy.mood = mood
-        with asking(folder, cloud_service.section(f"https://{CLOUD}"), DIRECT) as ask:
+        policy = within(WAITED_S, DIRECT) if reasons == LATE else DIRECT
+        with asking(folder, cloud_service.section(f"https://{CLOUD}"), policy) as ask:
             assert_from_edge(ask(ONE), reasons)
             proxy.mood = "forward"
             assert_recovers(ask)
