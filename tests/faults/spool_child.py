@@ -16,23 +16,29 @@ from upwell.edge.spool.sinks import JsonlSink
 from upwell.edge.spool.spool import FILE_NAME, Spool
 from upwell.shared.oip.grpc.client import OipClient
 
-LIMITS = replace(FAST, attempts=100)
-"""A kill takes an attempt from the case that is on its way, and so does an answer that a busy machine delays."""
+LIMITS = replace(FAST, send_timeout_s=60.0)
+"""An answer that a busy machine delays would cost its case an attempt."""
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def main(folder: Path, address: str, first: int, last: int) -> None:
     """Keep the cases of these numbers, and say `idle` when nothing waits any more."""
+    results = folder / "results.jsonl"
     client = OipClient(address)
     spool = Spool(
         folder / FILE_NAME,
         limits=LIMITS,
         sender=CaseSender(client.infer, lambda: True, frozenset, lambda *_: True),
-        sinks=[JsonlSink(folder / "results.jsonl")],
+        sinks=[JsonlSink(results)],
     )
     for number in range(first, last):
         id = spool.put(case(number), ALLOWED, time.monotonic() + WAIT_S)
         print(number, id, flush=True)
-    while spool.held().waiting or spool.counts().delivered < spool.counts().answered:
+    # Not by its counts: this process also delivers what one before it had answers to.
+    while (held := spool.held()).waiting or lines(results) < held.results:
         time.sleep(0.01)
     spool.close()
     client.close()
