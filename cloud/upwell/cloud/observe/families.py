@@ -42,36 +42,30 @@ _MODEL = ("model", "version")
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "upwell_cloud_requests": Family(
-            "counter", "Requests answered, by gRPC status; no model where it is not known.", (*_MODEL, "status")
-        ),
-        "upwell_cloud_error_answers": Family(
-            "counter", "Calls of any method answered with an error, by gRPC status or HTTP's own.", ("status",)
-        ),
+        "upwell_cloud_requests": Family("counter", "Requests answered, by gRPC status.", (*_MODEL, "status")),
+        "upwell_cloud_error_answers": Family("counter", "Calls of any method that ended in an error.", ("status",)),
         "upwell_cloud_thread_restarts": Family("counter", "Background threads restarted after a failure.", ("thread",)),
         "upwell_cloud_request_seconds": Family(
-            "histogram", "Time from a read request to its answer, of those answered OK.", _MODEL, SECONDS
+            "histogram", "Time to the answer, of requests answered OK.", _MODEL, SECONDS
         ),
-        "upwell_cloud_queue_seconds": Family(
-            "histogram", "Time that requests answered OK waited for an instance.", _MODEL, SECONDS
-        ),
+        "upwell_cloud_queue_seconds": Family("histogram", "Of that, the wait for an instance.", _MODEL, SECONDS),
         "upwell_cloud_compute_seconds": Family("histogram", "Time of the engine's runs.", _MODEL, SECONDS),
         "upwell_cloud_batch_rows": Family("histogram", "Rows in the engine's runs.", _MODEL, ROWS),
         "upwell_cloud_waiting_requests": Family("gauge", "Requests that wait for an instance.", _MODEL),
         "upwell_cloud_model_ready": Family(
-            "gauge", "1 where the version answers; of several workers, in all.", _MODEL, across="least"
+            "gauge", "1 where the version answers, in all workers.", _MODEL, across="least"
         ),
         "upwell_cloud_model_load_seconds": Family(
-            "gauge", "Time that loading and warming up took; of several workers, the longest.", _MODEL, across="most"
+            "gauge", "Loading and warming up; of workers, the longest.", _MODEL, across="most"
         ),
         "upwell_cloud_client_bytes": Family(
-            "counter", "Bytes of tensors that clients sent (in) and were given (out).", ("client", "direction")
+            "counter", "Bytes of tensors that clients sent (in) and got (out).", ("client", "direction")
         ),
         "upwell_cloud_client_device_seconds": Family(
-            "counter", "Time of the engines that clients used: of each run, the share of their rows.", ("client",)
+            "counter", "Time of the engines, by the clients' share of the rows.", ("client",)
         ),
         "upwell_cloud_cpu_seconds": Family("counter", "CPU time of the processes that serve."),
-        "upwell_cloud_resident_memory_bytes": Family("gauge", "Memory of the processes that serve, shared pages too."),
+        "upwell_cloud_resident_memory_bytes": Family("gauge", "Memory of the processes that serve."),
         "upwell_cloud_workers": Family("gauge", "Processes that serve."),
         "upwell_cloud_traces": Family("counter", "Requests recorded for traces, by outcome.", ("became",)),
     }
