@@ -27,7 +27,7 @@ from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.tools.cli import main
 from upwell.tools.demo.data import ASSETS, heldout
 
-PAGE = Path(__file__).parents[2] / "docs" / "quantize.md"
+PAGE = Path(__file__).parents[2] / "docs" / "partitioning.md"
 
 Quantize = Callable[..., tuple[int, str, str]]
 
@@ -418,7 +418,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# --- docs/quantize.md
+# --- docs/partitioning.md
 
 
 @pytest.mark.slow
