@@ -126,12 +126,11 @@ def table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
 
 
 def summary(rows: Sequence[Row], titles: Mapping[str, str], ours: Sequence[str]) -> str:
-    """The same, a line for each load: what `ours` have of Triton's rate and of its p99, and the others of its rate."""
+    """The same, a line for each load: what `ours` have of Triton's rate and of its p99."""
     parts = []
     for work, title in titles.items():
         own = [row for row in rows if row.cell.work == work]
-        others = [name for name in dict.fromkeys(row.cell.server for row in own) if name not in (TRITON, *ours)]
-        columns = [f"{name}: rate, p99" for name in ours] + [f"{name}: rate" for name in others]
+        columns = [f"{name}: rate, p99" for name in ours]
         lines = [
             f"{title}:\n",
             f"| load | Triton, answers/s | {' | '.join(columns)} |",
@@ -139,11 +138,9 @@ def summary(rows: Sequence[Row], titles: Mapping[str, str], ours: Sequence[str])
         ]
         for load in dict.fromkeys(row.cell.load for row in own):
             by_server = {row.cell.server: row for row in own if row.cell.load == load}
-            cells = [_rounded(by_server[TRITON].per_s.median)]
-            for name in (*ours, *others):
-                row = by_server.get(name)
-                ratios = () if row is None else (row.rate_ratio, row.p99_ratio) if name in ours else (row.rate_ratio,)
-                cells.append(", ".join(map(_ratio, ratios)))
+            own_rows = map(by_server.get, ours)
+            ratios = [f"{_ratio(row.rate_ratio)}, {_ratio(row.p99_ratio)}" if row else "" for row in own_rows]
+            cells = [_rounded(by_server[TRITON].per_s.median), *ratios]
             lines.append(f"| {load} | {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
