@@ -117,6 +117,11 @@ bench-triton: .venv/.dev .venv-triton/.done  ## beside Triton and MLServer in on
 	$(BIN)/pip install --quiet --no-deps --target .venv-opencv opencv-python-headless==5.0.0.93
 	@touch $@
 
+.venv-s3/.done:  ## object storage with S3's interface for tests; an environment of its own, since it needs an older dateutil
+	python3 -m venv .venv-s3
+	.venv-s3/bin/pip install --quiet 'moto[s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5
+	@touch $@
+
 bench-perf-analyzer: .venv/.dev  ## NVIDIA's perf_analyzer, named by PERF_ANALYZER, against service, agent and, where bench-triton has built it, Triton
 	$(BIN)/python -m tests.benchmarks.perf_analyzer $(ARGS)
 

@@ -191,6 +191,7 @@ NEEDS_AN_EXTRA = {
     "upwell.shared.telemetry.otlp_metrics": {"opentelemetry", "requests"},
     "upwell.edge.fleet.identity": {"cryptography"},
     "upwell.fleet.api.routes": {"starlette"},
+    "upwell.fleet.cases.intake": {"starlette"},
     "upwell.fleet.dashboard.pages": {"jinja2", "starlette"},
     "upwell.fleet.dashboard.sessions": {"sqlalchemy"},
     "upwell.fleet.enrolment.authority": {"cryptography"},

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from upwell.shared.config.addresses import TcpAddress, check_all_differ
+from upwell.shared.config.security import parse_endpoint
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.telemetry.sections import LogFormat
 from upwell.shared.units import Bytes, Seconds
@@ -50,6 +51,47 @@ class DatabaseSection(FilePart):
         return self
 
 
+def _is_bucket(text: str) -> str:
+    address = parse_endpoint(text)
+    if address.scheme != "https":
+        raise ValueError("expected https://HOST/BUCKET, or https://BUCKET.HOST")
+    return f"https://{address.authority}{address.prefix}"
+
+
+class BucketSection(FilePart):
+    """A bucket of S3-compatible object storage. The service signs addresses for it and sends nothing there itself."""
+
+    url: Annotated[str, AfterValidator(_is_bucket)] = Field(
+        description="https://HOST/BUCKET or https://BUCKET.HOST; the agents' `storage`."
+    )
+    region: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")] = Field(
+        "us-east-1", description="Its region."
+    )
+    credentials_file: RelativePath | None = Field(
+        None,
+        description="Access key and secret in the format of ~/.aws/credentials; default the environment's `AWS_…`.",
+    )
+    profile: str = Field("default", description="The section of that file.")
+    expires: Seconds = Field(600.0, ge=1, le=86400, description="How long an address is good for.")
+
+
+class CaseIntakeSection(FilePart):
+    """Cases that devices bring home: to a folder of the service's own, to a bucket, or to either."""
+
+    folder: RelativePath | None = Field(
+        None, description="Where those of `cases: {fleet: true}` are kept, a folder for each device."
+    )
+    bucket: BucketSection | None = Field(None, description="For devices with `cases: {storage: …}`.")
+    max_case: Bytes = Field(16 << 20, ge=4096, le=256 << 20, description="Largest case.")
+    limit: Bytes = Field(10 << 30, ge=4096, description="Bytes in `folder`; above it cases stay on the devices.")
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> CaseIntakeSection:
+        if self.folder is None and self.bucket is None:
+            raise ValueError("expected `folder`, `bucket`, or both")
+        return self
+
+
 class FleetServiceSection(FilePart):
     """The fleet service."""
 
@@ -74,6 +116,7 @@ class FleetServiceSection(FilePart):
     )
     history: Seconds = Field(86400.0, ge=3600, description="How long statistics are kept.")
     max_message: Bytes = Field(256 << 10, ge=4096, le=16 << 20, description="Largest message of a device, unpacked.")
+    cases: CaseIntakeSection | None = Field(None, description="Cases that devices bring home; none without it.")
     log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
 
     @model_validator(mode="before")

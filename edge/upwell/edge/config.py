@@ -149,6 +149,8 @@ class AgentConfig(FilePart):
         found |= self._sources()
         if self.fleet is not None and self.agent.state_dir is None:
             found["fleet",] = "the device's key and instance UID need a place; expected agent.state_dir"
+        if self.agent.cases is not None and self.agent.cases.to is None and self.fleet is None:
+            found["agent", "cases"] = "cases that go by way of a fleet service need one; expected the section `fleet`"
         try:
             check_exposure([*self.agent.listen, *self.agent.listen_http], self.agent.security)
         except ConfigError as error:

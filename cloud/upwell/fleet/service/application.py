@@ -21,6 +21,7 @@ from upwell.fleet.api import rollouts as rollouts_api
 from upwell.fleet.api import shadows as shadows_api
 from upwell.fleet.api.operations import BASE, Table, openapi
 from upwell.fleet.api.routes import Gate, problem_of, routes
+from upwell.fleet.cases.intake import CaseIntake
 from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.dashboard.pages import pages
 from upwell.fleet.enrolment.authority import Authority, open_authority
@@ -111,6 +112,8 @@ def application(fleet: Fleet, url: str) -> Starlette:
         Route("/authority.pem", authority),
         Route("/healthz", live),
     ]
+    if section.cases is not None:
+        found += CaseIntake(section.cases, state.database).routes()
     for table in TABLES:
         found += routes(table, state, gate)
     found += pages(state, gate)

@@ -1,4 +1,4 @@
-"""Bringing cases home: each is copied as a file of its own into a folder, a share or a stick, once it is whole."""
+"""Bringing cases home: each is copied, once it is whole, into a folder, or by way of a fleet service."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import logging
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Annotated, Protocol
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from upwell.edge.cases.case import CollectedCase
 from upwell.edge.cases.parcel import SUFFIX, pack, read_key
 from upwell.edge.cases.store import READ, SCHEMA, read_case
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.database import opened
+from upwell.shared.config.security import parse_endpoint
 from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.errors import UpwellError
 from upwell.shared.files import read_json, write_whole
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.units import Seconds
@@ -29,31 +33,104 @@ FILE_NAME = "cases-home.json"
 _MAX_BYTES = 64 << 20
 _AT_ONCE = 200
 _CLOSE_S = 5.0
+_LONGEST_PAUSE_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
-class CasesSection(FilePart):
-    """Where the cases that `collect` keeps are brought."""
+class CaseAway(UpwellError):
+    """It cannot be brought for now. `retry_after_s` says when to try again, if that is known; `is_said`, that another
+    part of the agent has said so already."""
 
-    to: RelativePath = Field(description="A folder, a share or a stick.")
+    def __init__(self, text: str, retry_after_s: float | None = None, *, is_said: bool = False) -> None:
+        super().__init__(text)
+        self.retry_after_s, self.is_said = retry_after_s, is_said
+
+
+class CaseRefused(UpwellError):
+    """This one is never taken; others may be."""
+
+
+Put = Callable[[bytes], None]
+
+
+class CaseHome(Protocol):
+    """A place that cases are brought to; `where` names it for people."""
+
+    where: str
+
+    def ready(self, id: str, size_bytes: int) -> Put:
+        """Whether it is there, asked before bytes are drawn from a budget: how to put a case that is so large.
+
+        Both raise `CaseAway` and `CaseRefused`.
+        """
+
+
+class FolderHome:
+    """A folder of this agent's own in a folder, a share or a stick."""
+
+    def __init__(self, to: Path, agent: str) -> None:
+        self._target = to / _folder_name(agent)
+        self.where = str(self._target)
+
+    def ready(self, id: str, size_bytes: int) -> Put:  # noqa: ARG002  every home is asked so
+        """Make it, if what lies above is there."""
+        try:
+            self._target.mkdir(exist_ok=True)
+        except OSError as error:
+            raise CaseAway(error.strerror or type(error).__name__) from None
+        return partial(self._put, id)
+
+    def _put(self, id: str, data: bytes) -> None:
+        try:
+            write_whole(self._target / f"{id}{SUFFIX}", data, 0o600)
+        except OSError as error:
+            raise CaseAway(error.strerror or type(error).__name__) from None
+
+
+def _is_https(text: str) -> str:
+    if parse_endpoint(text).scheme != "https":
+        raise ValueError("expected https://HOST/BUCKET, or https://BUCKET.HOST")
+    return text
+
+
+class CasesSection(FilePart):
+    """Where the cases that `collect` keeps are brought: one of `to`, `fleet` and `storage`."""
+
+    to: RelativePath | None = Field(None, description="A folder, a share or a stick.")
+    fleet: bool = Field(False, description="The fleet service keeps them.")
+    storage: Annotated[str, AfterValidator(_is_https)] | None = Field(
+        None,
+        description="S3-compatible storage, https://HOST/BUCKET, by addresses that the fleet service signs.",
+    )
+    storage_ca: RelativePath | None = Field(None, description="Who signed its certificate (PEM); default the system's.")
     key_file: RelativePath | None = Field(
         None, description="32 bytes or 64 hexadecimal digits; each case is sealed with it (AES-256-GCM)."
     )
     every: Seconds = Field(60.0, ge=1, le=86400, description="How often new ones are looked for.")
 
+    @model_validator(mode="after")
+    def _one_place(self) -> CasesSection:
+        if sum((self.to is not None, self.fleet, self.storage is not None)) != 1:
+            raise ValueError("expected one of `to`, `fleet` and `storage`")
+        if self.storage_ca is not None and self.storage is None:
+            raise ValueError("`storage_ca` goes with `storage`")
+        return self
+
 
 class CaseCarrier:
-    """Copies cases into a folder, each once, and again where the cloud's answer came later. Closes with the agent.
+    """Copies cases home, each once, and again where the cloud's answer came later. Closes with the agent.
 
-    What the policy of that moment denies stays, and bytes are drawn from its budgets. A folder that is away is tried
-    again; what was copied is remembered in the file `FILE_NAME`. Raises `ConfigError` for a wrong key.
+    What the policy of that moment denies stays, and bytes are drawn from its budgets. A home that is away is tried
+    again, so a case whose receipt was lost comes twice, by the same name; what was copied is remembered in the file
+    `FILE_NAME`. Raises `ConfigError` for a wrong key.
     """
 
-    def __init__(self, section: CasesSection, database: Path, agent: str, router: RouterService) -> None:
-        self._section, self._database, self._router = section, database, router
+    def __init__(self, section: CasesSection, home: CaseHome, database: Path, router: RouterService) -> None:
+        self._section, self._home, self._database, self._router = section, home, database, router
         self._key = None if section.key_file is None else read_key(section.key_file)
-        self._target = section.to / _folder_name(agent)
         self._memory = database.with_name(FILE_NAME)
+        self._refused: set[tuple[str, bool]] = set()
+        self._retry_after_s = 0.0
         self._sent: dict[str, bool] = self._load()
         self._counts: Counter[str] = Counter()
         self._stop = threading.Event()
@@ -62,7 +139,7 @@ class CaseCarrier:
         self._thread.start()
 
     def counts(self) -> Mapping[str, int]:
-        """What became of cases: `sent`, `denied`, `over_budget`, `failed`."""
+        """What became of cases: `sent`, `denied`, `over_budget`, `refused`, `failed`."""
         return Counter(self._counts)
 
     def close(self) -> None:
@@ -74,8 +151,9 @@ class CaseCarrier:
         while True:
             with contextlib.suppress(FileNotFoundError):
                 self._carry()
-            if self._stop.wait(self._section.every):
+            if self._stop.wait(max(self._section.every, self._retry_after_s)):
                 return
+            self._retry_after_s = 0.0
 
     def _carry(self) -> None:
         try:
@@ -89,7 +167,11 @@ class CaseCarrier:
             return
         here = {id for id, _ in waiting}
         self._sent = {id: done for id, done in self._sent.items() if id in here}
-        news = [id for id, has_cloud in waiting if self._sent.get(id) is not bool(has_cloud)]
+        self._refused = {(id, done) for id, done in self._refused if id in here}
+        news = [
+            id for id, has_cloud in waiting
+            if self._sent.get(id) is not bool(has_cloud) and (id, bool(has_cloud)) not in self._refused
+        ]  # fmt: skip
         for start in range(0, len(news), _AT_ONCE):
             if self._stop.is_set() or not self._carry_some(news[start : start + _AT_ONCE]):
                 return
@@ -112,15 +194,22 @@ class CaseCarrier:
         if verdict.denial is not None or verdict.collect_rule:
             self._counts["denied"] += 1
             return True
-        if not self._router.charge(facts.model, len(data)):
-            self._counts["over_budget"] += 1
-            return False
         try:
-            self._target.mkdir(exist_ok=True)
-            write_whole(self._target / f"{facts.id}{SUFFIX}", data, 0o600)
-        except OSError as error:
-            self._counts["failed"] += 1
-            self._complain(f"{self._target}: {error.strerror}")
+            put = self._home.ready(facts.id, len(data))
+            if not self._router.charge(facts.model, len(data)):
+                self._counts["over_budget"] += 1
+                return False
+            put(data)
+        except CaseRefused as error:
+            self._refused.add((facts.id, bool(case.cloud)))
+            self._counts["refused"] += 1
+            _log.warning("the case %s is not taken by %s: %s", facts.id, self._home.where, error)
+            return True
+        except CaseAway as error:
+            self._retry_after_s = min(error.retry_after_s or 0.0, _LONGEST_PAUSE_S)
+            if not error.is_said:
+                self._counts["failed"] += 1
+                self._complain(f"{self._home.where}: {error}")
             return False
         self._failed = False
         self._counts["sent"] += 1

@@ -101,6 +101,15 @@ class FleetPoller:
         }  # fmt: skip
         return HealthPart(facts)
 
+    def caller(self) -> HttpsCaller | None:
+        """To call the service as this device; None before it has enrolled and while the service is not heard.
+
+        Raises `ConfigError` for files that are wrong.
+        """
+        if not self._identity.is_enrolled or self._failures or self._last_heard_unix_s is None:
+            return None
+        return self._caller(is_enrolled=True)
+
     def _loop(self) -> None:
         soon = 0
         wait_s = min(5.0, self._every_s) * random.random()  # noqa: S311  spreads polls, and is no secret

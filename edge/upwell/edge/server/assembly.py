@@ -13,12 +13,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from upwell.edge.bundle.base import Bundle
-from upwell.edge.cases.home import CaseCarrier, CasesSection
+from upwell.edge.cases.home import CaseCarrier, CaseHome, CasesSection, FolderHome
 from upwell.edge.cases.store import FILE_NAME as CASES_NAME
 from upwell.edge.config import AgentConfig
 from upwell.edge.fleet.facts import AgentView, DemandView, resource_attributes
@@ -44,7 +44,7 @@ from upwell.edge.updates.model_start import ModelStart, Surroundings, clear_unpa
 from upwell.edge.updates.switching import Switching
 from upwell.edge.updates.updater import Updater
 from upwell.edge.uplink.uplink import UplinkSettings
-from upwell.shared.config.security import Address, parse_address
+from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.oip.open_client import open_client
@@ -55,6 +55,9 @@ from upwell.shared.signature.texts import synthetic_bytes
 from upwell.shared.telemetry.collectors import open_metrics_push, open_tracer
 from upwell.shared.telemetry.exposition import Page, PageReply, serve_pages
 from upwell.shared.tensors import Array
+
+if TYPE_CHECKING:
+    from upwell.edge.fleet.poller import FleetPoller
 
 WARM_UP_RUNS = 5
 
@@ -112,17 +115,16 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
         agent = AgentCore(models, cloud, policy, parts)
         on_failure.callback(agent.close)
         _keep_current(agent, starts, parts.followers)
-        if section.cases is not None and state_dir is not None:
-            _carry_cases(agent, section.cases, state_dir.path)
         if release is not None:
             _follow_releases(agent, release, starts)
-        if config.fleet is not None or section.otlp is not None:
-            _report(agent, config)
+        poller = _report(agent, config) if config.fleet is not None or section.otlp is not None else None
+        if section.cases is not None and state_dir is not None:
+            _carry_cases(agent, section.cases, state_dir.path, poller)
         on_failure.pop_all()
     return agent
 
 
-def _report(agent: AgentCore, config: AgentConfig) -> None:
+def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
     """Have a fleet service and a collector told how it fares until the agent is closed. Raises `ConfigError`."""
     agent_digest = digest_of(config.model_dump_json().encode()).hex()
     view = AgentView(
@@ -142,20 +144,22 @@ def _report(agent: AgentCore, config: AgentConfig) -> None:
         release=agent.release,
         shadow=agent.shadow,
     )
-    uid = "" if config.fleet is None else _join_fleet(agent, config, config.fleet, view)
+    poller = None if config.fleet is None else _join_fleet(agent, config, config.fleet, view)
     if config.agent.otlp is not None:
         has_name = "name" in config.agent.model_fields_set
         instance = agent.name if has_name else platform.node()
+        uid = "" if poller is None else poller.instance_uid
         push = open_metrics_push(
             config.agent.otlp, agent.metrics.registry.collect, partial(resource_attributes, view, instance, uid)
         )
         agent.close_with(push.close)
         text = "Pushes of the metrics, by what became of them."
         agent.metrics.export(lambda: [counter_by("upwell_otlp_pushes", text, "became", push.became)])
+    return poller
 
 
-def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection, view: AgentView) -> str:
-    """Report to the fleet service; the device's instance UID. Raises `ConfigError`."""
+def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection, view: AgentView) -> FleetPoller:
+    """Report to the fleet service. Raises `ConfigError`."""
     try:
         from upwell.edge.fleet.identity import FOLDER_NAME
         from upwell.edge.fleet.poller import FleetPoller
@@ -167,7 +171,7 @@ def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection, vi
     poller = FleetPoller(section, view, config.agent.state_dir / FOLDER_NAME)
     agent.close_with(poller.close)
     agent.describe_with("fleet", poller.describe)
-    return poller.instance_uid
+    return poller
 
 
 def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:
@@ -329,9 +333,20 @@ def _shared_out(sections: Mapping[str, ModelSection]) -> Mapping[str, ModelSecti
     return shared
 
 
-def _carry_cases(agent: AgentCore, section: CasesSection, folder: Path) -> None:
+def _carry_cases(agent: AgentCore, section: CasesSection, folder: Path, poller: FleetPoller | None) -> None:
     """Bring cases home until the agent is closed. Raises `ConfigError`."""
-    carrier = CaseCarrier(section, folder / CASES_NAME, agent.name, agent.router)
+    home: CaseHome
+    if section.to is not None:
+        home = FolderHome(section.to, agent.name)
+    else:
+        from upwell.edge.fleet.case_homes import FleetHome, StorageHome
+
+        assert poller is not None  # noqa: S101  the configuration was checked
+        files = TlsFiles(ca=section.storage_ca)
+        home = (
+            FleetHome(poller.caller) if section.storage is None else StorageHome(section.storage, files, poller.caller)
+        )
+    carrier = CaseCarrier(section, home, folder / CASES_NAME, agent.router)
     agent.close_with(carrier.close)
     text = "Cases brought home, or why not."
     agent.metrics.export(lambda: [counter_by("upwell_cases_home", text, "became", carrier.counts())])

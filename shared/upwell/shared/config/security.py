@@ -87,6 +87,12 @@ class Address:
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
+    def authority(self) -> str:
+        """Host and port as in a URL and in the header `Host`: without the port that the scheme implies."""
+        implied = _PORTS.get(self.scheme) == str(self.port)
+        return self.bracketed_host if implied else f"{self.bracketed_host}:{self.port}"
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can be at the other end: `localhost`, 127.0.0.0/8, ::1 or a unix socket."""
         if self.socket_path is not None or self.host == "localhost":

@@ -5,6 +5,12 @@ from __future__ import annotations
 PATH = "/v1/opamp"
 CONTENT_TYPE = "application/x-protobuf"
 
+CASES_PATH = "/v1/cases"
+"""Below it a device brings cases home: `PUT <id>` with the case as body, or `POST <id>/url?size_bytes=N` for JSON with
+the `url` of object storage to put it to."""
+
+CASE_ID, CASE_SUFFIX = "[0-9a-f]{32}", ".case"
+
 STATISTICS = "io.upwell.statistics/1"
 """Custom capability: the agent sends a message of type `counted`, JSON with `release`, `since_unix_s`, `counts` and
 `demand`, which has for each model what a budget is shared out by (`upwell.shared.opamp.demand`)."""
@@ -32,3 +38,8 @@ AGENT_NAME = "upwell.agent.name"
 
 INSTANCE_UID = "upwell.instance_uid"
 """In metrics: the device as the fleet service knows it."""
+
+
+def case_upload_s(size_bytes: int) -> float:
+    """How long a case may take on its way: what a link of 160 kbit/s needs, and half a minute."""
+    return 30.0 + size_bytes / 20_000

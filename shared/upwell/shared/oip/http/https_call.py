@@ -40,8 +40,8 @@ class HttpsCaller:
     ) -> Received:  # fmt: skip
         """The answer, whatever its status. Raises `RemoteError` where none came, or a larger one than `max_bytes`."""
         until_s = time.monotonic() + timeout_s
-        host = f"{self._address.bracketed_host}:{self._address.port}"
-        lines = [f"{method} {self._address.prefix}{path} HTTP/1.1", f"Host: {host}", "Connection: close"]
+        host = f"Host: {self._address.authority}"
+        lines = [f"{method} {self._address.prefix}{path} HTTP/1.1", host, "Connection: close"]
         lines += ["Accept-Encoding: identity", "User-Agent: upwell", f"Content-Length: {len(body)}"]
         if self._token is not None:
             lines.append(f"Authorization: Bearer {self._token.get()}")
