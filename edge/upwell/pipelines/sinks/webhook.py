@@ -35,8 +35,8 @@ _PORTS = {"http": 80, "https": 443}
 class Webhook:
     """POSTs each message's body as `application/json`, one after the other over one connection.
 
-    Any 2xx means that it is taken. An answer 4xx, apart from 408, 425 and 429, means that it never will be. After
-    anything else, a redirect included, it is tried again, and not before the time that `Retry-After` names.
+    Any 2xx means that it is taken; 400, 409, 413, 415 and 422 that it never will be. After anything else, a redirect
+    included, it is tried again, and not before the time that `Retry-After` names.
     `Idempotency-Key` is the message's key, percent-encoded. `Upwell-Signature` is `t=<unix seconds>,v1=<hex>`, where v1
     is HMAC-SHA256 of `<t>.<body>` with the secret (Stripe's scheme): a receiver can refuse what is forged or old.
     A proxy is taken from HTTPS_PROXY and NO_PROXY. Raises `ConfigError`, which does not show the URL: it may be secret.

@@ -1,4 +1,4 @@
-"""Where cases lie: in the database of an agent, which may be running."""
+"""Where cases lie: in the database of an agent, which may be running, or in a folder that they came home to."""
 
 from __future__ import annotations
 
