@@ -25,15 +25,32 @@ from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.tensors import Array
 
-DEADLINE_S = 3.0
-"""The policy's deadline in these tests: a cloud that is well answers by then, however busy the machine is."""
-IN_TIME_S = DEADLINE_S + 2.0
-"""Every single answer is there by then. What a deadline means to the millisecond is judged in virtual time, and by the
-tests that have the machine for themselves."""
+STALL_S = 0.15
+"""How long a thread may have to wait for its turn; how many answers are late by a strict measure is for the soak."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """The policy's deadline, and how long after its return the cloud must be in use again."""
+
+    deadline_s: float
+    recovery_s: float
+
+    @property
+    def in_time_s(self) -> float:
+        """Every single answer is there by then."""
+        return self.deadline_s + STALL_S
+
+
+ALONE = Times(0.2, 5.0)
+"""What is promised, judged by tests that have the machine for themselves (`mark.alone`)."""
+BESIDE_OTHERS = Times(3.0, 20.0)
+"""Long enough for a cloud that is well to answer by then, however busy the machine is. Where the cloud is broken,
+nothing waits for such a deadline."""
+DEADLINE_S = BESIDE_OTHERS.deadline_s
+IN_TIME_S = BESIDE_OTHERS.in_time_s
 WAITED_S = 1.0
-"""The deadline where the cloud is silent, so that every request waits for it."""
-RECOVERY_S = 20.0
-"""The cloud must be in use again this long after it came back; within 5 s in the router's tests, in virtual time."""
+"""The deadline beside others where the cloud is silent, so that every request waits for it."""
 HARD_ALWAYS: Mapping[str, Any] = {"deadline": f"{DEADLINE_S}s", "hard": {"measure": "max_prob", "below": 1.0}}
 """Defaults under which no digit is easy."""
 
@@ -167,15 +184,15 @@ def assert_from_cloud(seen: Seen, images: Array = ONE) -> None:
     assert (seen.route, seen.degraded) == ("cloud", False)
 
 
-def assert_from_edge(seen: Seen, reasons: Sequence[str], images: Array = ONE, *, in_time_s: float = IN_TIME_S) -> None:
+def assert_from_edge(seen: Seen, reasons: Sequence[str], images: Array = ONE, *, times: Times = BESIDE_OTHERS) -> None:
     """Every row is the device's, in time, marked degraded with one of the reasons."""
-    assert seen.took_s <= in_time_s
+    assert seen.took_s <= times.in_time_s
     np.testing.assert_allclose(seen.scores, edge_scores(images), atol=1e-5)
     assert (seen.route, seen.degraded) == ("edge", True)
     assert seen.reason in reasons
 
 
-def until(condition: Callable[[], bool], timeout_s: float = RECOVERY_S, pace_s: float = 0.01) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = BESIDE_OTHERS.recovery_s, pace_s: float = 0.01) -> None:
     """Try until it holds; `pace_s` is the time between two tries, not a wait for something to have happened."""
     end_s = time.monotonic() + timeout_s
     while not condition():
@@ -183,12 +200,12 @@ def until(condition: Callable[[], bool], timeout_s: float = RECOVERY_S, pace_s: 
         time.sleep(pace_s)
 
 
-def assert_recovers(ask: Ask) -> None:
-    """The cloud answers again within `RECOVERY_S`, and every answer on the way comes in time."""
+def assert_recovers(ask: Ask, times: Times = BESIDE_OTHERS) -> None:
+    """The cloud answers again within `recovery_s`, and every answer on the way comes in time."""
 
     def answered_by_cloud() -> bool:
         seen = ask(ONE)
-        assert seen.took_s <= IN_TIME_S
+        assert seen.took_s <= times.in_time_s
         return seen.route == "cloud"
 
-    until(answered_by_cloud)
+    until(answered_by_cloud, times.recovery_s)

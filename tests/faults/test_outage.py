@@ -16,11 +16,13 @@ from tests.examples import sampled
 from tests.faults.clouds import ScriptedCloud, good, junk, silent, status
 from tests.faults.proxy import Proxy
 from tests.faults.scene import (
+    ALONE,
     CASCADE,
     DIRECT,
     HARD_ALWAYS,
     IN_TIME_S,
     ONE,
+    STALL_S,
     WAITED_S,
     Scene,
     Seen,
@@ -49,15 +51,12 @@ from upwell.shared.routing.decide.state import EdgeRan
 from upwell.shared.routing.estimators.breaker import Breaker
 
 FAILURES_UNTIL_OPEN = 3
-DEADLINE_S = 0.2
-STALL_S = 0.15
-"""What a busy machine may add; how late answers really are is measured by the slow tests."""
 
 
 def fail_until_open(it: Scene) -> None:
     for _ in range(FAILURES_UNTIL_OPEN):
         it.ask(ONE)
-    assert_from_edge(it.ask(ONE), ("breaker_open",))
+    assert_from_edge(it.ask(ONE), ("breaker_open",), times=ALONE)
 
 
 @pytest.mark.alone
@@ -66,15 +65,15 @@ def test_after_three_failures_the_cloud_is_left_alone_until_a_probe_finds_it_bac
     folder: Path, cloud: ScriptedCloud, policy: dict[str, Any]
 ) -> None:
     cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
-    with scene(folder, within(DEADLINE_S, policy), cloud) as it:
+    with scene(folder, within(ALONE.deadline_s, policy), cloud) as it:
         began_s = time.monotonic()
         fail_until_open(it)
         asked = len(cloud.requests)
         while time.monotonic() < began_s + 0.9 * Breaker.FIRST_WAIT_S:  # on a machine that is busy that may be never
-            assert_from_edge(it.ask(ONE), ("breaker_open",))
+            assert_from_edge(it.ask(ONE), ("breaker_open",), times=ALONE)
             assert len(cloud.requests) == asked
         cloud.behaviour = good
-        assert_recovers(it.ask)
+        assert_recovers(it.ask, ALONE)
         assert len(cloud.requests) == asked + 1
 
 
@@ -97,11 +96,14 @@ def test_a_silent_cloud_is_left_alone_whatever_the_objective(cloud: ScriptedClou
 @pytest.mark.alone
 def test_one_probe_at_a_time(folder: Path, cloud: ScriptedCloud) -> None:
     cloud.behaviour = silent
-    with scene(folder, within(DEADLINE_S, DIRECT), cloud) as it:
+    with scene(folder, within(ALONE.deadline_s, DIRECT), cloud) as it:
         fail_until_open(it)
         asked = len(cloud.requests)
         with ThreadPoolExecutor(8) as callers:
-            until(lambda: any(seen.reason == "cloud_deadline" for seen in callers.map(lambda _: it.ask(ONE), range(8))))
+            until(
+                lambda: any(seen.reason == "cloud_deadline" for seen in callers.map(lambda _: it.ask(ONE), range(8))),
+                ALONE.recovery_s,
+            )
         assert len(cloud.requests) == asked + 1
 
 
@@ -110,21 +112,21 @@ def test_one_probe_at_a_time(folder: Path, cloud: ScriptedCloud) -> None:
 def test_a_long_outage_ends_within_five_seconds_of_the_return(folder: Path, cloud: ScriptedCloud) -> None:
     """The longest wait between probes is reached first."""
     cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
-    with scene(folder, CASCADE, cloud) as it:
+    with scene(folder, within(ALONE.deadline_s, CASCADE), cloud) as it:
         fail_until_open(it)
         until(lambda: it.agent.router.state.breakers[""].wait_s >= 2.0 or it.ask(ONE) is None, timeout_s=10.0)
         cloud.behaviour = good
-        assert_recovers(it.ask)
+        assert_recovers(it.ask, ALONE)
 
 
 @pytest.mark.alone
 def test_a_cloud_that_restarts_on_its_port_is_used_again(folder: Path) -> None:
-    with ScriptedCloud() as cloud, scene(folder, CASCADE, cloud) as it:
+    with ScriptedCloud() as cloud, scene(folder, within(ALONE.deadline_s, CASCADE), cloud) as it:
         assert_from_cloud(it.ask(ONE))
         cloud.stop()
         fail_until_open(it)
         cloud.start()
-        assert_recovers(it.ask)
+        assert_recovers(it.ask, ALONE)
 
 
 def test_a_cloud_that_is_not_there_at_the_start_is_found_later(folder: Path) -> None:
@@ -173,12 +175,12 @@ def test_where_the_policy_asks_for_an_error_it_comes_in_time(
 def test_a_model_that_only_the_cloud_has(
     folder: Path, cloud: ScriptedCloud, behaviour: Any, error: type[UpwellError]
 ) -> None:
-    with scene(folder, within(DEADLINE_S, CASCADE), cloud, models=REMOTE) as it:
+    with scene(folder, within(ALONE.deadline_s, CASCADE), cloud, models=REMOTE) as it:
         assert_from_cloud(it.ask(ONE))
         cloud.behaviour = behaviour
         for _ in range(FAILURES_UNTIL_OPEN):
-            assert raised(lambda: it.ask(ONE), error) <= DEADLINE_S + STALL_S
-        assert raised(lambda: it.ask(ONE), Unavailable) < DEADLINE_S + STALL_S
+            assert raised(lambda: it.ask(ONE), error) <= ALONE.in_time_s
+        assert raised(lambda: it.ask(ONE), Unavailable) < ALONE.in_time_s
         asked = len(cloud.requests)
         raised(lambda: it.ask(ONE), Unavailable)
         assert len(cloud.requests) == asked

@@ -13,14 +13,16 @@ from tests.examples import grid
 from tests.faults.clouds import GARBAGE, Behaviour, ScriptedCloud, good, silent, slow, status
 from tests.faults.raw_servers import BROKEN_FRAMING, RawServer
 from tests.faults.scene import (
+    ALONE,
+    BESIDE_OTHERS,
     CASCADE,
     DIRECT,
-    IN_TIME_S,
     LARGE,
     ONE,
     PLANS,
     WAITED_S,
     Scene,
+    Times,
     assert_from_cloud,
     assert_from_edge,
     assert_recovers,
@@ -63,10 +65,6 @@ LATE_LINK: Mapping[str, Callable[[Scene], object]] = {
     "slow link": lambda s: s.proxy.down.delay(1.0),
     "narrow link": lambda s: s.proxy.up.throttle(100),
 }
-DEADLINE_S = 0.2
-"""Where the deadline itself is judged, on a machine that does nothing else."""
-STALL_S = 0.15
-"""How long a thread may have to wait for its turn; how many answers are late by a strict measure is for the soak."""
 UNREADABLE = ("cloud_garbage", "cloud_error", "cloud_unavailable", "cloud_exhausted", "cloud_deadline")
 """Below its messages gRPC does not always tell a server that garbles from one that fails, says so or is silent."""
 
@@ -83,17 +81,17 @@ def breaks_and_heals(
     break_it: Callable[[], object],
     reasons: tuple[str, ...],
     heal: Callable[[], object],
-    in_time_s: float = IN_TIME_S,
+    times: Times = BESIDE_OTHERS,
 ) -> None:
     """With each way to ask: the cloud's answer, then the device's while it is broken, then the cloud's again."""
     for ask in scene.asks.values():
         assert_from_cloud(ask(ONE))
     break_it()
     for ask in scene.asks.values():
-        assert_from_edge(ask(ONE), reasons, in_time_s=in_time_s)
+        assert_from_edge(ask(ONE), reasons, times=times)
     heal()
     for ask in scene.asks.values():
-        assert_recovers(ask)
+        assert_recovers(ask, times)
 
 
 @pytest.mark.parametrize(("code", "policy"), under_every_plan(STATUSES))
@@ -131,13 +129,13 @@ def test_an_answer_that_nobody_can_use(
 def test_a_cloud_that_answers_late_or_never(
     folder: Path, cloud: ScriptedCloud, policy: Mapping[str, Any], behaviour: Behaviour
 ) -> None:
-    with scene(folder, within(DEADLINE_S, policy), cloud) as it:
+    with scene(folder, within(ALONE.deadline_s, policy), cloud) as it:
         breaks_and_heals(
             it,
             lambda: setattr(cloud, "behaviour", behaviour),
             LATE,
             lambda: setattr(cloud, "behaviour", good),
-            DEADLINE_S + STALL_S,
+            ALONE,
         )
 
 
@@ -154,8 +152,8 @@ def test_a_broken_link(folder: Path, cloud: ScriptedCloud, policy: Mapping[str, 
 @pytest.mark.alone
 @pytest.mark.parametrize(("fault", "policy"), under_every_plan(LATE_LINK, "direct", "cascade"))
 def test_a_late_link(folder: Path, cloud: ScriptedCloud, policy: Mapping[str, Any], fault: str) -> None:
-    with scene(folder, within(DEADLINE_S, policy), cloud) as it:
-        breaks_and_heals(it, lambda: LATE_LINK[fault](it), LATE, it.proxy.restore, DEADLINE_S + STALL_S)
+    with scene(folder, within(ALONE.deadline_s, policy), cloud) as it:
+        breaks_and_heals(it, lambda: LATE_LINK[fault](it), LATE, it.proxy.restore, ALONE)
 
 
 @pytest.mark.parametrize(("kind", "policy"), under_every_plan(BROKEN_FRAMING))

@@ -14,11 +14,13 @@ from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.raw_http import BROKEN_HTTP
 from tests.faults.raw_servers import RawServer
 from tests.faults.scene import (
+    ALONE,
+    BESIDE_OTHERS,
     CASCADE,
     DIRECT,
-    IN_TIME_S,
     ONE,
     Scene,
+    Times,
     assert_from_cloud,
     assert_from_edge,
     assert_recovers,
@@ -28,11 +30,9 @@ from tests.faults.scene import (
 )
 from tests.faults.test_promise import (
     BROKEN_LINK,
-    DEADLINE_S,
     GONE,
     LATE,
     LATE_LINK,
-    STALL_S,
     STATUSES,
     breaks_and_heals,
 )
@@ -56,14 +56,14 @@ def http_cloud(_one_http_cloud: ScriptedHttpCloud) -> ScriptedHttpCloud:
 
 
 def behaves_and_recovers(
-    it: Scene, cloud: ScriptedHttpCloud, behaviour: Behaviour, reasons: tuple[str, ...], in_time_s: float = IN_TIME_S
+    it: Scene, cloud: ScriptedHttpCloud, behaviour: Behaviour, reasons: tuple[str, ...], times: Times = BESIDE_OTHERS
 ) -> None:
     breaks_and_heals(
         it,
         lambda: setattr(cloud, "behaviour", behaviour),
         reasons,
         lambda: setattr(cloud, "behaviour", good),
-        in_time_s,
+        times,
     )
 
 
@@ -88,8 +88,8 @@ def test_an_answer_that_nobody_can_use(folder: Path, http_cloud: ScriptedHttpClo
 def test_a_cloud_that_answers_late_or_never(
     folder: Path, http_cloud: ScriptedHttpCloud, policy: Mapping[str, Any], behaviour: Behaviour
 ) -> None:
-    with scene(folder, within(DEADLINE_S, policy), http_cloud) as it:
-        behaves_and_recovers(it, http_cloud, behaviour, LATE, DEADLINE_S + STALL_S)
+    with scene(folder, within(ALONE.deadline_s, policy), http_cloud) as it:
+        behaves_and_recovers(it, http_cloud, behaviour, LATE, ALONE)
 
 
 @pytest.mark.parametrize("fault", BROKEN_LINK)
@@ -105,8 +105,8 @@ def test_a_broken_link(folder: Path, http_cloud: ScriptedHttpCloud, fault: str) 
 @pytest.mark.alone
 @pytest.mark.parametrize("fault", LATE_LINK)
 def test_a_late_link(folder: Path, http_cloud: ScriptedHttpCloud, fault: str) -> None:
-    with scene(folder, within(DEADLINE_S, DIRECT), http_cloud) as it:
-        breaks_and_heals(it, lambda: LATE_LINK[fault](it), LATE, it.proxy.restore, DEADLINE_S + STALL_S)
+    with scene(folder, within(ALONE.deadline_s, DIRECT), http_cloud) as it:
+        breaks_and_heals(it, lambda: LATE_LINK[fault](it), LATE, it.proxy.restore, ALONE)
 
 
 @pytest.mark.slow
