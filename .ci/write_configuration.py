@@ -165,6 +165,7 @@ def with_pipelines(page: str) -> str:
 def _sections(files: Mapping[str, tuple[type[BaseModel], str]], heading: str) -> Iterator[str]:
     """Each file, and each part of it, with its table; the name of a file is a heading of this level."""
     sections: dict[type[BaseModel], Section] = {}
+    said: list[str] = []
     for name, (model, about) in files.items():
         file = File(name, sections)
         todo = [Section(name, "", model)]
@@ -172,8 +173,11 @@ def _sections(files: Mapping[str, tuple[type[BaseModel], str]], heading: str) ->
             section = todo.pop(0)
             known = set(file.sections)
             title = f"{heading}{'#' if section.path else ''} {section.title}"
-            note = " ".join((section.model.__doc__ or "").split()) if section.path else about
-            yield "\n".join((title, "", note, "", *_table(file, section), ""))
+            note = _about(section.model) if section.path else about
+            rows = list(_table(file, section))
+            said += rows
+            is_said = any(row.endswith(f"|{_escaped(note)}|") for row in said)
+            yield "\n".join((title, "", *([] if is_said else [note, ""]), *rows, ""))
             todo = [file.sections[one] for one in file.sections if one not in known] + todo
 
 

@@ -117,7 +117,7 @@ class _Batches(FilePart):
 
 
 class RepositorySection(FilePart):
-    """Whether what is served may change while the service runs. Without these keys it may not."""
+    """Whether what is served may change meanwhile."""
 
     control: bool = Field(
         False, description="Let callers load and unload models (RepositoryModelLoad, RepositoryModelUnload)."

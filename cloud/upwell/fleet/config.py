@@ -18,7 +18,7 @@ ServerName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:_-]{1,253}$
 
 
 class FleetTls(FilePart):
-    """The service's own certificate, from an issuer that devices and people trust already."""
+    """The service's own certificate; without it the fleet's authority signs one."""
 
     cert: RelativePath = Field(description="Certificate chain (PEM).")
     key: RelativePath = Field(description="Its private key.")

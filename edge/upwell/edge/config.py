@@ -25,7 +25,7 @@ DEFAULT_MAX_REQUESTS = 32
 
 
 class ClientTls(FilePart):
-    """PEM files for the way to the cloud."""
+    """TLS; needed off loopback unless `insecure`."""
 
     ca: RelativePath | None = Field(
         None, description="Issuers of the server's certificate; the system's if not written."
@@ -41,7 +41,7 @@ class ClientTls(FilePart):
 
 
 class SpoolSection(FilePart):
-    """Cases kept in `state_dir` for later, and what the cloud said of them; the policy says which."""
+    """Cases kept for later; needs `state_dir`."""
 
     limit: Bytes = Field(256 << 20, gt=0, description="Most bytes kept; the oldest go first.")
     max_age: Seconds = Field(7 * 86400.0, gt=0, description="A case that is older is dropped, such as 168h.")
@@ -95,7 +95,7 @@ class AgentSection(ServerKeys):
 
 
 class CloudSection(FilePart):
-    """The cloud: any server of the Open Inference Protocol."""
+    """The cloud; without it the agent runs on the edge alone."""
 
     endpoint: Endpoint = Field(
         description="HOST:PORT, dns:///NAME:PORT for all of that name, or https://HOST for HTTP/1.1."

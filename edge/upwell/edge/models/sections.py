@@ -82,7 +82,7 @@ class EdgeSide(RuntimeOptions):
 
 
 class CloudSide(FilePart):
-    """A model in the cloud."""
+    """Its cloud side; without it the device answers alone."""
 
     model: str = Field(min_length=1, description="Its name there.")
 
@@ -103,7 +103,7 @@ def _split(value: object) -> object:
 
 
 class ModelSection(FilePart):
-    """One model by the name that callers use."""
+    """One model."""
 
     edge: EdgeSide | None = Field(None, description="Its edge side; without it the cloud is its only route.")
     cloud: CloudSide | None = Field(None, description="Its cloud side; without it the device answers alone.")

@@ -27,7 +27,7 @@ def _source(value: object, info: ValidationInfo) -> object:
 
 
 class FloorSection(FilePart):
-    """What this device keeps to, whatever a release says."""
+    """What no release may loosen."""
 
     policy: RelativePath | None = Field(
         None,

@@ -60,7 +60,7 @@ class AgainSection(FilePart):
 
 
 class InferSection(FilePart):
-    """A model is asked about the whole frame, or about each object."""
+    """A model is asked."""
 
     model: str = Field(min_length=1, description="The model, by its name in agent.yaml.")
     on: Literal["frame", "objects"] = Field(
@@ -122,7 +122,7 @@ class KeepSection(FilePart):
 
 
 class BlurSection(FilePart):
-    """Objects are made unrecognizable in every picture from here on: uplink, sinks and preview."""
+    """Objects are made unrecognizable from here on: uplink, sinks and preview."""
 
     labels: _Labels = Field(min_length=1, description="Objects with one of these labels.")
 
@@ -134,14 +134,16 @@ class StepSection(OneKeySection):
 
     change: ChangeSection | None = Field(None, description="Frames like the one before go no further.")
     infer: InferSection | None = Field(None, description="A model is asked.")
-    track: TrackSection | None = Field(None, description="Objects are followed from frame to frame.")
+    track: TrackSection | None = Field(None, description="Objects are followed from frame to frame (ByteTrack).")
     zones: Annotated[dict[Name, Zone], Field(min_length=1, json_schema_extra=NAMES)] | None = Field(
         None,
         description="By name a list of points `[x, y]`, or `{line: [[x, y], [x, y]]}`, as fractions of the picture "
         "from its top left.",
     )
-    keep: KeepSection | None = Field(None, description="Some objects are kept, the others dropped.")
-    blur: BlurSection | None = Field(None, description="Objects are made unrecognizable from here on.")
+    keep: KeepSection | None = Field(None, description="Objects for which one of these does not hold are dropped.")
+    blur: BlurSection | None = Field(
+        None, description="Objects are made unrecognizable from here on: uplink, sinks and preview."
+    )
 
 
 _FORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -190,7 +192,7 @@ def parse_trigger(value: object) -> EventTrigger:
 
 
 class EventSection(FilePart):
-    """Something that sinks are told of."""
+    """What sinks are told of."""
 
     name: Name = Field(description="Its name, in messages and topics.")
     on: Annotated[
@@ -215,7 +217,7 @@ class EventSection(FilePart):
 
 
 class PipelineSection(FilePart):
-    """One source, the steps that its frames go through, the events that come of it, and who is told of them."""
+    """One pipeline."""
 
     source: CaptureSection = Field(description="Where frames come from, and how.")
     steps: tuple[StepSection, ...] = Field((), description="What happens to each frame, in this order.")

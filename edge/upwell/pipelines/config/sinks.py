@@ -102,7 +102,7 @@ class JsonlSection(FilePart):
 
 
 class PicturesSection(FilePart):
-    """A folder of annotated pictures, one per event."""
+    """A folder of annotated pictures."""
 
     folder: RelativePath = Field(description="The folder, made if missing.")
     limit: Bytes = Field(1 << 30, gt=0, description="Most bytes in it; the oldest pictures go first.")
@@ -182,7 +182,7 @@ class MqttSamplesSection(BrokerSection):
 
 
 class WebhookSection(FilePart):
-    """A web server that each event is posted to, signed with HMAC-SHA256."""
+    """A web server that events are posted to, signed with HMAC-SHA256."""
 
     url: Annotated[str, AfterValidator(_url)] = Field(description="`https://…`; `http://…` on loopback.")
     secret_file: RelativePath = Field(description="A file with the secret that signs each message, and nothing else.")
@@ -281,7 +281,11 @@ class SinkSection(OneKeySection):
         None, description="A file, `jsonl: events.jsonl`, or keys and values."
     )
     mqtt: MqttSection | None = Field(None, description="A broker of MQTT 5.")
-    webhook: WebhookSection | None = Field(None, description="A web server that events are posted to.")
-    kafka: KafkaSection | None = Field(None, description="A topic of Kafka.")
+    webhook: WebhookSection | None = Field(
+        None, description="A web server that events are posted to, signed with HMAC-SHA256."
+    )
+    kafka: KafkaSection | None = Field(None, description="A topic of Kafka; needs the extra `kafka`.")
     pictures: PicturesSection | None = Field(None, description="A folder of annotated pictures.")
-    plugin: SinkPluginSection | None = Field(None, description="A sink of your own.")
+    plugin: SinkPluginSection | None = Field(
+        None, description="A sink of your own: an entry point of the group `upwell.sinks`."
+    )

@@ -122,14 +122,14 @@ class SeriesSection(FilePart):
 
 
 class SourcePluginSection(FilePart):
-    """A source of your own: an entry point of the group `upwell.sources`, which gives pictures."""
+    """A source of your own: an entry point of the group `upwell.sources`."""
 
     name: str = Field(min_length=1, description="Its name in the group.")
     options: dict[str, Any] = Field({}, description="What it is given; it says itself what may stand there.")
 
 
 class CaptureSection(FilePart):
-    """Where frames come from: one of video, camera, folder, mqtt, series and plugin, and how they are taken."""
+    """Where frames come from, and how."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in SOURCE_KINDS]})
 
@@ -143,7 +143,9 @@ class CaptureSection(FilePart):
     folder: RelativePath | None = Field(None, description="A folder of pictures, each of which is a frame.")
     mqtt: MqttPicturesSection | None = Field(None, description="A topic of MQTT, each message of which is a picture.")
     series: SeriesSection | None = Field(None, description="Numbers of a sensor, cut into windows.")
-    plugin: SourcePluginSection | None = Field(None, description="A source of your own.")
+    plugin: SourcePluginSection | None = Field(
+        None, description="A source of your own: an entry point of the group `upwell.sources`."
+    )
     done: Literal["move", "leave"] = Field(
         "leave",
         description="Folder: whether pictures answered or `unchanged` are moved into its folder `done`; others are "

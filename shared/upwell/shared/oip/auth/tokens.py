@@ -47,7 +47,7 @@ class _Entry(FilePart):
 
 
 class TokenEntry(_Entry):
-    """One token that is let in, known by its hash alone."""
+    """One token, known by its hash alone."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
         description="Who calls with it; appears in logs."

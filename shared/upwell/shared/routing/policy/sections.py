@@ -68,7 +68,7 @@ FAILURE_REASONS: Mapping[str, Reason] = MappingProxyType(
 
 
 class Hard(Section):
-    """When a case counts as hard: by a plain threshold, or by the share or the risk that it was calibrated for."""
+    """Cases that the edge model is unsure of are candidates: by a threshold, a share or a risk."""
 
     measure: Measure = Field("margin", description="How hardness is measured.")
     below: Annotated[Threshold | None, Written] = Field(
@@ -102,7 +102,7 @@ class Hard(Section):
 
 
 class Size(Section):
-    """A bound on the bytes that would be sent for one row."""
+    """Cases of more bytes than this go up without an edge run."""
 
     above: Bytes = Field(description="More bytes than this, such as 256KiB.")
 
@@ -148,7 +148,7 @@ After: TypeAlias = Annotated[
 
 
 class Hedge(Section):
-    """A second request to the cloud where the first takes long; whichever answers first counts."""
+    """A second request where the first is slow; the first answer counts."""
 
     after: After = Field("p95", description="A quantile of the cloud's times, or a duration such as 80ms.")
     at_most: Share = Field(0.05, description="At most this share of the requests that went up is sent twice.")
@@ -207,7 +207,7 @@ class PricesSection(Section):
 
 
 class EnergySection(Section):
-    """What the device's work costs in energy."""
+    """What the device's work costs."""
 
     inference: Joules = Field(0.0, description="For one row on the device, such as 20mJ.")
     uplink_byte: Joules = Field(0.0, description="For one byte sent up, such as 2uJ.")
@@ -239,13 +239,13 @@ class SourceSection(Section):
 
 
 class RecordSection(Section):
-    """Requests are written down on the device, for simulation and calibration."""
+    """Requests are written down, to simulate and calibrate."""
 
     keep: Annotated[Bytes, Field(gt=0)] = Field(64 << 20, description="The oldest are dropped beyond this.")
 
 
 class CollectSection(Section):
-    """Rows that are kept on the device as cases, with picture and answers: to label, to train with, to evaluate by."""
+    """Rows are kept as cases, with their pictures."""
 
     hard: Share = Field(1.0, description="This share of the hard rows.")
     audited: bool = Field(True, description="Rows that `audit` sends up.")
@@ -270,13 +270,13 @@ class CollectSection(Section):
 
 
 class OnDrift(Section):
-    """What holds while the rows of a model have drifted from its bundle's reference."""
+    """What holds while the model's rows have drifted."""
 
     hard: Hard = Field(description="Laid over `hard`, key by key: a stricter threshold, a smaller risk.")
 
 
 class SettingsPatch(Section):
-    """The keys that defaults, a model or a rule may set; every one may be left out."""
+    """What defaults, a model or a rule may set."""
 
     deadline: Seconds = Field(
         1.0, gt=0, le=86400, description="The answer is due after this time; the caller may ask for less."
@@ -290,18 +290,26 @@ class SettingsPatch(Section):
         0.05,
         description="How likely the cloud must be in time for a candidate of middling rank.",
     )
-    hard: Hard | Literal["off"] = Field(Hard(), description="Cases that the edge model is unsure of are candidates.")
+    hard: Hard | Literal["off"] = Field(
+        Hard(), description="Cases that the edge model is unsure of are candidates: by a threshold, a share or a risk."
+    )
     large: Size | Literal["off"] = Field("off", description="Cases of more bytes than this go up without an edge run.")
     on_cloud_failure: Action | Failures = Field("edge", description="What a caller gets when the cloud fails.")
     spool: bool = Field(False, description="Keep hard cases that could not be sent, and send them later.")
-    hedge: Hedge | Literal["off"] = Field("off", description="Slow calls to the cloud are sent a second time.")
+    hedge: Hedge | Literal["off"] = Field(
+        "off", description="A second request where the first is slow; the first answer counts."
+    )
     budget: Budget | Literal["off"] = Field("off", description="What may be spent on the cloud.")
-    prices: PricesSection = Field(PricesSection(), description="What the cloud costs.")
+    prices: PricesSection = Field(PricesSection(), description="What the cloud costs, in one currency.")
     energy: EnergySection = Field(EnergySection(), description="What the device's work costs.")
     priority: Priority = Field("normal", description="Whom a busy device serves first.")
-    source: SourceSection | Literal["off"] = Field("off", description="The request belongs to a stream.")
+    source: SourceSection | Literal["off"] = Field(
+        "off", description="A stream of requests, such as the frames of one camera."
+    )
     audit: Share = Field(0.0, description="This share of the easy cases is sent up later, to check them.")
     explore: Share = Field(0.0, description="This share of the recorded requests goes both ways.")
-    record: RecordSection | Literal["off"] = Field("off", description="Requests are written down.")
+    record: RecordSection | Literal["off"] = Field(
+        "off", description="Requests are written down, to simulate and calibrate."
+    )
     collect: CollectSection | Literal["off"] = Field("off", description="Rows are kept as cases, with their pictures.")
     on_drift: OnDrift | Literal["off"] = Field("off", description="What holds while the model's rows have drifted.")
