@@ -18,7 +18,7 @@ from upwell.fleet.opamp.exchange import Instant, Peer, PollHandler
 from upwell.fleet.opamp.messages import ConnectionSettings, read, write
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
-from upwell.shared.opamp.names import EXPLAIN, STATISTICS, WISH_FILE
+from upwell.shared.opamp.names import DRIFT, EXPLAIN, STATISTICS, WISH_FILE
 
 FULL_STATE = opamp_pb2.ServerToAgentFlags_ReportFullState
 
@@ -169,6 +169,24 @@ def test_statistics_are_kept_by_release_and_what_is_no_statistics_is_refused(fle
     for wrong in no_statistics:
         message = device.message(custom_message=custom(STATISTICS, "counted", wrong))
         assert device.send(message.SerializeToString()).status == HTTPStatus.BAD_REQUEST
+
+
+def test_drift_is_kept_apart_from_statistics_and_its_findings_are_events(fleet: Service) -> None:
+    device = fleet.enrolled("drifting")
+    assert DRIFT in device.poll().custom_capabilities.capabilities
+    assert fleet.get("/devices/drifting")["drift"] is None
+    device.poll(custom_message=custom(DRIFT, "found", {"models": {"digits": {"findings": [], "rows": 5}}}))
+    fleet.server._upkeep._write()
+    assert fleet.get("/devices/drifting")["drift"] == {"digits": {"findings": [], "rows": 5}}
+    for findings in (["camera"], ["camera"], []):
+        device.poll(custom_message=custom(DRIFT, "found", {"models": {"digits": {"findings": findings}}}))
+        assert fleet.get("/devices/drifting")["drift"] == {"digits": {"findings": findings}}
+    events = fleet.get("/events?device=drifting")["events"]
+    assert [one["text"] for one in events if one["kind"] == "drift"] == ["digits: camera", "no model drifts any more"]
+    for wrong in ({"models": []}, {"models": {"digits": []}}, {"models": {"digits": {"findings": "camera"}}}, {}):
+        message = device.message(custom_message=custom(DRIFT, "found", wrong))
+        assert device.send(message.SerializeToString()).status == HTTPStatus.BAD_REQUEST
+    assert fleet.get("/devices/drifting")["drift"] == {"digits": {"findings": []}}
 
 
 def custom(capability: str, kind: str, data: object) -> opamp_pb2.CustomMessage:

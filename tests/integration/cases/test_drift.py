@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from typer.testing import CliRunner
 
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import EDGE_BUNDLE, picture
-from tests.faults.scene import until
-from tests.integration.agent.kept import EASY, Kept, keeping
+from tests.faults.scene import until, write_agent
+from tests.fleet_service import service
+from tests.integration.agent.kept import EASY, STATE, Kept, keeping
 from upwell.edge.fleet.facts import within_bytes
+from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import ConfigError
 from upwell.tools.cli import build_app
@@ -146,7 +149,44 @@ def test_a_packed_bundle_and_a_broken_reference_are_refused(tmp_path: Path, bund
     assert "it is packed" in str(done.exception)
 
 
-def test_statistics_hold_what_fits_and_what_drifted_first() -> None:
+@pytest.mark.slow
+def test_a_fleet_service_is_told_of_drift_by_a_message_of_its_own(tmp_path: Path, bundle: Path) -> None:
+    with service(tmp_path, poll="1s") as fleet:
+        (tmp_path / "enrol").write_text(fleet.enrolment_token())
+        section = {"endpoint": fleet.url, "ca": str(fleet.ca), "enrol_token_file": "enrol"}
+        path = write_agent(tmp_path, {"defaults": EASY}, None, models_of(bundle), {**STATE, "name": "dock"})
+        path.write_text(json.dumps({**json.loads(path.read_text()), "fleet": section}))
+
+        def told() -> Any:
+            status, found = fleet.call("GET", "/devices/dock")
+            return found.get("drift") if status == HTTPStatus.OK else None
+
+        def shown() -> str:
+            where = ["--at", fleet.url, "--token-file", str(tmp_path / "operator"), "--ca", str(fleet.ca)]
+            done = CliRunner().invoke(build_app(["fleet"]), ["fleet", "show", "dock", *where])
+            assert done.exit_code == 0, done.output
+            return done.output
+
+        (tmp_path / "operator").write_text(fleet.operator)
+        with embedded_agent(path) as agent:
+            for index in range(250, 350):
+                agent.infer("digits", {"image": picture(index)})
+            until(lambda: (told() or {}).get("digits", {}).get("findings") == [])
+            assert "digits: no drift" in shown()
+            for index in range(200):
+                agent.infer("digits", {"image": darkened(index, 0.3)})
+            until(lambda: told()["digits"]["findings"] == ["camera"])
+        assert told()["digits"]["quantities"]["brightness"]["moved"]
+        (line,) = [one for one in shown().splitlines() if "out of focus" in one]
+        assert line.startswith("  digits: the camera is dirty")
+        assert "brightness" in line
+        assert any(one["text"] == "digits: camera" for one in fleet.get("/events")["events"])
+        history = fleet.get("/devices/dock/history")["history"]
+        assert history
+        assert not any("drift" in one["counts"] for one in history)
+
+
+def test_what_is_told_of_drift_holds_what_fits_and_what_drifted_first() -> None:
     documents = {str(n): {"findings": [], "text": "x" * 100} for n in range(50)}
     documents["late"] = {"findings": ["world"], "text": "x" * 100}
     found = within_bytes(documents, 1500)

@@ -22,7 +22,7 @@ from upwell.fleet.dashboard import pages
 from upwell.fleet.service import server
 from upwell.fleet.users.attempts import MOST_FAILURES
 from upwell.rpc.opamp.v1 import opamp_pb2
-from upwell.shared.opamp.names import RELEASE_PACKAGE, STATISTICS
+from upwell.shared.opamp.names import DRIFT, RELEASE_PACKAGE, STATISTICS
 
 HOSTILE = '<img src=x onerror="document.title=1"></script>'
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -54,12 +54,14 @@ def fill(running: Service) -> None:
             now = {"rtt_s": 0.042, "up_bytes_per_s": 125000.0, "spool_waiting": 7}
             counts: dict[str, Any] = {"requests": requests, "late": requests // 50, "degraded": requests // 10,
                       "degraded.cloud_deadline": requests // 10, "now": now}  # fmt: skip
-            if name == "gate":
-                counts["drift"] = {"digits": {"findings": ["camera"]}, "plain": {"findings": []}}
             counted = {"release": 6, "since_unix_s": 5.0, "counts": counts}
             data = json.dumps(counted).encode()
             device.poll(custom_message=opamp_pb2.CustomMessage(capability=STATISTICS, type="counted", data=data))
             time.sleep(0.2)  # a batch of the service's has the last count of a device alone
+        if name == "gate":
+            drift = {"models": {"digits": {"findings": ["camera"]}, "plain": {"findings": []}}}
+            message = opamp_pb2.CustomMessage(capability=DRIFT, type="found", data=json.dumps(drift).encode())
+            device.poll(custom_message=message)
 
 
 def test_links_spools_reasons_budgets_and_pages_of_devices_are_shown(

@@ -60,7 +60,7 @@ class DeviceSummary(Given):
 
 
 class DeviceDetails(DeviceSummary):
-    """All that is known of a device."""
+    """All that is known of a device. `drift` has the report of each model that is watched; null: not told."""
 
     instance_uid: str
     key_sha256: str
@@ -72,6 +72,7 @@ class DeviceDetails(DeviceSummary):
     config_error: str
     not_before_unix_s: float | None
     statistics: dict[str, Any] | None
+    drift: dict[str, Any] | None
     own_labels: dict[str, str]
     groups: list[str]
 
@@ -310,7 +311,7 @@ def _show_device(call: AdmittedCall[Nothing, Nothing]) -> DeviceDetails:
         **{
             name: device[name]
             for name in ("instance_uid", "key_sha256", "attributes", "health", "configuration", "packages",
-                         "config_status", "config_error", "statistics")
+                         "config_status", "config_error", "statistics", "drift")
         },
         not_before_unix_s=groups.wanted(device, assigned).not_before_unix_s,
         own_labels=device["labels"],

@@ -54,9 +54,9 @@ class Glance:
     drifting: int | None
 
 
-def glance(devices: Iterable[Stored]) -> Glance:
+def glance(every: Iterable[Stored]) -> Glance:
     """The figures of these devices, without those that were revoked."""
-    here = [one for one in devices if one["revoked_unix_s"] is None]
+    here = [one for one in every if one["revoked_unix_s"] is None]
     releases = Counter("none" if one["release"] is None else str(one["release"]) for one in here)
     versions = Counter(one["attributes"].get("service.version", "") or "unknown" for one in here)
     counts = sum((counts_of(one["statistics"]["counts"]) for one in here if one["statistics"]), NO_COUNTS)
@@ -68,8 +68,8 @@ def glance(devices: Iterable[Stored]) -> Glance:
     now = [_now(one) for one in here]
     known_s = [one["rtt_s"] for one in now if isinstance(one.get("rtt_s"), float)]
     waiting = sum(one["spool_waiting"] for one in now if isinstance(one.get("spool_waiting"), int))
-    drifts = [found for one in here if (found := _drift(one))]
-    drifting = sum(any(one.values()) for one in drifts) if drifts else None
+    drifts = [one["drift"] for one in here if one["drift"]]
+    drifting = sum(bool(devices.drift_of(one)) for one in drifts) if drifts else None
     return Glance(
         len(here), dict(sorted(releases.items())), dict(sorted(versions.items())), counts, up,
         dict(degraded.most_common()), median(known_s) if known_s else None, waiting, drifting,
@@ -84,14 +84,6 @@ def _now(device: Stored) -> Mapping[str, Any]:
     """How link and spool stood when the device last said it."""
     found = _counts(device).get("now")
     return found if isinstance(found, dict) else {}
-
-
-def _drift(device: Stored) -> dict[str, str]:
-    """What each watched model of a device has found of drift; empty where none is watched."""
-    found = _counts(device).get("drift")
-    models = found.items() if isinstance(found, dict) else ()
-    lists = {name: one.get("findings") for name, one in models if isinstance(one, dict)}
-    return {name: ", ".join(map(str, one)) for name, one in lists.items() if isinstance(one, list)}
 
 
 def _degraded(device: Stored) -> dict[str, int]:
@@ -280,7 +272,7 @@ class _Pages:
         statistics = {"statistics": shown.statistics}
         return self._shown(
             "device.html", session=session, device=shown, points=_points(history), now=_now(statistics),
-            degraded=_degraded(statistics), drift=_drift(statistics),
+            degraded=_degraded(statistics), drift=dict.fromkeys(shown.drift or {}, "") | devices.drift_of(shown.drift),
         )  # fmt: skip
 
     def _ask(self, request: Request, session: Session, form: Mapping[str, str]) -> Response:

@@ -68,6 +68,8 @@ class PollHandler:
             self._note(device, incoming, now)
         if report.counted is not None:
             presence.counted(device["id"], now.unix_s, report.counted)
+        if report.drift is not None:
+            presence.drifted(device["id"], report.drift)
         is_unknown = not device["attributes"] and report.attributes is None
         is_told = incoming.accepts_settings and (heard.is_first or certificate is not None)
         settings = ConnectionSettings(

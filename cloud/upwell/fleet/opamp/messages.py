@@ -16,13 +16,13 @@ from upwell.fleet.registry.report import ConfigurationStatus, DeviceCounts, Expl
 from upwell.rpc.opamp.v1 import anyvalue_pb2, opamp_pb2
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import parse_json
-from upwell.shared.opamp.names import DIGEST_TYPE, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
+from upwell.shared.opamp.names import DIGEST_TYPE, DRIFT, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
 from upwell.shared.opamp.wish import digest_of
 from upwell.shared.routing.log import LogLine
 
 MOST_ENTRIES = 64
 LONGEST_KEY, LONGEST_VALUE = 100, 500
-MAX_CUSTOM_BYTES = {STATISTICS: 48 << 10, EXPLAIN: 64 << 10, SHADOW: 64 << 10}
+MAX_CUSTOM_BYTES = {STATISTICS: 48 << 10, EXPLAIN: 64 << 10, DRIFT: 32 << 10, SHADOW: 64 << 10}
 _DEPTH = 3
 
 _CAPABILITIES = (
@@ -117,6 +117,7 @@ def _report(message: opamp_pb2.AgentToServer, capabilities: int, known: list[str
         custom_capabilities=known if message.HasField("custom_capabilities") else None,
         counted=_counted(custom),
         explained=_explained(custom),
+        drift=_drift(custom),
         shadowed=_shadowed(custom),
         is_leaving=message.HasField("agent_disconnect"),
     )
@@ -238,6 +239,18 @@ def _counted(message: opamp_pb2.CustomMessage | None) -> DeviceCounts | None:
     return DeviceCounts(release, float(since or 0.0), counts, demand if isinstance(demand, dict) else {})
 
 
+def _drift(message: opamp_pb2.CustomMessage | None) -> dict[str, Any] | None:
+    found = _custom(message, DRIFT, "found")
+    if found is None:
+        return None
+    models = found.get("models")
+    if not isinstance(models, dict) or not all(
+        isinstance(one, dict) and isinstance(one.get("findings"), list) for one in models.values()
+    ):
+        raise InvalidRequest("expected `models`, and `findings` of each")
+    return models
+
+
 def _explained(message: opamp_pb2.CustomMessage | None) -> Explained | None:
     found = _custom(message, EXPLAIN, "told")
     if found is None:
@@ -267,7 +280,7 @@ class _ShadowMessage(BaseModel):
 def write(reply: PollReply) -> bytes:
     """The message to the agent."""
     message = opamp_pb2.ServerToAgent(instance_uid=bytes.fromhex(reply.instance_uid), capabilities=_CAPABILITIES)
-    message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN, SHADOW))
+    message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN, DRIFT, SHADOW))
     if reply.wants_full_state:
         message.flags |= opamp_pb2.ServerToAgentFlags_ReportFullState
     if reply.new_instance_uid:

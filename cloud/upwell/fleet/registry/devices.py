@@ -37,6 +37,12 @@ def variables_of(device: Stored) -> dict[str, Any]:
     }
 
 
+def drift_of(models: Mapping[str, Any] | None) -> dict[str, str]:
+    """What was found of each model that drifts, by its name."""
+    lists = {name: ", ".join(map(str, one["findings"])) for name, one in (models or {}).items()}
+    return {name: found for name, found in lists.items() if found}
+
+
 def by_certificate(connection: Connection, serial: str) -> Stored | None:
     """The device that holds a certificate which is in force; None where nobody does."""
     found = (
@@ -101,6 +107,8 @@ def changes_of(device: Stored, report: Report, now_unix_s: float) -> tuple[dict[
         said |= {"packages": report.packages, "release": report.release}
     if (status := report.configuration_status) is not None:
         said |= {"config_hash": status.config_hash, "config_status": status.status, "config_error": status.error}
+    if report.drift is not None and drift_of(report.drift) != drift_of(device["drift"]):
+        said["drift"] = dict(report.drift)
     changed = {name: value for name, value in said.items() if device[name] != value}
     happened = _happened(device, changed)
     changed |= _twin(device, report.started_unix_ns, now_unix_s)
@@ -142,6 +150,9 @@ def _happened(device: Stored, changed: Mapping[str, Any]) -> list[tuple[str, str
         happened.append(
             ("refused", f"refused what was asked of it: {changed.get('config_error') or 'no reason given'}")
         )
+    if "drift" in changed:
+        found = [f"{name}: {text}" for name, text in drift_of(changed["drift"]).items()]
+        happened.append(("drift", "; ".join(found) or "no model drifts any more"))
     version = changed.get("attributes", {}).get("service.version", "")
     if version and version != device["attributes"].get("service.version"):
         happened.append(("version", f"runs version {version}"))
@@ -196,10 +207,15 @@ def assign(
 
 
 def write_batch(connection: Connection, batch: PresenceUpdate) -> None:
-    """When devices were last seen, and what they counted."""
+    """When devices were last seen, how their models drift, and what they counted."""
     if batch.seen:
         statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(last_seen_unix_s=bindparam("at"))
         connection.execute(statement, [{"the_id": one, "at": at} for one, at in sorted(batch.seen.items())])
+    if batch.drift:
+        statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(drift=bindparam("models"))
+        connection.execute(
+            statement, [{"the_id": one, "models": dict(models)} for one, models in sorted(batch.drift.items())]
+        )
     if batch.counted:
         statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(statistics=bindparam("counted"))
         counted = [(device_id, at, _counted(one)) for device_id, (at, one) in sorted(batch.counted.items())]

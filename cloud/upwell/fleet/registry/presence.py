@@ -42,10 +42,11 @@ class Heard:
 
 @dataclass
 class PresenceUpdate:
-    """What is to be written: when devices were last seen, and what each counted last, at an instant."""
+    """What is to be written: when devices were last seen, what each counted last, at an instant, and its drift."""
 
     seen: dict[str, float] = field(default_factory=dict)
     counted: dict[str, tuple[float, DeviceCounts]] = field(default_factory=dict)
+    drift: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Presence:
@@ -106,6 +107,11 @@ class Presence:
             if device_id in self._seen:
                 self._seen[device_id].written_unix_s = now_unix_s
 
+    def drifted(self, device_id: str, models: Mapping[str, Any]) -> None:
+        """Keep what a device says of the drift of its models for the next batch."""
+        with self._lock:
+            self._batch.drift[device_id] = models
+
     def take(self) -> PresenceUpdate:
         """What is to be written now."""
         with self._lock:
@@ -113,9 +119,10 @@ class Presence:
         return batch
 
     def give_back(self, batch: PresenceUpdate) -> None:
-        """It could not be written: when devices were seen goes into the next batch, what they counted comes again."""
+        """It could not be written, and goes into the next batch; what devices counted comes again anyway."""
         with self._lock:
             self._batch.seen = {**batch.seen, **self._batch.seen}
+            self._batch.drift = {**batch.drift, **self._batch.drift}
 
     def last_seen(self, stored: Mapping[str, Any]) -> float | None:
         """When a device was last heard of: by this process, or by what the database says."""

@@ -60,6 +60,7 @@ class Report:
     release: int | None = None
     custom_capabilities: Sequence[str] | None = None
     counted: DeviceCounts | None = None
+    drift: Mapping[str, Any] | None = None
     explained: Explained | None = None
     shadowed: Shadowed | None = None
     is_leaving: bool = False

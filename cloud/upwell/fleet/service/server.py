@@ -225,7 +225,7 @@ class FleetHousekeeping:
 
     def _write(self) -> None:
         batch = self._state.presence.take()
-        if not batch.seen and not batch.counted:
+        if not batch.seen and not batch.counted and not batch.drift:
             return
         try:
             with self._state.database.writing() as connection:

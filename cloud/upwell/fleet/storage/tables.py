@@ -61,6 +61,7 @@ DEVICES = Table(
     Column("rollout", String(32), index=True),  # the roll-out under way that it is in: one at most
     Column("shadow", BigInteger),  # a release that is to run beside
     Column("statistics", JSON),
+    Column("drift", JSON),  # by model; null where it was never told
     Column("shares", JSON),  # by model what budgets leave it, the least of all; null in none
     Column("started_unix_ns", BigInteger, nullable=False),
     Column("former_started_unix_ns", BigInteger, nullable=False),

@@ -22,14 +22,15 @@ from upwell.edge.fleet.messages import ServiceMessage
 from upwell.edge.fleet.shares import KeptShares
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
-from upwell.shared.opamp.names import EXPLAIN, SHADOW, STATISTICS
+from upwell.shared.opamp.names import DRIFT, EXPLAIN, SHADOW, STATISTICS
 from upwell.shared.opamp.wish import Wish, digest_of, read_wish
 
 LARGEST_DRIFT = 16 << 10
-"""Bytes of what statistics say of drift; models that stand as ever are left out first."""
+"""Bytes of what is said of drift; models that stand as ever are left out first."""
 LARGEST_ANSWER = 48 << 10
 """Bytes of an explanation; of a longer one the last lines are left out."""
 
+_TYPES = {STATISTICS: "counted", DRIFT: "found", SHADOW: "lines"}
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +40,7 @@ class Outgoing:
 
     data: bytes
     said: dict[str, str]
-    counted_at_unix_s: float | None = None
+    kind: str = ""
     answered: str = ""
     shadow: ShadowReport | None = None
     counts_said: Callable[[], None] = lambda: None
@@ -60,7 +61,8 @@ class Conversation:
         self._answers: dict[str, dict[str, Any]] = {}
         self._counts = ReleaseCounts(since_unix_s=started_unix_ns / 1e9)
         self._demand = DemandRates()
-        self._counted_at_unix_s = -math.inf
+        self._said_at_unix_s: dict[str, float] = {}
+        self._understands: frozenset[str] | None = None
         self._complained: set[str] = set()
 
     @property
@@ -110,8 +112,9 @@ class Conversation:
         if outgoing.shadow is not None and self._view.shadow is not None:
             self._view.shadow.told(outgoing.shadow)
         outgoing.counts_said()
-        if outgoing.counted_at_unix_s is not None:
-            self._counted_at_unix_s = outgoing.counted_at_unix_s
+        if outgoing.kind:
+            self._said_at_unix_s[outgoing.kind] = now_unix_s
+        self._understands = told.understands
         self._shares.heard(now_unix_s)
         if told.wants_full_state:
             self._known.clear()
@@ -127,26 +130,53 @@ class Conversation:
     def _add_custom(
         self, message: opamp_pb2.AgentToServer, outgoing: Outgoing, release: int | None, now_unix_s: float
     ) -> None:
-        """An answer that is waited for, else what was counted: a message has room for one of them."""
+        """An answer that is waited for, else of what the service understands the kind that was said longest ago: a
+        message has room for one of them."""
         counts = self._counts.update(release, self._view.counts(), now_unix_s)
         if self._answers:
             outgoing.answered, answer = next(iter(self._answers.items()))
             messages.put_custom(message, EXPLAIN, "told", {"id": outgoing.answered, **answer})
-        elif now_unix_s - self._counted_at_unix_s >= self._wish.statistics_s:
-            outgoing.counted_at_unix_s = now_unix_s
-            demand, outgoing.counts_said = self._demand.rates(self._view, time.monotonic())
+            return
+        kinds = (one for one in (STATISTICS, DRIFT, SHADOW) if self._understands is None or one in self._understands)
+        for kind in sorted(kinds, key=lambda one: self._said_at_unix_s.get(one, -math.inf)):
             body = {
-                "release": self._counts.release, "since_unix_s": self._counts.since_unix_s,
-                "counts": {**counts, "now": self._view.now(), "drift": within_bytes(self._view.drift(), LARGEST_DRIFT)},
-                "demand": demand,
-            }  # fmt: skip
-            messages.put_custom(message, STATISTICS, "counted", body)
-        elif self._view.shadow is not None and (news := self._view.shadow.news()) is not None:
-            outgoing.shadow = news
-            lines = [json.loads(one) for one in news.lines]
-            messages.put_custom(
-                message, SHADOW, "lines", {"release": news.release, "lines": lines, "problem": news.problem}
-            )
+                STATISTICS: lambda: self._counted(counts, outgoing, now_unix_s),
+                DRIFT: lambda: self._drifted(outgoing.said, now_unix_s),
+                SHADOW: lambda: self._shadowed(outgoing),
+            }[kind]()
+            if body is not None:
+                outgoing.kind = kind
+                messages.put_custom(message, kind, _TYPES[kind], body)
+                return
+
+    def _is_time(self, kind: str, now_unix_s: float) -> bool:
+        """Also where the clock was set back."""
+        said_at_unix_s = self._said_at_unix_s.get(kind, -math.inf)
+        return not 0.0 <= now_unix_s - said_at_unix_s < self._wish.statistics_s
+
+    def _counted(self, counts: dict[str, int], outgoing: Outgoing, now_unix_s: float) -> dict[str, Any] | None:
+        if not self._is_time(STATISTICS, now_unix_s):
+            return None
+        demand, outgoing.counts_said = self._demand.rates(self._view, time.monotonic())
+        return {
+            "release": self._counts.release, "since_unix_s": self._counts.since_unix_s,
+            "counts": {**counts, "now": self._view.now()}, "demand": demand,
+        }  # fmt: skip
+
+    def _drifted(self, said: dict[str, str], now_unix_s: float) -> dict[str, Any] | None:
+        """What is new of it: findings at once, figures as often as statistics."""
+        models = within_bytes(self._view.drift(), LARGEST_DRIFT)
+        has_found = self._is_news(said, "findings", {name: one.get("findings") for name, one in models.items()})
+        if has_found or self._is_time(DRIFT, now_unix_s):
+            return {"models": models} if self._is_news(said, "drift", models) else None
+        return None
+
+    def _shadowed(self, outgoing: Outgoing) -> dict[str, Any] | None:
+        news = None if self._view.shadow is None else self._view.shadow.news()
+        if news is None:
+            return None
+        outgoing.shadow = news
+        return {"release": news.release, "lines": [json.loads(one) for one in news.lines], "problem": news.problem}
 
     def _differs(self, name: str, value: object) -> bool:
         return value is not None and self._known.get(name) != _digest(value)

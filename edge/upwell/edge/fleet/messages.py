@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.files import parse_json
-from upwell.shared.opamp.names import DIGEST_TYPE, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
+from upwell.shared.opamp.names import DIGEST_TYPE, DRIFT, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
 
 CAPABILITIES = (
     opamp_pb2.AgentCapabilities_ReportsStatus
@@ -43,7 +43,8 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class ServiceMessage:
-    """What the service said. Empty or None: nothing of that. `ignored` names offers that no device takes."""
+    """What the service said. Empty or None: nothing of that. `ignored` names offers that no device takes, and
+    `understands` the custom capabilities of the service."""
 
     wants_full_state: bool = False
     wish: bytes | None = None
@@ -53,6 +54,7 @@ class ServiceMessage:
     question: tuple[str, str] | None = None
     error: str = ""
     ignored: tuple[str, ...] = ()
+    understands: frozenset[str] = frozenset()
 
 
 def read(data: bytes, instance_uid: bytes) -> ServiceMessage:
@@ -74,6 +76,7 @@ def read(data: bytes, instance_uid: bytes) -> ServiceMessage:
         poll_s=float(message.connection_settings.opamp.heartbeat_interval_seconds) or None,
         question=_question(message.custom_message),
         ignored=_ignored(message),
+        understands=frozenset(message.custom_capabilities.capabilities),
     )
 
 
@@ -118,7 +121,7 @@ def put_description(message: opamp_pb2.AgentToServer, attributes: Mapping[str, s
         is_identifying = key.startswith("service.")
         kind = description.identifying_attributes if is_identifying else description.non_identifying_attributes
         kind.add(key=key).value.string_value = value[:_LONGEST]
-    message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN, SHADOW))
+    message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN, DRIFT, SHADOW))
 
 
 def put_health(message: opamp_pb2.AgentToServer, document: Mapping[str, Any], started_unix_ns: int) -> None:

@@ -15,6 +15,9 @@ STATISTICS = "io.upwell.statistics/1"
 """Custom capability: the agent sends a message of type `counted`, JSON with `release`, `since_unix_s`, `counts` and
 `demand`, which has for each model what a budget is shared out by (`upwell.shared.opamp.demand`)."""
 
+DRIFT = "io.upwell.drift/1"
+"""Custom capability: the agent sends `found` (JSON with `models`, the drift report of each model that is watched)."""
+
 EXPLAIN = "io.upwell.explain/1"
 """Custom capability: the service sends `ask` (JSON with `id` and `request`), and the agent answers with `told` (`id`
 and either `sections`, headings with lines, or `error`)."""

@@ -79,9 +79,14 @@ def show(device: DeviceArgument, at: At, token_file: TokenFile, ca: Ca = None, a
         if isinstance(value, Mapping):
             console.print(plain(f"{name}:"))
             for key, one in value.items():
-                console.print(plain(f"  {key}: {one}"))
+                console.print(plain(f"  {key}: {_drifted(one) if name == 'drift' else one}"))
         else:
             console.print(plain(f"{name}: {_said(name, value)}"))
+
+
+def _drifted(report: Mapping[str, Any]) -> str:
+    moved = [name for name, one in report.get("quantities", {}).items() if one.get("moved")]
+    return f"{report.get('text')} ({', '.join(moved)})" if report.get("findings") else "no drift"
 
 
 def _said(name: str, value: Any) -> object:
