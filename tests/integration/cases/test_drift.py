@@ -28,6 +28,9 @@ from upwell.tools.cli import build_app
 from upwell.tools.demo.data import heldout
 
 
+POLLED_S = 60.0
+
+
 def run(*arguments: str, code: int = 0) -> Any:
     done = CliRunner().invoke(build_app(list(arguments)), list(arguments))
     assert done.exit_code == code, done.output
@@ -171,11 +174,11 @@ def test_a_fleet_service_is_told_of_drift_by_a_message_of_its_own(tmp_path: Path
         with embedded_agent(path) as agent:
             for index in range(250, 350):
                 agent.infer("digits", {"image": picture(index)})
-            until(lambda: (told() or {}).get("digits", {}).get("findings") == [])
+            until(lambda: (told() or {}).get("digits", {}).get("findings") == [], POLLED_S)
             assert "digits: no drift" in shown()
             for index in range(200):
                 agent.infer("digits", {"image": darkened(index, 0.3)})
-            until(lambda: told()["digits"]["findings"] == ["camera"])
+            until(lambda: told()["digits"]["findings"] == ["camera"], POLLED_S)
         assert told()["digits"]["quantities"]["brightness"]["moved"]
         (line,) = [one for one in shown().splitlines() if "out of focus" in one]
         assert line.startswith("  digits: the camera is dirty")
