@@ -41,6 +41,22 @@ def rows(value: float) -> Mapping[str, Array]:
     return {INPUT: np.full((1, 3), value, np.float32)}
 
 
+def write_endless(path: Path) -> None:
+    """A model that loads, and never comes to the end of a run."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_on"], ["goes_on"]),
+            helper.make_node("Add", ["state", "state"], ["next"]),
+        ],
+        "body",
+        [tensor("turn", [], "INT64"), tensor("go_on", [], "BOOL"), tensor("state", ["rows", 3])],
+        [tensor("goes_on", [], "BOOL"), tensor("next", ["rows", 3])],
+    )
+    loop = helper.make_node("Loop", ["turns", "", INPUT], ["scores"], body=body)
+    constants: dict[str, Array] = {"turns": np.array(2**62, np.int64)}
+    save(path, [loop], [tensor(INPUT, ["rows", 3])], [tensor("scores", ["rows", 3])], constants)
+
+
 def write_model(folder: Path, version: int, *, fragile: bool = False) -> None:
     """`scores = fp32 + version`. A fragile one looks its input up in a table of four, and fails beyond it."""
     constants: dict[str, Array] = {"version": np.full((1, 3), version, np.float32)}
@@ -67,11 +83,16 @@ class Publisher:
         self.offered = folder / "offered"
         self.offered.mkdir()
 
-    def bundle(self, version: int, *, fragile: bool = False, answers_of: int = 0, signer: Signer | None = None) -> Path:
+    def bundle(
+        self, version: int, *, fragile: bool = False, endless: bool = False, answers_of: int = 0,
+        signer: Signer | None = None,
+    ) -> Path:  # fmt: skip
         """An archive; `answers_of` is the version whose answers its golden vectors are, where it is another."""
         folder = self.folder / f"made-{time.monotonic_ns()}"
         folder.mkdir()
         write_model(folder, version, fragile=fragile)
+        if endless:
+            write_endless(folder / "model.onnx")
         shift = np.float32(answers_of or version)
         golden = record_golden(lambda inputs: {"scores": inputs[INPUT] + shift}, {INPUT: np.ones((4, 3), np.float32)})
         (folder / GOLDEN_NAME).write_bytes(golden)

@@ -27,7 +27,6 @@ from upwell.shared.errors import ConfigError
 from upwell.tools.cli import build_app
 from upwell.tools.demo.data import heldout
 
-
 POLLED_S = 60.0
 
 

@@ -24,6 +24,7 @@ from tests.integration.agent.versions import (
 )
 from tests.integration.release.devices import policy_file, release_of, state, write_device
 from upwell.edge.release.source import NO_CLOCK, is_synchronised
+from upwell.edge.runtimes.probe import TIMEOUT_S
 
 
 @pytest.mark.slow
@@ -53,6 +54,33 @@ def test_good_releases_roll_under_load_and_bad_ones_go_back_by_themselves(
     assert callers.errors == []
     assert set(callers.versions) <= {2, 3, 5}
     assert callers.versions[-1] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_release_whose_model_never_ends_is_given_up_and_the_next_one_is_taken(
+    folder: Path, publisher: Publisher, releases: Releases
+) -> None:
+    config = write_device(folder, releases, publisher.bundle(2))
+    with agent_process(config) as agent, Callers(agent, EASY) as callers:
+        good = releases.release({MODEL: publisher.bundle(3)}, policy=policy_file(folder))
+        until(lambda: release_of(agent)["sequence"] == good, APPEARS_S)
+        releases.release({MODEL: publisher.bundle(4, endless=True)})
+        until(lambda: release_of(agent)["phase"] == "refused", TIMEOUT_S + 2 * APPEARS_S)
+        assert f"model.onnx hung for {TIMEOUT_S:g} s in the probing process" in release_of(agent)["reason"]
+        assert (serves(agent), release_of(agent)["sequence"]) == (3, good)
+        assert not [pid for pid in children_of(agent.program.pid) if "probe_child" in pid]
+        again = releases.release({MODEL: publisher.bundle(5)})
+        until(lambda: release_of(agent)["sequence"] == again and serves(agent) == 5, APPEARS_S)
+    assert callers.errors == []
+    assert callers.versions == [2, 3, 5]
+
+
+def children_of(parent: int) -> list[str]:
+    """The command lines of the processes that it has started and that still run."""
+    tasks = Path(f"/proc/{parent}/task").glob("*/children")
+    pids = [pid for task in tasks for pid in task.read_text().split()]
+    return [Path(f"/proc/{pid}/cmdline").read_text() for pid in pids]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL])

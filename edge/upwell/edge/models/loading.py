@@ -33,7 +33,7 @@ from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx.saturation import saturation
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.probe import ProbeSubject, enter, survived
+from upwell.edge.runtimes.probe import TIMEOUT_S, ProbeSubject, enter, survived, try_on_cpu
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
@@ -46,6 +46,9 @@ COMPILED_NAME = "compiled"
 
 PATIENCE_S = 2.0
 """An accelerator that is not ready after so long compiles, and the CPU serves meanwhile."""
+
+LONGEST_COMPILE_S = 1800.0
+"""An accelerator on which a new version is not ready after so long is left. What waits there cannot be ended."""
 
 _Outcome = tuple[EdgeModel | None, Sequence[RuntimeAttempt]]
 _log = logging.getLogger(__name__)
@@ -78,8 +81,9 @@ class Loader:
 
     `name` is the model's in the configuration. `bundle` was verified; without one the side's own folder or file is
     loaded as it lies there. What the model names must lie in its bundle; that of a file, by default in its own folder,
-    else `within`. Without `state_dir` nothing is remembered between starts. Raises `ConfigError` where there is no
-    model file, and for a description or golden vectors that cannot be read.
+    else `within`. Without `state_dir` nothing is remembered between starts. One that `is_new` is first run by another
+    process on the CPU, so that a model that hangs or crashes is left. Raises `ConfigError` where there is no model
+    file, and for a description or golden vectors that cannot be read.
     """
 
     def __init__(
@@ -90,9 +94,11 @@ class Loader:
         bundle: Bundle | None = None,
         within: Path | None = None,
         state_dir: Path | None = None,
+        is_new: bool = False,
     ) -> None:
         self.name = name
         self.side = side
+        self._is_new = is_new
         self._key = f"models.{name}.edge"
         self._began_s = time.monotonic()
         self._files = files_of(side, bundle)
@@ -119,7 +125,13 @@ class Loader:
         """
         if not self.side.wanted_accelerators:
             return self._on_cpu("ready", [])
-        edge, attempts = self._on_accelerator()
+        outcome = self._in_background()
+        try:
+            edge, attempts = outcome.result(LONGEST_COMPILE_S)
+        except FutureTimeout:
+            outcome.add_done_callback(_drop)
+            why = f"is not ready after {LONGEST_COMPILE_S:g} s"
+            edge, attempts = None, [RuntimeAttempt("the accelerator", why)]
         return edge or self._without_accelerator(attempts)
 
     def start(self, patience_s: float = PATIENCE_S) -> Loading:
@@ -225,6 +237,8 @@ class Loader:
 
     def _load(self, candidate: Candidate, state: State, before: Sequence[RuntimeAttempt]) -> EdgeModel:
         wanted = candidate.accelerator
+        if wanted is None and self._is_new:
+            try_on_cpu(candidate.path, candidate.options, TIMEOUT_S)
         if wanted is None or wanted.library is None:
             return self._open(candidate, state, before)
         version = candidate.package_version()
@@ -317,6 +331,13 @@ class Loader:
         if saturates and not wrong:
             _log.warning("model %s: %s", self.name, saturates)
         return "; ".join(filter(None, (wrong, wrong and saturates)))
+
+
+def _drop(outcome: Future[_Outcome]) -> None:
+    """Nobody waits for it any more."""
+    edge, _ = outcome.result()
+    if edge is not None:
+        edge.close()
 
 
 def _golden_vectors(wanted: Golden, files: ModelFiles) -> GoldenVectors | None:

@@ -162,7 +162,7 @@ class ShadowFollower:
         with self._store.trying(f"beside {unit.digest}"):
             for name, load in self._parts.load.items():
                 found = unit.bundles.get(name)
-                edge = None if found is None else load(found)
+                edge = None if found is None else load(found, is_new=True)
                 if edge is not None:
                     edges[name] = edge
         if not edges:

@@ -88,8 +88,14 @@ class _Trial:
     is_over: bool = False
 
 
-LoadModel = Callable[[Bundle | None], EdgeModel | None]
-"""Loads a bundle of one model and warms it up; with None what agent.yaml names, None where that is nothing."""
+class LoadModel(Protocol):
+    """Loads a bundle of one model and warms it up; with None what agent.yaml names, None where that is nothing.
+
+    One that `is_new` may hang or crash, and is refused then.
+    """
+
+    def __call__(self, bundle: Bundle | None, *, is_new: bool = False) -> EdgeModel | None:
+        """Raises `UpwellError`."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class UnitSwitching:
             edges = {}
             for name, load in self._parts.load.items():
                 found = unit.bundles.get(name)
-                edge = None if found is None or self._is_served(name, found) else load(found)
+                edge = None if found is None or self._is_served(name, found) else load(found, is_new=True)
                 if edge is not None:
                     edges[name] = edge
                     self._check_speed(name, edge, policy)

@@ -1,6 +1,6 @@
-"""Trying an unknown library out in a process of its own before it may enter the agent's.
+"""Trying an unknown library, or a new model, out in a process of its own before it may enter the agent's.
 
-A delegate or provider library that crashes or hangs takes its process with it. So the first process to open a model
+A delegate or provider library that crashes or hangs takes its process with it, and so does a model. So the first process to open a model
 with one is a child (`upwell.edge.runtimes.probe_child`), under the device's exclusive lock and never while anybody has
 the device open. What came of it is remembered by everything that the answer may depend on: the digests of library and
 model, the versions of runtime package and driver, the options.
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from upwell.shared.digest import model_digest, sha256_of
 from upwell.shared.files import parse_json, read_json, write_whole
 
 TIMEOUT_S = 120.0
-"""A library that takes longer to open a model and run it once hangs."""
+"""What takes longer to open a model and run it once hangs."""
 RESULTS_NAME = "probes.json"
 
 _MAX_RESULTS = 64
@@ -57,7 +57,11 @@ _lock = threading.Lock()
 
 
 class ProbeCrashed(AcceleratorNotUsable):
-    """The library crashed the probing process; it would crash this one."""
+    """What was tried crashed the probing process; it would crash this one."""
+
+
+class ProbeHung(AcceleratorNotUsable):
+    """What was tried was not ready in time."""
 
 
 @dataclass(frozen=True)
@@ -159,26 +163,52 @@ def _try_out(subject: ProbeSubject, results: Path | None, timeout_s: float) -> N
 def run_child(subject: ProbeSubject, timeout_s: float, lock: DeviceLock) -> None:
     """Open the model in a child process, which takes part in `lock`, and run it once.
 
-    Raises `ProbeCrashed` or a plain `AcceleratorNotUsable` that says how it hung, failed or was refused there.
+    Raises `ProbeCrashed`, `ProbeHung` or a plain `AcceleratorNotUsable` that says how it failed or was refused there.
     """
-    name = Path(subject.library).name
-    request = {
-        "path": str(subject.path.absolute()),
-        "options": subject.options.model_dump(mode="json", include={"runtime", "threads", "batch", "package"}),
+    about = {
         "accelerator": subject.accelerator.model_dump(mode="json"),
         "cache_dir": None if subject.cache_dir is None else str(subject.cache_dir.absolute()),
+    }
+    _probe((subject.path, subject.options), Path(subject.library).name, about, timeout_s, lock.descriptors)
+
+
+def try_on_cpu(path: Path, options: RuntimeOptions, timeout_s: float) -> None:
+    """Open a model on the CPU in a child process and run it once.
+
+    Raises `ProbeCrashed` and `ProbeHung`; what else is wrong with it is said where it is opened in earnest.
+    """
+    try:
+        _probe((path, options), path.name, {"accelerator": None, "cache_dir": None}, timeout_s, ())
+    except (ProbeCrashed, ProbeHung):
+        raise
+    except AcceleratorNotUsable:
+        return
+
+
+def _probe(
+    model: tuple[Path, RuntimeOptions],
+    name: str,
+    about: Mapping[str, object],
+    timeout_s: float,
+    descriptors: Sequence[int],
+) -> None:
+    path, options = model
+    request = {
+        "path": str(path.absolute()),
+        "options": options.model_dump(mode="json", include={"runtime", "threads", "batch", "package"}),
         "timeout_s": timeout_s,
         "parent": os.getpid(),
+        **about,
     }
     with tempfile.TemporaryFile() as noise:
-        code, answer = _talk(json.dumps(request).encode(), noise, timeout_s, lock)
+        code, answer = _talk(json.dumps(request).encode(), noise, timeout_s, descriptors)
         said = _said(noise)
     if code == 0:
         refused = parse_json(answer)["refused"]
         if refused:
             raise AcceleratorNotUsable(str(refused))
     elif code in (None, -signal.SIGALRM):
-        raise AcceleratorNotUsable(f"{name} hung for {timeout_s:g} s in the probing process, which was killed")
+        raise ProbeHung(f"{name} hung for {timeout_s:g} s in the probing process, which was killed")
     elif -code in _CRASHES:
         raise ProbeCrashed(f"{name} crashed the probing process with {signal.Signals(-code).name}{said}")
     else:
@@ -186,14 +216,14 @@ def run_child(subject: ProbeSubject, timeout_s: float, lock: DeviceLock) -> None
         raise AcceleratorNotUsable(f"the process that tried {name} out ended with {how}{said}")
 
 
-def _talk(request: bytes, noise: IO[bytes], timeout_s: float, lock: DeviceLock) -> tuple[int | None, bytes]:
+def _talk(request: bytes, noise: IO[bytes], timeout_s: float, descriptors: Sequence[int]) -> tuple[int | None, bytes]:
     """The child's exit code, None where it was ended for hanging, and what it answered."""
     command = [sys.executable, "-m", "upwell.edge.runtimes.probe_child"]
     try:
         child = subprocess.Popen(  # noqa: S603  no shell, and no text of a user's in it
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise,
             cwd=Path(sys.executable).anchor,  # Python looks for modules where it is started
-            pass_fds=lock.descriptors,  # so that the device stays locked where a driver keeps the child from ending
+            pass_fds=descriptors,  # so that the device stays locked where a driver keeps the child from ending
         )  # fmt: skip
     except OSError as error:
         raise AcceleratorNotUsable(f"no process can be started to try it out: {error.strerror}") from None

@@ -1,4 +1,5 @@
-"""The process that opens a model with an unknown library and runs it once, so that the agent need not be the first.
+"""The process that opens a model and runs it once, so that the agent need not be the first: with an unknown library,
+or a new model on the CPU.
 
 It takes one JSON object on standard input (`path`, `options`, `accelerator`, `cache_dir`, `timeout_s`, `parent`) and
 prints one on standard output: `{"refused": reason}`, the reason empty where all went well. It ends with its parent
@@ -27,6 +28,8 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 _PR_SET_PDEATHSIG = 1
+_NICE = 5
+"""On the CPU the agent's requests go before."""
 
 
 def main() -> None:
@@ -49,18 +52,20 @@ def main() -> None:
 
 def probe(request: dict[str, Any]) -> str:
     """Open the model and run it once on zeros; why that was refused, or nothing."""
-    cache_dir = request["cache_dir"]
+    cache_dir, accelerator = request["cache_dir"], request["accelerator"]
+    if accelerator is None and hasattr(os, "nice"):
+        os.nice(_NICE)
     try:
         runtime = load_runtime(
             Path(request["path"]),
             RuntimeOptions.model_validate(request["options"]),
-            AcceleratorOptions.model_validate(request["accelerator"]),
+            None if accelerator is None else AcceleratorOptions.model_validate(accelerator),
             cache_dir=None if cache_dir is None else Path(cache_dir),
         )
         runtime.run({spec.name: blank(spec.datatype, spec.shape) for spec in runtime.inputs})
     except (AcceleratorNotUsable, UpwellError) as error:
         return str(error)
-    return runtime.placement.reason
+    return "" if accelerator is None else runtime.placement.reason
 
 
 def _end_with(parent: int) -> None:

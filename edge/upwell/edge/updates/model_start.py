@@ -110,7 +110,7 @@ class ModelStart:
         if self.follower is not None and self._switching is not None and not self._is_closed:
             carry_out_rollback(self.follower.store, self._go_back)
 
-    def load_again(self, bundle: Bundle | None) -> EdgeModel | None:
+    def load_again(self, bundle: Bundle | None, *, is_new: bool = False) -> EdgeModel | None:
         """This bundle, or with None what the configuration names, loaded and warmed up; None where that is nothing.
 
         Raises `UpwellError`. Called once `serve` was.
@@ -119,7 +119,7 @@ class ModelStart:
         assert switching is not None  # noqa: S101  as said
         if section.edge is None or (bundle is None and not section.edge.has_source):
             return None
-        return self.prepared(bundle or self._factory(), switching)
+        return self.prepared(bundle or self._factory(), switching, is_new=is_new)
 
     def close(self) -> None:
         """End what is under way, and remove what was unpacked for this run of the agent."""
@@ -229,18 +229,19 @@ class ModelStart:
             raise self._problem(f"the archive cannot be unpacked: {error.strerror}") from None
         return open_archive(path, self._unpacked / "bundle", self._around.trust)
 
-    def _loading(self, bundle: Bundle | None) -> Loading:
-        return Loader(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir).start()
+    def _loading(self, bundle: Bundle | None, *, is_new: bool = False) -> Loading:
+        return Loader(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir, is_new=is_new).start()
 
-    def _load_edge(self, bundle: Bundle | None) -> EdgeModel:
-        edge = Loader(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir).load()
+    def _load_edge(self, bundle: Bundle | None, *, is_new: bool = False) -> EdgeModel:
+        state_dir = self._around.state_dir
+        edge = Loader(self.name, self._side, bundle=bundle, state_dir=state_dir, is_new=is_new).load()
         if self._section.split == "auto":
             edge.heads = self._heads(edge)
         return edge
 
-    def prepared(self, bundle: Bundle | None, switching: Switching) -> EdgeModel:
+    def prepared(self, bundle: Bundle | None, switching: Switching, *, is_new: bool) -> EdgeModel:
         """A version and its heads, loaded and warmed up."""
-        edge = self._load_edge(bundle)
+        edge = self._load_edge(bundle, is_new=is_new)
         for one in (edge, *(head.edge for head in edge.heads or ())):
             switching.prepare(self.name, one)
         return edge
@@ -249,9 +250,9 @@ class ModelStart:
         """Load and test a new version; what serves it. Raises `BundleRefused` where it fails its tests here."""
         try:
             if self._switching is None:
-                self._first = self._loading(bundle)
+                self._first = self._loading(bundle, is_new=True)
                 return _nothing
-            edge = self.prepared(bundle, self._switching)
+            edge = self.prepared(bundle, self._switching, is_new=True)
         except BundleRefused:
             raise
         except UpwellError as error:
@@ -267,7 +268,7 @@ class ModelStart:
             raise CannotGoBack(f"version {request.version} is installed but not served; a restart tries it again")
         if edge.trial is not None and edge.trial.give_up(REASON):
             return
-        former = self.prepared(target, switching)
+        former = self.prepared(target, switching, is_new=False)
         if not switching.go_back(self.name, edge, former):
             raise CannotGoBack("another version was installed meanwhile")
 
