@@ -25,6 +25,7 @@ from tests.faults.releases_for_tests import Releases
 from tests.fleet_service import Remote
 from tests.integration.agent.harness import client_of
 from tests.integration.agent.test_trials import CLASSES, DESCRIPTION, requests, write_model
+from tests.integration.agent.versions import write_endless
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge.bundle.base import DESCRIPTION_NAME, MANIFEST_NAME
 from upwell.edge.bundle.files import entry_of, sizes_in
@@ -47,8 +48,8 @@ UP_S = 120.0
 
 def bundle(folder: Path, version: int, kind: str = "good") -> Path:
     """An archive of a version that is good, slow (past its deadline on what comes, not on zeros), wrong (on hard cases,
-    and sure of it), that crashes (the processor stops the process that loads it), or is doubtful (the less sure, the
-    harder the case)."""
+    and sure of it), that crashes (the processor stops the process that loads it), is endless (it never comes to the end
+    of a run), or is doubtful (the less sure, the harder the case)."""
     made = folder / f"{kind}-{version}"
     made.mkdir()
     write_model(made, right=0.5 if kind == "wrong" else RIGHT)
@@ -56,6 +57,8 @@ def bundle(folder: Path, version: int, kind: str = "good") -> Path:
         _write_slow(made / "model.onnx")
     elif kind == "crashes":
         _write_crashing(made / "model.onnx")
+    elif kind == "endless":
+        write_endless(made / "model.onnx", CLASSES)
     elif kind == "doubtful":
         _write_doubtful(made / "model.onnx")
     (made / DESCRIPTION_NAME).write_text(DESCRIPTION)

@@ -183,7 +183,8 @@ def test_drift_is_kept_apart_from_statistics_and_its_findings_are_events(fleet: 
         assert fleet.get("/devices/drifting")["drift"] == {"digits": {"findings": findings}}
     events = fleet.get("/events?device=drifting")["events"]
     assert [one["text"] for one in events if one["kind"] == "drift"] == ["digits: camera", "no model drifts any more"]
-    for wrong in ({"models": []}, {"models": {"digits": []}}, {"models": {"digits": {"findings": "camera"}}}, {}):
+    no_drift: list[object] = [{"models": []}, {"models": {"digits": []}}, {"models": {"d": {"findings": "camera"}}}, {}]
+    for wrong in no_drift:
         message = device.message(custom_message=custom(DRIFT, "found", wrong))
         assert device.send(message.SerializeToString()).status == HTTPStatus.BAD_REQUEST
     assert fleet.get("/devices/drifting")["drift"] == {"digits": {"findings": []}}

@@ -41,20 +41,17 @@ def rows(value: float) -> Mapping[str, Array]:
     return {INPUT: np.full((1, 3), value, np.float32)}
 
 
-def write_endless(path: Path) -> None:
+def write_endless(path: Path, columns: int = 3) -> None:
     """A model that loads, and never comes to the end of a run."""
+    ends = [tensor(INPUT, ["rows", columns])], [tensor("scores", ["rows", columns])]
     body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["go_on"], ["goes_on"]),
-            helper.make_node("Add", ["state", "state"], ["next"]),
-        ],
+        [helper.make_node("Identity", ["go_on"], ["goes_on"]), helper.make_node("Neg", ["state"], ["next"])],
         "body",
-        [tensor("turn", [], "INT64"), tensor("go_on", [], "BOOL"), tensor("state", ["rows", 3])],
-        [tensor("goes_on", [], "BOOL"), tensor("next", ["rows", 3])],
+        [tensor("turn", [], "INT64"), tensor("go_on", [], "BOOL"), tensor("state", ["rows", columns])],
+        [tensor("goes_on", [], "BOOL"), tensor("next", ["rows", columns])],
     )
     loop = helper.make_node("Loop", ["turns", "", INPUT], ["scores"], body=body)
-    constants: dict[str, Array] = {"turns": np.array(2**62, np.int64)}
-    save(path, [loop], [tensor(INPUT, ["rows", 3])], [tensor("scores", ["rows", 3])], constants)
+    save(path, [loop], *ends, {"turns": np.array(2**62, np.int64)})
 
 
 def write_model(folder: Path, version: int, *, fragile: bool = False) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.loads import bundle, requests, side, software
+from upwell.edge.models import loading as loading_module
 from upwell.edge.models.loading import Loader
 from upwell.edge.runtimes.device_lock import hold, try_out
 from upwell.shared.errors import ConfigError
@@ -82,6 +83,21 @@ def test_without_an_accelerator_there_is_nothing_to_wait_for(folder: Path) -> No
     before = threading.active_count()
     loading = Loader("m", side(folder)).start(0.0)
     assert (loading.final, loading.model.state, threading.active_count()) == (None, "ready", before)
+
+
+def test_a_new_version_waits_for_its_accelerator_so_long_and_no_longer(
+    folder: Path, state_dir: Path, software_delegate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading_module, "LONGEST_COMPILE_S", 0.1)
+    slow = side(folder, software(software_delegate, delay_us=1_000_000), package="ai_edge_litert")
+    edge = Loader("m", slow, state_dir=state_dir).load()
+    assert (edge.state, edge.accelerator) == ("fallback", "")
+    assert edge.report.attempts[0].reason == "is not ready after 0.1 s"
+    for thread in threading.enumerate():
+        if thread.name == "load-m":
+            thread.join(WAIT_S)
+    try_out(str(software_delegate), {}, 0.0).release()  # what came too late was closed
+    edge.close()
 
 
 def test_a_model_that_runs_nowhere_tells_every_attempt(tmp_path: Path, software_delegate: Path) -> None:

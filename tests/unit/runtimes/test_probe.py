@@ -15,12 +15,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.agent.versions import write_endless
 from tests.unit.tflite_for_tests import linear
 from upwell.edge.runtimes import probe
 from upwell.edge.runtimes.device_lock import DeviceBusy, hold, try_out
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.probe import RESULTS_NAME, ProbeSubject, driver_versions, enter, survived
+from upwell.edge.runtimes.probe import (
+    RESULTS_NAME,
+    ProbeHung,
+    ProbeSubject,
+    driver_versions,
+    enter,
+    survived,
+    try_on_cpu,
+)
 from upwell.edge.runtimes.tflite.package import find_package
 
 DEADLINE_S = 60.0
@@ -103,6 +112,17 @@ def test_one_that_hangs_is_ended_and_not_remembered(tmp_path: Path, software_del
         enter(hanging, tmp_path, timeout_s=1.0)
     assert not (tmp_path / RESULTS_NAME).exists()
     try_out(hanging.library, hanging.accelerator.option_texts(), 0.0).release()
+
+
+@pytest.mark.slow
+def test_a_model_that_never_ends_is_ended_on_the_cpu_and_a_good_one_passes(tmp_path: Path) -> None:
+    options = RuntimeOptions(threads=1)
+    write_endless(tmp_path / "model.onnx")
+    with pytest.raises(ProbeHung, match=r"^model\.onnx hung for 5 s in the probing process, which was killed"):
+        try_on_cpu(tmp_path / "model.onnx", options, 5.0)
+    try_on_cpu(linear(tmp_path), options, DEADLINE_S)
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    try_on_cpu(tmp_path / "broken.onnx", options, DEADLINE_S)  # said where it is opened
 
 
 def test_what_is_open_elsewhere_is_not_tried_out(

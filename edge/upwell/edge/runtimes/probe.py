@@ -1,9 +1,10 @@
 """Trying an unknown library, or a new model, out in a process of its own before it may enter the agent's.
 
-A delegate or provider library that crashes or hangs takes its process with it, and so does a model. So the first process to open a model
-with one is a child (`upwell.edge.runtimes.probe_child`), under the device's exclusive lock and never while anybody has
-the device open. What came of it is remembered by everything that the answer may depend on: the digests of library and
-model, the versions of runtime package and driver, the options.
+A delegate or provider library that crashes or hangs takes its process with it, and so does a model. So the first
+process to open a model with such a library is a child (`upwell.edge.runtimes.probe_child`), under the device's
+exclusive lock and never while anybody has the device open. What came of it is remembered by everything that the answer
+may depend on: the digests of library and model, the versions of runtime package and driver, the options. A new model on
+the CPU is tried out once, without a lock.
 """
 
 from __future__ import annotations
