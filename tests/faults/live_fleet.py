@@ -49,7 +49,7 @@ UP_S = 120.0
 def bundle(folder: Path, version: int, kind: str = "good") -> Path:
     """An archive of a version that is good, slow (past its deadline on what comes, not on zeros), wrong (on hard cases,
     and sure of it), that crashes (the processor stops the process that loads it), is endless (it never comes to the end
-    of a run), or is doubtful (the less sure, the harder the case)."""
+    of a run), is doubtful (the less sure, the harder the case), or is blind (wrong on half of what comes at night)."""
     made = folder / f"{kind}-{version}"
     made.mkdir()
     write_model(made, right=0.5 if kind == "wrong" else RIGHT)
@@ -61,6 +61,8 @@ def bundle(folder: Path, version: int, kind: str = "good") -> Path:
         write_endless(made / "model.onnx", CLASSES)
     elif kind == "doubtful":
         _write_doubtful(made / "model.onnx")
+    elif kind == "blind":
+        _write_blind(made / "model.onnx")
     (made / DESCRIPTION_NAME).write_text(DESCRIPTION)
     manifest = new_manifest(MODEL, version, {path: entry_of(made / path) for path in sizes_in(made)})
     (made / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
@@ -130,6 +132,25 @@ def _write_doubtful(path: Path) -> None:
     save(path, nodes, *_ENDS, constants)
 
 
+def _write_blind(path: Path) -> None:
+    """Right as the good one is, but at night (the first column is below zero) on half of the cases alone."""
+    nodes = [
+        helper.make_node("Gather", ["fp32", "first"], ["how"], axis=1),
+        helper.make_node("Less", ["how", "right"], ["is_easy"]),
+        helper.make_node("Greater", ["how", "dark"], ["is_seen"]),
+        helper.make_node("And", ["is_easy", "is_seen"], ["is_right"]),
+        helper.make_node("Gather", ["fp32", "rolled"], ["next"], axis=1),
+        helper.make_node("Where", ["is_right", "fp32", "next"], ["scores"]),
+    ]
+    constants: dict[str, Array] = {
+        "first": np.array([0], np.int64),
+        "rolled": np.array([0, CLASSES - 1, *range(1, CLASSES - 1)], np.int64),
+        "right": np.array([[RIGHT]], np.float32),
+        "dark": np.array([[-0.5]], np.float32),
+    }
+    save(path, nodes, *_ENDS, constants)
+
+
 def cloud_models(folder: Path) -> Path:
     """A folder with the model of the cloud, which is always right."""
     version = folder / "truth/1"
@@ -159,6 +180,7 @@ class Box:
         self.socket = f"unix:{config.parent}/s"
         self.asked = Asked()
         self.starts = 0
+        self.is_night = False
         self.program: Program | None = None
         self._every_s = every_s
         self._stop = threading.Event()
@@ -211,7 +233,10 @@ class Box:
         with client_of(self.socket) as client:
             while not self._stop.is_set():
                 began_s = time.monotonic()
-                self._ask(client, f"{self.name}-{next(numbers)}", next(rows))
+                inputs = next(rows)
+                if self.is_night:
+                    inputs["fp32"][0, 0] -= 1.0
+                self._ask(client, f"{self.name}-{next(numbers)}", inputs)
                 self._stop.wait(max(0.0, began_s + self._every_s - time.monotonic()))
 
     def _ask(self, client: OipClient, request_id: str, inputs: Mapping[str, Array]) -> None:

@@ -97,6 +97,34 @@ def test_a_bad_release_halts_in_its_first_wave_and_every_device_is_back(fleet: L
     nothing_lost(fleet)
 
 
+def test_one_that_passes_its_trial_and_is_worse_afterwards_is_halted_by_the_gate(
+    fleet: LiveFleet,
+) -> None:
+    former = set(fleet.runs().values())
+    blind = fleet.release("blind")
+    waves = ("--wave", "role=canary", "--wave", "100%")
+    rollout = fleet.rollout(blind, "--group", "all", *waves, "--requests", "5000", "--audits", "10")
+    canary = fleet.boxes[0]
+
+    def has_proven_itself() -> bool:
+        release = canary.health()["release"]
+        return bool(release["sequence"] == blind and release["phase"] == "serving")
+
+    within(2 * SLOW_S, has_proven_itself, "its trial is over")
+    assert fleet.remote.get(f"/rollouts/{rollout}")["phase"] == "running"
+    for box in fleet.boxes:
+        box.is_night = True
+    shown = until_over(fleet, rollout)
+    print("blind: halted by", shown["halted_by"], canary.health()["release"])
+    assert (shown["phase"], shown["wave"]) == ("halted", 0), shown
+    assert shown["halted_by"].startswith("audits in which the cloud disagreed: ")
+    within(SLOW_S, lambda: is_back(fleet, rollout), "the canary is back")
+    for box in fleet.boxes:
+        box.is_night = False
+    assert set(fleet.runs().values()) == former
+    nothing_lost(fleet)
+
+
 def test_one_that_falls_silent_on_a_release_halts_it_and_goes_back_once_it_hears(fleet: LiveFleet) -> None:
     former = set(fleet.runs().values())
     bad = fleet.release()

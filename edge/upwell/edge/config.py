@@ -82,11 +82,12 @@ class AgentSection(ServerKeys):
     max_requests: int = Field(
         DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."
     )
-    flights: int = Field(
-        10_000,
+    flights: int | None = Field(
+        None,
         ge=0,
         le=1_000_000,
-        description="Requests, and as many frames, that `upwell explain` knows.",
+        description="Requests, and as many frames, that `upwell explain` knows: 50000 on disk, 10000 without "
+        "`state_dir` if not written.",
     )
     otlp: MetricsPush | None = Field(None, description="A collector that all metrics are pushed to; none without it.")
     cases: CasesSection | None = Field(None, description="Where collected cases are brought; needs `state_dir`.")

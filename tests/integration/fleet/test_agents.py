@@ -7,6 +7,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ import pytest
 
 from tests.fleet_service import Service, service
 from tests.integration.agent.harness import LIMIT_S, Running, agent_process, client_of
+from tests.unit.edge.request_traces import request_trace
 from tests.unit.models_for_tests import linear
+from upwell.edge.observe.flight_recorder.recorder import LIMIT_ON_DISK, ROOM_BYTES
+from upwell.edge.observe.flight_recorder.request_trace import to_line
+from upwell.edge.observe.flight_recorder.segments import Segments
 from upwell.shared.oip.dataplane import InferRequest
 
 POLICY = "version: 1\nrules:\n  - {name: private, match: {tags: {privacy: device}}, egress: deny}\n"
@@ -91,6 +96,33 @@ def test_an_agent_enrols_reports_and_explains_a_request(fleet: Service, tmp_path
         agent.program.send(signal.SIGTERM)
         assert agent.program.wait() == 0
     within(10, lambda: any(one["kind"] == "stopped" for one in fleet.get("/events?after=-1")["events"]))
+
+
+@pytest.mark.slow
+def test_a_request_of_an_hour_ago_is_explained_after_ten_a_second_since(fleet: Service, tmp_path: Path) -> None:
+    path = config(tmp_path / "old", fleet, "old", fleet.enrolment_token())
+    now_s = time.time()
+    recorder = Segments(tmp_path / "old/state/flights", LIMIT_ON_DISK, LIMIT_ON_DISK * ROOM_BYTES)
+    recorder.append([of_then(f"old-{tenth}", now_s - 3600.0 + tenth / 10) for tenth in range(36_000)])
+    recorder.close()
+    with agent_process(path) as agent:
+        within(60, lambda: named(fleet, "old"))
+        ask(agent, "of-now")
+        asked = fleet.do("POST", "/devices/old/questions", {"request_id": "old-0"})
+        told = within(60, lambda: fleet.get(f"/questions/{asked['id']}")["answered_unix_s"])
+        answer = fleet.get(f"/questions/{asked['id']}")["answer"]
+        assert "id old-0" in answer["sections"][0][1]
+        assert not {"inputs", "outputs", "tensors"} & set(json.dumps(answer).split('"'))
+        size_bytes = sum(one.stat().st_size for one in (tmp_path / "old/state/flights").iterdir())
+        print(f"told {told - asked['asked_unix_s']:.1f} s after the question; {size_bytes / 1e6:.0f} MB on disk")
+        assert size_bytes < LIMIT_ON_DISK * ROOM_BYTES
+
+
+def of_then(request_id: str, unix_s: float) -> bytes:
+    """The line of a request that came at that time."""
+    trace = request_trace(request_id)
+    facts = replace(trace.signals.request_facts, wall_time_s=unix_s)
+    return to_line(trace._replace(signals=replace(trace.signals, request_facts=facts)))
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.report import ModelHealth
 from upwell.edge.models.served import ServedModel
 from upwell.edge.observe.cloud_models import CloudModels
-from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, LIMIT, FlightRecorder
+from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, FlightRecorder
 from upwell.edge.observe.flight_recorder.request_trace import RequestTrace
 from upwell.edge.observe.health import HealthPart, document, drift_part, health_of
 from upwell.edge.observe.metrics import (
@@ -73,7 +73,7 @@ class AgentParts:
     name: str = "agent"
     state_dir: StateDir | None = None
     """Where it keeps what a restart must not forget; without it nothing is kept."""
-    recorder_limit: int = LIMIT
+    recorder_limit: int | None = None
     spool: SpoolLimits = field(default_factory=SpoolLimits)
     sinks: Sequence[Sink] = ()
     """Who is given the cloud's answers to kept cases."""

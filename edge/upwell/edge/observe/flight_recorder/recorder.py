@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -25,6 +26,8 @@ FRAMES_NAME = "frames"
 """The folder of the recorder of pipelines, one of its own, so that many frames push no request out."""
 
 LIMIT = 10_000
+LIMIT_ON_DISK = 50_000
+"""An hour of more than ten requests a second: about 61 MB, 165 MB at most."""
 ROOM_BYTES = 3300
 """So many bytes are allowed for each trace on average; most have about a third of that."""
 
@@ -48,7 +51,7 @@ class UnknownRequest(UpwellError):
 
 
 class FlightRecorder:
-    """Keeps the last `limit` traces as lines of JSON; none where it is 0.
+    """Keeps the last `limit` traces as lines of JSON, by default `LIMIT` or `LIMIT_ON_DISK`; none where it is 0.
 
     Fewer where they come to more than `limit_bytes`, by default `ROOM_BYTES` for each. With a `folder` they are kept
     there, where `upwell explain` finds them, else in memory, and those of the usual size become JSON only when they are
@@ -58,7 +61,9 @@ class FlightRecorder:
     because they came too fast, and because they could not be written.
     """
 
-    def __init__(self, folder: Path | None, limit: int = LIMIT, limit_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path | None, limit: int | None = None, limit_bytes: int | None = None) -> None:
+        if limit is None:
+            limit = LIMIT if folder is None else LIMIT_ON_DISK
         limit_bytes = limit * ROOM_BYTES if limit_bytes is None else limit_bytes
         self.dropped = 0
         self.failed = 0
@@ -185,12 +190,23 @@ def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:
 def find(lines: Iterable[bytes], id: str) -> dict[str, Any]:
     """The newest trace of that id in lines that come the newest first, else the only one with an id that begins so.
 
-    A frame's trace has the ids of its events, too. Raises `UnknownRequest`, which says how far back the lines go.
+    A frame's trace has the ids of its events, too. Raises `UnknownRequest`, which says how far back the lines go. Only
+    lines that hold the id are parsed: tens of thousands of others would take a small board seconds.
     """
     id = id[:LONGEST_ID]
+    written = json.dumps(id)[1:-1].encode()
     alike: dict[str, dict[str, Any]] = {}
-    counts, oldest_s = Counter[str](), dict[str, float]()
-    for trace in _traces(lines):
+    held, oldest = Counter[str](), dict[str, bytes]()
+    for line in lines:
+        if line.startswith(b"{") and line.endswith((b"}", b"}\n")):
+            kind = "frames" if b'"frame":' in line else "requests"
+            held[kind] += 1
+            oldest[kind] = line
+        if written not in line:
+            continue
+        trace = next(_traces((line,)), None)
+        if trace is None:
+            continue
         names = _ids(trace)
         if id in names:
             return trace
@@ -198,18 +214,14 @@ def find(lines: Iterable[bytes], id: str) -> dict[str, Any]:
             for name in names:
                 if name.startswith(id):
                     alike.setdefault(name, trace)
-        kind = "frames" if is_frame(trace) else "requests"
-        counts[kind] += 1
-        oldest_s[kind] = trace["time"]
     if len(alike) == 1:
         return next(iter(alike.values()))
     if alike:
         some = ", ".join([*alike][:3])
         raise UnknownRequest(f"{len(alike)} recorded ids begin with {id!r}, such as {some}")
-    reach = ", and ".join(
-        f"the last {count} {kind}, back to {local_time(oldest_s[kind])}" for kind, count in counts.items()
-    )
-    what = "request or event" if counts["frames"] else "request"
+    back_to = {kind: local_time(one["time"]) for kind, line in oldest.items() for one in _traces((line,))}
+    reach = ", and ".join(f"the last {held[kind]} {kind}, back to {when}" for kind, when in back_to.items())
+    what = "request or event" if "frames" in back_to else "request"
     raise UnknownRequest(
         f"no {what} {id!r} is recorded: " + (f"the recorder holds {reach}" if reach else "the recorder is empty")
     )
