@@ -206,6 +206,7 @@ NEEDS_AN_EXTRA = {
     "upwell.fleet.rollout.store": {"sqlalchemy"},
     "upwell.fleet.budget.store": {"sqlalchemy"},
     "upwell.fleet.storage.migrations.versions.v0004_budgets": {"alembic", "sqlalchemy"},
+    "upwell.fleet.storage.migrations.versions.v0005_drift": {"alembic", "sqlalchemy"},
     "upwell.fleet.service.application": {"sqlalchemy", "starlette"},
     "upwell.fleet.service.server": {"sqlalchemy", "starlette", "uvicorn"},
     "upwell.fleet.storage.database": {"alembic", "sqlalchemy"},
