@@ -141,6 +141,7 @@ NEEDS_AN_EXTRA = {
     "upwell.cloud.engines.torch.demo": {"torch"},
     "upwell.cloud.engines.torch.devices": {"torch"},
     "upwell.cloud.engines.torch.modules": {"torch"},
+    "upwell.cloud.engines.torch.program": {"torch"},
     "upwell.cloud.engines.torch.steps": {"torch"},
     "upwell.cloud.workers.probes": {"grpc_health", "grpc_reflection"},
     "upwell.tools.export.cli": {"safetensors"},

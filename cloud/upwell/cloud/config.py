@@ -212,7 +212,8 @@ class TorchModel(_Model):
     torch_class: ClassName = Field(
         "",
         alias="class",
-        description="`package.module.Class`. Default: the entry point of the model's name in `upwell.torch_models`.",
+        description="`package.module.Class`. Default: the entry point of the model's name in `upwell.torch_models`, or "
+        "the file's program.",
     )
     arguments: dict[str, JsonValue] = Field(default_factory=dict, description="Keyword arguments of the class.")
     precision: Precision | None = Field(None, description=_PRECISION)

@@ -16,6 +16,7 @@ from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.engines.onnx.engine import OnnxEngine
 from upwell.cloud.engines.torch.engine import TorchEngine
+from upwell.shared.formats.torch_program.program import Program, ProgramNode, ProgramTensor, TensorRef, packed
 
 Build: TypeAlias = Callable[[Path], Engine]
 
@@ -57,6 +58,17 @@ def _torch(**settings: object) -> Build:
     return build
 
 
+def _program(tmp_path: Path) -> Engine:
+    """Twice as a program of ATen operators in the metadata of its weights."""
+    specs = [ProgramTensor(name=name, datatype="FP32", shape=("rows", 2)) for name in "xy"]
+    arguments = {"self": TensorRef(tensor="x"), "other": TensorRef(tensor="two")}
+    node = ProgramNode(operator="aten.mul.Tensor", arguments=arguments, outputs=("y",))
+    program = Program(inputs=specs[:1], outputs=specs[1:], nodes=[node], weights=["two"])
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(packed(program, {"two": ("FP32", (), np.float32(2).tobytes())}))
+    return TorchEngine.load("double", path, ModelSettings(engine="torch"))
+
+
 def _fake(**settings: tuple[int, ...]) -> Build:
     return lambda _: FakeEngine(**settings)  # type: ignore[arg-type]  # single keys
 
@@ -67,6 +79,7 @@ BUILDS: dict[str, Build] = {
     "onnx": _onnx(),
     "onnx-auto": _onnx(providers=("auto",)),
     "torch": _torch(),
+    "torch-program": _program,
     "torch-auto": _torch(device="auto"),
     "torch-fp16": _torch(precision="fp16"),
     "torch-bf16": _torch(precision="bf16"),

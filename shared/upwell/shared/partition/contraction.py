@@ -55,7 +55,7 @@ def contract(graph: Graph) -> Graph:
     groups.join_unsized()
     groups.join_circles()
     groups.join_quantizers()
-    if graph.format == "onnx":
+    if graph.format in ("onnx", "torch"):
         groups.fuse()
     return groups.contracted()
 

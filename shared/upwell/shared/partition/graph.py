@@ -1,7 +1,7 @@
 """A model as the planner sees it: operators, the tensors between them, and what lies on either side of a cut.
 
-Pure data, the same for ONNX and TFLite. Constants (weights) are not part of it: they travel with the operators that
-use them, and so never cross a cut.
+Pure data, the same for ONNX, TFLite and programs of torch.export. Constants
+(weights) are not part of it: they travel with the operators that use them, and so never cross a cut.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from typing import Literal, TypeAlias
 
 from upwell.shared.tensors import DTYPES
+
+GraphFormat: TypeAlias = Literal["onnx", "tflite", "torch"]
+"""Of the file that a graph was read from."""
 
 
 def element_bytes(datatype: str) -> int:
@@ -101,10 +105,10 @@ class Graph:
     """Operators in a topological order (that of the file where it is one), tensors by name.
 
     `inputs` and `outputs` are those of the model; every tensor that a node names, and every input and output of the
-    model, is in `tensors`. `format` is `onnx` or `tflite`.
+    model, is in `tensors`. `format` is `onnx`, `tflite` or `torch`.
     """
 
-    format: str
+    format: GraphFormat
     nodes: tuple[Node, ...]
     tensors: Mapping[str, Tensor]
     inputs: tuple[str, ...]

@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from upwell.shared.partition.graph import GraphFormat
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,7 +45,7 @@ class ModelFacts(_Part):
     """Which file it is: `digest` is its SHA-256 in hex (external data included), `rows` the batch that was measured."""
 
     name: str
-    format: Literal["onnx", "tflite"]
+    format: GraphFormat
     digest: str
     rows: int = Field(1, ge=1)
 

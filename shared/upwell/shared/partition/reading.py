@@ -11,14 +11,14 @@ _EXTRA = "pip install 'upwell[partition]'"
 
 
 def read_graph(path: Path) -> Graph:
-    """The main graph of the .onnx or .tflite file at `path`: a node per operator, weights left out.
+    """The main graph of the .onnx, .tflite or .pt2 file at `path`: a node per operator, weights left out.
 
     Raises `ConfigError` for a file that cannot be read or is none of these, and where the package that reads it is not
     installed.
     """
     suffix = path.suffix.lower()
-    if suffix not in (".onnx", ".tflite"):
-        raise ConfigError.at(path, "unknown model format; expected .onnx or .tflite")
+    if suffix not in (".onnx", ".tflite", ".pt2"):
+        raise ConfigError.at(path, "unknown model format; expected .onnx, .tflite or .pt2 (of torch.export.save)")
     if not path.is_file():
         raise ConfigError.at(path, "no such file; expected a model")
     try:
@@ -26,6 +26,10 @@ def read_graph(path: Path) -> Graph:
             from upwell.shared.partition.read_onnx import read_onnx
 
             return read_onnx(path)
+        if suffix == ".pt2":
+            from upwell.shared.partition.read_torch import read_torch
+
+            return read_torch(path)
         from upwell.shared.partition.read_tflite import read_tflite
 
         return read_tflite(path)

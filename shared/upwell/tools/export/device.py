@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +27,9 @@ from upwell.tools.quantize.quiet import quiet
 OPSET, IR_VERSION = 18, 10
 """What ONNX Runtime 1.23 reads, which JetPack 6 has."""
 
+_GIVEN, _MADE = "upwell_given_{}", "upwell_made_{}"
+"""What inputs and outputs are called while torch exports, which may give their names to others."""
+
 _EXAMPLE_ROWS = 2
 """The exporter takes what has one row in its example for fixed."""
 
@@ -40,7 +45,7 @@ class TorchNetwork:
     @classmethod
     def of(cls, module: torch.nn.Module) -> TorchNetwork:
         """Raises `ModelFailed` where sizes vary beside the rows."""
-        inputs, outputs = (declared_specs(type(module), attribute) for attribute in ("inputs", "outputs"))
+        inputs, outputs = (declared_specs(module, attribute) for attribute in ("inputs", "outputs"))
         for spec in (*inputs, *outputs):
             if spec.shape[:1] != (-1,) or -1 in spec.shape[1:]:
                 found = f"its class declares {spec.name} {list(spec.shape)}"
@@ -107,13 +112,12 @@ def _onnx(network: TorchNetwork) -> bytes:
     import onnx
     import onnxscript  # noqa: F401  what torch's exporter needs, said before it has begun
 
-    rows = torch.export.Dim("rows")
     program = torch.onnx.export(
         network.module,
         network.examples(_EXAMPLE_ROWS),
-        input_names=[spec.name for spec in network.inputs],
-        output_names=[spec.name for spec in network.outputs],
-        dynamic_shapes=tuple({0: rows} for _ in network.inputs),
+        input_names=[_GIVEN.format(at) for at in range(len(network.inputs))],
+        output_names=[_MADE.format(at) for at in range(len(network.outputs))],
+        dynamic_shapes=_varying(network),
         opset_version=OPSET,
         dynamo=True,
     )
@@ -124,10 +128,36 @@ def _onnx(network: TorchNetwork) -> bytes:
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         del part.metadata_props[:]
         part.doc_string = ""
+    declared = {_GIVEN.format(at): spec.name for at, spec in enumerate(network.inputs)}
+    _rename(graph, declared | {_MADE.format(at): spec.name for at, spec in enumerate(network.outputs)})
     model.ir_version = min(model.ir_version, IR_VERSION)
     onnx.checker.check_model(model, full_check=True)
     data: bytes = model.SerializeToString()
     return data
+
+
+def _rename(graph: Any, declared: Mapping[str, str]) -> None:
+    """Give inputs and outputs their names; a tensor between operators that has one of these gets another."""
+    taken = set(declared.values())
+    inner = {name for node in graph.node for name in (*node.input, *node.output)} - declared.keys()
+    renamed = dict(declared)
+    for name in sorted(inner & taken):
+        free = next(other for at in itertools.count() if (other := f"{name}_{at}") not in inner | taken)
+        taken.add(free)
+        renamed[name] = free
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = renamed.get(value.name, value.name)
+
+
+def _varying(network: TorchNetwork) -> Any:
+    """Which sizes vary, in the form of the arguments: those of `*tensors` are one tuple."""
+    rows = torch.export.Dim("rows")
+    found = tuple({0: rows} if spec.shape[:1] == (-1,) else None for spec in network.inputs)
+    kinds = {one.kind for one in inspect.signature(network.module.forward).parameters.values()}
+    return (found,) if inspect.Parameter.VAR_POSITIONAL in kinds else found
 
 
 def _tflite(network: TorchNetwork) -> bytes:

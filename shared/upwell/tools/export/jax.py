@@ -50,7 +50,7 @@ def exported(module: torch.nn.Module, platforms: Sequence[str], *, is_exact: boo
     With `is_exact` float32 is multiplied as such on every device; without, as the device does it fastest. Raises
     `ModelFailed` where the class declares sizes that vary beside the rows, or JAX or torchax cannot follow it.
     """
-    inputs, outputs = (declared_specs(type(module), attribute) for attribute in ("inputs", "outputs"))
+    inputs, outputs = (declared_specs(module, attribute) for attribute in ("inputs", "outputs"))
     if not all(_is_by_rows(spec) for spec in (*inputs, *outputs)):
         raise ModelFailed(
             "only the rows, the first size of every input and output, may vary; its class declares "

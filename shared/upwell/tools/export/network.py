@@ -20,8 +20,9 @@ def load_module(network: str, weights: Path, arguments: Mapping[str, Any]) -> to
 
 
 def random_rows(spec: TensorSpec, rows: int, random: np.random.Generator) -> Array:
-    """Normal numbers, or 0 and 1 for integers, which may count something small."""
-    shape, dtype = (rows, *spec.shape[1:]), numpy_dtype(spec.datatype)
+    """Normal numbers, or 0 and 1 for integers, which may count something small; `rows` where the rows vary."""
+    shape = (rows, *spec.shape[1:]) if spec.shape[:1] == (-1,) else spec.shape
+    dtype = numpy_dtype(spec.datatype)
     values = random.standard_normal(shape) if dtype.kind not in "iub" else random.integers(0, 2, shape)
     return values.astype(dtype)
 

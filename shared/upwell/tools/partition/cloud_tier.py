@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -12,25 +13,25 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.partition.measuring import Runner, TierOptions
 from upwell.shared.partition.profile import RuntimeFacts
 from upwell.shared.tensors import Array
-
-_ENGINE = "onnx"
+from upwell.tools.partition.torch_parts import SUFFIXES, as_safetensors
 
 
 class CloudTier:
-    """The service's ONNX engine, on the CPU, with as many threads for a run as a model has there: one unless told."""
+    """The service's engine, on the CPU, with as many threads for a run as a model has there: one unless told."""
 
-    formats: ClassVar[tuple[str, ...]] = ("onnx",)
+    formats: ClassVar[tuple[str, ...]] = ("onnx", "torch")
 
     def __init__(self, options: TierOptions) -> None:
         if options.accelerator:
-            raise ConfigError.at(
-                None, "applies only to the device; the service's ONNX engine runs on the CPU", "--accelerator"
-            )
-        self._settings = ModelSettings(engine=_ENGINE, threads=options.threads or ModelSettings.threads)
+            raise ConfigError.at(None, "applies only to the device; tails are measured on the CPU", "--accelerator")
+        self._threads = options.threads or ModelSettings.threads
 
     def open(self, path: Path) -> Runner:
         """Load a model file; see `PartitionTier.open`."""
-        return _CloudRunner(engine_type(_ENGINE).load(path.stem, path, self._settings), self._settings)
+        settings = ModelSettings(engine="torch" if path.suffix in SUFFIXES else "onnx", threads=self._threads)
+        engine = engine_type(settings.engine)
+        with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
+            return _CloudRunner(engine.load(path.stem, as_safetensors(path, Path(folder)), settings), settings)
 
 
 class _CloudRunner:

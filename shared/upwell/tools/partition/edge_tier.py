@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +17,7 @@ from upwell.edge.runtimes.probe import ProbeSubject, enter, survived
 from upwell.shared.partition.measuring import Runner, TierOptions
 from upwell.shared.partition.profile import RuntimeFacts
 from upwell.shared.tensors import Array
+from upwell.tools.partition.torch_parts import SUFFIXES, exported_program
 from upwell.tools.quantize.quiet import quiet
 
 
@@ -26,7 +28,7 @@ class EdgeTier:
     which it takes nothing runs on the CPU as a whole, as in the agent, and its `placement` says why.
     """
 
-    formats: ClassVar[tuple[str, ...]] = ("onnx", "tflite")
+    formats: ClassVar[tuple[str, ...]] = ("onnx", "tflite", "torch")
 
     def __init__(self, options: TierOptions) -> None:
         self._options = RuntimeOptions(threads=options.threads, instances=1)
@@ -34,7 +36,18 @@ class EdgeTier:
         self._wanted = _accelerator(options)
 
     def open(self, path: Path) -> Runner:
-        """Load a model file; see `PartitionTier.open`. A library is tried out in a process of its own first."""
+        """Load a model file; see `PartitionTier.open`. A library is tried out in a process of its own first.
+
+        A program of torch.export runs as ONNX.
+        """
+        if path.suffix not in SUFFIXES:
+            return self._opened(path)
+        with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
+            file = Path(folder) / "model.onnx"
+            file.write_bytes(exported_program(path, "onnx"))
+            return self._opened(file)
+
+    def _opened(self, path: Path) -> Runner:
         wanted = self._wanted
         if wanted is None:
             return _EdgeRunner(load_runtime(path, self._options), self._options, "")

@@ -37,7 +37,10 @@ _INPUTS = "An .npz with arrays named as the model's inputs; without it they are 
 
 def profile(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file.", exists=True, dir_okay=False)
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="An ONNX or TFLite file, or a .pt2 of torch.export.", exists=True, dir_okay=False
+        ),
     ],
     tier: Annotated[Literal["edge", "cloud"], typer.Option(help=_TIER)] = "edge",
     out: Annotated[

@@ -210,7 +210,7 @@ class Profiler:
             tier=self._wishes.tier,
             model=ModelFacts(
                 name=self._path.name,
-                format="onnx" if graph.format == "onnx" else "tflite",
+                format=graph.format,
                 digest=self._whole.digest,
                 rows=self._wishes.rows,
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from upwell.cloud.engines.base import Engine, ModelSettings
+from upwell.cloud.engines.loading import engine_type
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.inputs import describe, shape_fits
 from upwell.edge.runtimes.load import load_runtime
@@ -21,6 +24,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.signature.binding import sizes_fit
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
 from upwell.tools.partition.profile_inputs import made_up
+from upwell.tools.partition.torch_parts import SUFFIXES, as_safetensors
 
 
 class Unfit(Exception):
@@ -231,17 +235,26 @@ def verify(head: Path, tail: Path, whole: Path | None, inputs: Inputs) -> Verifi
     """Run head and tail, and the whole where there is one. Raises `Unfit`, and what runtimes raise."""
     with contextlib.ExitStack() as stack:
 
-        def opened(path: Path) -> Runtime:
-            return stack.enter_context(contextlib.closing(load_runtime(path, _OPTIONS)))
+        def opened(path: Path) -> Runtime | Engine:
+            return stack.enter_context(contextlib.closing(_opened(path)))
 
         return _Bench(opened(head), opened(tail), None if whole is None else opened(whole)).verified(inputs)
+
+
+def _opened(path: Path) -> Runtime | Engine:
+    """A model as the device runs it; a program of torch.export, or its tail, as the service does."""
+    if path.suffix not in SUFFIXES:
+        return load_runtime(path, _OPTIONS)
+    with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
+        file = as_safetensors(path, Path(folder))
+        return engine_type("torch").load(path.stem, file, ModelSettings(engine="torch"))
 
 
 @dataclass
 class _Timed:
     """A runtime and what its runs took."""
 
-    runtime: Runtime
+    runtime: Runtime | Engine
     samples: list[float] = field(default_factory=list)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -259,7 +272,7 @@ class _Timed:
 class _Bench:
     """Head, tail and perhaps the whole, opened and joined."""
 
-    def __init__(self, head: Runtime, tail: Runtime, whole: Runtime | None) -> None:
+    def __init__(self, head: Runtime | Engine, tail: Runtime | Engine, whole: Runtime | Engine | None) -> None:
         self._head, self._tail = _Timed(head), _Timed(tail)
         self._whole = None if whole is None else _Timed(whole)
         given = head.inputs if whole is None else whole.inputs

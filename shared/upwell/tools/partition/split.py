@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,11 +22,13 @@ from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.plan_file import PlanFacts
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import Chosen, all_of_plan, best_of_plan, cut_at
-from upwell.shared.partition.split.folder import CutFacts
-from upwell.shared.partition.split.halves import Halves
+from upwell.shared.partition.split.folder import WHOLE, CutFacts
+from upwell.shared.partition.split.halves import Halves, ModelHalf
+from upwell.shared.partition.split.torch import TorchModelFile
 from upwell.shared.partition.split.writing import TAILS, UnsplitModel, Written, check_free, write_split
 from upwell.tools.partition.coding import Coder
 from upwell.tools.partition.profile_inputs import read_given
+from upwell.tools.partition.torch_parts import for_device
 from upwell.tools.terminal import AsJson, progress, table_console
 
 _MOST_PLAN_BYTES = 64 << 20
@@ -34,24 +37,31 @@ _OUT = "The folder to write; an earlier one of this command is replaced."
 _NAME = "What the tails are called by; default the name of the file."
 _ALL = "Every cut of the plan's envelope, for an agent that follows the link."
 _CUT = "Without a plan: after the first N nodes, or after this node, in the order of the graph."
+_HEADS = "What the heads of a .pt2 become."
 _CODEC = "Float tensors cross as this (ONNX)."
 _DATA = "For --codec: an .npz with arrays named as the model's inputs, rows first; ranges and error come from it."
 
 
 def split(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file.", exists=True, dir_okay=False)
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="An ONNX or TFLite file, or a .pt2 of torch.export.", exists=True, dir_okay=False
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help=_OUT)],
     plan: Annotated[Path | None, typer.Option(metavar="FILE", help=_PLAN)] = None,
     cut: Annotated[str | None, typer.Option(metavar="N|NODE", help=_CUT)] = None,
     every: Annotated[bool, typer.Option("--all", help=_ALL)] = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help=_NAME)] = None,
+    heads: Annotated[Literal["onnx", "tflite"], typer.Option(help=_HEADS)] = "onnx",
     codec: Annotated[Literal["none", "fp16", "int8"], typer.Option(help=_CODEC)] = "none",
     data: Annotated[Path | None, typer.Option(metavar="FILE", help=_DATA)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Split MODEL into heads for the device and tails for the cloud, as a plan says: real models of its own format.
+
+    Heads of a .pt2 become ONNX or TFLite; its tails are for `--engine torch`, and hold no pickle and no code.
 
     `upwell serve --models DIR/tails` serves the tails at once. `upwell partition verify DIR` checks the halves.
     """
@@ -61,14 +71,14 @@ def split(
         raise typer.BadParameter("--data: it is used only with --codec")
     check_free(out)
     graph = contract(read_graph(model))
-    whole = UnsplitModel.open(model, graph, name or model.stem)
+    whole = UnsplitModel.open(model, graph, name or model.stem, heads)
     chosen, planned = ([cut_at(cut or "", graph)], None) if plan is None else _of_plan(plan, whole, every)
     errors: dict[str, float | None] = {}
     with ExitStack() as stack:
         coder = None if codec == "none" else stack.enter_context(_coder(whole, codec, data))
         bar = stack.enter_context(progress(MofNCompleteColumn()))
         cuts = bar.track(chosen, description="splitting")
-        written = write_split(out, whole, _made(whole, cuts, coder, errors))
+        written = write_split(out, whole, _made(whole, cuts, coder, errors), _whole_of(whole))
     remarks = [*_remarks(whole, out, planned if codec == "none" else None), *written.remarks]
     if as_json:
         typer.echo(json.dumps(_document(out, written, errors, remarks), allow_nan=False))
@@ -91,7 +101,7 @@ def _of_plan(path: Path, whole: UnsplitModel, every: bool) -> tuple[Sequence[Cho
 
 
 def _coder(whole: UnsplitModel, codec: Literal["fp16", "int8"], data: Path | None) -> Coder:
-    if whole.format != "onnx":
+    if whole.graph.format != "onnx":
         raise ConfigError.at(
             whole.file.path,
             "codecs apply only to ONNX models; quantized TFLite tensors are sent as they are",
@@ -113,7 +123,16 @@ def _made(
         halves = whole.divide(one.edge)
         if coder is not None:
             halves, errors[one.name] = coder.coded(halves)
+        if whole.graph.format == "torch":
+            halves = replace(halves, head=for_device(halves.head, whole.format))
         yield one, halves
+
+
+def _whole_of(whole: UnsplitModel) -> ModelHalf | None:
+    """A program of torch.export as the device runs it; None for what the device runs as it is."""
+    if not isinstance(whole.file, TorchModelFile):
+        return None
+    return for_device(whole.file.whole(whole.graph), whole.format)
 
 
 def _remarks(whole: UnsplitModel, out: Path, plan: PlanFacts | None) -> list[str]:
@@ -124,7 +143,12 @@ def _remarks(whole: UnsplitModel, out: Path, plan: PlanFacts | None) -> list[str
         remarks.append(
             f"the plan assumes tensors sent as {', '.join(codecs)}; these halves send them as they are (see --codec)"
         )
-    if whole.format == "tflite":
+    if whole.graph.format == "torch":
+        remarks.append(
+            f"`upwell serve --models {out / TAILS} --engine torch` serves the tails; "
+            f"{out / WHOLE}.{whole.format} is the whole for the device"
+        )
+    elif whole.format == "tflite":
         remarks.append(
             "`upwell serve` has no engine for TFLite: an Upwell agent on a gateway serves these tails "
             f"(edge: {{file: {out / TAILS}/NAME/1/model.tflite}} under the tail's NAME)"

@@ -88,7 +88,7 @@ def _pairs(head: Path, tail: Path | None, whole: Path | None) -> Sequence[_Pair]
     if not (head / FILE_NAME).exists():
         raise ConfigError.at(head, f"there is no {FILE_NAME} in it; expected a folder of `upwell partition split`")
     facts = read_split(head)
-    if whole is not None and model_digest(whole).removeprefix("sha256:") != facts.whole:
+    if whole is not None and model_digest(whole).removeprefix("sha256:") not in (facts.whole, facts.program):
         raise ConfigError.at(whole, f"{head} was split from another model: their digests differ", "--whole")
     return [_Pair(*half_paths(head, facts, cut), cut.name) for cut in facts.cuts]
 

@@ -1,4 +1,4 @@
-"""PyTorch: a module whose class the operator names, with weights from a safetensors file.
+"""PyTorch: a module whose class the operator names, with weights from a safetensors file, or a program that is in it.
 
 The class says what it takes and gives, since a safetensors file holds weights and nothing else: `inputs`
 and `outputs` are tuples of (name, OIP datatype, shape), with -1 for a dimension that varies. `forward`
@@ -24,6 +24,7 @@ from upwell.cloud.engines.buckets import buckets_for, only_rows_vary
 from upwell.cloud.engines.checks import check_batch, reason_of, shape_fits, tellable, zero_batch
 from upwell.cloud.engines.torch.devices import open_device, warn_of_slow_precision
 from upwell.cloud.engines.torch.modules import build, declared_specs, find_class
+from upwell.cloud.engines.torch.program import ProgramModule
 from upwell.cloud.engines.torch.steps import (
     PRECISIONS,
     Forward,
@@ -55,8 +56,8 @@ class TorchEngine:
 
     def __init__(self, module: torch.nn.Module, device: torch.device, settings: ModelSettings) -> None:
         self.version = f"torch {torch.__version__}"
-        self.inputs = declared_specs(type(module), "inputs")
-        self.outputs = declared_specs(type(module), "outputs")
+        self.inputs = declared_specs(module, "inputs")
+        self.outputs = declared_specs(module, "outputs")
         self._forward: Forward | None = forward_of(module, settings.precision, self.outputs)
         self._device = device
         self._settings = settings
@@ -68,14 +69,18 @@ class TorchEngine:
 
     @classmethod
     def load(cls, name: str, path: Path, settings: ModelSettings) -> TorchEngine:
-        """Build the class that the operator named and put the weights of `path` in. Raises `ModelFailed`."""
+        """Build the class that the operator named and put the weights of `path` in; without a class, its program.
+
+        Raises `ModelFailed`.
+        """
         device = open_device(settings.device)
         if settings.compile:
             check_compiler(device)
         if settings.graphs:
             check_graphs(device)
-        network = find_class(name, settings.torch_class)
-        module = build(network, path, settings.arguments)
+        module: torch.nn.Module | None = None if settings.torch_class else ProgramModule.open(path)
+        if module is None:
+            module = build(find_class(name, settings.torch_class), path, settings.arguments)
         warn_of_slow_precision(name, settings.precision, device)
         try:
             dtype = PRECISIONS[settings.precision] if settings.precision is not None else None

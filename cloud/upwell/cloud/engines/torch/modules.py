@@ -50,9 +50,9 @@ def _import(dotted: str) -> Any:
     return getattr(module, class_name)
 
 
-def declared_specs(network: type[torch.nn.Module], attribute: str) -> tuple[TensorSpec, ...]:
-    """What the class declares under `inputs` or `outputs`. Raises `ModelFailed` where that is not as it must be."""
-    declared = getattr(network, attribute, None)
+def declared_specs(module: torch.nn.Module, attribute: str) -> tuple[TensorSpec, ...]:
+    """What a class, or a program, has under `inputs` or `outputs`. Raises `ModelFailed` where that is wrong."""
+    network, declared = type(module), getattr(module, attribute, None)
     try:
         specs = tuple(TensorSpec(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in declared or ())
     except (TypeError, ValueError):

@@ -3,6 +3,9 @@
 OUT/split.json                              what there is (`SplitFacts`)
 OUT/heads/c17/model.onnx, model.yaml        one model for the device per cut
 OUT/tails/resnet--c17--1a2b3c4d/1/model.onnx, model.yaml      what `upwell serve --models OUT/tails` serves
+
+Of a program of torch.export the tails are `model.safetensors`, for `--engine torch`, and OUT/whole.onnx is the whole
+for the device.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 FILE_NAME = "split.json"
+WHOLE = "whole"
 
 
 class _Part(BaseModel):
@@ -48,11 +52,15 @@ class CutFacts(_Part):
 
 
 class SplitFacts(_Part):
-    """`split.json`. `whole` is the SHA-256 of the model that was split, in hex."""
+    """`split.json`. `whole` is the SHA-256 of the model that was split, as the device runs it, in hex.
+
+    `format` is that of the heads. `program` is the SHA-256 of the program of torch.export, where it was one.
+    """
 
     version: Literal[1] = 1
     kind: Literal["upwell.partition.split"] = "upwell.partition.split"
     model: str
     format: Literal["onnx", "tflite"]
     whole: str
+    program: str = ""
     cuts: tuple[CutFacts, ...] = Field(min_length=1)

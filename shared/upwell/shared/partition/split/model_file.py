@@ -1,4 +1,4 @@
-"""Splitting a model file, of either format: which operators, inputs and outputs each half has, and checks of the cut.
+"""Splitting a model file, of any format: which operators, inputs and outputs each half has, and checks of the cut.
 
 A half is made from the operators of its side and not found by going back from its outputs, so nothing is lost that only
 the body of an If or Loop reads, and nothing is done twice but what is free: a quantized tensor crosses as it is, and
@@ -48,6 +48,10 @@ def open_model_file(path: Path, graph: Graph) -> ModelFile:
         from upwell.shared.partition.split.onnx import OnnxModelFile
 
         return OnnxModelFile.read(path)
+    if graph.format == "torch":
+        from upwell.shared.partition.split.torch import TorchModelFile
+
+        return TorchModelFile.read(path)
     from upwell.shared.partition.split.tflite import TfliteModelFile
 
     return TfliteModelFile.read(path)

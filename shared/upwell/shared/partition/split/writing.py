@@ -6,6 +6,7 @@ The folder is there whole or not at all: it is made beside its place and then re
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
@@ -13,12 +14,12 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from pydantic import ValidationError
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, sync_tree
+from upwell.shared.formats.torch_program.program import FILE_NAME as PROGRAM_FILE
 from upwell.shared.partition.graph import Graph, Tensor
 from upwell.shared.partition.split.choosing import Chosen
 from upwell.shared.partition.split.describing import (
@@ -29,8 +30,8 @@ from upwell.shared.partition.split.describing import (
     made_by_head,
     spec_of,
 )
-from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, CutTensor, SplitFacts
-from upwell.shared.partition.split.halves import Halves, tail_name
+from upwell.shared.partition.split.folder import FILE_NAME, WHOLE, CutFacts, CutTensor, SplitFacts
+from upwell.shared.partition.split.halves import Halves, ModelHalf, tail_name
 from upwell.shared.partition.split.model_file import ModelFile, open_model_file, split_model
 from upwell.shared.signature.description import ModelDescription, load_description
 
@@ -41,6 +42,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_NAME = 72
 """A served model's name has 100 characters at most; the cut and the digest are behind this one."""
 
+_WHOLES = (f"{WHOLE}.onnx", f"{WHOLE}.tflite")
 _MOST_FACTS_BYTES = 16 << 20
 
 
@@ -52,10 +54,15 @@ class UnsplitModel:
     name: str
     graph: Graph
     description: ModelDescription | None
+    format: Format
+    """Of the heads: that of the file, but for a program of torch.export."""
 
     @classmethod
-    def open(cls, path: Path, graph: Graph, name: str) -> UnsplitModel:
-        """The model at `path`, of which `graph` is the contracted graph. Raises `ConfigError`."""
+    def open(cls, path: Path, graph: Graph, name: str, heads: Format = "onnx") -> UnsplitModel:
+        """The model at `path`, of which `graph` is the contracted graph. Raises `ConfigError`.
+
+        `heads` says what the heads of a program of torch.export are to be.
+        """
         if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
             raise ConfigError.at(
                 None, f"{name!r}: a name is letters, digits, '.', '_' and '-', at most {_MOST_NAME}", "--name"
@@ -67,12 +74,7 @@ class UnsplitModel:
         except ModuleNotFoundError as error:
             package = (error.name or "a package").partition(".")[0]
             raise ConfigError.at(path, f"{package} is not installed: pip install 'upwell[partition]'") from None
-        return cls(file, name, graph, description)
-
-    @property
-    def format(self) -> Format:
-        """Of its file and those of its halves."""
-        return cast(Format, self.graph.format)
+        return cls(file, name, graph, description, heads if graph.format == "torch" else graph.format)
 
     def divide(self, edge: frozenset[int]) -> Halves:
         """The halves of a cut; see `split_model`."""
@@ -107,14 +109,19 @@ def check_free(out: Path) -> None:
     if not out.is_dir():
         raise ConfigError.at(out, "this is a file; --out must name a folder", "--out")
     there = {one.name for one in out.iterdir()}
-    if there and not (there <= {FILE_NAME, HEADS, TAILS} and _is_split(out)):
+    if there and not (there <= {FILE_NAME, HEADS, TAILS, *_WHOLES} and _is_split(out)):
         raise ConfigError.at(
             out, "the folder holds other files; --out must name a new folder, or an earlier split to replace", "--out"
         )
 
 
-def write_split(out: Path, whole: UnsplitModel, cuts: Iterable[tuple[Chosen, Halves]]) -> Written:
-    """Write the halves of all cuts to `out`. Raises `ConfigError` where that cannot be done; nothing is left then."""
+def write_split(
+    out: Path, whole: UnsplitModel, cuts: Iterable[tuple[Chosen, Halves]], device: ModelHalf | None = None
+) -> Written:
+    """Write the halves of all cuts to `out`. Raises `ConfigError` where that cannot be done; nothing is left then.
+
+    `device` is the whole as the device runs it, where its own file is no such model.
+    """
     check_free(out)
     facts: list[CutFacts] = []
     sizes: dict[str, FileSizes] = {}
@@ -128,7 +135,12 @@ def write_split(out: Path, whole: UnsplitModel, cuts: Iterable[tuple[Chosen, Hal
             facts.append(_facts(chosen, halves, tail, described))
             sizes[name] = FileSizes(halves.head.size_bytes, halves.tail.size_bytes)
             remarks.update(dict.fromkeys([described.left_out] if described.left_out else []))
-        split = SplitFacts(model=whole.name, format=whole.format, whole=whole.file.digest, cuts=tuple(facts))
+        own, program = whole.file.digest, ""
+        if device is not None:
+            ((name, data),) = device.files.items()
+            _put(draft, {f"{WHOLE}{Path(name).suffix}": data})
+            own, program = hashlib.sha256(data).hexdigest(), own
+        split = SplitFacts(model=whole.name, format=whole.format, whole=own, program=program, cuts=tuple(facts))
         _put(draft, {FILE_NAME: f"{split.model_dump_json(indent=1)}\n".encode()})
     return Written(split, sizes, tuple(remarks))
 
@@ -146,7 +158,8 @@ def read_split(folder: Path) -> SplitFacts:
 
 def half_paths(folder: Path, facts: SplitFacts, cut: CutFacts) -> tuple[Path, Path]:
     """The files of head and tail of a cut. Raises `ConfigError` where one is missing or outside the folder."""
-    head, tail = folder / cut.head, folder / TAILS / cut.tail / _VERSION / f"model.{facts.format}"
+    file = PROGRAM_FILE if facts.program else f"model.{facts.format}"
+    head, tail = folder / cut.head, folder / TAILS / cut.tail / _VERSION / file
     for path in (head, tail):
         try:
             plain_file(folder, path)

@@ -1,0 +1,68 @@
+"""A program of torch.export as a graph: its ATen operators, named by what they make, with ONNX's words for them.
+
+Weights are constants, and so is whatever an operator computes from constants alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.formats.torch_program.archive import ProgramFile
+from upwell.shared.formats.torch_program.operators import OPERATORS
+from upwell.shared.formats.torch_program.program import BadProgram, ProgramNode, ProgramTensor
+from upwell.shared.formats.work import work_of
+from upwell.shared.partition.graph import Graph, Node, Tensor, size_of
+
+
+def open_program(path: Path) -> ProgramFile:
+    """The program in the `.pt2` file at `path`. Raises `ConfigError`."""
+    try:
+        return ProgramFile.read(path)
+    except BadProgram as error:
+        raise ConfigError.at(path, f"not a program that can be split: {error}") from None
+    except OSError as error:
+        raise ConfigError.at(path, f"the model file cannot be read: {error.strerror or error}") from None
+
+
+def read_torch(path: Path) -> Graph:
+    """The graph of the `.pt2` file at `path`; its weights are not read. Raises `ConfigError`."""
+    file = open_program(path)
+    weights = set(file.program.weights)
+    nodes = []
+    for at, node in enumerate(file.program.nodes):
+        inputs = tuple(name for name in node.reads if name not in weights)
+        outputs = tuple(filter(None, node.outputs))
+        is_free = not inputs and not {one.name for one in file.program.outputs}.intersection(outputs)
+        if is_free:
+            weights.update(outputs)
+        name = outputs[0] if outputs else f"{node.operator}_{at}"
+        nodes.append(
+            Node(name, OPERATORS[node.operator], inputs, outputs, (at,), 0.0 if is_free else _work(node, file), is_free)
+        )
+    tensors = {name: Tensor(one.name, one.datatype, one.shape) for name, one in file.tensors.items()}
+    ends = ((one.name for one in side) for side in (file.program.inputs, file.program.outputs))
+    return Graph("torch", tuple(nodes), tensors, *map(tuple, ends))
+
+
+_FIRST_OF_LINEAR = {"Linear": "Conv", "AddMM": "MatMul"}
+"""Each element of what a linear layer makes meets a row of its weights, as each of a convolution meets a filter."""
+
+
+def _work(node: ProgramNode, file: ProgramFile) -> float:
+    word = OPERATORS[node.operator]
+    reads = node.reads[1:] if word == "AddMM" else node.reads
+    inputs, outputs = _shapes(reads, file), _shapes([name for name in node.outputs if name], file)
+    found = work_of(_FIRST_OF_LINEAR.get(word, word), inputs, outputs, inputs[:1])
+    return 0.0 if math.isnan(found) else found
+
+
+def _shapes(names: Sequence[str], file: ProgramFile) -> list[Sequence[int] | None]:
+    stored: Mapping[str, Sequence[int]] = {name: one.shape for name, one in file.stored.items()}
+    return [_one_row(file.tensors[name]) if name in file.tensors else stored.get(name) for name in names]
+
+
+def _one_row(tensor: ProgramTensor) -> tuple[int, ...]:
+    return tuple(size_of(dim, {}) for dim in tensor.shape)
