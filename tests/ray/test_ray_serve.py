@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import threading
@@ -31,7 +30,7 @@ from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKin
 from upwell.shared.tensors import Array
 
 MODELS = Path(__file__).parents[2] / "shared/upwell/tools/demo/assets/cloud"
-PAGE = Path(__file__).parents[2] / "docs/engines.md"
+EXAMPLE = Path(__file__).parents[2] / "examples/ray"
 MODEL = "digits-large"
 PORT = 18451
 ADDRESS = f"127.0.0.1:{PORT}"
@@ -173,25 +172,20 @@ def test_the_builder_takes_what_a_command_line_says(repository: Path, tmp_path: 
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 3, 1.0)
 
 
-def test_the_program_of_the_page_runs_as_it_stands_there(
+def test_the_program_of_the_example_runs_as_it_stands_there(
     nodes: Nodes, client: OipClient, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the port and folder of this test, and for connecting to a cluster, which has been done."""
-    page = PAGE.read_text().partition("## Several machines with Ray Serve")[2]
-    written, program = (
-        re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("yaml title=cloud.yaml", "python")
-    )
-    assert written is not None
-    assert program is not None
-    text = written[1].replace("8001", str(PORT)).replace("/srv/models", str(repository))
+    text = (EXAMPLE / "cloud.yaml").read_text().replace("8001", str(PORT)).replace("/srv/models", str(repository))
     (tmp_path / "cloud.yaml").write_text(f"{text}  max_message: 100kB\n")
     monkeypatch.chdir(tmp_path)
+    program = (EXAMPLE / "start.py").read_text()
     connect = 'ray.init(address="auto")\n'
-    scale = "ray_serve.Scale(min_replicas=2, max_replicas=8)"
-    ours = "ray_serve.Scale(max_replicas=4, target=1.0, upscale_delay_s=1.0)"
-    assert connect in program[1]
-    assert scale in program[1]
-    exec(program[1].replace(connect, "").replace(scale, ours), {})  # noqa: S102 (a program of our own page)
+    scale = "serve.Scale(min_replicas=2, max_replicas=8)"
+    ours = "serve.Scale(max_replicas=4, target=1.0, upscale_delay_s=1.0)"
+    assert connect in program
+    assert scale in program
+    exec(program.replace(connect, "").replace(scale, ours), {})  # noqa: S102 (a program of our own examples)
     assert client.ready(LIMIT_S, MODEL)
 
 

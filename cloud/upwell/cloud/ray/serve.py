@@ -1,4 +1,4 @@
-"""The cloud service as a Ray Serve application, for several machines without Kubernetes: `docs/engines.md`.
+"""The cloud service as a Ray Serve application, for several machines without Kubernetes: `examples/ray`.
 
 A replica is the whole service, with every model of its cloud.yaml. A deployment for each model would let models scale
 apart, at the price of one more hop between processes for each request; models that are to scale apart are better

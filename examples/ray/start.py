@@ -1,0 +1,15 @@
+"""The cloud service on a Ray cluster that runs: cloud.yaml of this folder, with two to eight replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ray
+
+from upwell.cloud.config import CloudConfig
+from upwell.cloud.ray import serve
+from upwell.shared.config.yaml import load_yaml
+
+ray.init(address="auto")
+config = load_yaml(Path("cloud.yaml"), CloudConfig)
+serve.start(config, serve.Scale(min_replicas=2, max_replicas=8), request_timeout_s=30)
