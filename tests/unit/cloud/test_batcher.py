@@ -438,6 +438,25 @@ def test_a_long_request_that_becomes_hopeless_stops_between_its_pieces() -> None
     assert [firsts(batch) for batch in engine.batches] == [[1, 2]]
 
 
+def test_where_a_batch_fails_a_member_whose_caller_has_left_is_not_run_alone(pool: ThreadPoolExecutor) -> None:
+    gone = Call()
+
+    def fail(batch: Batch) -> dict[str, Array]:
+        if len(batch["x"]) > 1:
+            gone.cancelled.set()
+            raise ModelFailed("one row is bad")
+        return fine(batch)
+
+    engine = FakeEngine(fail)
+    busy = Busy(pool, engine, max_batch=8)
+    stays, leaves = busy.queue(x(1)), busy.queue(x(2), gone)
+    engine.let_go()
+    assert firsts({"x": stays.result(LIMIT_S).outputs["y"]}) == [2]
+    with pytest.raises(CallerLeft):
+        leaves.result(LIMIT_S)
+    assert [firsts(batch) for batch in engine.batches] == [[0], [1, 2], [1]]
+
+
 def test_check_says_before_any_work_what_run_would_say(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
     busy = Busy(pool, engine, max_queue=1)
     busy.batcher.check(Call())

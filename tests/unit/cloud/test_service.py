@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.models_for_tests import linear, two_in_two_out
 from upwell.cloud.batching.batcher import Batcher
+from upwell.cloud.batching.request import DEFAULT_PRIORITY, priority_of
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
@@ -334,3 +335,14 @@ def test_a_failing_model_leaves_nothing_under_way() -> None:
     with pytest.raises(ModelFailed, match="in MainThread"):
         cloud.infer(InferRequest("fake", {"x": np.ones((1, 2), np.float32)}), Call())
     assert cloud.drain(0)
+
+
+def test_a_priority_of_nothing_is_the_default_one_and_none_that_is_no_level_is_taken() -> None:
+    assert [priority_of(named) for named in ({}, {"priority": 0}, {"priority": 1})] == [
+        DEFAULT_PRIORITY,
+        DEFAULT_PRIORITY,
+        1,
+    ]
+    for wrong in (-1, 1.5, True, "high"):
+        with pytest.raises(InvalidRequest, match="a whole number from 0"):
+            priority_of({"priority": wrong})
