@@ -95,6 +95,7 @@ def test_passes_the_end_of_one_direction_alone(proxy: Proxy) -> None:
         assert receive(connection, 100) == b"last words"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_delays_each_byte_without_slowing_the_stream(proxy: Proxy, way: str) -> None:
     getattr(proxy, way).delay(0.2)
@@ -116,6 +117,7 @@ def test_keeps_the_order_when_a_delay_ends(proxy: Proxy) -> None:
         assert receive(connection, 11) == b"firstsecond"
 
 
+@pytest.mark.alone
 def test_throttles(proxy: Proxy) -> None:
     proxy.up.throttle(100_000)
     message = bytes(range(250)) * 120

@@ -195,6 +195,7 @@ def test_a_cloud_that_fails_leaves_the_edge_answer_marked(text: str) -> None:
         assert sides(answer) == "ee"
 
 
+@pytest.mark.alone
 def test_a_cloud_that_is_late_leaves_the_edge_answer_in_time() -> None:
     with scene(UP.replace("5s", "300ms")) as at:
         at.teach(edge_s=0.001)
@@ -230,48 +231,48 @@ def test_a_request_that_ends_in_an_error_is_recorded_with_the_time_that_the_clou
 
 
 FIRST_WINS = [
-    "defaults: {deadline: 400ms, objective: latency, large: {above: 1B}}",
-    "defaults: {deadline: 400ms, objective: energy, energy: {inference: 1J}, large: {above: 1B}}",
+    "defaults: {deadline: 1600ms, objective: latency, large: {above: 1B}}",
+    "defaults: {deadline: 1600ms, objective: energy, energy: {inference: 1J}, large: {above: 1B}}",
 ]
 
 
 @pytest.mark.parametrize("text", FIRST_WINS, ids=["latency", "energy"])
 def test_the_first_answer_counts_unless_accuracy_is_wanted(text: str) -> None:
     with scene(text) as at:
-        at.teach(edge_s=0.2, cloud_s=0.1)
+        at.teach(edge_s=0.8, cloud_s=0.4)
         at.cloud.hold()
         begin_s = time.monotonic()
         answer = at.infer(rows_of(SURE))
-        assert time.monotonic() - begin_s < 0.36, "the cloud would have been waited for until 375 ms"
+        assert time.monotonic() - begin_s < 1.5, "the cloud would have been waited for until 1575 ms"
         assert facts(answer) == (Plan.CLOUD, Route.EDGE, Reason.EDGE_FASTER, False)
 
 
 def test_a_cloud_that_a_quick_device_overtakes_has_not_failed() -> None:
     with scene(FIRST_WINS[0]) as at:
-        at.teach(edge_s=0.37, cloud_s=0.3)  # so the device starts early, and then is done at once
+        at.teach(edge_s=1.48, cloud_s=1.2)  # so the device starts early, and then is done at once
         at.cloud.hold()
         assert at.infer(rows_of(SURE)).reason is Reason.EDGE_FASTER
         assert not any(breaker.failures for breaker in at.agent.router.state.breakers.values())
 
 
 def test_a_busy_device_does_not_delay_the_answer_of_the_cloud() -> None:
-    with scene("defaults: {deadline: 2s}") as at:
-        at.teach(edge_s=5.0, cloud_s=0.02)
+    with scene("defaults: {deadline: 4s}") as at:
+        at.teach(edge_s=9.0, cloud_s=0.02)
         assert at.edge is not None
         with busy(at.edge):
             begin_s = time.monotonic()
             answer = at.infer(rows_of(SURE))
             took_s = time.monotonic() - begin_s
         assert facts(answer) == (Plan.CLOUD, Route.CLOUD, Reason.EDGE_BUSY, False)
-        assert took_s < 1.0, "the cloud's answer was there after milliseconds"
+        assert took_s < 3.0, "the cloud's answer was there after milliseconds"
 
 
 def test_a_slow_device_does_not_delay_the_answer_of_the_cloud() -> None:
-    with scene("defaults: {deadline: 400ms}", edge=edge_model(latency_s=0.8)) as at:
-        at.teach(edge_s=0.8, cloud_s=0.02)
+    with scene("defaults: {deadline: 4s}", edge=edge_model(latency_s=8.0)) as at:
+        at.teach(edge_s=8.0, cloud_s=0.02)
         begin_s = time.monotonic()
         answer = at.infer(rows_of(SURE))
-        assert time.monotonic() - begin_s < 0.4
+        assert time.monotonic() - begin_s < 4.0
         assert (answer.reason, at.runtime.runs) == (Reason.EDGE_BUSY, 0)
 
 
@@ -281,7 +282,7 @@ def test_a_busy_device_without_a_cloud_refuses_at_once() -> None:
         begin_s = time.monotonic()
         with pytest.raises(Refused, match="no allowed route is predicted to answer in time"):
             at.infer(rows_of(SURE))
-        assert time.monotonic() - begin_s < 1.0
+        assert time.monotonic() - begin_s < 3.0
 
 
 def test_what_the_device_has_no_time_for_does_not_count_against_the_rate_of_its_source() -> None:
