@@ -42,7 +42,7 @@ TFLITE := $(shell $(PYTHON) -c 'import sys; print(".venv-tflite/.done" * (sys.pl
 
 # What judges time has the machine for itself; the rest shares it, five at a time on two cores since they wait a lot.
 TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
-ALONE = $(shell grep -rl 'mark\.alone' --include='test_*.py' $(TESTED))
+ALONE = $(shell grep -rl 'mark\.alone' --include='test_*.py' tests/faults tests/integration tests/unit/edge)
 QUICK := not benchmark and not slow and not exhaustive
 ON_TFLITE = $(if $(TFLITE),.venv-tflite/bin/python -m pytest --numprocesses 2 -m '$(2)' \
 	$(shell grep -rlE 'mark\.tflite_runtime|TFLITE_PACKAGES' --include='test_*.py' $(1)))
