@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.faults.bundles_for_tests import archive_of
 from tests.faults.oracles import EDGE_BUNDLE, cloud_scores, edge_scores, picture, pictures
+from tests.faults.releases_for_tests import Releases
 from tests.integration.cases.made_cases import Made, boxes, encoded, keep
+from upwell.edge.bundle.base import MANIFEST_NAME
+from upwell.edge.bundle.files import entry_of, sizes_in
+from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.cases.case import CaseSignature
 from upwell.shared.errors import ConfigError
 from upwell.tools.cases.labels import Label, write_labels
@@ -96,3 +102,40 @@ def test_cases_without_a_label_and_bundles_that_are_not_there_are_said(tmp_path:
         run("evaluate", EDGE_BUNDLE, EDGE_BUNDLE, "--cases", folder)
     with pytest.raises(ConfigError, match="there is no such bundle"):
         run("evaluate", tmp_path / "none", EDGE_BUNDLE, "--cases", state)
+
+
+def test_two_releases_are_compared_with_their_own_policies_on_a_log(state: Path, tmp_path: Path) -> None:
+    releases = Releases(tmp_path / "repository")
+    for name, bundle, below in (("one", EDGE_BUNDLE, 0.999), ("two", CLOUD_BUNDLE, 0.0001)):
+        archive = archive_of(packed(bundle, tmp_path / name), tmp_path / f"{name}.upwell")
+        hard = {"measure": "max_prob", "below": below}
+        policy = {"version": 1, "defaults": {"deadline": "5s", "hard": hard, "prices": {"cloud_request": 0.5}}}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(policy))
+        releases.release({"m": archive}, policy=tmp_path / f"{name}.yaml")
+    log = tmp_path / "log.jsonl"
+    line = {"model": "m", "size_bytes": 900, "edge_s": 0.002, "cloud_s": 0.005}
+    log.write_text("".join(json.dumps({"t_s": float(second), **line}) + "\n" for second in range(300)))
+    link = ("--log", log, "--uplink", "20Mbps", "--rtt", "20ms")
+    place = ("--releases", releases.place, "--root", releases.root)
+    code, said = run("evaluate", "1", "2", "--cases", state, *place, *link, "--gate")
+    assert (code, said["passes"], said["cases"]) == (0, True, COUNT)
+    _, bundles = run("evaluate", EDGE_BUNDLE, CLOUD_BUNDLE, "--cases", state)
+    assert said["quality"] == bundles["quality"]
+    a, b = said["replay"]["a"], said["replay"]["b"]
+    assert (a["requests"], a["late"], b["late"], b["sent_up"], b["cost"]) == (300, 0.0, 0.0, 0.0, 0.0)
+    assert a["cost"] == pytest.approx(0.5 * 300 * a["sent_up"])
+    assert 0.1 < a["sent_up"] < 1.0
+    for wrong, words in (
+        (("1", "9", *place), "no release 9"), (("1", "x", *place), "expected its number"),
+        (("1", "2", "--releases", releases.place), "together"), (("1", "2", *link[2:]), "--log"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            run("evaluate", *wrong, "--cases", state)
+
+
+def packed(bundle: Path, folder: Path) -> Path:
+    """A copy of a bundle with the manifest that a release needs."""
+    shutil.copytree(bundle, folder, ignore=shutil.ignore_patterns(MANIFEST_NAME))
+    manifest = new_manifest("m", 1, {path: entry_of(folder / path) for path in sizes_in(folder)})
+    (folder / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
+    return folder

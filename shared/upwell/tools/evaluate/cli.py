@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from upwell.edge.bundle.base import Trust
+from upwell.edge.release.unit import ReleaseUnit
+from upwell.edge.updates.sources.base import FetchFailed
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.tools.cases.labels import read_labels
 from upwell.tools.cases.source import open_source
 from upwell.tools.evaluate.comparing import compare
+from upwell.tools.evaluate.estimating import weights_of
+from upwell.tools.evaluate.replaying import Replay, replayed
 from upwell.tools.evaluate.running import EvaluationRun, Judged, answers_of, truths
+from upwell.tools.policy.simulate import read_scene
 from upwell.tools.terminal import AsJson, plain, printable, progress, share, table_console
 
 
 def evaluate(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The bundle in use, or a model file.", show_default=False)],
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="The bundle in use, a model file or a release.", show_default=False)
+    ],
     b: Annotated[Path, typer.Argument(metavar="B", help="The one to compare with it.", show_default=False)],
     cases: Annotated[
         Path,
@@ -34,6 +49,23 @@ def evaluate(
         bool, typer.Option("--cloud-is-right", help="Where nobody labelled a case, what the cloud said is right.")
     ] = False,
     group: Annotated[str, typer.Option(help="Apart for each value of this tag, too.")] = "",
+    releases: Annotated[
+        str, typer.Option(metavar="SOURCE", help="A and B are releases of this folder or https://…, by their numbers.")
+    ] = "",
+    root: Annotated[
+        Path | None, typer.Option(metavar="ROOT.json", help="For --releases: the root metadata that devices trust.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(metavar="LOG", help="Requests to replay with each: lateness, share sent up, cost.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For --log: the policy; a release's own comes first.")
+    ] = None,
+    rtt: Annotated[str, typer.Option(help="For --log: the link's round trip.")] = "60ms",
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For --log: what the uplink carries, as for `policy simulate`.")
+    ] = None,
+    uplink: Annotated[str | None, typer.Option(metavar="RATE", help="For --log: a constant rate instead.")] = None,
     max_risk: Annotated[
         str, typer.Option(help="For the share that would go up: at most so much stays and is wrong.")
     ] = "2%",
@@ -43,30 +75,28 @@ def evaluate(
     margin: Annotated[str, typer.Option(help="For --gate: so much worse is borne.")] = "1%",
     as_json: AsJson = False,
 ) -> None:
-    """Compare two models on the evaluation set, the cases that chance chose: accuracy over all requests with 95 %
-    intervals, mAP for detectors, error for numbers.
+    """Compare two models or releases on the evaluation set, the cases that chance chose: accuracy over all requests
+    with 95 % intervals, mAP for detectors, error for numbers; with --log also lateness, share sent up and cost.
     """
     allowed, risk = share("--margin", margin), share("--max-risk", max_risk)
+    if log is None and (policy or trace or uplink):
+        raise ConfigError.at(None, "policy and link are for the requests of a log; expected --log, too")
+    scene = None if log is None else read_scene(log, trace, uplink, rtt, "1970-01-01T00:00")
+    local = Policy() if policy is None else load_yaml(policy, Policy)
+    name, judged, settings, unlabelled = _judged(cases, model, by_cloud=cloud_is_right)
     source = open_source(cases)
-    found = [facts for facts in source.facts() if facts.is_evaluated and model in ("", facts.model)]
-    models = sorted({facts.model for facts in found})
-    if len(models) > 1:
-        raise ConfigError.at(cases, f"these are cases of {', '.join(models)}; choose one with --model")
-    judged = truths(found, read_labels(source.folder), source.read, by_cloud=cloud_is_right)
-    if not judged:
-        raise ConfigError.at(
-            cases, f"of {len(found)} evaluation cases none has a label; `upwell cases import` brings some, or "
-            "--cloud-is-right takes what the cloud said",
-        )  # fmt: skip
-    hard = next((case.facts.hard for case in judged if case.facts.hard is not None), None)
-    settings = HardSettings() if hard is None else HardSettings(measure=hard.measure, temperature=hard.temperature)  # type: ignore[arg-type]  # a measure of the policy
     names: dict[str, int] = {}
-    with progress() as bar:
+    with ExitStack() as unpacked, progress() as bar:
+        sides = _sides((a, b), name, _Releases(releases, root), unpacked)
         task = bar.add_task("cases", total=2 * len(judged))
         trial = EvaluationRun([case.facts for case in judged], source.read, settings, names, lambda: bar.advance(task))
-        before, after = (answers_of(path, trial) for path in (a, b))
+        before, after = (answers_of(side.path, trial) for side in sides)
     document = compare(before, after, judged, names, group, risk)
-    document |= {"without_label": len(found) - len(judged), "covers": _covered(judged)}
+    document |= {"without_label": unlabelled, "covers": _covered(judged)}
+    if scene is not None:
+        replay = Replay(scene, name, (sides[0].policy_over(local), sides[1].policy_over(local)))
+        inclusion = weights_of([case.facts.inclusion for case in judged])
+        document["replay"] = replayed(replay, (before, after), judged, inclusion)
     low = document["difference"]["low"]
     passes = low is not None and low >= -allowed
     if gate:
@@ -77,6 +107,84 @@ def evaluate(
         _show(document)
     if gate and not passes:
         raise typer.Exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True)
+class _Releases:
+    source: str
+    root: Path | None
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A bundle, or a model file, and what a release decides by."""
+
+    path: Path
+    unit: ReleaseUnit | None = None
+
+    def policy_over(self, local: Policy) -> Policy:
+        """The policy with it."""
+        return local if self.unit is None else self.unit.policy_over(local)
+
+
+def _sides(paths: tuple[Path, Path], model: str, releases: _Releases, unpacked: ExitStack) -> tuple[_Side, _Side]:
+    """What is compared; releases are verified and unpacked as long as `unpacked` is open. Raises `ConfigError`."""
+    if (releases.root is None) != (not releases.source):
+        raise ConfigError.at(None, "expected --releases and --root together")
+    if releases.root is None:
+        return _Side(paths[0]), _Side(paths[1])
+    try:
+        from upwell.tools.release.checking import checked
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("upwell"):
+            raise
+        raise ConfigError.at(None, f"releases need the package {error.name}: pip install 'upwell[release]'") from None
+    found = []
+    for path in paths:
+        if not str(path).isdecimal():
+            raise ConfigError.at(None, f"{str(path)!r} is no release; with --releases expected its number")
+        scratch = Path(unpacked.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            unit = checked(
+                releases.source, releases.root, scratch, int(str(path)), Trust((), False), None, lambda _: None
+            )
+        except FetchFailed as error:
+            raise ConfigError.at(None, f"release {path}: {error}", "--releases") from None
+        if model not in unit.bundles:
+            there = ", ".join(sorted(unit.bundles)) or "none"
+            raise ConfigError.at(None, f"release {path} has no bundle {model!r}; it has: {there}", "--releases")
+        found.append(_Side(unit.bundles[model].folder, unit))
+    return found[0], found[1]
+
+
+def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judged], HardSettings, int]:
+    """The model, its cases of the evaluation set of which somebody knows what is right, how hardness is measured, and
+    how many more there are. Raises `ConfigError`."""
+    source = open_source(cases)
+    found = [facts for facts in source.facts() if facts.is_evaluated and model in ("", facts.model)]
+    models = sorted({facts.model for facts in found})
+    if len(models) > 1:
+        raise ConfigError.at(cases, f"these are cases of {', '.join(models)}; choose one with --model")
+    judged = truths(found, read_labels(source.folder), source.read, by_cloud=by_cloud)
+    if not judged:
+        raise ConfigError.at(
+            cases, f"of {len(found)} evaluation cases none has a label; `upwell cases import` brings some, or "
+            "--cloud-is-right takes what the cloud said",
+        )  # fmt: skip
+    hard = next((case.facts.hard for case in judged if case.facts.hard is not None), None)
+    settings = HardSettings() if hard is None else HardSettings(measure=hard.measure, temperature=hard.temperature)  # type: ignore[arg-type]  # a measure of the policy
+    return models[0], judged, settings, len(found) - len(judged)
+
+
+_REPLAYED: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
+    {
+        "replayed: late": lambda one: f"{one['late']:.1%}",
+        "  right and in time": lambda one: "–" if one["right"] is None else f"{one['right']:.1%}",
+        "  99th percentile": lambda one: "–" if one["p99_s"] is None else f"{one['p99_s'] * 1e3:.0f} ms",
+        "  sent up": lambda one: f"{one['sent_up']:.1%}, {one['bytes_up'] / 1e6:.1f} MB",
+        "  cost": lambda one: f"{one['cost']:.4g}",
+    }
+)
 
 
 def _covered(judged: list[Judged]) -> str:
@@ -92,6 +200,9 @@ def _show(document: dict[str, Any]) -> None:
             table.add_row(plain(f"  {key or '–'}"), *map(_interval, sides))
     if "share_up" in document["a"]:
         table.add_row(f"up at {document['max_risk']:.1%} risk", *(f"{document[side]['share_up']:.1%}" for side in "ab"))
+    if "replay" in document:
+        for title, cell in _REPLAYED.items():
+            table.add_row(title, *(cell(document["replay"][side]) for side in "ab"))
     table_console().print(table)
     difference = document["difference"]
     typer.echo(printable(f"B − A: {_interval(difference)}, p = {difference['p']:.2g} (sign-flip test)"))

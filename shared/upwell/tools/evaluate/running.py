@@ -43,6 +43,9 @@ class Answers:
     boxes: list[Floats] = field(default_factory=list)
     """Of a detector [n, 6], the class a number of the `names` that were given."""
     hardness: list[float] = field(default_factory=list)
+    measures: list[Mapping[str, float]] = field(default_factory=list)
+    """Every measure of hardness that applies, as a request log has them."""
+    run_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,12 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
         for facts in trial.cases:
             inputs = trial.read(facts.id).inputs()
             label, hardness, boxes = None, math.inf, _NO_BOXES
+            measures: Mapping[str, float] = {}
             try:
-                outputs = edge.run_now(inputs).outputs
+                run = edge.run_now(inputs)
+                outputs = run.outputs
+                found.run_s.append(run.duration_s)
+                measures = edge.scorer.score_all(outputs, trial.hard, 1, run.candidates)[0]
                 label = None if output is None else answer_label(output, outputs)
                 if output is not None and output.kind == "detections":
                     boxes = found_boxes(outputs[output.name])
@@ -92,6 +99,7 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
             found.labels.append(label)
             found.boxes.append(boxes)
             found.hardness.append(hardness)
+            found.measures.append(measures)
             trial.step()
     return found
 

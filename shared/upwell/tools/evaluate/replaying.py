@@ -1,0 +1,80 @@
+"""Two models on the requests of a log over a recorded link: what comes late, what goes up, what it costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.simulation.requests import prepare
+from upwell.shared.routing.simulation.runs import Scene, routed
+from upwell.shared.routing.simulation.served import SimulationReport
+from upwell.tools.evaluate.estimating import Floats
+from upwell.tools.evaluate.running import Answers, Judged, is_right
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A log over a link, the model in it that is compared, and by which policy each side routes."""
+
+    scene: Scene
+    model: str
+    policies: tuple[Policy, Policy]
+
+
+def replayed(
+    replay: Replay, sides: tuple[Answers, Answers], cases: Sequence[Judged], inclusion: Floats, seed: int = 0
+) -> dict[str, Any]:
+    """What the agent's own router makes of the log with each side, over the requests of the model.
+
+    Each request keeps its arrival, size, deadline and tags, and gets a case, drawn with a chance ∝ 1/π and the same for
+    both sides: with it how hard that side's model found it, and who is right. The device's time is the log's, for B
+    times the ratio of the medians measured here.
+
+    `late`: answered after the deadline, or not, ÷ requests. `right`: right and in time ÷ the requests of whose cases
+    both answers are known. `sent_up`: of which anything left the device ÷ requests. `cost` by the policy's prices.
+    """
+    lines = [one.line for one in replay.scene.requests]
+    rng, weights = np.random.default_rng(seed), 1.0 / inclusion
+    drawn = rng.choice(len(cases), len(lines), p=weights / weights.sum()).tolist()
+    typical_s = [statistics.median(one.run_s) if one.run_s else 0.0 for one in sides]
+    found: dict[str, Any] = {}
+    for name, side, policy, mine_s in zip("ab", sides, replay.policies, typical_s, strict=True):
+        speed = mine_s / typical_s[0] if typical_s[0] > 0 else 1.0
+        asked = [
+            _asked(line, side, index, cases[index], speed, mine_s) if line.model == replay.model else line
+            for line, index in zip(lines, drawn, strict=True)
+        ]
+        served = routed(policy, replace(replay.scene, requests=prepare(asked)))
+        report = SimulationReport.of([one for one in served if one.request.line.model == replay.model])
+        found[name] = {
+            "requests": report.requests,
+            "late": 1.0 - report.deadline_hit_rate,
+            "right": report.accuracy,
+            "p50_s": report.p50_s,
+            "p99_s": report.p99_s,
+            "sent_up": report.cloud_share,
+            "bytes_up": report.bytes_up,
+            "cost": report.cost,
+        }
+    return found
+
+
+def _asked(line: LogLine, side: Answers, index: int, case: Judged, speed: float, typical_s: float) -> LogLine:
+    """A line of the log as if it had asked for this case, and this side's model had run."""
+    is_class = case.truth.label is not None
+    return line.model_copy(
+        update={
+            "edge_s": typical_s if line.edge_s is None else line.edge_s * speed,
+            "hardness": side.measures[index],
+            "logits": None,
+            "edge_digest": side.digest,
+            "edge_correct": is_right(side.labels[index], case.truth) if is_class else None,
+            "cloud_correct": is_right(case.cloud, case.truth) if is_class and case.cloud is not None else None,
+        }
+    )
