@@ -1,6 +1,6 @@
 """Our service beside Triton Inference Server and MLServer: the same model, load and number of instances, in one run.
 
-    python -m tests.benchmarks.triton_bench [--quick] [--json] [--write docs/performance.md]
+    python -m tests.benchmarks.triton_bench [--quick] [--json] [--write]
 
 Needs h2load and the environment that `make bench-triton` builds. Exit code 1 where a target is missed, 2 where
 something is not installed or a server does not work.
@@ -34,7 +34,7 @@ OURS = (servers.UPWELL, servers.UPWELL_WORKERS)
 LEAST_STREAM_RATE = 0.9
 PATIENCE_S = 600.0
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "triton.md"
-"""Every server's figures, behind the summary of the page."""
+"""Every server's figures, behind those of docs/performance.md."""
 
 
 def main() -> None:
@@ -47,8 +47,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     print(json.dumps(made, indent=2) if asked.json else made["table"])
-    if asked.write is not None:
-        report.write(asked.write, made["summary"])
+    if asked.write:
         report.write(RESULTS, made["table"])
     print("\n".join(["missed:", *missed] if missed else ["every target is met"]), file=sys.stderr)
     sys.exit(bool(missed))
@@ -61,21 +60,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds to wait for other programs to rest")
     parser.add_argument("--quick", action="store_true", help="one short round, whatever else runs")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every round's figures")
-    parser.add_argument(
-        "--write",
-        type=Path,
-        help="put a summary between the marks of this page, and all figures into results/triton.md",
-    )
+    parser.add_argument("--write", action="store_true", help="put the figures into results/triton.md")
     asked = parser.parse_args()
     if asked.quick:
         asked.rounds, asked.seconds, asked.patience = 1, 0.5, 0.0
     if asked.rounds < 1 or asked.seconds <= 0:
         parser.error("expected at least one round and a time above 0")
-    if asked.write is not None:
-        try:
-            report.around_table(asked.write)  # before the minutes that follow
-        except (OSError, ValueError) as error:
-            parser.error(str(error))
     return asked
 
 
@@ -113,7 +103,6 @@ def _run(asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         {**dataclasses.asdict(cell), "samples": list(map(dataclasses.asdict, own))} for cell, own in samples.items()
     ]
     made = {
-        "summary": f"{facts}\n\n{report.summary(rows, titles, OURS)}",
         "table": f"{facts}\n\n{report.table(rows, titles)}",
         "rows": list(map(dataclasses.asdict, rows)),
         "measured": measured,

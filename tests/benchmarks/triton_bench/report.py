@@ -125,27 +125,6 @@ def table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
-def summary(rows: Sequence[Row], titles: Mapping[str, str], ours: Sequence[str]) -> str:
-    """The same, a line for each load: what `ours` have of Triton's rate and of its p99."""
-    parts = []
-    for work, title in titles.items():
-        own = [row for row in rows if row.cell.work == work]
-        columns = [f"{name}: rate, p99" for name in ours]
-        lines = [
-            f"{title}:\n",
-            f"| load | Triton, answers/s | {' | '.join(columns)} |",
-            "|---" * (2 + len(columns)) + "|",
-        ]
-        for load in dict.fromkeys(row.cell.load for row in own):
-            by_server = {row.cell.server: row for row in own if row.cell.load == load}
-            own_rows = map(by_server.get, ours)
-            ratios = [f"{_ratio(row.rate_ratio)}, {_ratio(row.p99_ratio)}" if row else "" for row in own_rows]
-            cells = [_rounded(by_server[TRITON].per_s.median), *ratios]
-            lines.append(f"| {load} | {' | '.join(cells)} |")
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
-
-
 def _ratio(spread: Spread) -> str:
     return f"{spread.median:.2f} ({spread.low:.2f}–{spread.high:.2f})"
 
