@@ -30,7 +30,7 @@ from upwell.edge.fleet import case_homes
 from upwell.edge.fleet.case_homes import FleetHome, StorageHome
 from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
-from upwell.fleet.cases.signing import Credentials, read_credentials, sign_url
+from upwell.fleet.cases.signing import Credentials, ObjectRequest, read_credentials, sign_url
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.http.https_call import HttpsCaller
@@ -84,10 +84,9 @@ def bucket(folder: Path, address: str, **more: Any) -> dict[str, Any]:
 def test_an_address_is_signed_as_amazon_publishes_it() -> None:
     """The example of "Authenticating Requests: Using Query Parameters"."""
     keys = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
-    url = sign_url(
-        "GET", "https://examplebucket.s3.amazonaws.com/test.txt", {}, keys, "us-east-1",
-        at=datetime(2013, 5, 24, tzinfo=timezone.utc), expires_s=86400,
-    )  # fmt: skip
+    request = ObjectRequest("GET", "https://examplebucket.s3.amazonaws.com/test.txt")
+    at = datetime(2013, 5, 24, tzinfo=timezone.utc)
+    url = sign_url(request, keys, "us-east-1", at=at, expires_s=86400)
     assert url.endswith("&X-Amz-Signature=aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404")
     assert url.startswith("https://examplebucket.s3.amazonaws.com/test.txt?X-Amz-Algorithm=AWS4-HMAC-SHA256&")
     assert "CYEXAMPLEKEY" not in repr(keys)

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from upwell.fleet.api.routes import problem, problem_of
-from upwell.fleet.cases.signing import read_credentials, sign_url
+from upwell.fleet.cases.signing import ObjectRequest, read_credentials, sign_url
 from upwell.fleet.config import BucketSection, CaseIntakeSection
 from upwell.fleet.enrolment.authority import serial_of_der
 from upwell.fleet.errors import NotFound
@@ -171,10 +171,9 @@ async def _body(request: Request, size_bytes: int) -> bytes:
 
 def _signed(bucket: BucketSection, name: str, size_bytes: int) -> str:
     credentials = read_credentials(bucket.credentials_file, bucket.profile)
-    return sign_url(
-        "PUT", f"{bucket.url}/{name}", {"Content-Length": str(size_bytes)}, credentials, bucket.region,
-        at=datetime.now(timezone.utc), expires_s=round(bucket.expires),
-    )  # fmt: skip
+    request = ObjectRequest("PUT", f"{bucket.url}/{name}", {"Content-Length": str(size_bytes)})
+    now = datetime.now(timezone.utc)
+    return sign_url(request, credentials, bucket.region, at=now, expires_s=round(bucket.expires))
 
 
 def _later(status: HTTPStatus, text: str, **more: Any) -> Response:

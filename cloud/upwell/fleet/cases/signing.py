@@ -55,23 +55,32 @@ def _of_file(path: Path, profile: str) -> dict[str, str]:
         return dict.fromkeys(_VARIABLES, "")
 
 
-def sign_url(
-    method: str, url: str, headers: Mapping[str, str], credentials: Credentials, region: str, *,
-    at: datetime, expires_s: int,
-) -> str:  # fmt: skip
-    """`url` with a signature for one request of `method`, with exactly these `headers` beside `Host`, from `at` (UTC)
-    for `expires_s`. AWS Signature Version 4 in the query, with an unsigned payload:
+@dataclass(frozen=True)
+class ObjectRequest:
+    """One request to the storage, with exactly these `headers` beside `Host`.
+
+    The path of `url` is escaped already, and its port left out where it is the default.
+    """
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def sign_url(request: ObjectRequest, credentials: Credentials, region: str, *, at: datetime, expires_s: int) -> str:
+    """The request's URL with a signature that is good from `at` (UTC) for `expires_s`.
+
+    AWS Signature Version 4 in the query, with an unsigned payload:
 
         signature = HMAC(HMAC(HMAC(HMAC(HMAC("AWS4" + secret, date), region), "s3"), "aws4_request"), text)
 
     where HMAC is HMAC-SHA256 and `text` names algorithm, time and scope, and has the SHA-256 of the request in its
-    canonical form. The path of `url` must be escaped already, and its port left out where it is the default.
-    Source: AWS, Authenticating Requests: Using Query Parameters.
+    canonical form. Source: AWS, Authenticating Requests: Using Query Parameters.
     """
-    parts = urlsplit(url)
+    parts = urlsplit(request.url)
     stamp, day = at.strftime("%Y%m%dT%H%M%SZ"), at.strftime("%Y%m%d")
     scope = f"{day}/{region}/s3/aws4_request"
-    signed = {name.lower(): value for name, value in headers.items()} | {"host": parts.netloc}
+    signed = {name.lower(): value for name, value in request.headers.items()} | {"host": parts.netloc}
     names = ";".join(sorted(signed))
     query = {
         "X-Amz-Algorithm": _ALGORITHM, "X-Amz-Credential": f"{credentials.key_id}/{scope}", "X-Amz-Date": stamp,
@@ -81,7 +90,7 @@ def sign_url(
         query["X-Amz-Security-Token"] = credentials.session_token
     asked = "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(query.items()))
     lines = [f"{name}:{signed[name]}" for name in sorted(signed)]
-    canonical = "\n".join([method, parts.path or "/", asked, *lines, "", names, "UNSIGNED-PAYLOAD"])
+    canonical = "\n".join([request.method, parts.path or "/", asked, *lines, "", names, "UNSIGNED-PAYLOAD"])
     text = "\n".join([_ALGORITHM, stamp, scope, hashlib.sha256(canonical.encode()).hexdigest()])
     key = f"AWS4{credentials.secret}".encode()
     for part in (day, region, "s3", "aws4_request"):
