@@ -104,7 +104,7 @@ _QUANTITIES: Mapping[Any, tuple[str, Mapping[str, Decimal]]] = {
     parse_bytes: ("size", {unit: size for unit, size in SIZE_UNITS.items() if unit == "B" or unit.endswith("iB")}),
     parse_joules: ("energy", ENERGY_UNITS),
 }
-_WORTH_NAMING = 5
+_WORTH_NAMING = 4
 """So many keys that another table has are not said again."""
 
 _LIMITS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))

@@ -123,7 +123,7 @@ class RepositorySection(FilePart):
         False, description="Let callers load and unload models (RepositoryModelLoad, RepositoryModelUnload)."
     )
     watch: Annotated[Seconds, _lasting(0.05, "1s, or no `watch` at all")] | None = Field(
-        None, description="Look at the model folders this often, and take over what has changed."
+        None, description="How often to look at the model folders."
     )
 
     @property
@@ -148,8 +148,7 @@ class Serve(ServerKeys):
     access_log: bool = Field(False, description="A log line for each inference request (logger `upwell.access`).")
     fast_path: Literal["auto", "off"] = Field(
         "auto",
-        description="Cheaper small requests by parts of gRPC that are not public. auto: where they are known and "
-        "work, else a warning.",
+        description="Cheaper small requests by parts of gRPC that are not public, where they are known and work.",
     )
     workers: Workers | Literal["auto"] = Field(
         1,
@@ -234,7 +233,7 @@ class CloudConfig(FilePart):
     serve: Serve = Field(description="The service itself.")
     defaults: Defaults = Field(Defaults(), description="What holds for every model that does not say otherwise.")
     models: dict[str, Annotated[OnnxModel | TorchModel | JaxModel, Field(discriminator="engine")]] = Field(
-        default_factory=dict, description="Settings of single models, by name. All models of the repository are served."
+        default_factory=dict, description="Settings of single models; all of the repository are served."
     )
 
     @model_validator(mode="before")

@@ -108,7 +108,7 @@ class FleetServiceSection(FilePart):
     )
     authority: AuthoritySection = Field(AuthoritySection(), description="Who signs the certificates of devices.")
     database: DatabaseSection = Field(DatabaseSection(), description="Where the state is kept.")
-    poll: Seconds = Field(60.0, ge=1, le=3600, description="How often a device is to ask; it adds a tenth of jitter.")
+    poll: Seconds = Field(60.0, ge=1, le=3600, description="How often a device asks.")
     certificate_age: Seconds = Field(
         90 * 86400.0,
         ge=3600,
@@ -117,7 +117,7 @@ class FleetServiceSection(FilePart):
     history: Seconds = Field(86400.0, ge=3600, description="How long statistics are kept.")
     max_message: Bytes = Field(256 << 10, ge=4096, le=16 << 20, description="Largest message of a device, unpacked.")
     cases: CaseIntakeSection | None = Field(None, description="Cases that devices bring home; none without it.")
-    log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
+    log: LogFormat = Field("text", description="Log lines for people, or JSON objects.")
 
     @model_validator(mode="before")
     @classmethod

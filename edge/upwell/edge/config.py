@@ -89,7 +89,7 @@ class AgentSection(ServerKeys):
         description="Requests, and as many frames, that `upwell explain` knows: 50000 on disk, 10000 without "
         "`state_dir` if not written.",
     )
-    otlp: MetricsPush | None = Field(None, description="A collector that all metrics are pushed to; none without it.")
+    otlp: MetricsPush | None = Field(None, description="A collector that all metrics are pushed to.")
     cases: CasesSection | None = Field(None, description="Where collected cases are brought; needs `state_dir`.")
     spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
     trust: TrustSection = Field(TrustSection(), description="Whose signatures on bundles count.")
@@ -128,7 +128,7 @@ class AgentConfig(FilePart):
     policy: RelativePath | None = Field(None, description="The routing policy; without it every default holds.")
     pipelines: RelativePath | None = Field(
         None,
-        description="Pipelines that `upwell agent` runs; changes take over. Needs the extra `pipelines`.",
+        description="Pipelines that `upwell agent` runs; needs the extra `pipelines`.",
     )
     release: ReleaseSection | None = Field(
         None, description="Where releases come from; they alone decide what is installed, in place of `updates`."

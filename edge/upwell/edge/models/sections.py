@@ -33,13 +33,11 @@ class UpdatesSection(FilePart):
         min_length=1,
         description="A folder, `https://…/model.bundle.tar`, or `oci://registry/repository:tag` (or `@sha256:…`).",
     )
-    every: Seconds = Field(3600.0, ge=1.0, description="How often it is looked at, give or take a tenth.")
+    every: Seconds = Field(3600.0, ge=1.0, description="How often it is looked at.")
     digest: str = Field(
         "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Take this archive only: `sha256:…` of its bytes."
     )
-    ca: RelativePath | None = Field(
-        None, description="Issuers of the server's certificate (PEM); the system's if not written."
-    )
+    ca: RelativePath | None = Field(None, description="Issuers of the server's certificate; default: the system's.")
 
     @property
     def place(self) -> str:
@@ -94,7 +92,7 @@ class SplitSection(FilePart):
     memory: Bytes = Field(
         256 << 20,
         gt=0,
-        description="Most memory for ready heads, loaded in the folder's order.",
+        description="Most memory for ready heads.",
     )
 
 

@@ -49,13 +49,11 @@ class ReleaseSection(FilePart):
         min_length=1, description="The repository of releases: a folder (a stick, a share) or `https://…`."
     )
     root: RelativePath = Field(description="The root metadata that is trusted to begin with: `N.root.json`.")
-    every: Seconds = Field(3600.0, ge=1.0, description="How often it is looked at, give or take a tenth.")
-    ca: RelativePath | None = Field(
-        None, description="Issuers of the server's certificate (PEM); the system's if not written."
-    )
+    every: Seconds = Field(3600.0, ge=1.0, description="How often it is looked at.")
+    ca: RelativePath | None = Field(None, description="Issuers of the server's certificate; default: the system's.")
     clock: Literal["auto", "trusted"] = Field(
         "auto",
-        description="`auto`: what has expired is refused once the clock is synchronised. `trusted`: always.",
+        description="What has expired is refused: once the clock is synchronised, or always.",
     )
     floor: FloorSection = Field(FloorSection(), description="What no release may loosen.")
 

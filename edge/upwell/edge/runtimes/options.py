@@ -52,7 +52,7 @@ class AcceleratorOptions(BaseModel):
         "the system).",
     )
     options: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="Options of the provider or delegate, handed over as text (true as `True`)."
+        default_factory=dict, description="Options of the provider or delegate."
     )
 
     def option_texts(self) -> dict[str, str]:

@@ -39,8 +39,8 @@ _Condition = Annotated[str, Field(min_length=1)]  # what it says is checked with
 class ChangeSection(FilePart):
     """Frames like the one before go no further."""
 
-    above: Share = Field(0.01, gt=0, description="A frame goes on where more than this share of it has changed.")
-    at_least: Seconds = Field(10.0, gt=0, description="One frame goes on in each such time, changed or not.")
+    above: Share = Field(0.01, gt=0, description="The share that must have changed.")
+    at_least: Seconds = Field(10.0, gt=0, description="One frame goes on in each such time.")
     ignore: Annotated[tuple[Polygon, ...], BeforeValidator(check_several)] = Field(
         (), description="Parts of the picture whose changes do not count."
     )
@@ -70,7 +70,7 @@ class InferSection(FilePart):
     once: Literal["track"] | None = Field(
         None, description="track: one answer holds for all of an object's frames; needs `track` before."
     )
-    again: AgainSection | None = Field(None, description="With `once`: when it is asked again; never if not written.")
+    again: AgainSection | None = Field(None, description="With `once`: when it is asked again.")
     margin: Share = Field(0.1, description="Objects: what a crop has around its box, as a share of it.")
     min_size: int = Field(16, ge=1, le=4096, description="For objects: smaller ones, in pixels, are not asked about.")
     tags: Annotated[dict[_Label, str], AfterValidator(lowered)] = Field(
@@ -96,8 +96,8 @@ class TrackSection(FilePart):
     """Objects are followed from frame to frame (ByteTrack)."""
 
     lost: Seconds = Field(1.0, gt=0, description="An object that was not seen for so long has left.")
-    min_score: Share = Field(0.5, description="A track begins at a box with this score or more.")
-    weak_score: Share = Field(0.1, description="A box with this score or more may go on with a track.")
+    min_score: Share = Field(0.5, description="A track begins at a box from this score up.")
+    weak_score: Share = Field(0.1, description="A box from this score up may continue one.")
 
     @model_validator(mode="after")
     def _in_order(self) -> TrackSection:
@@ -223,7 +223,7 @@ class PipelineSection(FilePart):
     steps: tuple[StepSection, ...] = Field((), description="What happens to each frame, in this order.")
     events: tuple[EventSection, ...] = Field((), description="What sinks are told of.")
     sinks: tuple[SinkSection, ...] = Field((), description="Where events go; each of them gets all.")
-    preview: bool = Field(False, description="Show its live picture on a page of the agent's metrics address.")
+    preview: bool = Field(False, description="Its live picture on a page of the metrics address.")
 
     @property
     def zones(self) -> Zones:

@@ -117,13 +117,11 @@ class BrokerSection(FilePart):
         description="`mqtts://HOST`, perhaps with `:PORT` (8883); `mqtt://HOST` (1883) on loopback."
     )
     topic: str
-    ca: RelativePath | None = Field(
-        None, description="Issuers of the broker's certificate (PEM); the system's if not written."
-    )
+    ca: RelativePath | None = Field(None, description="Issuers of the broker's certificate; default: the system's.")
     cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the broker.")
     key: RelativePath | None = Field(None, description="The device's private key.")
     user: str | None = Field(None, min_length=1, description="Who the device says that it is.")
-    password_file: RelativePath | None = Field(None, description="A file with the password, and nothing else.")
+    password_file: RelativePath | None = Field(None, description="A file with the password.")
     insecure: bool = Field(False, description="Allow a broker off loopback without TLS.")
 
     @property
@@ -185,11 +183,9 @@ class WebhookSection(FilePart):
     """A web server that events are posted to, signed with HMAC-SHA256."""
 
     url: Annotated[str, AfterValidator(_url)] = Field(description="`https://…`; `http://…` on loopback.")
-    secret_file: RelativePath = Field(description="A file with the secret that signs each message, and nothing else.")
+    secret_file: RelativePath = Field(description="A file with the secret that signs each message.")
     timeout: Seconds = Field(10.0, gt=0, description="How long one try may take, its answer included.")
-    ca: RelativePath | None = Field(
-        None, description="Issuers of the server's certificate (PEM); the system's if not written."
-    )
+    ca: RelativePath | None = Field(None, description="Issuers of the server's certificate; default: the system's.")
     insecure: bool = Field(False, description="Allow an address off loopback without TLS.")
 
     @property
@@ -214,13 +210,11 @@ class KafkaSection(FilePart):
     brokers: tuple[TcpAddress, ...] = Field(min_length=1, description="Some of the cluster, each HOST:PORT.")
     topic: Annotated[str, AfterValidator(_kafka_topic)] = Field(description="Where events are written.")
     tls: bool = Field(False, description="Call the brokers by TLS; needed off loopback unless `insecure`.")
-    ca: RelativePath | None = Field(
-        None, description="Issuers of the brokers' certificates (PEM); the system's if not written."
-    )
+    ca: RelativePath | None = Field(None, description="Issuers of the brokers' certificates; default: the system's.")
     cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the brokers.")
     key: RelativePath | None = Field(None, description="The device's private key.")
     user: str | None = Field(None, min_length=1, description="Who the device says that it is (SASL/PLAIN).")
-    password_file: RelativePath | None = Field(None, description="A file with the password, and nothing else.")
+    password_file: RelativePath | None = Field(None, description="A file with the password.")
     insecure: bool = Field(False, description="Allow brokers off loopback without TLS.")
 
     @model_validator(mode="after")

@@ -87,7 +87,7 @@ class SeriesSection(FilePart):
     rate: float = Field(gt=0, le=1e6, description="Points per second that windows have.")
     size: int = Field(ge=1, le=MAX_NUMBERS, description="Points of a window.")
     step: int | None = Field(
-        None, ge=1, le=MAX_NUMBERS, description="Points from one window to the next; `size` if not written."
+        None, ge=1, le=MAX_NUMBERS, description="Points from one window to the next; default: `size`."
     )
     gap: Seconds | None = Field(
         None,
@@ -125,7 +125,7 @@ class SourcePluginSection(FilePart):
     """A source of your own: an entry point of the group `upwell.sources`."""
 
     name: str = Field(min_length=1, description="Its name in the group.")
-    options: dict[str, Any] = Field({}, description="What it is given; it says itself what may stand there.")
+    options: dict[str, Any] = Field({}, description="What it is given.")
 
 
 class CaptureSection(FilePart):
@@ -152,9 +152,7 @@ class CaptureSection(FilePart):
         "read again after the next start.",
     )
     watch: bool = Field(True, description="Folder: wait for new pictures; else it ends.")
-    fps: float | None = Field(
-        None, gt=0, le=1000, description="Most frames per second that are taken; all of them if not written."
-    )
+    fps: float | None = Field(None, gt=0, le=1000, description="Most frames taken per second.")
     deadline: Seconds | None = Field(
         None, gt=0, description="When a frame must be answered, from its capture; by default the policy's."
     )

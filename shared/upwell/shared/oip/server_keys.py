@@ -39,7 +39,7 @@ class ServerKeys(FilePart):
     tls: ServerTls | None = Field(None, description="TLS for `listen` and `listen_http`.")
     tokens: RelativePath | None = Field(None, description="A tokens.yaml with the bearer tokens that callers may use.")
     insecure: bool = Field(False, description="Allow addresses off loopback without TLS or authentication.")
-    limits: Limits = Field(UNLIMITED, description="What each caller may ask for, where tokens.yaml says nothing else.")
+    limits: Limits = Field(UNLIMITED, description="What each caller may ask for.")
     max_message: Bytes = Field(
         DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=MAX_MESSAGE_BYTES, description="Largest message taken or sent."
     )
@@ -48,7 +48,7 @@ class ServerKeys(FilePart):
         description="Where Prometheus scrapes it, such as 127.0.0.1:9464.",
     )
     traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
-    log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
+    log: LogFormat = Field("text", description="Log lines for people, or JSON objects.")
 
     @model_validator(mode="after")
     def _ports_of_their_own(self) -> ServerKeys:

@@ -37,7 +37,7 @@ class _Entry(FilePart):
     limits: Limits = Field(UNLIMITED, description="What it may ask for, over the `limits` of the server.")
     results: Literal["own", "all"] = Field(
         "own",
-        description="Whose results it may read on an agent: of its own cases, or of all cases of its models.",
+        description="Whose results it may read: of its own cases, or of all of its models.",
     )
 
     @property

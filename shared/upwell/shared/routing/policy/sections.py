@@ -151,7 +151,7 @@ class Hedge(Section):
     """A second request where the first is slow; the first answer counts."""
 
     after: After = Field("p95", description="A quantile of the cloud's times, or a duration such as 80ms.")
-    at_most: Share = Field(0.05, description="At most this share of the requests that went up is sent twice.")
+    at_most: Share = Field(0.05, description="The share of requests sent twice.")
 
 
 @dataclass(frozen=True)
@@ -228,13 +228,11 @@ class SourceSection(Section):
     """A stream of requests, such as the frames of one camera."""
 
     tag: Annotated[Annotated[Text, AfterValidator(str.lower)] | None, Written] = Field(
-        None, description="The tag whose value names the stream; requests without it belong to none."
+        None, description="The tag whose value names the stream."
     )
-    keep: Literal["latest", "all"] = Field(
-        "all", description="latest: a newer request takes the place of one that still waits."
-    )
+    keep: Literal["latest", "all"] = Field("all", description="latest: a newer request replaces one that waits.")
     rate: Annotated[Rate | None, BeforeValidator(_rate_of_source), rate_schema()] = Field(
-        None, description="At most this many requests of one stream are admitted, such as 10/s."
+        None, description="Requests admitted of one stream, such as 10/s."
     )
 
 

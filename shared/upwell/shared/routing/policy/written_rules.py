@@ -78,9 +78,9 @@ class Rule(Section):
     )
 
     name: str = Field(min_length=1, description="Shown in explanations and logs.")
-    match: Match = Field(Match(), description="What the rule applies to; it may be left out beside `if`.")
+    match: Match = Field(Match(), description="What the rule applies to.")
     condition: Annotated[str | None, BeforeValidator(_checked_condition)] = Field(
-        None, alias="if", description="A CEL expression that must be true as well; needs the extra `cel`."
+        None, alias="if", description="A CEL expression that must hold, too; needs the extra `cel`."
     )
     egress: Annotated[Literal["deny"] | None, Written] = Field(
         None, description="deny: nothing of it leaves the device."
