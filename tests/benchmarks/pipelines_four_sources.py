@@ -22,7 +22,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -123,7 +125,8 @@ def slope(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, flo
 
 def play(folder: Path, seconds: float, sources: int) -> tuple[Seen, dict[str, Counter[str]], float]:
     """Run the pipelines for so long; what was seen, each pipeline's frames by fate, and processors used."""
-    video = h264_video(folder / "cards.mp4", 200)
+    with ProcessPoolExecutor(1, get_context("spawn")) as elsewhere:  # its heap would have room for what grows here
+        video = elsewhere.submit(h264_video, folder / "cards.mp4", 200).result()
     bundle = ASSETS / "edge" / "cards"
     config = folder / "agent.yaml"
     config.write_text(

@@ -186,7 +186,7 @@ def test_a_camera_that_goes_and_comes_back_disturbs_no_other_pipeline(tmp_path: 
     with LiveServer(goes, is_away, stays) as leaving, LiveServer(stays) as staying:
         pipelines = {
             name: {
-                "source": {"video": server.address, "deadline": "2s"},
+                "source": {"video": server.address, "deadline": "1m"},
                 "steps": [*FOLLOWED],
                 "events": [{"name": "seen", "on": "frame"}],
             }

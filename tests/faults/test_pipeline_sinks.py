@@ -137,6 +137,7 @@ def test_no_event_is_lost_or_invented_in_two_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_no_event_of_two_thousand_is_lost_or_invented_in_ten_kills(tmp_path: Path) -> None:
     kill_often(tmp_path, kills=10, last=1000)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import json
+import mmap
+import platform
 import socket
 import time
 from collections import Counter
@@ -223,6 +226,26 @@ def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, short: P
     assert picture is not None
     with Image.open(io.BytesIO(picture)) as shown:
         assert shown.size == (cards.WIDTH, cards.HEIGHT)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have other heaps")
+def test_blocks_as_large_as_pictures_leave_no_holes_in_the_heap(tmp_path: Path, short: Path) -> None:
+    """Else the heap of each thread grows again and again, up to many times what one frame takes."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.argtypes, libc.malloc.restype, libc.free.argtypes = (
+        [ctypes.c_size_t],
+        ctypes.c_void_p,
+        [ctypes.c_void_p],
+    )
+    libc.free(libc.malloc(8 << 20))  # as a program does before; after it glibc no longer maps blocks up to this size
+    with running_pipelines(
+        tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, dock={"source": {"video": str(short)}})
+    ) as it:
+        it.wait()
+        blocks = [libc.malloc(300_000) for _ in range(200)]  # more than what is free in the heap
+    assert blocks[-1] % mmap.PAGESIZE == 2 * ctypes.sizeof(ctypes.c_size_t)  # it begins its mapping, after its size
+    for block in blocks:
+        libc.free(block)
 
 
 def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path: Path, short: Path) -> None:

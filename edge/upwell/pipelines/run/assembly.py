@@ -57,6 +57,7 @@ from upwell.pipelines.steps.geometry import Zones
 from upwell.pipelines.steps.objects import LOST_S, keep
 from upwell.pipelines.steps.tracker import Tracker
 from upwell.shared.config.security import TlsFiles
+from upwell.shared.platform.memory import map_large_blocks
 
 if TYPE_CHECKING:
     from upwell.pipelines.events.where import ObjectCondition
@@ -389,6 +390,7 @@ def build_pipelines(
     `state_dir` keeps events that are not delivered yet, and those that wait for the cloud; without it, in memory and
     in a temporary folder, for as long as the process lives. What became of frames is kept there alone.
     """
+    map_large_blocks()  # each frame is some, and is freed within milliseconds
     publishers: dict[str, Publisher] = {}
 
     def amend(waiting: WaitingEvent, result: SpoolResult) -> bool:

@@ -8,6 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+_MMAP_THRESHOLD = -3
+"""glibc's name for the limit from which a block is mapped by itself (malloc.h)."""
+_LARGE_BYTES = 128 * 1024
+
 
 def resident_bytes() -> int:
     """Memory of this process, shared pages included; 0 where that cannot be told."""
@@ -26,3 +30,14 @@ def heap_trimmer() -> Callable[[], None] | None:
     except (AttributeError, OSError, TypeError):
         return None
     return lambda: trim(ctypes.c_size_t(0))
+
+
+def map_large_blocks() -> None:
+    """Have each block of 128 KiB or more of this process mapped by itself, so that it goes back when it is freed.
+
+    glibc begins like that, but raises its limit, to at most 32 MiB, with each such block that is freed (mallopt(3)):
+    pictures come to lie in the heaps of the threads, between small blocks that outlive them, and the heaps grow again
+    and again. A block costs a call of the system, and a page fault for each 4 KiB. Nothing happens without glibc.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)

@@ -58,17 +58,15 @@ def trial(
     name = parsed.chosen(pipeline)
     if not video.is_file():
         raise ConfigError.at(video, "no such file; expected a recording", "--video")
-    out.mkdir(parents=True, exist_ok=True)
-    for former in (EVENTS, f"{EVENTS}.1", VIDEO):
-        (out / former).unlink(missing_ok=True)
     changed = _of_recording(parsed, name, video.absolute(), (out / EVENTS).absolute())
     has_pictures = parsed.pipelines[name].source.series is None
+    fps, frames = _length(video) if has_pictures else (_DEFAULT_FPS, None)
     results = LateResults()
     with ExitStack() as open_parts:
         agent = open_parts.enter_context(assemble(agent_config, results))
+        _make_room(out)
         runner = open_parts.enter_context(build_pipelines(changed, agent, None, results, shows_frames=has_pictures))
         bar = open_parts.enter_context(progress())
-        fps, frames = _length(video) if has_pictures else (_DEFAULT_FPS, None)
         task = bar.add_task(name, total=frames)
         write = open_parts.enter_context(_video_file(out / VIDEO, fps)) if has_pictures else None
         running = runner.pipelines[name]
@@ -102,17 +100,29 @@ def _of_recording(config: PipelinesConfig, name: str, recording: Path, events: P
     return config.model_copy(update={"pipelines": {name: changed}})
 
 
+def _make_room(out: Path) -> None:
+    """The folder, without what a former run left there. Raises `ConfigError`."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for former in (EVENTS, f"{EVENTS}.1", VIDEO):
+            (out / former).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError.at(out, f"cannot be written: {error.strerror}", "--out") from None
+
+
 def _length(video: Path) -> tuple[int, int | None]:
     """Frames per second and how many there are, where the file says so. Raises `ConfigError`."""
     import av
 
     try:
         with av.open(str(video)) as file:
+            if not file.streams.video:
+                raise ConfigError.at(video, "there is no video in it; expected a recording", "--video")
             stream = file.streams.video[0]
             fps = round(stream.average_rate or _DEFAULT_FPS) or _DEFAULT_FPS
             frames = stream.frames or (round(file.duration / av.time_base * fps) if file.duration else 0)
-    except (av.FFmpegError, IndexError) as error:
-        raise ConfigError.at(video, f"cannot be read as a video: {error}", "--video") from None
+    except av.FFmpegError as error:
+        raise ConfigError.at(video, f"cannot be read as a video: {error.strerror}", "--video") from None
     return fps, frames or None
 
 
@@ -125,14 +135,16 @@ class _VideoFile:
     def write(self, pixels: Array) -> None:
         import av
 
-        height, width = pixels.shape[0] // 2 * 2, pixels.shape[1] // 2 * 2  # YUV 4:2:0 has no odd sizes
+        odd_rows, odd_columns = pixels.shape[0] % 2, pixels.shape[1] % 2  # YUV 4:2:0 has no odd sizes
+        pixels = np.pad(pixels, ((0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
+        height, width = pixels.shape[:2]
         if self.stream is None:
             self.stream = self.file.add_stream("mpeg4", rate=self.fps)
             self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
             self.stream.bit_rate = max(1_000_000, width * height * self.fps // 4)
         if (height, width) != (self.stream.height, self.stream.width):  # the video changed its size on the way
             return
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels[:height, :width]), format="rgb24")
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
         self.file.mux(self.stream.encode(frame))
 
 

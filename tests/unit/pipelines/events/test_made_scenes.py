@@ -91,6 +91,7 @@ def test_counts_of_sixteen_scenes_are_right_and_so_is_the_order() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_counts_of_sixteen_scenes_are_right_for_any_noise() -> None:
     right, total, wrong = right_counts([replace(scene, seed=seed) for scene in SCENES for seed in range(1, 21)])
     assert right / total >= 0.95, wrong

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,25 @@ def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
     path.rmdir()
     sink.deliver([message(0)])
     assert numbers(path) == [0]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are POSIX's")
+def test_a_line_that_the_disk_took_in_part_is_cut_and_written_whole_when_there_is_room(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "events.jsonl"
+    sink = JsonlFile(JsonlSettings(path))
+    sink.deliver([message(0)])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+    try:
+        with pytest.raises(SinkUnavailable, match="No space left on device"):
+            sink.deliver([message(1)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert numbers(path) == [0]
+    sink.deliver([message(1)])
+    assert numbers(path) == [0, 1]
 
 
 def test_a_picture_is_named_by_time_event_and_id(tmp_path: Path) -> None:

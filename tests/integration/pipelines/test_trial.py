@@ -1,0 +1,68 @@
+"""`upwell pipeline test` with recordings that are odd or none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tests.pipelines_run import FOLLOWED, pipelines_text, write_agent
+from upwell.shared.errors import ConfigError
+from upwell.tools.pipeline.trial import trial
+
+
+def tried(folder: Path, recording: Path) -> Result:
+    """What came of the recording; results go to `out`."""
+    pipeline = {"source": {"video": "rtsp://camera"}, "steps": [*FOLLOWED], "events": [{"name": "seen", "on": "frame"}]}
+    (folder / "pipelines.yaml").write_text(pipelines_text(folder, belt=pipeline))
+    words = [str(folder / "pipelines.yaml"), "-c", str(write_agent(folder)), "--out", str(folder / "out"), "--json"]
+    app = typer.Typer()
+    app.command()(trial)
+    return CliRunner().invoke(app, [*words, "--video", str(recording)])
+
+
+def write_grey(path: Path, height: int, width: int) -> Path:
+    """Three frames without loss, of any size."""
+    with av.open(str(path), "w") as file:
+        stream: Any = file.add_stream("ffv1", rate=10)
+        stream.width, stream.height, stream.pix_fmt = width, height, "gray"
+        for level in (0, 100, 200):
+            picture = np.full((height, width), level, np.uint8)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="gray")))
+        file.mux(stream.encode())
+    return path
+
+
+def test_pictures_of_one_row_or_one_pixel_are_answered_and_shown(tmp_path: Path) -> None:
+    for height, width in ((1, 1), (1, 3)):
+        result = tried(tmp_path, write_grey(tmp_path / "small.mkv", height, width))
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["events"] == {"seen": 3}
+        with av.open(str(tmp_path / "out" / "annotated.mp4")) as file:
+            shapes = [frame.to_ndarray(format="rgb24").shape for frame in file.decode(video=0)]
+        assert shapes == [(2, width + 1, 3)] * 3
+
+
+def test_what_is_no_video_is_refused_and_former_results_stay(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "events.jsonl").write_text("of before")
+    (tmp_path / "text.mp4").write_text("no video")
+    with av.open(str(tmp_path / "sound.mp4"), "w") as file:
+        sound: Any = file.add_stream("aac", rate=44100)
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        silence.rate, silence.pts = 44100, 0
+        file.mux([*sound.encode(silence), *sound.encode()])
+    for name, why in (
+        ("text.mp4", "cannot be read as a video: Invalid data found when processing input"),
+        ("sound.mp4", "there is no video in it; expected a recording"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            raise tried(tmp_path, tmp_path / name).exception or AssertionError("it was taken")
+        assert str(refused.value) == f"{tmp_path / name}: --video: {why}"
+    assert (tmp_path / "out" / "events.jsonl").read_text() == "of before"
