@@ -8,6 +8,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.faults.programs import Program
 from tests.faults.scene import until
 from tests.pipelines_run import FOLLOWED, LIMIT_S, pipelines_text, write_agent, write_video
@@ -49,6 +51,25 @@ def test_a_run_is_looked_at_and_ends_in_good_order_at_sigterm(tmp_path: Path) ->
         program.send(signal.SIGTERM)
         assert program.wait() == 0
     assert "source is over" not in "".join(program.lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_events_that_no_sink_took_are_lost_without_a_folder_and_then_it_is_an_error(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    (tmp_path / "dock.jsonl").mkdir()
+    video = write_video(tmp_path / "still.mp4", [next(cards.video(cards.cards(1)))] * 3)
+    agent = json.loads(write_agent(tmp_path).read_text())
+    if not is_kept:
+        del agent["agent"]["state_dir"]
+    (tmp_path / "agent.yaml").write_text(json.dumps(agent))
+    pipeline = {"source": {"video": str(video)}, "steps": [*FOLLOWED], "events": [{"name": "seen", "on": "frame"}]}
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(pipelines_text(tmp_path, dock=pipeline))
+    with Program(["run", str(file), "-c", str(tmp_path / "agent.yaml")]) as program:
+        assert program.wait() == (0 if is_kept else EXIT_FAILED)
+    assert f"has not taken are {'kept for the next start' if is_kept else 'lost'}" in "".join(program.lines)
 
 
 def test_a_source_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -36,7 +36,10 @@ def run(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
-    """Run pipelines until their sources are over, or until SIGTERM or Ctrl-C. Exit code 1 where a source broke off."""
+    """Run pipelines until their sources are over, or until SIGTERM or Ctrl-C.
+
+    Exit code 1 where a source broke off, or events are lost since no sink took them and there is no `state_dir`.
+    """
     agent_config = agent_config_of(config, models)
     console = set_up_logs(agent_config.agent.log, logging.DEBUG if verbose else logging.INFO)
     load(pipelines, agent_config)  # what is wrong with it is said before any model is loaded
@@ -58,7 +61,8 @@ def run(
             _run_until(stop, runner)
             has_failed = runner.has_failed
             console.print("stopping", markup=False)
-    if has_failed:
+        are_lost = agent_config.agent.state_dir is None and runner.undelivered > 0
+    if has_failed or are_lost:
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -153,6 +153,11 @@ class PipelineRunner:
             for status in (pipeline.source.status for pipeline in self.pipelines.values())
         )
 
+    @property
+    def undelivered(self) -> int:
+        """How many events sinks have not taken yet; after `close`, which are kept or lost."""
+        return sum(counts.waiting for counts in self._outbox.counts().values())
+
     def stop(self) -> None:
         """Take no frames and no changes any more."""
         with self._changing:
