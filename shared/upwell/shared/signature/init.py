@@ -57,15 +57,16 @@ class TextFacts:
 class ExporterFacts:
     """What a model's files say of it; what they do not say is empty. `source` names who says it.
 
-    `boxes` are the keys of the step `boxes` as they are written, None where nobody says whether there are any and empty
-    where there are none; `softmax` names a tensor that it comes before. `notes` say what the files tell and no
-    description can hold, or what nobody tells.
+    `classifies`: it gives scores of classes, whichever of both. `boxes` are the keys of the step `boxes` as they are
+    written, None where nobody says whether there are any and empty where there are none; `softmax` names a tensor that
+    it comes before. `notes` say what the files tell and no description can hold, or what nobody tells.
     """
 
     source: str = ""
     labels: tuple[str, ...] = ()
     picture: PictureFacts = PictureFacts()
     scores: Literal["", "probabilities", "logits"] = ""
+    classifies: bool = False
     boxes: Mapping[str, str] | None = None
     softmax: str = ""
     text: TextFacts | None = None

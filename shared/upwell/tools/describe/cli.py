@@ -44,8 +44,9 @@ def init(
 ) -> None:
     """Write a starting model.yaml for MODEL, from what its files say of it; guesses have a comment to check.
 
-    Read are the metadata of Ultralytics' exports and of TFLite files, Hugging Face's and timm's config files, and files
-    of labels. Where labels are known they are written to labels.txt beside the description, and so is a tokenizer.
+    Read are the metadata of Ultralytics' exports and of TFLite files, Hugging Face's and timm's config files, what
+    torchvision, Roboflow, Edge Impulse, NVIDIA TAO and OpenVINO put beside a model, and files of labels. Where labels
+    are known they are written to labels.txt beside the description, and so is a tokenizer.
     """
     file = model_file(model)
     target = out if out is not None else file.parent / "model.yaml"
@@ -70,7 +71,8 @@ def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float,
     facts = facts_of(file, own_metadata(file), runtime.inputs, runtime.outputs, otherwise=tflite_facts(file))
     if facts.scores or facts.boxes is not None:
         return facts
-    return replace(facts, scores=scores_of(runtime, quantization))
+    found = scores_of(runtime, quantization)
+    return replace(facts, scores="logits" if facts.classifies and not found else found)
 
 
 def _described(

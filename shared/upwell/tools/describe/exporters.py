@@ -26,6 +26,7 @@ from upwell.shared.formats.tflite.metadata import TensorNote, read_notes
 from upwell.shared.signature.init import NOTHING_KNOWN, TOKENIZER_NAME, TOKENS, ExporterFacts, PictureFacts, TextFacts
 from upwell.shared.signature.keys import MAX_SIDE
 from upwell.shared.tensors import TensorSpec
+from upwell.tools.describe.beside import facts_beside
 
 MAX_MEMBER_BYTES = 1 << 20
 _ULTRALYTICS = "metadata.json"
@@ -132,6 +133,7 @@ def facts_of(
         lambda: ultralytics(metadata, outputs, normalized=model.suffix == ".tflite"),
         lambda: hugging_face(model, inputs, outputs),
         lambda: timm(model),
+        lambda: facts_beside(model, metadata),
     )
     facts = next((found for read in readers if (found := read()) is not None), otherwise or NOTHING_KNOWN)
     return facts if facts.labels else _with_labels_beside(model, facts, outputs)

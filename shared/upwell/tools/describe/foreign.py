@@ -19,7 +19,11 @@ _PICKLE = (
     "options={{'zipmap': False}})` writes ONNX (onnxmltools for XGBoost and LightGBM)"
 )
 _TREES = "a model of trees: `onnxmltools.convert_xgboost` or `convert_lightgbm` makes ONNX of it in Python"
-_OPENVINO = "OpenVINO's format, which it does not turn back: export the model that it was made from to ONNX"
+_OPENVINO = (
+    "OpenVINO's format, which it does not turn back: export the model that it was made from to ONNX, and leave {name} "
+    "beside it: its labels and normalization are read"
+)
+_LITE = "TFLite under another name: `mv {name} model.tflite`"
 _ENGINE = (
     "an engine of TensorRT, which fits one GPU and one version: take the ONNX file that it was built from, and "
     "`providers: [tensorrt, cuda]` in the service"
@@ -38,7 +42,7 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         ".engine": _ENGINE, ".plan": _ENGINE, ".trt": _ENGINE,
         ".mlmodel": _COREML, ".mlpackage": _COREML,
         ".etlt": _TAO, ".tlt": _TAO, ".hdf5": _TAO,
-        ".eim": _EDGE_IMPULSE,
+        ".eim": _EDGE_IMPULSE, ".lite": _LITE,
         ".pb": "a graph of TensorFlow: `python -m tf2onnx.convert --saved-model FOLDER --output model.onnx`",
     }
 )  # fmt: skip
