@@ -41,6 +41,8 @@ pre:
 post: []
 """
 
+GO_GRPC = Path("/usr/share/gocode/src/google.golang.org/grpc")
+
 pytestmark = pytest.mark.slow
 
 
@@ -66,6 +68,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 NEEDED = {
     "client.cpp": ("protoc", "grpc_cpp_plugin", "g++", "pkg-config"),
+    "client.go": ("protoc", "protoc-gen-go", "go"),
 }
 
 
@@ -73,6 +76,8 @@ NEEDED = {
 def test_a_compiled_client_is_built_as_its_first_lines_say(service: tuple[str, str], tmp_path: Path, name: str) -> None:
     if missing := [one for one in NEEDED[name] if shutil.which(one) is None]:
         pytest.skip(f"{', '.join(missing)} is not installed")
+    if name == "client.go" and not GO_GRPC.is_dir():
+        pytest.skip("golang-google-grpc-dev is not installed")
     source = CLIENTS / name
     commands = re.findall(r"^//   (.*)", source.read_text(), re.MULTILINE)
     shutil.copy(source, tmp_path)

@@ -144,7 +144,7 @@ def _roboflow(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     task, architecture = (str(kind.get(key, "")) for key in ("project_task_type", "model_type"))
     is_yolo = architecture.startswith("yolo") and "nas" not in architecture
     picture = PictureFacts(fit=fit, fill=fill, filter="bilinear", scale=1 / 255 if is_yolo else None)  # type: ignore[arg-type]
-    notes = () if is_yolo else ("Roboflow's files do not say what pixels become",)
+    notes: tuple[str, ...] = () if is_yolo else ("Roboflow's files do not say what pixels become",)
     labels = _lines(_text(model.parent / "class_names.txt")) or _class_map(environment.get("CLASS_MAP"))
     if task in ("", "classification"):
         classifies = task == "classification"
