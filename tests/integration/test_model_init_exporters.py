@@ -73,6 +73,12 @@ def picture(path: Path, size: tuple[int, int] = (30, 20)) -> Path:
     return path
 
 
+def arrays(name: str) -> dict[str, Array]:
+    """What is in an archive of the folder."""
+    with np.load(FOLDER / name) as archive:
+        return dict(archive)
+
+
 def init(in_process: InProcess, model: Path, *more: object) -> dict[str, Any]:
     done = in_process("model", "init", model, "--json", *more)
     assert (done.code, done.err) == (0, "")
@@ -156,7 +162,7 @@ def ultralytics_answer(folder: Path, in_process: InProcess, task: str) -> tuple[
 def test_an_export_of_ultralytics_finds_what_ultralytics_finds(
     tmp_path: Path, in_process: InProcess, task: str
 ) -> None:
-    expected = np.load(FOLDER / "ultralytics.npz")
+    expected = arrays("ultralytics.npz")
     _, answers = ultralytics_answer(tmp_path, in_process, task)
     rows = answers["detections"][0]
     found = rows[rows[:, 5] >= 0]
@@ -378,7 +384,7 @@ def test_a_model_of_trees(tmp_path: Path, in_process: InProcess, name: str) -> N
     (tmp_path / "labels.txt").write_text("setosa\nversicolor\nvirginica\n")
     report = init(in_process, model)
     assert report["check"] == report["not_known"] == []
-    expected = np.load(FOLDER / "trees.npz")
+    expected = arrays("trees.npz")
     outputs, answers = asked(model, {report["inputs"][0]["name"]: expected["rows"]})
     scores = next(one for one in outputs if one.kind == "probabilities")
     assert scores.labels == ("setosa", "versicolor", "virginica")
