@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import statistics
 import subprocess
 import sys
 import time
@@ -42,8 +41,9 @@ _log = logging.getLogger("upwell.cloud")
 
 @dataclass(frozen=True)
 class ModelTrial:
-    """What running one row of a model took. `size_bytes` are those of its inputs; `threads_s` is the median with as
-    many threads as there are cores, None where that was not tried."""
+    """What running one row of a model took. `size_bytes` are those of its inputs; `threads_s` is the same with as
+    many threads as there are cores, None where that was not tried. Both are the quickest of several runs: whatever
+    else the machine does only adds to a run."""
 
     model: str
     version: str
@@ -189,7 +189,7 @@ def _timed(folder: ModelFolder, settings: ModelSettings) -> tuple[int, float] | 
             started_s = time.perf_counter()
             engine.run(batch)
             times.append(time.perf_counter() - started_s)
-        return sum(array.nbytes for array in batch.values()), statistics.median(times)
+        return sum(array.nbytes for array in batch.values()), min(times)
     finally:
         engine.close()
 
