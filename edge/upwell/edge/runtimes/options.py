@@ -30,11 +30,7 @@ def _one_or_more(value: object) -> object:
 
 
 class AcceleratorOptions(BaseModel):
-    """An accelerator to run the model on, and what happens to the nodes it does not take.
-
-    `require` is `must` (it counts only with every node, and if nothing after it can be used either, loading fails),
-    `prefer` (what the accelerator does not take runs on the CPU) or `cpu` (the accelerator is left alone).
-    """
+    """An accelerator to run the model on; where nothing after a `must` can be used either, loading fails."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -17,7 +17,7 @@ _FIELDS = ("edge_digest", "edge_runtime", "cloud_digest")
 
 
 class Calibration(Section):
-    """What `upwell policy calibrate` found. It holds for a target of the same model, measure and value.
+    """What `upwell policy calibrate` found, for a target of the same model, measure and value.
 
     Digests and runtime are compared with those of the models that run, as far as both sides know them.
     """

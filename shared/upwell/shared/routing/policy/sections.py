@@ -110,8 +110,8 @@ class Size(Section):
 class Failures(Section):
     """What happens after each kind of failure of the cloud.
 
-    edge: the device's answer, marked degraded. error: an error. spool: the device's answer, and the case is kept for
-    later. retry: asked once more where time is left, then edge.
+    edge: the device's answer, degraded. error: an error. spool: as edge, and the case is kept. retry: asked once more,
+    then edge.
     """
 
     default: Annotated[Action | None, Written] = Field(None, description="For every kind not written here.")
