@@ -334,8 +334,9 @@ def timm(model: Path) -> ExporterFacts | None:
 def _with_labels_beside(model: Path, facts: ExporterFacts, outputs: Outputs) -> ExporterFacts:
     classes = {size for spec in outputs for size in spec.shape[1:] if size > 1}
     for name in _LABEL_FILES:
-        with contextlib.suppress(ConfigError, UnicodeDecodeError):
-            lines = read_file(model.parent / name, "a file of labels").decode().splitlines()
+        with contextlib.suppress(UnicodeDecodeError):
+            path = model.parent / name
+            lines = read_file(path, "a file of labels").decode().splitlines() if path.is_file() else []
             labels = tuple(line.strip() for line in lines if line.strip())
             if {len(labels), len(labels) + 4, len(labels) + 5} & classes:
                 return replace(facts, source=facts.source or f"{name} beside it", labels=labels)
