@@ -40,7 +40,7 @@ def postgres() -> Iterator[str]:
         )  # fmt: skip
         try:
             until_s = time.monotonic() + _START_S
-            while not next(folder.glob(".s.PGSQL.*"), None):
+            while subprocess.run([PROGRAMS / "pg_isready", "-q", "-h", folder], check=False).returncode:
                 assert time.monotonic() < until_s
                 assert server.poll() is None
                 time.sleep(0.05)

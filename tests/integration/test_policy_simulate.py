@@ -80,6 +80,16 @@ def test_the_same_seed_gives_the_same_report_and_the_order_of_lines_does_not_mat
     assert report(first)["random_share"] != report(other)["random_share"]
 
 
+def test_a_share_of_the_fleet_is_kept_as_on_a_device(files: Path) -> None:
+    alone = report(run(files, "--json"))["policy"]
+    assert alone["cloud_share"] > 0.2
+    shared = report(run(files, "--json", "--fleet-share", "photos=5%"))["policy"]
+    assert shared["cloud_share"] <= 0.05 + 64 * 0.05 / 200
+    assert shared["reasons"]["fleet_share"] > 0
+    result = run(files, "--fleet-share", "digits=5%")
+    assert "no request of the log is for 'digits'; expected one of photos" in str(result.exception)
+
+
 def test_another_policy_stands_beside_it(files: Path) -> None:
     (files / "never.yaml").write_text("defaults: {hard: off}")
     result = run(files, "--json", "--compare", str(files / "never.yaml"))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from upwell.shared.errors import UpwellError
+from upwell.shared.errors import Refused, UpwellError
 
 
 class NotFound(UpwellError):
     """No device, group, user, token or question of that name."""
+
+
+class DatabaseUnavailable(Refused):
+    """The database does not answer, or takes nothing, as where its disk is full; it may again later."""
 
 
 class Conflict(UpwellError):

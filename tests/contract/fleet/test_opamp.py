@@ -6,12 +6,15 @@ import gzip
 import itertools
 import json
 import random
+import sqlite3
 import zlib
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 from cryptography import x509
+from sqlalchemy import event
 
 from tests.fleet_service import CAPABILITIES, FakeDevice, Service, service
 from upwell.fleet.opamp.exchange import Instant, Peer, PollHandler
@@ -188,6 +191,36 @@ def test_drift_is_kept_apart_from_statistics_and_its_findings_are_events(fleet: 
         message = device.message(custom_message=custom(DRIFT, "found", wrong))
         assert device.send(message.SerializeToString()).status == HTTPStatus.BAD_REQUEST
     assert fleet.get("/devices/drifting")["drift"] == {"digits": {"findings": []}}
+
+
+def test_a_database_that_takes_nothing_is_said_and_what_devices_say_comes_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with service(tmp_path) as fleet:
+        device = fleet.enrolled("full")
+        engine = fleet.fleet.state.database._engine
+
+        def fill(connection: sqlite3.Connection, *_: object) -> None:
+            connection.execute("PRAGMA max_page_count = 1")  # no page more than there are, as on a full disk
+
+        event.listen(engine, "checkout", fill)
+        message = device.message(agent_description=device.description(**{f"a{n}": "x" * 400 for n in range(50)}))
+        for _ in range(2):
+            refused = device.send(message.SerializeToString())
+            assert (refused.status, refused.retry_after_s) == (HTTPStatus.SERVICE_UNAVAILABLE, 60.0)
+        status, said = fleet.call("POST", "/tokens", {"labels": {str(number): "x" * 199 for number in range(60)}})
+        assert (status, said["detail"]) == (503, "the database cannot be used now; the service's log says why")
+        assert fleet.get("/devices/full")["name"] == "full", "what only asks is answered"
+        device.poll(custom_message=custom(DRIFT, "found", {"models": {"m": {"findings": [], "text": "x" * 9000}}}))
+        fleet.server._upkeep._write()
+        event.remove(engine, "checkout", fill)
+        engine.dispose()
+        fleet.server._upkeep._write()
+        assert fleet.get("/devices/full")["drift"] is not None
+        device.send(message.SerializeToString())
+        assert fleet.get("/devices/full")["attributes"]["a49"]
+    (once,) = {one.getMessage() for one in caplog.records if "database" in one.getMessage()}
+    assert once == "the database cannot be used: database or disk is full"
 
 
 def custom(capability: str, kind: str, data: object) -> opamp_pb2.CustomMessage:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import insert, select, update
 
 from tests.contract.fleet.test_rollouts import FORMER, GATE, NEW, Counting
 from tests.faults.programs import UPWELL, Program
 from tests.fleet_service import FakeDevice, Remote
 from tests.postgres import postgres
+from upwell.fleet.budget.store import BudgetGoal, BudgetSpec, members_of, put_budget, solve_all
 from upwell.fleet.config import DatabaseSection
 from upwell.fleet.registry.groups import FRESH_S
-from upwell.fleet.storage.database import Database, migrate
-from upwell.fleet.storage.tables import METADATA
+from upwell.fleet.storage.database import Database, all_rows, migrate
+from upwell.fleet.storage.tables import DEVICES, METADATA
+from upwell.fleet.users.audit import Actor
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.names import WISH_FILE
 
@@ -98,6 +103,63 @@ def test_a_rollout_goes_on_at_the_other_replica_once_one_was_killed(tmp_path: Pa
             assert {device.release for device in devices} == {NEW}
             kinds = [one["device_id"] for one in two.get("/events?limit=1000")["events"] if one["kind"] == "offered"]
             assert sorted(kinds) == sorted(one["device"] for one in shown["devices"])
+
+
+@pytest.mark.slow
+def test_two_replicas_that_share_a_budget_out_at_once_do_it_once_and_alike() -> None:
+    """Each round begins at once at both, by what only one of them has heard yet."""
+    with postgres() as url:
+        replicas = [Database(DatabaseSection(postgres=url)) for _ in range(2)]
+        with replicas[0].writing() as connection:
+            for number in range(20):
+                connection.execute(insert(DEVICES).values(device_row(number)))
+            spec = BudgetSpec("true", None, BudgetGoal("cloud_share", 0.2), {})
+            put_budget(connection, Actor("ann", 0.0), "all", spec)
+        solved = []
+        for at_s in range(10):
+            with replicas[at_s % 2].writing() as connection:
+                statistics = {
+                    "since_unix_s": 1.0,
+                    "counts": {},
+                    "demand": {"m": demand(1.0, wanted=0.02 + 0.02 * at_s)},
+                }
+                connection.execute(update(DEVICES).where(DEVICES.c.id == "d0").values(statistics=statistics))
+            begins = threading.Barrier(2)
+
+            def solve(one: Database, at_s: int = at_s, begins: threading.Barrier = begins) -> int:
+                begins.wait(60.0)
+                before = one.writes
+                with one.writing() as connection:
+                    solve_all(connection, 1000.0 + 60.0 * at_s, 30.0)
+                return one.writes - before
+
+            with ThreadPoolExecutor(2) as pool:
+                writes = sorted(pool.map(solve, replicas))
+            assert writes[0] == 0, "the one that came second saw that it was done"
+            assert writes[1] > 0
+            with replicas[1].reading() as connection:
+                told = {one["id"]: one["shares"] for one in all_rows(connection, select(DEVICES))}
+                kept = {one["device_id"]: one["shares"] for one in members_of(connection, "all")}
+            assert told == kept
+            solved.append(told["d0"]["m"])
+        assert len(set(solved)) > 1
+        for one in replicas:
+            one.close()
+
+
+def demand(requests_per_s: float, wanted: float = 1.0) -> dict[str, object]:
+    return {"requests_per_s": requests_per_s, "request_bytes": 100.0, "wanted": wanted, "shares": [0.0, 0.3, 1.0],
+            "risks": [0.4, 0.1 + 0.01 * requests_per_s, 0.0]}  # fmt: skip
+
+
+def device_row(number: int) -> dict[str, object]:
+    return {
+        "id": f"d{number}", "name": f"d{number}", "instance_uid": "", "key_sha256": str(number), "labels": {},
+        "reported_labels": {}, "attributes": {}, "capabilities": 0, "custom_capabilities": [], "config_hash": "",
+        "config_status": "", "config_error": "", "started_unix_ns": 0, "former_started_unix_ns": 0,
+        "enrolled_unix_s": 0.0,
+        "statistics": {"since_unix_s": 1.0, "counts": {}, "demand": {"m": demand(1.0 + number)}},
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -60,7 +60,11 @@ class DeviceSummary(Given):
 
 
 class DeviceDetails(DeviceSummary):
-    """All that is known of a device. `drift` has the report of each model that is watched; null: not told."""
+    """All that is known of a device.
+
+    `beside` is a release that runs beside the one that is served; `drift` has the report of each model that is watched,
+    null where it was not told.
+    """
 
     instance_uid: str
     key_sha256: str
@@ -71,6 +75,7 @@ class DeviceDetails(DeviceSummary):
     config_status: str
     config_error: str
     not_before_unix_s: float | None
+    beside: int | None
     statistics: dict[str, Any] | None
     drift: dict[str, Any] | None
     own_labels: dict[str, str]
@@ -314,6 +319,7 @@ def _show_device(call: AdmittedCall[Nothing, Nothing]) -> DeviceDetails:
                          "config_status", "config_error", "statistics", "drift")
         },
         not_before_unix_s=groups.wanted(device, assigned).not_before_unix_s,
+        beside=device["shadow"],
         own_labels=device["labels"],
         groups=[one["name"] for one in known if membership(one["expression"]).holds(variables)],
     )  # fmt: skip

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from upwell.fleet.api.operations import BASE, PROBLEM, AdmittedCall, Nothing, Operation, Table
-from upwell.fleet.errors import Conflict, NotFound
+from upwell.fleet.errors import Conflict, DatabaseUnavailable, NotFound
 from upwell.fleet.opamp.endpoint import TooLarge
 from upwell.fleet.opamp.exchange import FleetState
 from upwell.fleet.users.attempts import Attempts
@@ -35,6 +35,7 @@ STATUSES: Mapping[type[UpwellError], HTTPStatus] = MappingProxyType(
         NotFound: HTTPStatus.NOT_FOUND,
         Conflict: HTTPStatus.CONFLICT,
         Refused: HTTPStatus.TOO_MANY_REQUESTS,
+        DatabaseUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     }
 )
 _log = logging.getLogger(__name__)

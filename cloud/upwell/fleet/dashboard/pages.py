@@ -262,7 +262,8 @@ class _Pages:
         ][:5]
         return self._shown(
             "fleet.html", session=session, glance=found, devices=listed.devices, now=now, rollouts=under_way,
-            budgets=self._done("listBudgets", session, {}).budgets, after=after, next=listed.next,
+            budgets=self._done("listBudgets", session, {}).budgets,
+            shadows=self._done("listShadows", session, {}).shadows, after=after, next=listed.next,
         )  # fmt: skip
 
     def _device(self, request: Request, session: Session) -> Response:

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from upwell.fleet.enrolment.authority import serial_of_der
+from upwell.fleet.errors import DatabaseUnavailable
 from upwell.fleet.opamp.exchange import Peer, PollHandler
 from upwell.fleet.opamp.messages import read, write, write_error
 from upwell.shared.errors import InvalidRequest, NotAllowed, Refused, Unauthenticated, UpwellError
@@ -41,6 +42,7 @@ _STATUSES: Mapping[type[UpwellError], HTTPStatus] = MappingProxyType(
         Unauthenticated: HTTPStatus.UNAUTHORIZED,
         NotAllowed: HTTPStatus.FORBIDDEN,
         Refused: HTTPStatus.SERVICE_UNAVAILABLE,
+        DatabaseUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     }
 )
 _PROOF = (

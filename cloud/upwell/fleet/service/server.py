@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from upwell.fleet.budget.store import all_budgets, solve_all
 from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.enrolment.authority import Authority
+from upwell.fleet.errors import DatabaseUnavailable
 from upwell.fleet.opamp.endpoint import PEER
 from upwell.fleet.opamp.exchange import FleetState
 from upwell.fleet.registry.devices import forget_history, write_batch
@@ -216,12 +218,13 @@ class FleetHousekeeping:
         prune_at_s = time.monotonic()
         while not self._stop.wait(min(WRITE_S, self._poll_s)):
             self._write()
-            self._advance(time.time())
-            self._share_out(time.time())
-            if time.monotonic() >= prune_at_s:
-                prune_at_s = time.monotonic() + PRUNE_S
-                self._prune(time.time())
-                self._hourly()
+            with suppress(DatabaseUnavailable):  # the log says so, and all of it comes again
+                self._advance(time.time())
+                self._share_out(time.time())
+                if time.monotonic() >= prune_at_s:
+                    self._prune(time.time())
+                    prune_at_s = time.monotonic() + PRUNE_S
+                    self._hourly()
 
     def _write(self) -> None:
         batch = self._state.presence.take()
@@ -230,6 +233,8 @@ class FleetHousekeeping:
         try:
             with self._state.database.writing() as connection:
                 write_batch(connection, batch)
+        except DatabaseUnavailable:
+            self._state.presence.give_back(batch)
         except SQLAlchemyError as error:
             _log.error("the database does not take what devices said: %s; it is tried again", type(error).__name__)
             self._state.presence.give_back(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +15,16 @@ from sqlalchemy import Connection, Engine, Select, create_engine, event, make_ur
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
 from upwell.fleet.config import DatabaseSection
+from upwell.fleet.errors import DatabaseUnavailable
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
 
 _BUSY_MS = 10_000
 _MIGRATION_LOCK = 0x75707765
+RETRY_S = 60.0
+"""Whoever is refused since the database cannot be used may come back after so long."""
+
+_log = logging.getLogger(__name__)
 
 
 class Database:
@@ -31,6 +37,7 @@ class Database:
     def __init__(self, section: DatabaseSection) -> None:
         self.is_shared = section.postgres is not None
         self.writes = 0
+        self._trouble = ""
         self._engine = _postgres(section) if self.is_shared else _sqlite(section.file)
         event.listen(self._engine, "before_cursor_execute", self._count)
         try:
@@ -43,22 +50,36 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection to ask with."""
-        with self._engine.connect() as connection:
+        """A connection to ask with. Raises `DatabaseUnavailable`."""
+        with self._usable(), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction: all of it or nothing."""
-        with self._engine.execution_options(is_writing=True).begin() as connection:
+        """A transaction: all of it or nothing. Raises `DatabaseUnavailable`."""
+        with self._usable(), self._engine.execution_options(is_writing=True).begin() as connection:
             yield connection
+        self._trouble = ""
 
     def close(self) -> None:
         """Close the connections."""
         self._engine.dispose()
 
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Says once in the log why it cannot be used, until it takes something again."""
+        try:
+            yield
+        except OperationalError as error:
+            reason = _reason(error)
+            if reason != self._trouble:
+                _log.error("the database cannot be used: %s", reason)
+            self._trouble = reason
+            text = "the database cannot be used now; the service's log says why"
+            raise DatabaseUnavailable(text, retry_after_s=RETRY_S) from None
+
     def _migrate(self) -> None:
-        with self.writing() as connection:
+        with self._engine.execution_options(is_writing=True).begin() as connection:
             if self.is_shared:  # replicas that start together
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
             migrate(connection)

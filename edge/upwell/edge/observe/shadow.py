@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -9,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.observe.outcome_recorder import LINE_FACT, SHADOW_FACT, case_of, judge_of, with_cloud
@@ -17,6 +20,7 @@ from upwell.edge.request.record import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.spool import Spool
 from upwell.shared.errors import UpwellError
+from upwell.shared.files import read_json, write_whole
 from upwell.shared.oip.dataplane import Parameter
 from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.policy.rules import Verdict
@@ -30,6 +34,12 @@ MOST_AUDITS = 2000
 """So many of its answers go up to be compared, where the policy audits at all."""
 MOST_LINES = 2000
 """So many lines wait to be told; the oldest go first."""
+MOST_BYTES = 4 << 20
+"""So many bytes of them."""
+SAVE_S = 30.0
+"""A crash forgets what came since the last time they were saved; one that was told is no more than a second older."""
+FILE_NAME = "shadow.json"
+"""Lines that were not told yet, in the agent's `state_dir`."""
 TOLD_BYTES = 32 << 10
 """So much of them is told with one poll."""
 
@@ -50,26 +60,31 @@ class ReleaseShadow:
     """What runs beside. Safe to use from many threads; no request waits for it, and nothing that it says is answered.
 
     A row is run when the device is idle, by the policy's word goes up as an audit is, and becomes one line without
-    tags or tensors. Of a request that must not leave the device nothing is kept.
+    tags or tensors. Of a request that must not leave the device nothing is kept. With a `folder` what was not told yet
+    outlives a restart, and so do the audits that the spool holds.
     """
 
-    def __init__(self, router: RouterService) -> None:
+    def __init__(self, router: RouterService, folder: Path | None = None) -> None:
         self._router = router
+        self._path = None if folder is None else folder / FILE_NAME
         self._lock = threading.Lock()
         self._edges: Mapping[str, EdgeModel] = {}
-        self._lines: deque[str] = deque(maxlen=MOST_LINES)
+        self._kept = self._load()
+        self._is_changed, self._saved_at_s, self._has_failed = False, time.monotonic(), False
         self._problem = ""
         self._is_busy = False
         self._next_s = -math.inf
-        self._audits = 0
         self.release = 0
         """The release that runs beside; 0 for none."""
 
     def begin(self, release: int, edges: Mapping[str, EdgeModel], problem: str = "") -> None:
         """Run these beside what is served, or say why nothing does."""
         with self._lock:
-            self.release, self._edges, self._problem, self._audits = release, edges, problem, 0
-            self._lines.clear()
+            if release != self._kept.release:
+                self._kept, self._is_changed = _Kept(release), True
+            if edges:
+                self._kept.digests = frozenset(edge.digest for edge in edges.values())
+            self.release, self._edges, self._problem = release, edges, problem
 
     def end(self) -> None:
         """Run nothing beside any more."""
@@ -80,7 +95,7 @@ class ReleaseShadow:
         with self._lock:
             lines: list[str] = []
             size_bytes = 0
-            for line in self._lines:
+            for line in self._kept.lines:
                 size_bytes += len(line)
                 if size_bytes > TOLD_BYTES:
                     break
@@ -94,8 +109,9 @@ class ReleaseShadow:
             if news.release == self.release:
                 self._problem = ""
                 for line in news.lines:
-                    if self._lines and self._lines[0] == line:
-                        self._lines.popleft()
+                    if self._kept.lines and self._kept.lines[0] == line:
+                        self._kept.drop()
+                self._is_changed, self._saved_at_s = True, -math.inf
 
     def offer(self, done: RequestRecord, spool: Spool | None) -> None:
         """A request was answered: have it answered beside, too, if it is time for one more. Returns at once."""
@@ -114,8 +130,40 @@ class ReleaseShadow:
     def audited(self, line: LogLine) -> None:
         """The cloud has answered a row that was answered beside."""
         with self._lock:
-            if any(edge.digest == line.edge_digest for edge in self._edges.values()):
-                self._lines.append(_text(line))
+            if line.edge_digest in self._kept.digests:
+                self._kept.add(_text(line))
+                self._is_changed = True
+
+    def save(self) -> None:
+        """Write what was not told yet, now and then. A disk that does not take it is named once in the log."""
+        with self._lock:
+            if self._path is None or not self._is_changed or time.monotonic() - self._saved_at_s < SAVE_S:
+                return
+            self._is_changed, self._saved_at_s = False, time.monotonic()
+            text = json.dumps(self._kept.document()) if self._kept.release else ""
+        try:
+            if text:
+                write_whole(self._path, text.encode(), 0o600)
+            else:
+                self._path.unlink(missing_ok=True)
+        except OSError as error:
+            if not self._has_failed:
+                _log.warning("%s: what is said beside would not outlive a restart: %s", self._path, error.strerror)
+            self._has_failed = True
+
+    def close(self) -> None:
+        """Save what there is."""
+        self._saved_at_s = -math.inf
+        self.save()
+
+    def _load(self) -> _Kept:
+        try:
+            return _Kept() if self._path is None else _Kept.of(read_json(self._path, 2 * MOST_BYTES))
+        except FileNotFoundError:
+            return _Kept()
+        except (OSError, ValueError, KeyError, TypeError):
+            _log.warning("%s cannot be read: what was said beside before the restart is lost", self._path)
+            return _Kept()
 
     def _answer(self, edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array], spool: Spool | None) -> None:
         try:
@@ -144,16 +192,55 @@ class ReleaseShadow:
             row = {name: array[attempt.rows.index(0)][None] for name, array in cloud.items()}
             judge = judge_of(edge, done.settings.hard)
             self.audited(with_cloud(line, reply, outputs, row if edge.signature.has_rows else cloud, judge))
-        elif spool is not None and done.settings.audit and done.model.cloud_model and self._audits < MOST_AUDITS:
-            self._audits += 1
+        elif spool is not None and done.settings.audit and done.model.cloud_model and self._kept.audits < MOST_AUDITS:
+            self._kept.audits += 1
             facts: dict[str, Parameter] = {LINE_FACT: _text(line), SHADOW_FACT: True}
             spool.put(case_of(done, "audit", (0,), "shadow", outputs, facts), verdict, 0.0)
         else:
             self.audited(line)
 
 
+class _Kept:
+    """Of one release: lines that were not told, within `MOST_LINES` and `MOST_BYTES`, and how many audits went up."""
+
+    def __init__(self, release: int = 0, digests: frozenset[str] = frozenset(), audits: int = 0) -> None:
+        self.release, self.digests, self.audits = release, digests, audits
+        self.lines: deque[str] = deque()
+        self._size_bytes = 0
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> _Kept:
+        """What a file holds. Raises `ValueError`, `KeyError` and `TypeError` for one that does not hold that."""
+        kept = cls(int(found["release"]), frozenset(map(str, found["digests"])), int(found["audits"]))
+        for line in found["lines"]:
+            kept.add(_text(LogLine.model_validate_json(line)))
+        return kept
+
+    def document(self) -> dict[str, Any]:
+        """It as JSON can hold it."""
+        lines = [*self.lines]
+        return {"release": self.release, "digests": sorted(self.digests), "audits": self.audits, "lines": lines}
+
+    def add(self, line: str) -> None:
+        """Keep a line; the oldest make room."""
+        self.lines.append(line)
+        self._size_bytes += len(line)
+        while len(self.lines) > MOST_LINES or self._size_bytes > MOST_BYTES:
+            self.drop()
+
+    def drop(self) -> None:
+        """Forget the oldest line."""
+        self._size_bytes -= len(self.lines.popleft())
+
+
 def _text(line: LogLine) -> str:
-    return line.model_dump_json(exclude_defaults=True)
+    """The line; without logits where it could not be told with them."""
+    text = line.model_dump_json(exclude_defaults=True)
+    return (
+        text
+        if len(text) <= TOLD_BYTES
+        else line.model_copy(update={"logits": None}).model_dump_json(exclude_defaults=True)
+    )
 
 
 def _run_aside(edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array]) -> EdgeRun | None:

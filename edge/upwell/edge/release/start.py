@@ -138,10 +138,11 @@ class ShadowFollower:
     def look(self) -> None:
         """Run beside what was chosen. What cannot be had is tried again with the next look; what is no good is said."""
         wanted = self._choice.now.shadow or 0
-        if wanted == self._shadow.release:
+        if wanted and wanted == self._shadow.release:
             return
         folder = self._store.folder.parent / SHADOW_NAME
-        self._shadow.end()
+        if self._shadow.release or not wanted:  # else it may be the one that ran beside before a restart
+            self._shadow.end()
         shutil.rmtree(folder, ignore_errors=True)
         if not wanted or wanted == self._store.state.current:
             return

@@ -129,13 +129,14 @@ class AgentCore:
         folder = None if parts.state_dir is None else parts.state_dir.path
         self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
         self.spool: Spool | None = None
-        self.shadow: ReleaseShadow = ReleaseShadow(self.router)
+        self.shadow: ReleaseShadow = ReleaseShadow(self.router, folder)
         """What a release says that only runs beside the one that is served."""
         self._log: RequestLog | None = None
         self.collector: CaseCollector | None = None
         self.drift: DriftWatch | None = None
         self._outcome_recorder: OutcomeRecorder | None = None
         jobs = [] if self._policy_file is None else [self._policy_file.poll]
+        jobs.append(self.shadow.save)
         jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same turn
         if folder is not None:
             # Before anything is sent: what a restart finds in the spool must not be paid for twice.
@@ -376,6 +377,7 @@ class AgentCore:
             self.collector,
             self.drift,
             self._log,
+            self.shadow,
             self._housekeeping,
             self.flight_recorder,
         ):

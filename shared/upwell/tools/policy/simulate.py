@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +36,7 @@ from upwell.shared.routing.simulation.served import SimulatedOutcome, Simulation
 from upwell.shared.units import parse_bits_per_second, parse_seconds
 from upwell.tools.plot_style import check_plot
 from upwell.tools.policy.request_logs import read_log
-from upwell.tools.terminal import AsJson, PolicyArgument, parsed, progress
+from upwell.tools.terminal import AsJson, PolicyArgument, key_values, parsed, progress, share
 
 _TITLES = MappingProxyType(
     {
@@ -104,10 +104,17 @@ def _sweep(swept: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+START = "1970-01-01T00:00"
 MAX_TRACE_BYTES = 64 << 20
 _TRACE = "What the uplink carries: a mahimahi trace, or CSV rows of second and Mbps. It repeats from its end."
 _START = "The time of day at which t_s is 0, for rules with hours: 2024-05-01T08:00, in UTC unless it says otherwise."
 _SWEEP = "Try ten fixed thresholds of the policy's measure too, in the same agent without its prediction of the link."
+
+
+FleetShares = Annotated[
+    list[str] | None,
+    typer.Option("--fleet-share", metavar="MODEL=SHARE", help="What a budget of the fleet leaves, such as digits=20%."),
+]
 
 
 def simulate(
@@ -118,9 +125,10 @@ def simulate(
     uplink: Annotated[str | None, typer.Option(metavar="RATE", help="A constant rate instead, such as 20Mbps.")] = None,
     compare: Annotated[Path | None, typer.Option(metavar="OTHER", help="Another policy to show beside it.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the policy's run (.png, .svg, .pdf).")] = None,
+    fleet_share: FleetShares = None,
     sweep: Annotated[bool, typer.Option("--sweep", help=_SWEEP)] = False,
     seed: Annotated[int, typer.Option(min=0, help="For the requests that random_share sends up.")] = 0,
-    start: Annotated[str, typer.Option(help=_START)] = "1970-01-01T00:00",
+    start: Annotated[str, typer.Option(help=_START)] = START,
     as_json: AsJson = False,
 ) -> None:
     """Replay a request log with the agent's own router over a link.
@@ -130,7 +138,7 @@ def simulate(
     """
     rules, other = load_yaml(policy, Policy), None if compare is None else load_yaml(compare, Policy)
     check_plot(plot)
-    scene = read_scene(requests, trace, uplink, rtt, start)
+    scene = with_fleet_shares(read_scene(requests, trace, uplink, rtt, start), fleet_share)
     run = routed(rules, scene)
     reports = _reports(rules, other, scene, run, seed)
     swept = _swept(rules, scene) if sweep else None
@@ -191,6 +199,16 @@ def read_scene(requests: Path, trace: Path | None, uplink: str | None, rtt: str,
         return Scene(prepare(read_log(requests), start_s), capacity, rtt_s)
     except ValueError as error:
         raise ConfigError.at(requests, str(error)) from None
+
+
+def with_fleet_shares(scene: Scene, texts: Sequence[str] | None) -> Scene:
+    """The scene on a device of a fleet that shares a budget out. Raises `ConfigError`."""
+    shares = {model: share("--fleet-share", text) for model, text in key_values("--fleet-share", texts).items()}
+    models = {one.line.model for one in scene.requests}
+    for model in shares.keys() - models:
+        known = ", ".join(sorted(models))
+        raise ConfigError.at(None, f"no request of the log is for {model!r}; expected one of {known}", "--fleet-share")
+    return replace(scene, fleet_shares=shares)
 
 
 def _read_trace(path: Path) -> Capacity:

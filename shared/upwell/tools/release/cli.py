@@ -23,11 +23,11 @@ from upwell.edge.release.unit import ReleaseUnit
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.simulation.runs import routed
+from upwell.shared.routing.simulation.runs import Scene, routed
 from upwell.shared.routing.simulation.served import SimulationReport
 from upwell.shared.units import parse_seconds
 from upwell.tools.bundle.cli import passphrase_of_key
-from upwell.tools.policy.simulate import read_scene
+from upwell.tools.policy.simulate import START, FleetShares, read_scene, with_fleet_shares
 from upwell.tools.release.fitting import ReleaseParts, misfits
 from upwell.tools.terminal import (
     AsJson,
@@ -105,6 +105,7 @@ def add(
     ] = None,
     rtt: Annotated[str, typer.Option(help="With --log: the link's round trip.")] = "60ms",
     uplink: Annotated[str, typer.Option(metavar="RATE", help="With --log: the link's rate.")] = "20Mbps",
+    fleet_share: FleetShares = None,
     as_json: AsJson = False,
 ) -> None:
     """Draft the next release. Exit code 1, and nothing is drafted, where its parts do not fit together.
@@ -137,7 +138,13 @@ def add(
                 new.document.cloud, also or (), None if former is None else former.policy,
             )  # fmt: skip
             problems, warnings = misfits(parts)
-            reports = {} if log is None or problems else _simulated(former, new.unit, log, rtt, uplink)
+            reports = (
+                {}
+                if log is None or problems
+                else _simulated(
+                    former, new.unit, with_fleet_shares(read_scene(log, None, uplink, rtt, START), fleet_share)
+                )
+            )
         if not problems:
             editor.add(new.document, new.files, in_days(time.time(), days))
     document = {"release": new.document.sequence, "problems": problems, "warnings": warnings}
@@ -342,11 +349,8 @@ def _former(editor: RepositoryEditor, known: Sequence[int]) -> Iterator[ReleaseU
         yield opened(editor, editor.document(known[-1], targets.signed), {}, Path(temporary) / "unit")
 
 
-def _simulated(
-    former: ReleaseUnit | None, new: ReleaseUnit, log: Path, rtt: str, uplink: str
-) -> Mapping[str, SimulationReport]:
+def _simulated(former: ReleaseUnit | None, new: ReleaseUnit, scene: Scene) -> Mapping[str, SimulationReport]:
     """The requests of a log under the policy before, if there is one, and after."""
-    scene = read_scene(log, None, uplink, rtt, "1970-01-01T00:00")
     units = {**({"before": former} if former is not None else {}), "after": new}
     return {name: SimulationReport.of(routed(unit.policy_over(Policy()), scene)) for name, unit in units.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from upwell.shared.routing.decide.router import Router
 from upwell.shared.routing.decide.state import CloudDropped, Decision, EdgeRan, Outcome, RouterState, Scored, Signals
@@ -11,6 +12,8 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import ModelPair, Settings
 from upwell.shared.routing.simulation.kernel import Kernel
 from upwell.shared.routing.simulation.requests import Score, score
+
+_NO_SHARES: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,17 @@ class Habits:
 class Pilot:
     """A router and its state, asked as the agent asks it: one decision with everything that it needs taken."""
 
-    def __init__(self, policy: Policy, model_pairs: Mapping[str, ModelPair], kernel: Kernel, habits: Habits) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        model_pairs: Mapping[str, ModelPair],
+        kernel: Kernel,
+        habits: Habits,
+        fleet_shares: Mapping[str, float] = _NO_SHARES,
+    ) -> None:
         self._router = Router(policy, model_pairs)
         self._kernel = kernel
-        self.state = RouterState()
+        self.state = self._router.allow(RouterState(), fleet_shares)
         self.habits = habits
 
     def settings(self, model: str) -> Settings:
@@ -84,4 +94,7 @@ class Pilot:
         if self.habits.tests_link:
             return self.state
         known = self.state
-        return RouterState(edge=known.edge, breakers=known.breakers, budgets=known.budgets, hedges=known.hedges)
+        return RouterState(
+            edge=known.edge, breakers=known.breakers, budgets=known.budgets, hedges=known.hedges,
+            allowances=known.allowances,
+        )  # fmt: skip

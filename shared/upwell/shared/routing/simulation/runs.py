@@ -28,7 +28,8 @@ SWEPT = 10
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What happens, whoever routes: the requests by arrival, and the link. See `SimulatedDevice`."""
+    """What happens, whoever routes: the requests by arrival, the link, and by model the share that a fleet leaves of
+    its budget. See `SimulatedDevice`."""
 
     requests: Sequence[LoggedRequest]
     capacity: Capacity
@@ -36,13 +37,14 @@ class Scene:
     script: CloudScript = as_logged
     splits: Mapping[str, Sequence[SplitRoute]] = field(default_factory=dict)
     exits: Collection[str] = ()
+    fleet_shares: Mapping[str, float] = field(default_factory=dict)
 
 
 def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[SimulatedOutcome]:  # noqa: B008  immutable
     """The agent under `policy`; each request in turn."""
     kernel = Kernel()
     uplink = SimulatedUplink(kernel, scene.capacity, scene.rtt_s)
-    pilot = Pilot(policy, model_pairs(scene.requests), kernel, habits)
+    pilot = Pilot(policy, model_pairs(scene.requests), kernel, habits, scene.fleet_shares)
     prober = SimulatedProber(kernel, uplink, pilot)
     device = SimulatedDevice(kernel, uplink, pilot, prober, scene.script, scene.splits, scene.exits)
     handled: list[SimulatedDriver] = []

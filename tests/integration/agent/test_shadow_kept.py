@@ -1,0 +1,73 @@
+"""What a release says that runs beside, and was not told to the service yet, outlives a restart of the agent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.oracles import EDGE_BUNDLE, picture
+from tests.faults.scene import until
+from tests.integration.agent.kept import EASY, keeping
+from upwell.edge.bundle.verify import NO_TRUST
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.sections import ModelSection
+from upwell.edge.observe.shadow import FILE_NAME, ReleaseShadow, ShadowNews
+from upwell.edge.updates.model_start import loaded
+
+RELEASE = 7
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def beside() -> Iterator[EdgeModel]:
+    """The model of the release that runs beside."""
+    section = ModelSection.model_validate({"edge": {"bundle": str(EDGE_BUNDLE), "runtime": "onnx"}})
+    with loaded("digits", section, NO_TRUST) as served:
+        assert served.edge is not None
+        yield served.edge
+
+
+def has_lines(shadow: ReleaseShadow, count: int) -> bool:
+    news = shadow.news()
+    return news is not None and len(news.lines) >= count
+
+
+def news_of(shadow: ReleaseShadow) -> ShadowNews:
+    news = shadow.news()
+    assert news is not None
+    return news
+
+
+def test_lines_that_were_not_told_are_told_after_a_restart_and_those_that_were_are_not(
+    tmp_path: Path, beside: EdgeModel
+) -> None:
+    with keeping(tmp_path, EASY, None) as it:
+        it.agent.shadow.begin(RELEASE, {"digits": beside})
+
+        def asked(count: int) -> bool:
+            it.agent.infer("digits", {"image": picture(0)})
+            return has_lines(it.agent.shadow, count)
+
+        until(lambda: asked(1), LIMIT_S)
+        first = news_of(it.agent.shadow)
+        it.agent.shadow.told(first)
+        until(lambda: asked(2), LIMIT_S)
+    kept = json.loads((tmp_path / "state" / FILE_NAME).read_text())
+    with keeping(tmp_path, EASY, None) as it:
+        assert it.agent.shadow.news() is None, "nothing runs beside until the release is loaded"
+        it.agent.shadow.begin(RELEASE, {"digits": beside})
+        news = news_of(it.agent.shadow)
+        assert [*news.lines] == kept["lines"]
+        assert not set(news.lines) & set(first.lines)
+        it.agent.shadow.told(news)
+        it.agent.shadow.begin(RELEASE + 1, {"digits": beside})
+        assert it.agent.shadow.news() is None
+    assert json.loads((tmp_path / "state" / FILE_NAME).read_text())["release"] == RELEASE + 1
+    (tmp_path / "state" / FILE_NAME).write_text("{")
+    with keeping(tmp_path, EASY, None) as it:  # a broken file costs the lines alone
+        it.agent.shadow.begin(RELEASE + 1, {"digits": beside})
+        it.agent.shadow.end()
+    assert not (tmp_path / "state" / FILE_NAME).exists()
