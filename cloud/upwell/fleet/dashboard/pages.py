@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from upwell.fleet.api import budgets, fleet, rollouts
+from upwell.fleet.api import budgets, fleet, rollouts, shadows
 from upwell.fleet.api.operations import AdmittedCall, Nothing
 from upwell.fleet.api.routes import STATUSES, Gate
 from upwell.fleet.dashboard.sessions import COOKIE, SESSION_S, Session, Sessions
@@ -123,7 +123,8 @@ _HEADERS = MappingProxyType(
         "X-Content-Type-Options": "nosniff",
     }
 )
-_OPERATIONS = {one.name: one for table in (fleet.TABLE, rollouts.TABLE, budgets.TABLE) for one in table}
+_TABLES = (fleet.TABLE, rollouts.TABLE, budgets.TABLE, shadows.TABLE)
+_OPERATIONS = {one.name: one for table in _TABLES for one in table}
 _DONE = {"pause": "pauseRollout", "resume": "resumeRollout", "back": "takeRolloutBack"}
 _NO_QUERY: Mapping[str, Any] = MappingProxyType({})
 _log = logging.getLogger(__name__)

@@ -178,6 +178,8 @@ def try_on_cpu(path: Path, options: RuntimeOptions, timeout_s: float) -> None:
 
     Raises `ProbeCrashed` and `ProbeHung`; what else is wrong with it is said where it is opened in earnest.
     """
+    if not sys.executable:  # inside a program that does not say where Python is
+        return
     try:
         _probe((path, options), path.name, {"accelerator": None, "cache_dir": None}, timeout_s, ())
     except (ProbeCrashed, ProbeHung):
