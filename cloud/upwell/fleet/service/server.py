@@ -45,6 +45,9 @@ IDLE_S = 5.0
 HEAD_S = 10.0
 """A connection that has not sent the head of its first request by then is closed."""
 
+GOODBYE_S = 0.5
+"""A client is waited for so long when its connection is closed as the server ends."""
+
 _MOST_CONNECTIONS = 4096
 _BACKLOG = 1024
 _DRAIN_S = 10
@@ -75,6 +78,16 @@ class PeerProtocol(H11Protocol):
         if self._patience is not None:
             self._patience.cancel()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End the connection once what was asked on it is answered, as the server ends.
+
+        TLS waits for a last word of the client, which one that keeps connections for later does not say: where all has
+        been sent, it has `GOODBYE_S` for it.
+        """
+        super().shutdown()
+        if self.transport.is_closing() and self.transport.get_write_buffer_size() == 0:
+            self.loop.call_later(GOODBYE_S, self.transport.abort)
 
     def _give_up(self) -> None:
         is_asked = cast(object, self.cycle) is not None
