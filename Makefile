@@ -118,8 +118,13 @@ bench-triton: .venv/.dev .venv-triton/.done  ## beside Triton and MLServer in on
 	@touch $@
 
 .venv-s3/.done:  ## object storage with S3's interface for tests; an environment of its own, since it needs an older dateutil
-	python3 -m venv .venv-s3
+	$(PYTHON) -m venv .venv-s3
 	.venv-s3/bin/pip install --quiet 'moto[s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5
+	@touch $@
+
+.venv-studio/.done:  ## Label Studio's SDK for tests of exports; an environment of its own, since it pins OpenCV
+	$(PYTHON) -m venv .venv-studio
+	.venv-studio/bin/pip install --quiet label-studio-sdk==2.1.2
 	@touch $@
 
 bench-perf-analyzer: .venv/.dev  ## NVIDIA's perf_analyzer, named by PERF_ANALYZER, against service, agent and, where bench-triton has built it, Triton

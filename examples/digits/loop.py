@@ -1,7 +1,8 @@
 """The whole loop on this machine: drift comes, is seen, cases are collected and labelled, a better model is trained,
 evaluated, calibrated, released and rolled out, and fewer requests go up at the same risk.
 
-Every step but the training is a command of `upwell`, as a team would run it; three agents and a cloud service are real.
+Every step but the training is a command of `upwell`, as a team would run it; three agents, a cloud service and a fleet
+service are real.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import argparse
 import csv
 import io
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,10 @@ MAX_RISK = "4%"
 HOME = "home"
 LABELS = 180
 KEEP = "1MiB"
-WAIT_S = 180.0
+WAIT_S = 600.0
+WAVES = ("1", "100%")
+SERVED = 40
+"""So many requests a box has to serve with the new release before the next wave begins."""
 
 POLICY: dict[str, Any] = {
     "version": 1,
@@ -83,12 +89,15 @@ class Loop:
         self.facts: dict[str, Any] = {}
         self.drifted_unix_s = 0.0
         self.is_drifted = False  # by what the agents say
+        self.environment = dict(os.environ)
 
     def upwell(self, *arguments: str, code: int = 0) -> Any:
         """A command of `upwell`; what it says with --json, else its text."""
         self.console.print(f"$ upwell {' '.join(arguments)}", style="dim", markup=False, highlight=False)
         command = [sys.executable, "-m", "upwell.tools.entry", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, cwd=self.folder, env=self.environment, check=False
+        )
         if done.returncode != code:
             raise SystemExit(f"upwell {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}{done.stdout}")
         return json.loads(done.stdout) if "--json" in arguments else done.stdout
@@ -97,12 +106,14 @@ class Loop:
         """All of it."""
         with ExitStack() as stack:
             cloud = stack.enter_context(CloudProcess(ASSETS / "cloud", "onnx", self.folder / "cloud.log"))
-            (self.folder / HOME).mkdir()
             self.write_keys()
+            fleet = stack.enter_context(self.fleet())
             shutil.copytree(ASSETS / "edge" / "digits", self.folder / "v1")
             self.release(1, self.stream.plain(500), cloud.endpoint)
-            self.publish("site-1", "site-2")
-            agents = [stack.enter_context(self.agent(name, cloud.endpoint)) for name in BOXES]
+            self.publish()
+            self.upwell("fleet", "group", "put", "boxes", "true")
+            self.upwell("fleet", "assign", "1", "--group", "boxes")
+            agents = [stack.enter_context(self.agent(name, cloud.endpoint, fleet)) for name in BOXES]
             self.wait(lambda: all(sequence(agent) == 1 for agent in agents), "release 1 to be installed")
             self.phase("before", agents, drifted=False, count=self.requests)
             self.drifted_unix_s = time.time()
@@ -116,11 +127,8 @@ class Loop:
             self.evaluate()
             self.release(2, self.labelled("recent"), cloud.endpoint)
             self.stream.use_other_originals()
-            self.publish("site-1")  # the first wave: one box
-            self.wait(lambda: sequence(agents[0]) == 2, "release 2 on box-1")
-            self.phase("first wave", agents, drifted=True, count=self.requests // 2)
-            self.publish("site-1", "site-2")  # then all
-            self.wait(lambda: all(sequence(agent) == 2 for agent in agents), "release 2 on all")
+            self.publish()
+            self.roll_out(2, agents)
             self.phase("after", agents, drifted=True, count=self.requests)
         self.report()
 
@@ -170,28 +178,69 @@ class Loop:
         self.upwell("release", "add", "releases", "--bundle", f"digits={bundle}", "--policy", f"{name}-policy.yaml")
         self.upwell("release", "sign", "releases", "--key", "targets.pem")
 
-    def publish(self, *sites: str) -> None:
-        """Let these sites have what is signed."""
-        for site in sites:
-            self.upwell("release", "publish", "releases", "--key", "online.pem", "--to", site)
+    def publish(self) -> None:
+        """Let devices have what is signed; which of them takes it is the fleet service's to say."""
+        self.upwell("release", "publish", "releases", "--key", "online.pem", "--to", "site")
 
-    def agent(self, name: str, endpoint: str) -> Agent:
-        """A device that follows the releases of its site."""
+    @contextmanager
+    def fleet(self) -> Iterator[str]:
+        """A fleet service, which keeps the cases, too; its address."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        section = {"listen": [f"127.0.0.1:{port}"], "names": ["127.0.0.1"], "poll": "1s", "cases": {"folder": HOME}}
+        (self.folder / "fleet.yaml").write_text(json.dumps({"version": 1, "fleet": section}))
+        (self.folder / "operator").write_text(self.upwell("fleet", "user", "add", "ann", "--role", "operator",
+                                                          "-c", "fleet.yaml"))  # fmt: skip
+        self.environment |= {"UPWELL_FLEET": f"https://127.0.0.1:{port}", "UPWELL_FLEET_CA": "fleet-ca.pem",
+                             "UPWELL_FLEET_TOKEN_FILE": "operator"}  # fmt: skip
+        command = [sys.executable, "-m", "upwell.tools.entry", "fleet", "serve", "-c", "fleet.yaml"]
+        with (self.folder / "fleet.log").open("w") as log, subprocess.Popen(command, cwd=self.folder, stderr=log) as it:  # noqa: S603
+            try:
+                self.wait(lambda: is_open(port), "the fleet service")
+                yield self.environment["UPWELL_FLEET"]
+            finally:
+                it.terminate()
+
+    def agent(self, name: str, endpoint: str, fleet: str) -> Agent:
+        """A device that takes the releases that the fleet service chooses for it."""
         folder = self.folder / name
         folder.mkdir()
-        site = "site-1" if name == BOXES[0] else "site-2"
-        release = {"source": f"../{site}", "root": "../releases/metadata/1.root.json", "every": "1s",
-                   "clock": "trusted"}  # fmt: skip
+        (folder / "token").write_text(self.upwell("fleet", "token", "add"))
         document = {
             "version": 1,
-            "agent": {"name": name, "state_dir": "state", "cases": {"to": "../home", "every": "1s"}},
+            "agent": {"name": name, "state_dir": "state", "cases": {"fleet": True, "every": "1s"}},
             "cloud": {"endpoint": endpoint},
+            "fleet": {"endpoint": fleet, "ca": "../fleet-ca.pem", "enrol_token_file": "token", "every": "1s"},
             "policy": "../v1-policy.yaml",
-            "release": release,
+            "release": {"source": "../site", "root": "../releases/metadata/1.root.json", "every": "1s",
+                        "clock": "trusted"},
             "models": {"digits": {"edge": {"bundle": "../v1"}, "cloud": {"model": "digits-large"}}},
-        }
+        }  # fmt: skip
         (folder / "agent.yaml").write_text(json.dumps(document))
         return Agent.from_config(folder / "agent.yaml")
+
+    def roll_out(self, release: int, agents: Sequence[Agent]) -> None:
+        """By waves: one box, and the others once it has served well. Boxes are asked as ever meanwhile."""
+        waves = [part for wave in WAVES for part in ("--wave", wave)]
+        began = self.upwell("fleet", "rollout", str(release), "--group", "boxes", *waves, "--requests", str(SERVED),
+                            "--json")  # fmt: skip
+        phase, order = Phase("roll-out"), list[str]()
+        self.phases.append(phase)
+        end_s = time.monotonic() + WAIT_S
+        found: dict[str, Any] = {}
+        while found.get("phase", "running") == "running":
+            if time.monotonic() > end_s:
+                raise SystemExit(f"waited {WAIT_S:.0f} s for the roll-out: {found}")
+            for _ in range(10):
+                for agent in agents:
+                    phase.asked.append(self.stream.ask(agent, drifted=True))
+            order += [box for box, agent in zip(BOXES, agents, strict=True)
+                      if sequence(agent) == release and box not in order]  # fmt: skip
+            found = self.upwell("fleet", "rollouts", began["id"], "--json")
+        if found["phase"] != "finished":
+            raise SystemExit(f"the roll-out was {found['phase']}: {found['halted_by']}")
+        self.facts["rollout"] = {"order": order, "waves": [one["stages"] for one in found["waves"]]}
+        self.console.print(f"roll-out: {phase.figures()}, {self.facts['rollout']}", markup=False, highlight=False)
 
     def phase(self, name: str, agents: Sequence[Agent], *, drifted: bool, count: int) -> None:
         """Ask the agents in turn."""
@@ -276,6 +325,13 @@ class Loop:
         self.console.print(f"{self.folder / 'report.json'} and loop.png", markup=False)
 
 
+def is_open(port: int) -> bool:
+    """Whether somebody listens there."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
+
+
 def sequence(agent: Agent) -> int:
     """The release that an agent runs."""
     return 0 if agent.core.release is None else agent.core.release.status().sequence
@@ -325,7 +381,7 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("loop-out"), help="a folder, made anew")
-    parser.add_argument("--requests", type=int, default=600, help="of a phase")
+    parser.add_argument("--requests", type=int, default=450, help="of a phase")
     given = parser.parse_args()
     torch.set_num_threads(1)
     Loop(given.out, given.requests, Console()).run()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from upwell.shared.config.addresses import TcpAddress, check_all_differ
+from upwell.shared.config.addresses import Endpoint, TcpAddress, check_all_differ
 from upwell.shared.config.security import parse_endpoint
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.telemetry.sections import LogFormat
@@ -61,7 +61,7 @@ def _is_bucket(text: str) -> str:
 class BucketSection(FilePart):
     """A bucket of S3-compatible object storage. The service signs addresses for it and sends nothing there itself."""
 
-    url: Annotated[str, AfterValidator(_is_bucket)] = Field(
+    url: Annotated[Endpoint, AfterValidator(_is_bucket)] = Field(
         description="https://HOST/BUCKET or https://BUCKET.HOST; the agents' `storage`."
     )
     region: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")] = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import shutil
@@ -38,6 +39,7 @@ from upwell.tools.cases.source import CaseFolder
 
 ID = "0123456789abcdef" * 2
 BODY = b"x" * 5000
+SLOWLY = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 @contextlib.contextmanager
@@ -116,7 +118,7 @@ def test_credentials_come_from_a_file_or_the_environment_and_are_never_shown(
     ("section", "words"),
     [
         ({}, "one of"), ({"to": "x", "fleet": True}, "one of"), ({"storage": "http://s3.example.com/b"}, "https://"),
-        ({"fleet": True, "storage_ca": "ca.pem"}, "goes with"),
+        ({"fleet": True, "storage_ca": "ca.pem"}, "goes with"), ({"storage": "https://u:p@s3/b"}, "cannot be read"),
     ],
 )  # fmt: skip
 def test_cases_have_one_home(section: dict[str, Any], words: str) -> None:
@@ -282,8 +284,8 @@ def too_large(handler: BaseHTTPRequestHandler) -> None:
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (redirect, CaseAway, "redirects are not followed"), (cut, CaseAway, "UNAVAILABLE"),
-        (hang, CaseAway, "DEADLINE_EXCEEDED"), (too_large, CaseRefused, "EntityTooLarge"),
+        (redirect, CaseAway, "redirects are not followed"), SLOWLY(cut, CaseAway, "UNAVAILABLE"),
+        SLOWLY(hang, CaseAway, "DEADLINE_EXCEEDED"), SLOWLY(too_large, CaseRefused, "EntityTooLarge"),
     ],
 )  # fmt: skip
 def test_storage_that_misbehaves_costs_a_later_try(
@@ -302,6 +304,7 @@ def test_storage_that_misbehaves_costs_a_later_try(
             put(BODY)
 
 
+@pytest.mark.slow
 def test_a_signed_address_holds_for_one_case_of_one_size_and_for_its_time(
     tmp_path: Path, storage: ObjectStorage
 ) -> None:
@@ -328,7 +331,7 @@ def test_a_signed_address_holds_for_one_case_of_one_size_and_for_its_time(
 
 
 @pytest.mark.parametrize(
-    "storage_url", ["https://s3.example.com/kept", "https://127.0.0.1:1/kep", "https://127.0.0.1:1"]
+    "storage_url", ["https://s3.example.com/kept", SLOWLY("https://127.0.0.1:1/kep"), SLOWLY("https://127.0.0.1:1")]
 )
 def test_the_service_opens_no_place_that_the_device_does_not_name(tmp_path: Path, storage_url: str) -> None:
     with service(tmp_path, cases=bucket(tmp_path, "127.0.0.1:1")) as fleet, device_of(fleet) as device:

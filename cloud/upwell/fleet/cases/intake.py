@@ -135,9 +135,9 @@ class _Shelf:
 
     def put(self, name: str, data: bytes) -> None:
         """Keep it. Raises `_Full`, and what lies there stays."""
-        self._reserve(len(data))
         path = self._folder / name
         try:
+            self._reserve(len(data))
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, data, 0o600)
         except OSError as error:

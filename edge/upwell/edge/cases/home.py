@@ -20,6 +20,7 @@ from upwell.edge.cases.parcel import SUFFIX, pack, read_key
 from upwell.edge.cases.store import READ, SCHEMA, read_case
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.database import opened
+from upwell.shared.config.addresses import Endpoint
 from upwell.shared.config.security import parse_endpoint
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import UpwellError
@@ -98,7 +99,7 @@ class CasesSection(FilePart):
 
     to: RelativePath | None = Field(None, description="A folder, a share or a stick.")
     fleet: bool = Field(False, description="The fleet service keeps them.")
-    storage: Annotated[str, AfterValidator(_is_https)] | None = Field(
+    storage: Annotated[Endpoint, AfterValidator(_is_https)] | None = Field(
         None,
         description="S3-compatible storage, https://HOST/BUCKET, by addresses that the fleet service signs.",
     )

@@ -99,7 +99,7 @@ def share_up(hardness: Floats, is_risky: Floats, inclusion: Floats, max_risk: fl
     ordered = hardness[order]
     is_end = np.append(ordered[1:] > ordered[:-1], True)
     allowed = kept[is_end & (risk <= max_risk)]
-    return 1.0 - (float(allowed.max()) if len(allowed) else 0.0)
+    return max(0.0, 1.0 - float(allowed.max())) if len(allowed) else 1.0
 
 
 def weights_of(inclusion: Sequence[float]) -> Floats:
