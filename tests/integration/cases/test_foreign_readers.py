@@ -84,7 +84,7 @@ def converted(folder: Path, out: Path) -> Path:
         annotation = {"id": number, "result": task["predictions"][1]["result"], "was_cancelled": False}
         task |= {"id": number, "annotations": [annotation]}
     (folder / "labelled.json").write_text(json.dumps(tasks))
-    command = [STUDIO, "-c", CONVERT, folder / "label-config.xml", folder / "labelled.json", out]
+    command = [str(STUDIO), "-c", CONVERT, *map(str, (folder / "label-config.xml", folder / "labelled.json", out))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return out / "result.json"
@@ -110,7 +110,7 @@ def test_the_converter_of_label_studio_reads_the_same_boxes_and_labels(tmp_path:
 @pytest.mark.exhaustive
 def test_the_converter_of_label_studio_reads_the_same_classes(tmp_path: Path) -> None:
     made = [
-        Made(encoded((5, 4), seed=n), {"scores": scores(0)}, {"scores": scores(n % len(NAMES))}, CLASSIFIER)
+        Made(encoded((5, 4), seed=n), {"scores": scores(n % len(NAMES))}, {"scores": scores(0)}, CLASSIFIER)
         for n in range(1000)
     ]
     ids = keep(tmp_path / "state", made)
