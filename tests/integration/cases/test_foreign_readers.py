@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.integration.cases.made_cases import NAMES, Made, encoded, keep
-from tests.integration.cases.test_exports import CLASSIFIER, detections, run, same_boxes, scores, wanted_boxes
+from tests.integration.cases.made_cases import CLASSIFIER, NAMES, Made, encoded, keep
+from tests.integration.cases.test_exports import detections, run, same_boxes, scores, wanted_boxes
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "OpenCV", UserWarning)  # it has a way without
