@@ -46,6 +46,12 @@ def test_every_cut_gives_what_the_whole_gives_for_any_rows(tmp_path: Path) -> No
     assert several, "a branch has cuts of several tensors"
 
 
+def test_no_operator_needs_the_layout_in_memory_that_a_cut_loses() -> None:
+    operators = [node.operator for node in TorchModelFile.read(BRANCHES).file.program.nodes]
+    assert "aten.reshape.default" in operators
+    assert "aten.view.default" not in operators
+
+
 def rewritten(path: Path, into: Path, change: Callable[[Any], None], member: str = "models/model.json") -> Path:
     """The archive with one of its JSON texts changed."""
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(into, "w") as new:

@@ -46,6 +46,7 @@ _DATATYPES: Mapping[int, str] = {
 }  # fmt: skip
 _ELEMENT_BYTES: Mapping[str, int] = {"UINT8": 1, "INT8": 1, "BOOL": 1, "INT16": 2, "FP16": 2, "BF16": 2, "INT32": 4,
                                      "FP32": 4, "INT64": 8, "FP64": 8}  # fmt: skip
+_RIGID = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 _WEIGHTS: Mapping[str, tuple[str, str]] = {
     "parameter": ("parameter_name", "weights"),
     "buffer": ("buffer_name", "weights"),
@@ -255,6 +256,8 @@ class _Reading:
         if name.endswith("_") and not name.startswith("_"):
             operator = f"aten.{name.removesuffix('_')}.{overload}"
             self._replace(arguments["self" if "self" in arguments else "input"], outputs[0], {*stored, *inputs})
+        if operator in _RIGID:  # whose layout in memory may be another behind a cut
+            operator, arguments["shape"] = "aten.reshape.default", arguments.pop("size")
         made = ProgramNode(operator=operator, arguments=arguments, outputs=tuple(outputs))
         if operator in VIEWS:
             self.shared.update((*made.reads, *filter(None, outputs)))

@@ -24,7 +24,8 @@ mul.Scalar Mul, div.Tensor Div, div.Scalar Div, div.Tensor_mode Div, floor_divid
 remainder.Tensor Mod, pow.Tensor_Scalar Pow, pow.Tensor_Tensor Pow, pow.Scalar Pow, eq.Scalar Equal, eq.Tensor Equal,
 ne.Scalar Equal, ne.Tensor Equal, gt.Scalar Greater, gt.Tensor Greater, ge.Scalar GreaterOrEqual,
 ge.Tensor GreaterOrEqual, lt.Scalar Less, lt.Tensor Less, le.Scalar LessOrEqual, le.Tensor LessOrEqual,
-where.self Where, masked_fill.Scalar Where, masked_fill.Tensor Where, bitwise_and.Tensor BitwiseAnd,
+where.self Where, where.ScalarOther Where, where.ScalarSelf Where, masked_fill.Scalar Where,
+masked_fill.Tensor Where, bitwise_and.Tensor BitwiseAnd,
 bitwise_or.Tensor BitwiseOr, clamp.Tensor Clip, to.dtype Cast, full_like.default Identity, lerp.Scalar Add,
 lerp.Tensor Add
 """
