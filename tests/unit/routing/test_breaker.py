@@ -128,3 +128,14 @@ def test_a_smaller_probe_need_not_sit_out_what_a_large_one_added() -> None:
     assert breaker.admit(at_s + 0.4, 0.2, 30_000) is REFUSE
     assert breaker.admit(at_s + 0.6, 0.2, 30_000) is PROBE
     assert breaker.admit(at_s + 0.6, 0.2, 150_000) is REFUSE
+
+
+def test_a_larger_probe_than_the_one_that_was_late_waits_until_no_smaller_one_came() -> None:
+    breaker = late(40_000)
+    again_s = breaker.open_until_s
+    assert breaker.admit(again_s, 0.27, 80_000) is BreakerVerdict.PROBE
+    assert breaker.admit(again_s, 0.27, 100_000) is BreakerVerdict.REFUSE
+    assert breaker.admit(again_s + breaker.wait_s, 0.27, 100_000) is BreakerVerdict.PROBE
+    heartened = breaker.heartened(breaker.failed_s)
+    assert heartened.admit(breaker.failed_s, 0.27, 40_000) is BreakerVerdict.PROBE
+    assert heartened.admit(breaker.failed_s, 0.27, 60_000) is BreakerVerdict.REFUSE

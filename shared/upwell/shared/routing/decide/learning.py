@@ -171,8 +171,10 @@ def _without(
         return replace(state, backlog=state.backlog.cancelled(outcome.call, now_s, s_per_byte))
     if outcome.reason is not Reason.CLOUD_DEADLINE:
         return replace(state, backlog=_cleared(state, outcome, now_s))
-    is_away = any(state.breakers.get(key, CLOSED).is_open for key in (LINK, outcome.model))
-    # While a breaker is open, a timeout says that the cloud is still away, and nothing of how fast the link is.
+    breakers = [state.breakers.get(key, CLOSED) for key in (LINK, outcome.model)]
+    # While a breaker is open, a timeout says that the cloud is still away, and nothing of how fast the link is; but
+    # where only large messages were late, the link may be there and slow, and the next is to be one that it carries.
+    is_away = any(breaker.is_open and not breaker.is_of_size for breaker in breakers)
     if is_away or not outcome.waited_s < math.inf:
         return replace(state, backlog=state.backlog.cancelled(outcome.call, now_s, s_per_byte))
     link, waited_s = state.link.scored(outcome.waited_s, in_flight.expected_s, is_bound=True), outcome.waited_s

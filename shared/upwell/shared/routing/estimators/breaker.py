@@ -31,7 +31,9 @@ class Breaker:
     what a hasty probe's failure added, and probes at once. So callers in a hurry cut nobody off who is not.
     Nor do callers with much to send those with little: `least_bytes` is the smallest message that timed out (0 after a
     failure of another kind), and one `SMALLER` times smaller passes. One that is that much smaller than the last probe,
-    `probed_bytes`, waits no longer than `FIRST_WAIT_S` after it: a link that came back weak carries the small ones.
+    `probed_bytes`, waits no longer than `FIRST_WAIT_S` after it: a link that came back weak carries the small ones. So
+    the next probe has at most `probed_bytes` · 2^(t/`wait_s`) bytes, t seconds after the last was late: smaller ones
+    first, and much larger ones only where no other came.
     Of messages under `SIZE_MATTERS_BYTES`, which a connection sends at once, none is late for its size.
     """
 
@@ -52,6 +54,7 @@ class Breaker:
     probed_s: float = 0.0
     least_bytes: float = math.inf
     probed_bytes: float = 0.0
+    failed_s: float = -math.inf
 
     @property
     def is_open(self) -> bool:
@@ -69,11 +72,18 @@ class Breaker:
             return BreakerVerdict.ALLOW
         if self.is_of_size and size_bytes * self.SMALLER <= self.least_bytes:
             return BreakerVerdict.ALLOW
-        is_smaller = size_bytes * self.SMALLER <= self.probed_bytes >= self.SIZE_MATTERS_BYTES
-        again_s = self.open_until_s - (self.wait_s - self.FIRST_WAIT_S if is_smaller else 0.0)
-        if not self.has_slot(now_s) or (now_s < again_s and wait_s <= self.probed_s * self.MORE_PATIENT):
+        if not self.has_slot(now_s):
             return BreakerVerdict.REFUSE
-        return BreakerVerdict.PROBE
+        if wait_s > self.probed_s * self.MORE_PATIENT:
+            return BreakerVerdict.PROBE
+        is_smaller = size_bytes * self.SMALLER <= self.probed_bytes >= self.SIZE_MATTERS_BYTES
+        again_s = min(self.open_until_s, self.failed_s + self.FIRST_WAIT_S) if is_smaller else self.open_until_s
+        is_due = now_s >= again_s and not (self.is_of_size and size_bytes > self._most_bytes(now_s))
+        return BreakerVerdict.PROBE if is_due else BreakerVerdict.REFUSE
+
+    def _most_bytes(self, now_s: float) -> float:
+        doublings = max(0.0, now_s - self.failed_s) / self.wait_s
+        return float(self.probed_bytes * 2.0 ** min(doublings, 64.0))
 
     def has_slot(self, now_s: float) -> bool:
         """Whether no probe is under way."""
@@ -104,6 +114,7 @@ class Breaker:
         return Breaker(
             failures, wait_s, now_s + wait_s,
             patience_s=patience_s, probed_s=probed_s, least_bytes=least_bytes, probed_bytes=probed_bytes,
+            failed_s=now_s,
         )  # fmt: skip
 
     def heartened(self, now_s: float) -> Breaker:

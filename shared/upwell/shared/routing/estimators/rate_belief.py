@@ -54,10 +54,10 @@ class RateBelief:
     """
 
     WANDER: ClassVar[float] = 0.7
-    FORGET_S: ClassVar[float] = 2.0
-    UNKNOWN_S: ClassVar[float] = 60.0
+    FORGET_S: ClassVar[float] = 1.0
+    UNKNOWN_S: ClassVar[float] = 600.0
     NOISE: ClassVar[float] = 0.25
-    HABIT: ClassVar[float] = 0.02
+    HABIT: ClassVar[float] = 0.05
     LONGEST_S: ClassVar[float] = 2.0
     _DOUBT: ClassVar[float] = 1e-4
 
