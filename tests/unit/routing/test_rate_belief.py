@@ -54,7 +54,9 @@ def test_the_longer_nothing_was_heard_the_less_is_known_so_that_a_bad_link_is_tr
     for index in range(20):
         belief = belief.seen(1.2 + 0.2 * index, 30_000, 0.25, RTT_S, is_bound=True)
     last_s = belief.at_s
-    again = [chance(belief, 30_000, last_s + silence_s) for silence_s in (0.0, 1.0, 5.0, 30.0, 5 * RateBelief.UNKNOWN_S)]
+    again = [
+        chance(belief, 30_000, last_s + silence_s) for silence_s in (0.0, 1.0, 5.0, 30.0, 5 * RateBelief.UNKNOWN_S)
+    ]
     assert again == sorted(again)
     assert again[0] < 0.05
     assert again[-1] > 0.4

@@ -55,8 +55,8 @@ class LinkEstimate:
     - rtt is the median of what remains, and `inverse_bandwidth_s_per_byte` (λ_up) the median of (y − rtt − d·λ_down)/u
       weighted by u, both weighted by 2^(−age/half-life): half of a round trip is forgotten after `RTT_HALF_S`, of a
       bandwidth, which cellular links change from second to second, after `HALF_S`. Medians hold against outliers. No
-      message is faster than the round trip, so rtt is at most the shortest time of all, and where no slope is known that
-      of empty messages in the last `RTT_WINDOW_S` (as in BBR, Cardwell 2016): one may wait behind what was given up.
+      message is faster than the round trip, so rtt is at most the shortest time of all, and without a slope that of
+      empty messages in the last `RTT_WINDOW_S` (as in BBR, Cardwell 2016): one may wait behind what was given up.
 
     Uncertainty is empirical, as in split conformal prediction (Vovk et al. 2005): of the last `ERRORS` messages the
     ratios of the time that they took to the time predicted before are kept, and a time that is met with probability p
