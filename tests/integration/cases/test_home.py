@@ -141,3 +141,22 @@ def test_damaged_files_and_wrong_keys_are_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(build_app(["cases"]), ["cases", "list", str(tmp_path)])
     assert isinstance(done.exception, ConfigError)
     assert "odd.case" in str(done.exception)
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    signature = CaseSignature(has_rows=False, inputs=(), outputs=())
+    for digit, camera in (("0", "dock"), ("1", "gate")):
+        facts = CaseFacts(
+            id=digit * 32, model="m", created_unix_s=1.0, why=("hard",), signature=signature, tags={"camera": camera}
+        )
+        (tmp_path / f"{facts.id}.case").write_bytes(pack(CollectedCase(facts, b"request", b"edge", b""), None))
+    odd = tmp_path / f"{'2' * 32}.case"
+    odd.write_bytes(b"nothing")
+    assert [one["tags"]["camera"] for one in run("cases", "list", str(tmp_path), "--json")["cases"]] == ["dock", "gate"]
+    assert odd.name in caplog.text
+    purge = ["cases", "purge", str(tmp_path), "--tag", "camera=dock", "--yes"]
+    done = CliRunner().invoke(build_app(["cases"]), purge)
+    assert done.exit_code == 1, done.output
+    assert "forgotten: 1 cases" in done.output
+    assert f"{odd} stays" in done.output
+    assert [path.name[0] for path in home(tmp_path)] == ["1", "2"]

@@ -159,11 +159,21 @@ def purge(
     forgotten = forget(cases, source, [facts.id for facts in doomed], tags, is_all=every)
     if as_json:
         typer.echo(json.dumps({"path": str(cases), **forgotten}))
+        _fail_for(forgotten["unreadable"])
         return
     parts = ", ".join(f"{number} {name}" for name, number in forgotten.items() if isinstance(number, int))
     typer.echo(printable(f"forgotten: {parts}"))
     for path in forgotten["exports"]:
         typer.echo(printable(f"these cases were exported to {path}: delete that, or export again"))
+    _fail_for(forgotten["unreadable"])
+
+
+def _fail_for(unreadable: Sequence[str]) -> None:
+    """Exit code 1 where nobody can tell whether all that was meant is gone."""
+    for path in unreadable:
+        typer.echo(printable(f"{path} stays, since nobody can tell whose case it is: delete it yourself"), err=True)
+    if unreadable:
+        raise typer.Exit(1)
 
 
 def case_filter(tag: Sequence[str] | None, model: Sequence[str] | None, why: Sequence[str] | None) -> CaseFilter:
@@ -225,7 +235,8 @@ def forget(
     labels, doomed = read_labels(source.folder), set(ids)
     if doomed & labels.keys():
         write_labels(source.folder, {id: label for id, label in labels.items() if id not in doomed})
-    found: dict[str, Any] = {"cases": source.erase(ids), "exports": exports}
+    unreadable = [str(one) for one in source.unreadable()]
+    found: dict[str, Any] = {"cases": source.erase(ids), "exports": exports, "unreadable": unreadable}
     if not isinstance(source, CaseDatabase) or not (tags or is_all):
         return found
     config = load_yaml(path, AgentConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +19,14 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.spool.database import connect, opened
 from upwell.edge.spool.schema import version_of
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.tools.cases.erasing import erase_rows
+from upwell.tools.terminal import printable
 
 KEY_VARIABLE = "UPWELL_CASES_KEY_FILE"
+
+_SHOWN = 20
+_log = logging.getLogger(__name__)
 
 
 class CaseLost(UpwellError):
@@ -36,7 +41,10 @@ class CaseSource(Protocol):
         """Where files about the cases lie, such as labels."""
 
     def facts(self) -> Sequence[CaseFacts]:
-        """What is known of each, oldest first. Raises `ConfigError` where the place cannot be read."""
+        """What is known of each, oldest first. Raises `ConfigError` where the place, or all in it, cannot be read."""
+
+    def unreadable(self) -> Sequence[Path]:
+        """Files of which nobody can tell whose case they are."""
 
     def read(self, id: str) -> CollectedCase:
         """A case with its tensors. Raises `CaseLost`."""
@@ -69,6 +77,10 @@ class CaseDatabase:
             known = signatures.setdefault(signature, json.loads(signature))
             found.append(CaseFacts.model_validate({**json.loads(facts), "signature": known}))
         return found
+
+    def unreadable(self) -> Sequence[Path]:
+        """None: what is in the database can be read."""
+        return ()
 
     def read(self, id: str) -> CollectedCase:
         """A case with its tensors."""
@@ -121,14 +133,27 @@ class CaseFolder:
         return self.path
 
     def facts(self) -> Sequence[CaseFacts]:
-        """What is known of each, oldest first."""
-        found = []
+        """What is known of each, oldest first. Files that cannot be read are logged and left out, unless all are."""
+        found, problems = self._found()
+        if problems and not found:
+            raise ConfigError(problems[:_SHOWN])
+        for problem in problems:
+            _log.warning("left out: %s", printable(str(problem)))
+        return sorted(found, key=lambda facts: facts.created_unix_s)
+
+    def unreadable(self) -> Sequence[Path]:
+        """Files that are damaged, or sealed with another key."""
+        return [problem.path for problem in self._found()[1] if problem.path is not None]
+
+    def _found(self) -> tuple[list[CaseFacts], list[Problem]]:
+        found: list[CaseFacts] = []
+        problems: list[Problem] = []
         for path in self._files().values():
             try:
                 found.append(self._unpacked(path).facts)
             except (OSError, ValueError) as error:
-                raise ConfigError.at(path, f"it is no case that can be read: {error}") from None
-        return sorted(found, key=lambda facts: facts.created_unix_s)
+                problems.append(Problem(path, None, None, "", f"it is no case that can be read: {error}"))
+        return found, problems
 
     def read(self, id: str) -> CollectedCase:
         """A case with its tensors."""
