@@ -193,7 +193,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(digits: Path, tmp
     assert "folder does not exist" in refused(digits, "--out", str(tmp_path / "none" / "p.json"))
     assert "applies only to the device" in refused(digits, "--tier", "cloud", "--accelerator", "qnn")
     (tmp_path / "model.txt").write_text("no model")
-    assert "expected .onnx or .tflite" in refused(tmp_path / "model.txt")
+    assert "expected .onnx, .tflite or .pt2" in refused(tmp_path / "model.txt")
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
     refused(tmp_path / "broken.onnx")
     for wrong in (

@@ -148,7 +148,7 @@ def test_a_degraded_answer_is_told_with_the_cloud_s_words() -> None:
         "device: predicted 10.0 ms, 10.0 ms",
         "cloud: predicted 90.0 ms, 20.0 ms",
         "the cloud: cloud_deadline: no answer in 900 ms",
-        "reason cloud_deadline: Degraded: the cloud was asked and did not answer in time.",
+        "reason cloud_deadline: Degraded: the cloud did not answer in time.",
         "degraded",
         "spool id s1",
     ):

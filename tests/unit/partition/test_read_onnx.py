@@ -303,7 +303,7 @@ def test_invalid_models_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
 def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     assert "no such file; expected a model" in refused(tmp_path / "none.onnx")
     (tmp_path / "model.pt").write_bytes(b"1")
-    assert ".onnx or .tflite" in refused(tmp_path / "model.pt")
+    assert "expected .onnx, .tflite or .pt2" in refused(tmp_path / "model.pt")
     (tmp_path / "empty.onnx").touch()
     assert "empty" in refused(tmp_path / "empty.onnx")
     (tmp_path / "folder.onnx").mkdir()
