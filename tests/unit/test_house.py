@@ -149,7 +149,7 @@ NEEDS_AN_EXTRA = {
     "upwell.edge.bundle.keys": {"cryptography"},
     "upwell.edge.cases.parcel": {"cryptography"},
     "upwell.tools.doctor.certificates": {"cryptography"},
-    "upwell.tools.cases.formats": {"pyarrow"},
+    "upwell.tools.cases.export_formats": {"pyarrow"},
     "upwell.tools.demo.plot": {"matplotlib"},
     "upwell.edge.release.places": {"requests"},
     "upwell.edge.release.repository": {"tuf"},
@@ -224,7 +224,7 @@ NEEDS_AN_EXTRA = {
 IMPORTED_LATER = {
     "upwell.edge.cases.parcel",
     "upwell.edge.release.places",
-    "upwell.tools.cases.formats",
+    "upwell.tools.cases.export_formats",
     "upwell.tools.export.cli",
     "upwell.cloud.ray.serve",
     "upwell.edge.models.candidates",
