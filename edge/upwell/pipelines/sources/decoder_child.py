@@ -32,6 +32,7 @@ from av.video.stream import VideoStream
 from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate
 from upwell.pipelines.sources.frame_slot import WANTED, WHOLE, FrameSlot, Size, Wanted
 from upwell.pipelines.sources.gstreamer import RAW_FORMAT, GStreamer
+from upwell.shared.platform.memory import map_large_blocks
 
 try:
     import resource
@@ -327,6 +328,7 @@ def _listen(handover: Handover) -> None:
 
 def main() -> None:
     """Decode as told on standard input."""
+    map_large_blocks()  # pictures of FFmpeg's, between small blocks that outlive them
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     line = b""
     while not line.endswith(b"\n"):
