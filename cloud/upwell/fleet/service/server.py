@@ -85,9 +85,16 @@ class PeerProtocol(H11Protocol):
         TLS waits for a last word of the client, which one that keeps connections for later does not say: where all has
         been sent, it has `GOODBYE_S` for it.
         """
-        super().shutdown()
-        if self.transport.is_closing() and self.transport.get_write_buffer_size() == 0:
+        if not self.transport.is_closing():  # closed twice, a TLS transport forgets what it has left to send
+            super().shutdown()
+        if self.transport.is_closing() and self._is_all_sent():
             self.loop.call_later(GOODBYE_S, self.transport.abort)
+
+    def _is_all_sent(self) -> bool:
+        try:
+            return self.transport.get_write_buffer_size() == 0
+        except AttributeError:  # uvicorn has closed it twice, after an error
+            return False
 
     def _give_up(self) -> None:
         is_asked = cast(object, self.cycle) is not None
