@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,8 @@ def test_a_rollout_begins_pauses_resumes_and_is_taken_back(fleet: Service) -> No
     (fleet.folder / "viewer").write_text(user(fleet.fleet, "viewer", "viewer"))
     refused = run(fleet, "rollout", "7", "--where", "true", who="viewer").exception
     assert "takes the role operator" in str(refused)
-    hours = ("--window", "22:00-06:00", "--days", "mon,tue")
+    later = datetime.now(timezone.utc) + timedelta(hours=10)  # so that no device is offered anything now
+    hours = ("--window", f"{later:%H}:00-{later + timedelta(hours=1):%H}:00", "--days", "mon,tue,wed,thu,fri,sat,sun")
     begun = json.loads(done(fleet, "rollout", "7", "--where", "true", "--wave", "100%", *hours, "--json"))["id"]
     assert "takes the role operator" in str(run(fleet, "back", begun, who="viewer").exception)
     assert f"is in roll-out {begun}" in str(run(fleet, "rollout", "8", "--where", "true").exception)
