@@ -46,7 +46,7 @@ class CaseIntake:
 
     def __init__(self, section: CaseIntakeSection, database: Database) -> None:
         self._section, self._database = section, database
-        self._shelf = None if section.folder is None else _Shelf(section.folder, section.limit)
+        self._kept = None if section.folder is None else _CaseFolder(section.folder, section.limit)
         self._under_way_bytes = 0
         if section.bucket is not None:
             read_credentials(section.bucket.credentials_file, section.bucket.profile)
@@ -59,8 +59,8 @@ class CaseIntake:
     async def take(self, request: Request) -> Response:
         """`PUT /v1/cases/{id}`: the case itself."""
         try:
-            shelf = self._shelf
-            if shelf is None:
+            kept = self._kept
+            if kept is None:
                 raise NotFound("this service keeps no cases itself; expected `cases.folder` in fleet.yaml")
             name, size_bytes = await self._named(request), self._size(request.headers.get("content-length"))
             if self._under_way_bytes + size_bytes > MOST_BYTES:
@@ -68,7 +68,7 @@ class CaseIntake:
             self._under_way_bytes += size_bytes
             try:
                 data = await asyncio.wait_for(_body(request, size_bytes), case_upload_s(size_bytes))
-                await run_in_threadpool(shelf.put, name, data)
+                await run_in_threadpool(kept.put, name, data)
             finally:
                 self._under_way_bytes -= size_bytes
         except _Full as error:
@@ -124,7 +124,7 @@ class _Full(Exception):
     """The folder has no room."""
 
 
-class _Shelf:
+class _CaseFolder:
     """The folder. What lies there is counted once and then added up, and again, seldom, where it seems full."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:

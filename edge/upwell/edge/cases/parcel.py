@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from upwell.edge.cases.case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
+from upwell.shared.opamp.names import CASE_SUFFIX
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-SUFFIX = ".case"
+SUFFIX = CASE_SUFFIX
 MAX_BYTES = 512 << 20
 KEY_BYTES, _NONCE_BYTES = 32, 12
 _CLEAR, _SEALED = b"UPWELLCASE1\x00", b"UPWELLCASE1\x01"

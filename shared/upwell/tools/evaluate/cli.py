@@ -27,7 +27,7 @@ from upwell.tools.evaluate.comparing import compare
 from upwell.tools.evaluate.estimating import weights_of
 from upwell.tools.evaluate.replaying import Replay, replayed
 from upwell.tools.evaluate.running import EvaluationRun, Judged, answers_of, truths
-from upwell.tools.policy.simulate import read_scene
+from upwell.tools.policy.simulate import START, read_scene
 from upwell.tools.terminal import AsJson, plain, printable, progress, share, table_console
 
 
@@ -81,7 +81,7 @@ def evaluate(
     allowed, risk = share("--margin", margin), share("--max-risk", max_risk)
     if log is None and (policy or trace or uplink):
         raise ConfigError.at(None, "policy and link are for the requests of a log; expected --log, too")
-    scene = None if log is None else read_scene(log, trace, uplink, rtt, "1970-01-01T00:00")
+    scene = None if log is None else read_scene(log, trace, uplink, rtt, START)
     local = Policy() if policy is None else load_yaml(policy, Policy)
     name, judged, settings, unlabelled = _judged(cases, model, by_cloud=cloud_is_right)
     source = open_source(cases)

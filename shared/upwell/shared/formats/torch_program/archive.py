@@ -10,7 +10,6 @@ may have another name (a view), the file is refused. Sizes that torch computes f
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import zipfile
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from upwell.shared.files import open_plain
+from upwell.shared.files import open_plain, parse_json
 from upwell.shared.formats.torch_program.operators import CHECKS, VIEWS
 from upwell.shared.formats.torch_program.program import (
     SAFETENSORS,
@@ -129,7 +128,7 @@ def _json(archive: zipfile.ZipFile, member: str) -> Any:
         info = archive.getinfo(member)
         if info.file_size > _MOST_TEXT_BYTES:
             raise BadProgram(f"{member} has {info.file_size} bytes; at most {_MOST_TEXT_BYTES} are read")
-        return json.loads(archive.read(info))
+        return parse_json(archive.read(info))
     except KeyError:
         raise BadProgram(f"{member} is missing; {_AGAIN}") from None
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:

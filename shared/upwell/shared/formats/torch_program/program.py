@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from upwell.shared.files import parse_json
 from upwell.shared.formats.torch_program.operators import refusal
 
 GRAPH_KEY = "upwell.program"
@@ -134,12 +135,12 @@ class Program(_Part):
     def parse(cls, text: str) -> Program:
         """The program of a JSON text. Raises `BadProgram`."""
         try:
-            return cls.model_validate(json.loads(text))
+            return cls.model_validate(parse_json(text))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise BadProgram(f"{where}: {first['msg']}" if where else str(first["msg"])) from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise BadProgram(f"not JSON: {error}") from None
 
 
