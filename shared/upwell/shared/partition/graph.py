@@ -1,7 +1,7 @@
 """A model as the planner sees it: operators, the tensors between them, and what lies on either side of a cut.
 
-Pure data, the same for ONNX, TFLite and programs of torch.export. Constants
-(weights) are not part of it: they travel with the operators that use them, and so never cross a cut.
+Pure data, the same for ONNX, TFLite and programs of torch.export. Constants (weights) are not part of it: they travel
+with the operators that use them, and so never cross a cut.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Hard(Section):
 
 
 class Size(Section):
-    """Cases of more bytes than this go up without an edge run."""
+    """A bound on the bytes that would be sent for one row."""
 
     above: Bytes = Field(description="More bytes than this, such as 256KiB.")
 
