@@ -170,7 +170,7 @@ def run_child(subject: ProbeSubject, timeout_s: float, lock: DeviceLock) -> None
         "accelerator": subject.accelerator.model_dump(mode="json"),
         "cache_dir": None if subject.cache_dir is None else str(subject.cache_dir.absolute()),
     }
-    _probe((subject.path, subject.options), Path(subject.library).name, about, timeout_s, lock.descriptors)
+    _probe(subject.path, subject.options, Path(subject.library).name, about, timeout_s, lock.descriptors)
 
 
 def try_on_cpu(path: Path, options: RuntimeOptions, timeout_s: float) -> None:
@@ -181,7 +181,7 @@ def try_on_cpu(path: Path, options: RuntimeOptions, timeout_s: float) -> None:
     if not sys.executable:  # inside a program that does not say where Python is
         return
     try:
-        _probe((path, options), path.name, {"accelerator": None, "cache_dir": None}, timeout_s, ())
+        _probe(path, options, path.name, {"accelerator": None, "cache_dir": None}, timeout_s, ())
     except (ProbeCrashed, ProbeHung):
         raise
     except AcceleratorNotUsable:
@@ -189,13 +189,13 @@ def try_on_cpu(path: Path, options: RuntimeOptions, timeout_s: float) -> None:
 
 
 def _probe(
-    model: tuple[Path, RuntimeOptions],
+    path: Path,
+    options: RuntimeOptions,
     name: str,
     about: Mapping[str, object],
     timeout_s: float,
     descriptors: Sequence[int],
 ) -> None:
-    path, options = model
     request = {
         "path": str(path.absolute()),
         "options": options.model_dump(mode="json", include={"runtime", "threads", "batch", "package"}),

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,12 +114,8 @@ class AgentCore:
                 if model.edge and model.edge.source.calibrations
             },
         )
-        for model in models:
-            for duration_s in model.edge.durations_s if model.edge else ():
-                self.router.observe(EdgeRan(model.name, 1, duration_s))
-            for head in model.heads:
-                for duration_s in head.edge.durations_s:
-                    self.router.observe(EdgeRan(head.split_route.key, 1, duration_s))
+        for ran in _warm_up_runs(models):
+            self.router.observe(ran)
         self._policy_file = None if parts.policy_file is None else PolicyFile(parts.policy_file, self._take_policy)
         if self._policy_file is not None and self._policy_file.policy != policy:  # written while the models were loaded
             self._policy_file.problem = self._take_policy(self._policy_file.policy)
@@ -402,3 +398,13 @@ class AgentCore:
     ) -> None:
         """Close it."""
         self.close()
+
+
+def _warm_up_runs(models: Sequence[ServedModel]) -> Iterator[EdgeRan]:
+    """What is known of the device's speed before the first request: of each model and of its heads."""
+    for model in models:
+        for duration_s in model.edge.durations_s if model.edge else ():
+            yield EdgeRan(model.name, 1, duration_s)
+        for head in model.heads:
+            for duration_s in head.edge.durations_s:
+                yield EdgeRan(head.split_route.key, 1, duration_s)

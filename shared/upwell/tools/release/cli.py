@@ -138,13 +138,10 @@ def add(
                 new.document.cloud, also or (), None if former is None else former.policy,
             )  # fmt: skip
             problems, warnings = misfits(parts)
-            reports = (
-                {}
-                if log is None or problems
-                else _simulated(
-                    former, new.unit, with_fleet_shares(read_scene(log, None, uplink, rtt, START), fleet_share)
-                )
-            )
+            reports: Mapping[str, SimulationReport] = {}
+            if log is not None and not problems:
+                scene = with_fleet_shares(read_scene(log, None, uplink, rtt, START), fleet_share)
+                reports = _simulated(former, new.unit, scene)
         if not problems:
             editor.add(new.document, new.files, in_days(time.time(), days))
     document = {"release": new.document.sequence, "problems": problems, "warnings": warnings}
