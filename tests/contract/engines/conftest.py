@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
+import torch
 from onnx import TensorProto, helper, save
 from safetensors.numpy import save_file
 
@@ -85,6 +86,12 @@ BUILDS: dict[str, Build] = {
     "torch-bf16": _torch(precision="bf16"),
     "torch-compiled": _torch(compile=True, buckets=(1, 2, 3, 33)),
 }
+if torch.cuda.is_available():
+    BUILDS |= {
+        "torch-cuda": _torch(device="cuda:0"),
+        "torch-cuda-bf16": _torch(device="cuda:0", precision="bf16"),
+        "torch-cuda-graphs": _torch(device="cuda:0", graphs=True, buckets=(1, 2, 3, 33)),
+    }
 
 
 @pytest.fixture(

@@ -69,6 +69,10 @@ class Reading(Scale):
     def forward(self, x):
         open("/srv/secret/words.txt")
 
+class Greedy(Scale):
+    def forward(self, x):
+        return torch.empty(1 << 50, device=x.device) if len(x) > 1 else x * self.factor
+
 class NeedsArgument(Scale):
     def __init__(self, classes):
         super().__init__()
@@ -307,6 +311,14 @@ def test_a_network_that_does_not_do_as_it_says_fails(tmp_path: Path, name: str, 
     engine = load(tmp_path, name)
     with pytest.raises(ModelFailed, match=says):
         engine.run({"x": X})
+
+
+@pytest.mark.parametrize("device", ["cpu", *(["cuda:0"] if torch.cuda.is_available() else [])])
+def test_memory_that_a_device_lacks_fails_that_run_alone(tmp_path: Path, device: str) -> None:
+    engine = load(tmp_path, "Greedy", device=device)
+    with pytest.raises(ModelFailed, match=r"the network failed: .*memory"):
+        engine.run({"x": X})
+    np.testing.assert_array_equal(engine.run({"x": X[:1]})["y"], X[:1] * 2)
 
 
 def test_warming_up_tells_the_operator_the_whole_path(tmp_path: Path) -> None:

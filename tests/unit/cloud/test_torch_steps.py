@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from upwell.cloud.engines.torch.steps import GraphStep, Tensors, check_compiler, check_graphs, forward_of
+from upwell.cloud.engines.torch.steps import GraphStep, Tensors, check_compiler, check_graphs, forward_of, record_on
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import TensorSpec
 
@@ -61,6 +62,72 @@ def test_a_graph_takes_one_call_at_a_time() -> None:
 def test_a_cpu_has_no_graphs() -> None:
     with pytest.raises(ModelFailed, match="`graphs: true` needs a device that has graphs"):
         check_graphs(CPU)
+
+
+class CudaWithoutDevice:
+    """What `record_on` uses of torch.cuda, on the CPU; `said` is what happens, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def Stream(self, device: torch.device) -> str:  # noqa: N802  torch's name
+        return f"stream of {device}"
+
+    def CUDAGraph(self) -> CudaWithoutDevice:  # noqa: N802  torch's name
+        return self
+
+    def replay(self) -> None:
+        self.said.append("replay")
+
+    @contextmanager
+    def graph(self, graph: CudaWithoutDevice, stream: str, capture_error_mode: str) -> Iterator[None]:
+        assert graph is self
+        self.said.append(f"capture on {stream}, {capture_error_mode}")
+        yield
+        self.said.append("captured")
+
+    def stream(self, stream: str) -> Current:
+        return Current(self.said, stream)
+
+
+class Current:
+    """Makes a stream the current one, as often as it is entered."""
+
+    def __init__(self, said: list[str], stream: str) -> None:
+        self._said, self._stream = said, stream
+
+    def __enter__(self) -> None:
+        self._said.append(f"on {self._stream}")
+
+    def __exit__(self, *raised: object) -> None:
+        self._said.append("off")
+
+
+def test_cuda_is_warm_before_the_capture_and_needs_nothing_of_newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = CudaWithoutDevice()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: cuda.said.append("wait"))
+    monkeypatch.delattr(torch.accelerator, "Graph", raising=False)
+    device = torch.device("cuda:1")
+    check_graphs(device)
+
+    def call() -> Tensors:
+        cuda.said.append("call")
+        return (torch.ones(1),)
+
+    replay, outputs = record_on(device)(call)
+    warm = ["wait", "on stream of cuda:1", "call", "call", "call", "off"]
+    captured = ["on stream of cuda:1", "capture on stream of cuda:1, thread_local", "call", "captured", "off", "wait"]
+    assert cuda.said == warm + captured
+    assert outputs[0].tolist() == [1.0]
+    replay()
+    assert cuda.said[-1] == "replay"
+
+
+def test_other_devices_name_the_torch_that_has_their_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.accelerator, "Graph", raising=False)
+    with pytest.raises(ModelFailed, match=r"on xpu needs torch\.accelerator\.Graph, which torch 2\.12 was the first"):
+        check_graphs(torch.device("xpu"))
 
 
 def test_a_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -39,6 +40,8 @@ _BACKENDS: Mapping[str, str] = MappingProxyType({"hpu": "hpu_backend", "neuron":
 """Compilers of devices that torch's own does not know, as their packages name them."""
 _RUNS_BEFORE_CAPTURE = 3
 """Kernels are chosen and memory is taken in the first runs, neither of which may happen while a graph is captured."""
+_ERROR_MODE: Final = "thread_local"
+"""Other models may be running on the device meanwhile, which by default would break the capture."""
 
 
 def forward_of(module: torch.nn.Module, precision: Precision | None, outputs: Sequence[TensorSpec]) -> Forward:
@@ -100,9 +103,10 @@ def check_graphs(device: torch.device) -> None:
     """Raise `ModelFailed` where the device has no graphs, or this torch cannot capture them."""
     if device.type == "cpu":
         raise ModelFailed("`graphs: true` needs a device that has graphs, such as cuda; a CPU has none")
-    if not hasattr(torch.accelerator, "Graph"):
+    if device.type != "cuda" and not hasattr(torch.accelerator, "Graph"):
         raise ModelFailed(
-            f"`graphs: true` needs torch.accelerator.Graph, which torch {torch.__version__} does not have"
+            f"`graphs: true` on {device.type} needs torch.accelerator.Graph, which torch 2.12 was the first to have; "
+            f"this is torch {torch.__version__}"
         )
 
 
@@ -129,18 +133,33 @@ class GraphStep:
 
 def record_on(device: torch.device) -> Record:
     """Captures on an accelerator, on a stream of its own. Never run on hardware so far."""
+    new_capture = _capture_on_cuda if device.type == "cuda" else _capture_elsewhere
 
     def record(call: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
-        stream = torch.Stream(device)
+        graph, stream, capture = new_capture(device)
         torch.accelerator.synchronize(device)
         with stream:
             for _ in range(_RUNS_BEFORE_CAPTURE):
                 call()
-        # Other models may be running on the device meanwhile, which by default would break the capture.
-        graph: Any = torch.accelerator.Graph(capture_error_mode="thread_local")
-        with stream, graph:
+        with stream, capture:
             outputs = call()
         torch.accelerator.synchronize(device)
         return graph.replay, outputs
 
     return record
+
+
+_Capture: TypeAlias = "tuple[Any, AbstractContextManager[object], AbstractContextManager[object]]"
+"""A graph, what makes its stream the current one, and what captures on that."""
+
+
+def _capture_on_cuda(device: torch.device) -> _Capture:
+    """CUDA's and ROCm's own interface, which every torch has that is supported."""
+    cuda: Any = torch.cuda  # untyped there
+    stream, graph = cuda.Stream(device), cuda.CUDAGraph()
+    return graph, cuda.stream(stream), cuda.graph(graph, stream=stream, capture_error_mode=_ERROR_MODE)
+
+
+def _capture_elsewhere(device: torch.device) -> _Capture:
+    graph: Any = torch.accelerator.Graph(capture_error_mode=_ERROR_MODE)
+    return graph, torch.Stream(device), graph
