@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import sqlite3
+import threading
 import zlib
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -19,6 +20,7 @@ from sqlalchemy import event
 from tests.fleet_service import CAPABILITIES, FakeDevice, Service, service
 from upwell.fleet.opamp.exchange import Instant, Peer, PollHandler
 from upwell.fleet.opamp.messages import ConnectionSettings, read, write
+from upwell.fleet.storage.tables import DEVICES
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
 from upwell.shared.opamp.names import DRIFT, EXPLAIN, STATISTICS, WISH_FILE
@@ -191,6 +193,21 @@ def test_drift_is_kept_apart_from_statistics_and_its_findings_are_events(fleet: 
         message = device.message(custom_message=custom(DRIFT, "found", wrong))
         assert device.send(message.SerializeToString()).status == HTTPStatus.BAD_REQUEST
     assert fleet.get("/devices/drifting")["drift"] == {"digits": {"findings": []}}
+
+
+def test_what_a_poll_writes_at_once_is_not_undone_by_a_batch(fleet: Service) -> None:
+    device, state = fleet.enrolled("changing"), fleet.fleet.state
+    for _ in range(2):  # the second, which says nothing new, waits for the batch
+        device.poll(custom_message=custom(DRIFT, "found", {"models": {"digits": {"findings": ["camera"]}}}))
+    device_id, after = fleet.get("/devices/changing")["id"], {"digits": {"findings": []}}
+    batch = threading.Thread(target=fleet.server._upkeep._write)
+    with state.database.writing() as connection:  # as a third poll does
+        batch.start()
+        batch.join(0.2)  # it cannot end before this transaction
+        state.presence.drifted(device_id, after)
+        connection.execute(DEVICES.update().where(DEVICES.c.id == device_id).values(drift=after))
+    batch.join()
+    assert fleet.get("/devices/changing")["drift"] == after
 
 
 def test_a_database_that_takes_nothing_is_said_and_what_devices_say_comes_again(

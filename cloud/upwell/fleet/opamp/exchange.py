@@ -64,12 +64,12 @@ class PollHandler:
         device, certificate = self._device(incoming, peer, now)
         report, presence = incoming.report, self._state.presence
         heard = presence.heard(device["id"], report.sequence_num, now.unix_s, device["last_seen_unix_s"])
-        if certificate is None:
-            self._note(device, incoming, now)
         if report.counted is not None:
             presence.counted(device["id"], now.unix_s, report.counted)
-        if report.drift is not None:
+        if report.drift is not None:  # before it is written at once: no batch brings older drift after that
             presence.drifted(device["id"], report.drift)
+        if certificate is None:
+            self._note(device, incoming, now)
         is_unknown = not device["attributes"] and report.attributes is None
         is_told = incoming.accepts_settings and (heard.is_first or certificate is not None)
         settings = ConnectionSettings(

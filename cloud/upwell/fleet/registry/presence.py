@@ -112,6 +112,12 @@ class Presence:
         with self._lock:
             self._batch.drift[device_id] = models
 
+    @property
+    def is_written(self) -> bool:
+        """Whether there is nothing to write."""
+        with self._lock:
+            return self._batch == PresenceUpdate()
+
     def take(self) -> PresenceUpdate:
         """What is to be written now."""
         with self._lock:

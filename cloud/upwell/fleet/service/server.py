@@ -29,6 +29,7 @@ from upwell.fleet.opamp.endpoint import PEER
 from upwell.fleet.opamp.exchange import FleetState
 from upwell.fleet.registry.devices import forget_history, write_batch
 from upwell.fleet.registry.events import forget_events
+from upwell.fleet.registry.presence import PresenceUpdate
 from upwell.fleet.registry.questions import forget_questions
 from upwell.fleet.registry.shadows import forget_lines
 from upwell.fleet.rollout.store import advance, followed
@@ -247,17 +248,18 @@ class FleetHousekeeping:
                     self._hourly()
 
     def _write(self) -> None:
-        batch = self._state.presence.take()
-        if not batch.seen and not batch.counted and not batch.drift:
+        presence, batch = self._state.presence, PresenceUpdate()
+        if presence.is_written:
             return
         try:
             with self._state.database.writing() as connection:
+                batch = presence.take()  # in the transaction: what a poll writes at once comes wholly before or after
                 write_batch(connection, batch)
         except DatabaseUnavailable:
-            self._state.presence.give_back(batch)
+            presence.give_back(batch)
         except SQLAlchemyError as error:
             _log.error("the database does not take what devices said: %s; it is tried again", type(error).__name__)
-            self._state.presence.give_back(batch)
+            presence.give_back(batch)
 
     def _advance(self, now_unix_s: float) -> None:
         """Step the roll-outs, each in a transaction of its own."""
