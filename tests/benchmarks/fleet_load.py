@@ -4,7 +4,9 @@
     python -m tests.benchmarks.fleet_load --devices 100 1000 10000 --seconds 60 --plot docs/images/fleet-load.png
 
 Every device has a key and a certificate of its own, makes a new TLS connection for each poll, and says what it counted
-with every fifteenth. The service is a process of its own with SQLite; the devices share the machine with it.
+with every fifteenth. The service is a process of its own with SQLite; the devices share the machine with it. They are
+one event loop, where a poll also waits for those of other devices; `alone_*` are the times of twenty more that are a
+process of their own and poll one after the other, ten times a second: what the service itself takes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import asyncio
 import json
 import os
 import random
+import select
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POLLS_A_COUNT = 15
+ALONE, ALONE_EVERY_S = 20, 0.1
 
 
 def section(folder: Path, poll_s: float) -> FleetServiceSection:
@@ -86,12 +91,47 @@ def enrol(folder: Path, count: int, poll_s: float) -> None:
     fleet.close()
 
 
+def poll_alone(folder: Path, port: int, first: int) -> None:
+    """Devices from `first` on, one after the other, until stdin ends; prints how long each poll took, in seconds."""
+    took_s: list[float] = []
+    contexts = [context_of(folder, first + number) for number in range(ALONE)]
+    while not select.select([sys.stdin], [], [], ALONE_EVERY_S)[0]:
+        number = len(took_s) % ALONE
+        began_s = time.monotonic()
+        with (
+            socket.create_connection(("127.0.0.1", port), 30) as raw,
+            contexts[number].wrap_socket(raw, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.sendall(request(first + number, 1 + len(took_s) // ALONE))
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200 "), answer[:100]
+        took_s.append(time.monotonic() - began_s)
+    print(json.dumps(took_s))
+
+
+def context_of(folder: Path, number: int) -> ssl.SSLContext:
+    """TLS as that device speaks it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(folder / "ca.pem")
+    context.load_cert_chain(folder / f"{number}.pem")
+    return context
+
+
+def request(number: int, sequence: int) -> bytes:
+    """A poll over HTTP."""
+    body = message(number, sequence)
+    head = (
+        f"POST /v1/opamp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-protobuf\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 class Devices:
     """All devices; `took_s` are the times from the first packet of a poll to the last of its answer."""
 
     def __init__(self, folder: Path, port: int, poll_s: float) -> None:
         self._folder, self._port, self._poll_s = folder, port, poll_s
-        self._ca = (folder / "ca.pem").read_text()
         self.took_s: list[float] = []
         self.failed = 0
         self.is_measured = self.is_over = False
@@ -113,17 +153,10 @@ class Devices:
                 await asyncio.sleep(max(0.0, began_s + self._poll_s * random.uniform(0.9, 1.1) - time.monotonic()))
 
     async def _poll(self, number: int, sequence: int) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cadata=self._ca)
-        context.load_cert_chain(self._folder / f"{number}.pem")
-        body = message(number, sequence)
+        context = context_of(self._folder, number)
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
         try:
-            head = (
-                f"POST /v1/opamp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-protobuf\r\n"
-                f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            writer.write(head.encode() + body)
+            writer.write(request(number, sequence))
             answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 200 "), answer[:100]
         finally:
@@ -166,13 +199,19 @@ async def measure(
 ) -> dict[str, Any]:
     """Let the devices live for one interval, then measure."""
     assert service.stdout is not None
-    devices = Devices(folder, int(service.stdout.readline()), arguments.poll)
+    port = int(service.stdout.readline())
+    devices = Devices(folder, port, arguments.poll)
     tasks = [asyncio.ensure_future(devices.live(number)) for number in range(count)]
     await asyncio.sleep(arguments.poll * 1.15)  # every device has spoken once
     before, used_s = await asked(service), cpu_s(service.pid)
+    words = ["-m", "tests.benchmarks.fleet_load", "--serve", str(folder), "--alone", str(port), str(count)]
+    alone = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=1 << 20
+    )
     devices.is_measured = True
     await asyncio.sleep(arguments.seconds)
     devices.is_measured = False
+    alone_s = sorted(json.loads((await alone.communicate(b""))[0]))
     used_s, after = cpu_s(service.pid) - used_s, await asked(service)
     held = memory_bytes(service.pid)
     devices.is_over = True
@@ -185,6 +224,7 @@ async def measure(
         "devices": count, "poll_s": arguments.poll, "polls": len(took), "failed": devices.failed,
         "polls_per_s": round(len(took) / arguments.seconds, 1),
         **{f"p{share}_ms": round(1e3 * took[int(len(took) * share / 100)], 1) for share in (50, 90, 99)},
+        **{f"alone_p{share}_ms": round(1e3 * alone_s[int(len(alone_s) * share / 100)], 1) for share in (50, 99)},
         "writes_per_poll": round((after["writes"] - before["writes"]) / polls, 4),
         "service_memory_mib": round(held / 2**20, 1), "service_cpu_ms_per_poll": round(1e3 * used_s / polls, 2),
     }  # fmt: skip
@@ -207,7 +247,11 @@ def main() -> None:
     parser.add_argument("--poll", type=float, default=60.0, help="seconds between two polls of a device")
     parser.add_argument("--seconds", type=float, default=90.0, help="how long is measured, after one interval")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.alone is not None:
+        poll_alone(arguments.serve, *arguments.alone)
+        return
     if arguments.serve is not None:
         serve(arguments.serve, arguments.poll)
         return
@@ -224,7 +268,7 @@ def one_run(arguments: argparse.Namespace, devices: int) -> dict[str, Any]:
     """Measure so many devices, in a service and a database of their own; prints what came of it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, words = Path(scratch), ["-m", "tests.benchmarks.fleet_load", "--serve", scratch]
-        enrol(folder, devices, arguments.poll)
+        enrol(folder, devices + ALONE, arguments.poll)
         command = [sys.executable, *words, "--poll", str(arguments.poll)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
             try:
