@@ -199,7 +199,8 @@ def test_what_a_poll_writes_at_once_is_not_undone_by_a_batch(fleet: Service) -> 
     device, state = fleet.enrolled("changing"), fleet.fleet.state
     for _ in range(2):  # the second, which says nothing new, waits for the batch
         device.poll(custom_message=custom(DRIFT, "found", {"models": {"digits": {"findings": ["camera"]}}}))
-    device_id, after = fleet.get("/devices/changing")["id"], {"digits": {"findings": []}}
+    device_id = fleet.get("/devices/changing")["id"]
+    after: dict[str, object] = {"digits": {"findings": []}}
     batch = threading.Thread(target=fleet.server._upkeep._write)
     with state.database.writing() as connection:  # as a third poll does
         batch.start()
