@@ -132,11 +132,11 @@ def test_a_cloud_that_restarts_on_its_port_is_used_again(folder: Path) -> None:
 
 def test_requests_share_a_connection(folder: Path, http_cloud: ScriptedHttpCloud) -> None:
     with scene(folder, DIRECT, http_cloud) as it:
-        until(lambda: http_cloud.answered_gets > 0)  # the agent asks what the model takes, beside a first request
+        until(lambda: http_cloud.answered_gets > 0)
         for _ in range(20):
             assert_from_cloud(it.ask(ONE))
     assert len(http_cloud.requests) == 20
-    assert http_cloud.connections == 1
+    assert http_cloud.connections <= 2  # the agent's own question, what the model takes, may still hold the other
 
 
 def test_a_hedge_goes_over_a_connection_of_its_own_and_the_other_is_given_up(
