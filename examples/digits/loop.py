@@ -162,9 +162,9 @@ class Loop:
                 writer.writerow((f"{index:04}.png", label))
         self.upwell("model", "reference", name, "--data", data.name)
         (self.folder / "policy.yaml").write_text(json.dumps(POLICY))
-        desk = {"policy": "policy.yaml", "cloud": {"endpoint": endpoint},
+        workstation = {"policy": "policy.yaml", "cloud": {"endpoint": endpoint},
                 "models": {"digits": {"edge": {"bundle": name}, "cloud": {"model": "digits-large"}}}}  # fmt: skip
-        (self.folder / "desk.yaml").write_text(json.dumps({"version": 1, **desk}))
+        (self.folder / "desk.yaml").write_text(json.dumps({"version": 1, **workstation}))
         log = f"{name}.jsonl"
         self.upwell("policy", "collect", "desk.yaml", "digits", "--data", data.name, "--labels", f"{name}-labels.csv",
                     "--out", log)  # fmt: skip

@@ -34,7 +34,7 @@ TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
-class Subject:
+class ContractSubject:
     """A dataplane and one of its models.
 
     `inputs` are all of the model's inputs and are answered the same way each time. `misshapen` are inputs of
@@ -49,11 +49,11 @@ class Subject:
 
 class DataplaneContract:
     @pytest.fixture
-    def subject(self) -> Subject | Iterator[Subject]:
+    def subject(self) -> ContractSubject | Iterator[ContractSubject]:
         raise NotImplementedError("each suite gives its own")
 
     @pytest.fixture
-    def server(self, subject: Subject) -> Iterator[RunningServer]:
+    def server(self, subject: ContractSubject) -> Iterator[RunningServer]:
         server = start_server(subject.dataplane, ["127.0.0.1:0"], max_workers=16)
         yield server
         server.stop(grace_s=0)
@@ -64,7 +64,7 @@ class DataplaneContract:
         yield client
         client.close()
 
-    def test_is_live_and_ready(self, client: OipClient, subject: Subject) -> None:
+    def test_is_live_and_ready(self, client: OipClient, subject: ContractSubject) -> None:
         assert client.server_live(TIMEOUT_S)
         assert client.ready(TIMEOUT_S)
         assert client.ready(TIMEOUT_S, subject.model)
@@ -74,7 +74,7 @@ class DataplaneContract:
         assert metadata.name
         assert metadata.version
 
-    def test_describes_the_inputs_it_takes(self, client: OipClient, subject: Subject) -> None:
+    def test_describes_the_inputs_it_takes(self, client: OipClient, subject: ContractSubject) -> None:
         metadata = client.metadata(subject.model, TIMEOUT_S)
         assert metadata.name == subject.model
         assert metadata.versions
@@ -85,7 +85,7 @@ class DataplaneContract:
             assert len(array.shape) == len(spec.shape)
             assert all(want in (-1, have) for want, have in zip(spec.shape, array.shape, strict=True))
 
-    def test_answers_with_the_outputs_it_describes(self, client: OipClient, subject: Subject) -> None:
+    def test_answers_with_the_outputs_it_describes(self, client: OipClient, subject: ContractSubject) -> None:
         specs = {spec.name: spec for spec in client.metadata(subject.model, TIMEOUT_S).outputs}
         response = client.infer(InferRequest(subject.model, subject.inputs), TIMEOUT_S)
         assert response.model == subject.model
@@ -94,19 +94,21 @@ class DataplaneContract:
             assert oip_datatype(array.dtype) == specs[name].datatype
             assert len(array.shape) == len(specs[name].shape)
 
-    def test_the_id_comes_back_and_one_is_made_if_there_is_none(self, client: OipClient, subject: Subject) -> None:
+    def test_the_id_comes_back_and_one_is_made_if_there_is_none(
+        self, client: OipClient, subject: ContractSubject
+    ) -> None:
         assert client.infer(InferRequest(subject.model, subject.inputs, id="a-1"), TIMEOUT_S).id == "a-1"
         first = client.infer(InferRequest(subject.model, subject.inputs), TIMEOUT_S).id
         second = client.infer(InferRequest(subject.model, subject.inputs), TIMEOUT_S).id
         assert first
         assert first != second
 
-    def test_only_the_outputs_asked_for_are_sent(self, client: OipClient, subject: Subject) -> None:
+    def test_only_the_outputs_asked_for_are_sent(self, client: OipClient, subject: ContractSubject) -> None:
         name = client.metadata(subject.model, TIMEOUT_S).outputs[-1].name
         response = client.infer(InferRequest(subject.model, subject.inputs, outputs=(name,)), TIMEOUT_S)
         assert list(response.outputs) == [name]
 
-    def test_many_callers_at_once_get_the_same_answer(self, client: OipClient, subject: Subject) -> None:
+    def test_many_callers_at_once_get_the_same_answer(self, client: OipClient, subject: ContractSubject) -> None:
         request = InferRequest(subject.model, subject.inputs)
         expected = client.infer(request, TIMEOUT_S).outputs
         with ThreadPoolExecutor(4) as pool:
@@ -115,7 +117,7 @@ class DataplaneContract:
             for name, array in expected.items():
                 np.testing.assert_array_equal(answer.outputs[name], array)
 
-    def test_an_unknown_model_is_not_found(self, client: OipClient, subject: Subject) -> None:
+    def test_an_unknown_model_is_not_found(self, client: OipClient, subject: ContractSubject) -> None:
         assert not client.ready(TIMEOUT_S, "no-such-model")
         for kind, version in (("no-such-model", ""), (subject.model, "no-such-version")):
             assert not client.ready(TIMEOUT_S, kind, version)
@@ -125,13 +127,15 @@ class DataplaneContract:
                 client.infer(InferRequest(kind, subject.inputs, version=version), TIMEOUT_S)
             assert metadata.value.kind is infer.value.kind is RemoteErrorKind.NOT_FOUND
 
-    def test_the_same_errors_are_raised_in_process(self, subject: Subject) -> None:
+    def test_the_same_errors_are_raised_in_process(self, subject: ContractSubject) -> None:
         with pytest.raises(ModelNotFound, match="no-such-model"):
             subject.dataplane.metadata("no-such-model")
         with pytest.raises(InvalidRequest):
             subject.dataplane.infer(InferRequest(subject.model, {}), Call())
 
-    def test_requests_that_do_not_fit_are_invalid_and_harm_nobody(self, client: OipClient, subject: Subject) -> None:
+    def test_requests_that_do_not_fit_are_invalid_and_harm_nobody(
+        self, client: OipClient, subject: ContractSubject
+    ) -> None:
         name, array = next(iter(subject.inputs.items()))
         other = np.zeros(array.shape, np.float64 if array.dtype != np.float64 else np.int8)
         wrong: list[InferRequest] = [
@@ -149,7 +153,7 @@ class DataplaneContract:
         assert client.infer(InferRequest(subject.model, subject.inputs), TIMEOUT_S).outputs
 
     def test_an_unreadable_message_is_invalid_and_harms_nobody(
-        self, server: RunningServer, client: OipClient, subject: Subject
+        self, server: RunningServer, client: OipClient, subject: ContractSubject
     ) -> None:
         with grpc.insecure_channel(server.addresses[0]) as channel:
             infer: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/ModelInfer")
@@ -158,11 +162,11 @@ class DataplaneContract:
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert client.infer(InferRequest(subject.model, subject.inputs), TIMEOUT_S).outputs
 
-    def test_a_deadline_that_has_passed_is_not_worked_on(self, subject: Subject) -> None:
+    def test_a_deadline_that_has_passed_is_not_worked_on(self, subject: ContractSubject) -> None:
         with pytest.raises((DeadlineExceeded, Refused)):
             subject.dataplane.infer(InferRequest(subject.model, subject.inputs), Call(deadline_s=time.monotonic() - 1))
 
-    def test_a_caller_who_has_left_is_not_worked_for(self, subject: Subject) -> None:
+    def test_a_caller_who_has_left_is_not_worked_for(self, subject: ContractSubject) -> None:
         gone = threading.Event()
         gone.set()
         with pytest.raises(CallerLeft):
@@ -173,7 +177,7 @@ class StreamedContract(DataplaneContract):
     """The same, and over a stream, which gRPC alone has."""
 
     def test_a_stream_answers_as_single_calls_do(
-        self, server: RunningServer, client: OipClient, subject: Subject
+        self, server: RunningServer, client: OipClient, subject: ContractSubject
     ) -> None:
         expected = client.infer(InferRequest(subject.model, subject.inputs), TIMEOUT_S).outputs
         good = serialize_infer_request(InferRequest(subject.model, subject.inputs, id="streamed"))

@@ -13,7 +13,7 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 ANSWER = b'{"model_name":"digits-large","outputs":[]}'
 
 
-def answering(data: bytes, *, ends: bool = False) -> Speech:
+def scripted(data: bytes, *, ends: bool = False) -> Speech:
     """Say this once a request has begun to come; then say no more, or close the connection."""
 
     def speak(connection: socket.socket) -> None:
@@ -26,42 +26,42 @@ def answering(data: bytes, *, ends: bool = False) -> Speech:
 
 
 def _status(line: str) -> Speech:
-    return answering(f"HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n".encode())
+    return scripted(f"HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n".encode())
 
 
 _GARBLED: Mapping[str, Speech] = {
     "noise": says(bytes(range(256)) * 16),
-    "another protocol": answering(b"SSH-2.0-OpenSSH_9.6\r\n"),
-    "no version": answering(b"HTTP/x.y 200 OK\r\n\r\n"),
-    "a status that is none": answering(b"HTTP/1.1 9999 OK\r\n\r\n"),
-    "a page": answering(OK + b"Content-Length: 6\r\n\r\n<html>"),
-    "no body": answering(OK + b"Content-Length: 0\r\n\r\n"),
-    "no content": answering(b"HTTP/1.1 204 No Content\r\n\r\n"),
+    "another protocol": scripted(b"SSH-2.0-OpenSSH_9.6\r\n"),
+    "no version": scripted(b"HTTP/x.y 200 OK\r\n\r\n"),
+    "a status that is none": scripted(b"HTTP/1.1 9999 OK\r\n\r\n"),
+    "a page": scripted(OK + b"Content-Length: 6\r\n\r\n<html>"),
+    "no body": scripted(OK + b"Content-Length: 0\r\n\r\n"),
+    "no content": scripted(b"HTTP/1.1 204 No Content\r\n\r\n"),
     "a redirect": _status("307 There\r\nLocation: http://127.0.0.1:1/"),
-    "more than it says": answering(OK + b"Content-Length: 3\r\n\r\n" + ANSWER),
-    "compressed": answering(OK + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b"),
-    "JSON of no size": answering(OK + b"Content-Length: 2\r\nInference-Header-Content-Length: 99\r\n\r\n{}"),
-    "too many headers": answering(OK + b"A: b\r\n" * 200 + b"\r\n"),
-    "a line without end": answering(OK + b"A: " + b"b" * 70_000),
+    "more than it says": scripted(OK + b"Content-Length: 3\r\n\r\n" + ANSWER),
+    "compressed": scripted(OK + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b"),
+    "JSON of no size": scripted(OK + b"Content-Length: 2\r\nInference-Header-Content-Length: 99\r\n\r\n{}"),
+    "too many headers": scripted(OK + b"A: b\r\n" * 200 + b"\r\n"),
+    "a line without end": scripted(OK + b"A: " + b"b" * 70_000),
 }
 _GONE: Mapping[str, Speech] = {
-    "nothing": answering(b"", ends=True),
-    "half the headers": answering(OK + b"Content-Length: 2\r\n", ends=True),
-    "half a status": answering(OK[:12], ends=True),
-    "less than it says": answering(OK + b"Content-Length: 99\r\n\r\n{}", ends=True),
-    "an end amid chunks": answering(CHUNKED + b"5\r\n{", ends=True),
-    "a chunk of no size": answering(CHUNKED + b"xyz\r\n{}"),
+    "nothing": scripted(b"", ends=True),
+    "half the headers": scripted(OK + b"Content-Length: 2\r\n", ends=True),
+    "half a status": scripted(OK[:12], ends=True),
+    "less than it says": scripted(OK + b"Content-Length: 99\r\n\r\n{}", ends=True),
+    "an end amid chunks": scripted(CHUNKED + b"5\r\n{", ends=True),
+    "a chunk of no size": scripted(CHUNKED + b"xyz\r\n{}"),
     "unavailable": _status("503 Later"),
     "a gateway without its server": _status("502 Bad"),
 }
 _LATE: Mapping[str, Speech] = {
-    "continue, and nothing": answering(b"HTTP/1.1 100 Continue\r\n\r\n" * 3),
-    "a status that never ends": answering(OK[:12]),
+    "continue, and nothing": scripted(b"HTTP/1.1 100 Continue\r\n\r\n" * 3),
+    "a status that never ends": scripted(OK[:12]),
     "a gateway that is late": _status("504 Late"),
 }
 _OTHERS: Mapping[str, tuple[Speech, RemoteErrorKind]] = {
-    "a body of 4 GB": (answering(OK + b"Content-Length: 4294967296\r\n\r\n"), RemoteErrorKind.RESOURCE_EXHAUSTED),
-    "chunks without end": (answering(CHUNKED + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 40),
+    "a body of 4 GB": (scripted(OK + b"Content-Length: 4294967296\r\n\r\n"), RemoteErrorKind.RESOURCE_EXHAUSTED),
+    "chunks without end": (scripted(CHUNKED + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 40),
                            RemoteErrorKind.RESOURCE_EXHAUSTED),
     "too many requests": (_status("429 Wait"), RemoteErrorKind.RESOURCE_EXHAUSTED),
     "another path": (_status("404 No"), RemoteErrorKind.NOT_FOUND),

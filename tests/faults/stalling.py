@@ -191,7 +191,7 @@ class SentAttempt:
 
 
 @dataclass
-class Sender:
+class UplinkSender:
     """Sends requests up: a context, and the recorder that is its router."""
 
     uplink: Uplink
@@ -220,13 +220,15 @@ class Sender:
 
 
 @contextmanager
-def sender(endpoints: Sequence[str], *, hedges: int = 0, security: ClientSecurity | None = None) -> Iterator[Sender]:
+def sender(
+    endpoints: Sequence[str], *, hedges: int = 0, security: ClientSecurity | None = None
+) -> Iterator[UplinkSender]:
     """A sender to these endpoints, the first preferred."""
     first, *others = endpoints
     cell = RecordingCell(hedges)
     uplink = uplink_of(cell, UplinkSettings(first, security or ClientSecurity(), LIMIT_BYTES, others))
     try:
-        yield Sender(uplink, cell)
+        yield UplinkSender(uplink, cell)
     finally:
         uplink.close()
 

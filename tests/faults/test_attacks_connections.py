@@ -80,13 +80,13 @@ def test_calls_without_a_message_do_not_take_every_thread(target: Target) -> Non
 
 def test_messages_that_come_in_drops_keep_nobody_waiting(target: Target) -> None:
     ending = threading.Event()
-    begun = threading.Barrier(5)
+    started = threading.Barrier(5)
 
     def trickle(connection: RawConnection) -> None:
         data = grpc_message(MESSAGE)
         for number in range(100):
             connection.begin_call(1 + 2 * number)
-        begun.wait(LIMIT_S)
+        started.wait(LIMIT_S)
         with suppress(OSError):  # the server may end it
             for byte in data[:-1]:
                 for number in range(100):
@@ -100,7 +100,7 @@ def test_messages_that_come_in_drops_keep_nobody_waiting(target: Target) -> None
             connection = stack.enter_context(RawConnection(target.grpc))
             threads.append(threading.Thread(target=trickle, args=(connection,)))
             threads[-1].start()
-        begun.wait(LIMIT_S)
+        started.wait(LIMIT_S)
         with suppress(RemoteError):  # as soon as the service has seen them they have all its threads, for a moment
             steady(target, 1.0)
         eventually_good(target)

@@ -51,8 +51,8 @@ class Device:
     def __init__(self, folder: Path, signer: Signer) -> None:
         self.folder, self.signer = folder, signer
         self.store = VersionStore(folder / "state", "digits", signer.trust)
-        self.store.incoming.mkdir()
-        first = self.store.install(bundle_archive(self.store.incoming / NAME, 2, signer=signer))
+        self.store.downloads.mkdir()
+        first = self.store.install(bundle_archive(self.store.downloads / NAME, 2, signer=signer))
         self.store.commit(first, "")
         self.activated: list[int] = []
         self.is_good = True

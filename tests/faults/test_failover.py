@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
-from tests.faults.stalling import LIMIT_BYTES, RecordingCell, Sender, decision, sender, serving, uplink_of
+from tests.faults.stalling import LIMIT_BYTES, RecordingCell, UplinkSender, decision, sender, serving, uplink_of
 from upwell.edge.uplink.calls import CloudReply
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
@@ -25,7 +25,7 @@ from upwell.shared.routing.reasons import Reason
 class Pair:
     """A sender to two clouds, each behind a proxy."""
 
-    sender: Sender
+    sender: UplinkSender
     clouds: tuple[FakeDataplane, FakeDataplane]
     proxies: tuple[Proxy, Proxy]
 

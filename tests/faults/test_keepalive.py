@@ -11,7 +11,7 @@ import pytest
 from tests.faults.clouds import ScriptedCloud, slow
 from tests.faults.proxy import Proxy
 from tests.faults.scene import ONE, until
-from tests.faults.stalling import LIMIT_BYTES, Sender, StallingCloud, decision, sender, serving
+from tests.faults.stalling import LIMIT_BYTES, StallingCloud, UplinkSender, decision, sender, serving
 from upwell.edge.uplink.calls import CloudReply
 from upwell.edge.uplink.endpoint import Endpoint, RoundTrips, channel_options
 from upwell.shared.config.security import ClientSecurity
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.alone
 class ProxiedCloud:
     """A sender behind a proxy to a cloud."""
 
-    sender: Sender
+    sender: UplinkSender
     proxy: Proxy
     cloud: StallingCloud
 

@@ -183,14 +183,14 @@ def test_a_camera_that_goes_and_comes_back_disturbs_no_other_pipeline(tmp_path: 
         for start in range(0, 4000, 40):
             viewer.play(MadeVideo(count=40, first=start, start_s=start / 10, fps=10).chunks(), 10)
 
-    with LiveServer(goes, is_away, stays) as leaving, LiveServer(stays) as staying:
+    with LiveServer(goes, is_away, stays) as leaving, LiveServer(stays) as reachable:
         pipelines = {
             name: {
                 "source": {"video": server.address, "deadline": "1m"},
                 "steps": [*FOLLOWED],
                 "events": [{"name": "seen", "on": "frame"}],
             }
-            for name, server in (("leaving", leaving), ("staying", staying))
+            for name, server in (("leaving", leaving), ("staying", reachable))
         }
         with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, **pipelines)) as it:
             one, other = (it.runner.pipelines[name] for name in ("leaving", "staying"))

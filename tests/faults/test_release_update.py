@@ -278,7 +278,7 @@ def test_a_body_without_an_end_is_cut_at_the_signed_length(device: Device, serve
     server.answers[path] = lambda: (200, {}, payload.read_bytes() + bytes(50_000_000))
     with pytest.raises(FetchFailed, match=r"has more bytes than the|has 50"):
         device.follower.look()
-    assert not list((device.store.incoming).rglob("*.tar"))
+    assert not list((device.store.downloads).rglob("*.tar"))
     server.answers["metadata/timestamp.json"] = lambda: (200, {}, bytes(50_000_000))
     assert "too long" in device.refuses(Refusal.UNTRUSTED)
 

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tests.faults.certificates import Authority
 from tests.faults.names import Names, naming
 from tests.faults.scene import until
-from tests.faults.stalling import LIMIT_BYTES, RecordingCell, Sender, decision, uplink_of
+from tests.faults.stalling import LIMIT_BYTES, RecordingCell, UplinkSender, decision, uplink_of
 from tests.integration.oip.test_security import write_tokens
 from upwell.edge.uplink.calls import CloudReply
 from upwell.edge.uplink.uplink import UplinkSettings
@@ -61,7 +61,7 @@ class Spread:
 
     clouds: list[Cloud]
     names: Names
-    sender: Sender
+    sender: UplinkSender
 
     def ask(self) -> Reason | None:
         """Why there was no answer; None where there was one."""
@@ -90,7 +90,7 @@ def spread() -> Iterator[Spread]:
         security, cell = ClientSecurity(insecure=True), RecordingCell()
         uplink = uplink_of(cell, UplinkSettings(names.endpoint(first.port), security, LIMIT_BYTES))
         stack.callback(uplink.close)
-        yield Spread([first, second], names, Sender(uplink, cell))
+        yield Spread([first, second], names, UplinkSender(uplink, cell))
 
 
 def test_requests_take_turns_and_no_name_is_looked_up_before_the_first(spread: Spread) -> None:

@@ -21,8 +21,8 @@ def level(per_s: int, most: int, taken: list[tuple[Fraction, int]], at: Fraction
     for index, (start, _) in enumerate(taken):
         since = taken[index:]
         floors.append(most + per_s * (at - start) - sum(amount for _, amount in since))
-    begun = Fraction(most) + per_s * at - sum(amount for _, amount in taken)
-    return min([*floors, begun])
+    started = Fraction(most) + per_s * at - sum(amount for _, amount in taken)
+    return min([*floors, started])
 
 
 @given(st.integers(1, 50), st.integers(1, 50), events, quarters)

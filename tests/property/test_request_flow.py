@@ -397,9 +397,9 @@ def check_patience(world: World) -> None:
         assert len(instants) <= 1 + retries + (held.hedge is not None)
         assert all(at_s < attempt.decision.give_up_s for at_s in instants[1:])
         firsts = [call for call in world.calls.values() if call.attempt == attempt.number]
-        for call, following in itertools.pairwise(firsts):
+        for call, second in itertools.pairwise(firsts):
             is_hopeless = isinstance(call.outcome, CloudFailure) and call.outcome.reason in HOPELESS
-            is_beside = following.sent_s - firsts[0].sent_s >= attempt.decision.hedge_after_s - 1e-9
+            is_beside = second.sent_s - firsts[0].sent_s >= attempt.decision.hedge_after_s - 1e-9
             assert is_beside or (call.closed == "told" and not is_hopeless)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import grpc
 import pytest
 
-from tests.faults.raw_http import OK, answering
+from tests.faults.raw_http import OK, scripted
 from tests.faults.raw_servers import RawServer
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.oip.dataplane import InferRequest
@@ -107,7 +107,7 @@ def _whole(body: bytes, headers: bytes = b"") -> bytes:
 
 @contextmanager
 def _http_replying(data: bytes) -> Iterator[str]:
-    with RawServer(answering(data)) as server:
+    with RawServer(scripted(data)) as server:
         yield server.address
 
 

@@ -81,7 +81,7 @@ def settle() -> None:
     time.sleep(0.2)
 
 
-def begun(fleet: Service, **more: Any) -> str:
+def started(fleet: Service, **more: Any) -> str:
     body = {"release": NEW, "where": 'labels.kind == "test"', "waves": ["1", "50%", "100%"], "gate": GATE, **more}
     return str(fleet.do("POST", "/rollouts", body)["id"])
 
@@ -101,7 +101,7 @@ def until(fleet: Service, rollout: str, devices: list[Counting], poll: Callable[
 def test_a_good_release_goes_through_three_waves_to_every_device(fleet: Service) -> None:
     devices = devices_of(fleet)
     fleet.do("PUT", "/groups/all", {"expression": "true"})
-    rollout = begun(fleet, where=None, group="all")
+    rollout = started(fleet, where=None, group="all")
     shown = until(fleet, rollout, devices, lambda one: one.poll())
     assert shown["phase"] == "finished"
     begins = [wave["began_unix_s"] for wave in shown["waves"]]
@@ -114,7 +114,7 @@ def test_a_good_release_goes_through_three_waves_to_every_device(fleet: Service)
 
 def test_a_release_that_is_late_halts_in_its_first_wave_and_its_device_is_back(fleet: Service) -> None:
     devices = devices_of(fleet)
-    rollout = begun(fleet)
+    rollout = started(fleet)
     shown = until(fleet, rollout, devices, lambda one: one.poll(late=0.9 if one.release == NEW else 0.0))
     assert (shown["phase"], shown["wave"]) == ("halted", 0)
     assert "requests answered late" in shown["halted_by"]
@@ -133,7 +133,7 @@ def test_a_release_that_is_late_halts_in_its_first_wave_and_its_device_is_back(f
 @pytest.mark.slow
 def test_a_release_that_does_not_start_halts_with_the_devices_own_words(fleet: Service) -> None:
     devices = devices_of(fleet)
-    rollout = begun(fleet)
+    rollout = started(fleet)
     shown = until(fleet, rollout, devices, lambda one: one.poll(starts=False))
     assert (shown["phase"], shown["wave"]) == ("halted", 0)
     (failed,) = [one for one in shown["devices"] if one["stage"] == "failed"]
@@ -143,7 +143,7 @@ def test_a_release_that_does_not_start_halts_with_the_devices_own_words(fleet: S
 @pytest.mark.slow
 def test_a_device_that_falls_silent_on_it_has_failed(fleet: Service) -> None:
     devices = devices_of(fleet)
-    rollout = begun(fleet, gate={**GATE, "patience_s": 1.0})
+    rollout = started(fleet, gate={**GATE, "patience_s": 1.0})
 
     def poll(one: Counting) -> None:
         if one.release != NEW:
@@ -158,7 +158,7 @@ def test_a_device_that_falls_silent_on_it_has_failed(fleet: Service) -> None:
 @pytest.mark.slow
 def test_operators_pause_resume_and_take_it_back(fleet: Service) -> None:
     devices = devices_of(fleet, 2)
-    rollout = begun(fleet, waves=["1", "100%"])
+    rollout = started(fleet, waves=["1", "100%"])
     fleet.do("POST", f"/rollouts/{rollout}/pause")
     for _ in range(9):
         for one in devices:
@@ -185,7 +185,7 @@ def test_operators_pause_resume_and_take_it_back(fleet: Service) -> None:
 @pytest.mark.slow
 def test_a_device_in_a_rollout_is_in_no_other_one_and_is_assigned_nothing(fleet: Service) -> None:
     devices_of(fleet, 2)
-    first = begun(fleet)
+    first = started(fleet)
     body = {"release": 8, "where": 'name == "d1"', "waves": ["100%"]}
     status, problem = fleet.call("POST", "/rollouts", body)
     assert status == HTTPStatus.CONFLICT
@@ -233,7 +233,7 @@ def test_what_a_device_said_of_another_release_is_not_held_against_this_one(flee
         one.problem = "rolled_back: release 5 was too slow"
         one.poll()
     settle()
-    rollout = begun(fleet, waves=["100%"])
+    rollout = started(fleet, waves=["100%"])
     shown = until(fleet, rollout, devices, lambda one: one.poll())
     assert shown["phase"] == "finished", shown["halted_by"]
 
@@ -241,7 +241,7 @@ def test_what_a_device_said_of_another_release_is_not_held_against_this_one(flee
 @pytest.mark.slow
 def test_a_device_that_enrols_meanwhile_joins_its_last_wave(fleet: Service) -> None:
     devices = devices_of(fleet, 2)
-    rollout = begun(fleet)
+    rollout = started(fleet)
     devices.append(Counting(fleet, "late"))
     shown = until(fleet, rollout, devices, lambda one: one.poll())
     assert {one["name"]: one["wave"] for one in shown["devices"]}["late"] == 2

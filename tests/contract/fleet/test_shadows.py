@@ -36,8 +36,8 @@ def test_lines_of_what_was_asked_for_are_kept_without_tags(fleet: Service, monke
     monkeypatch.setattr(shadows, "MOST_LINES", 3)
     device, other = fleet.enrolled("one"), fleet.enrolled("two")
     assert wished(device)["shadow"] is None
-    begun = fleet.do("POST", "/shadows", {"release": 8, "where": 'name == "one"'})
-    assert len(begun["devices"]) == 1
+    started = fleet.do("POST", "/shadows", {"release": 8, "where": 'name == "one"'})
+    assert len(started["devices"]) == 1
     assert (wished(device)["shadow"], wished(other)["shadow"]) == (8, None)
     for release, sender in ((8, device), (9, device), (8, other)):
         sender.poll(custom_message=said({"release": release, "lines": [LINE, LINE], "problem": ""}))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contract.dataplane import TIMEOUT_S, DataplaneContract, Subject
+from tests.contract.dataplane import TIMEOUT_S, ContractSubject, DataplaneContract
 from tests.contract.oip_http.http_client import HttpClient
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import FakeDataplane
@@ -21,13 +21,13 @@ class OverHttp(DataplaneContract):
     binary: bool
 
     @pytest.fixture
-    def subject(self) -> Subject:
+    def subject(self) -> ContractSubject:
         inputs = {name.lower(): np.ones((2, 3)).astype(dtype) for name, dtype in DTYPES.items()}
         inputs["bytes"] = np.array([[b"", b"a", b"\0"], [b"\xff" * 300, b"d", b"e"]], dtype=np.object_)
-        return Subject(FakeDataplane(), "echo", inputs, misshapen=None)
+        return ContractSubject(FakeDataplane(), "echo", inputs, misshapen=None)
 
     @pytest.fixture
-    def server(self, subject: Subject) -> Iterator[Any]:
+    def server(self, subject: ContractSubject) -> Iterator[Any]:
         server = start_http_server(subject.dataplane, ["127.0.0.1:0"], max_workers=16)
         yield server
         server.stop(grace_s=0)
@@ -37,7 +37,7 @@ class OverHttp(DataplaneContract):
         return HttpClient(server.addresses[0], binary=self.binary)
 
     def test_an_unreadable_message_is_invalid_and_harms_nobody(
-        self, server: Any, client: Any, subject: Subject
+        self, server: Any, client: Any, subject: ContractSubject
     ) -> None:
         assert isinstance(server, RunningHttpServer)
         with pytest.raises(RemoteError) as error:

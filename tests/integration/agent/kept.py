@@ -82,7 +82,7 @@ class Kept:
 
 
 @contextmanager
-def keeping(
+def spooling_agent(
     folder: Path,
     defaults: Mapping[str, Any],
     cloud: ScriptedCloud | None,

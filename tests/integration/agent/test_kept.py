@@ -15,7 +15,7 @@ from tests.faults.clouds import ScriptedCloud, good, silent, status
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, margins, pictures
 from tests.faults.scene import until
 from tests.faults.stalling import allowed
-from tests.integration.agent.kept import EASY, MARK, SPOOLED, Kept, Stream, keeping, kept_ids, served
+from tests.integration.agent.kept import EASY, MARK, SPOOLED, Kept, Stream, kept_ids, served, spooling_agent
 from upwell.edge.spool.item import SPOOL_ID, Case
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.reasons import Reason
@@ -32,7 +32,7 @@ def answered(it: Kept, count: int) -> None:
 
 
 def test_cases_of_an_outage_come_back_under_their_ids_by_every_way(tmp_path: Path, cloud: ScriptedCloud) -> None:
-    with keeping(tmp_path, SPOOLED, cloud) as it, served(it.agent) as address:
+    with spooling_agent(tmp_path, SPOOLED, cloud) as it, served(it.agent) as address:
         it.proxy.refuse()
         degraded = {index: it.ask(index, camera="dock") for index in range(6)}
         assert all(answer.degraded for answer in degraded.values())
@@ -63,7 +63,7 @@ def test_cases_of_an_outage_come_back_under_their_ids_by_every_way(tmp_path: Pat
 
 def test_what_is_kept_can_be_said_for_each_error(tmp_path: Path, cloud: ScriptedCloud) -> None:
     table = {**SPOOLED, "spool": False, "on_cloud_failure": {"default": "edge", "exhausted": "spool"}}
-    with keeping(tmp_path, table, cloud) as it:
+    with spooling_agent(tmp_path, table, cloud) as it:
         for code, is_kept in (("INTERNAL", False), ("INVALID_ARGUMENT", False), ("RESOURCE_EXHAUSTED", True)):
             cloud.behaviour = status(grpc.StatusCode[code])
             answer = it.ask(1)
@@ -77,7 +77,7 @@ def test_only_the_rows_that_missed_the_cloud_are_kept(tmp_path: Path, cloud: Scr
     order = np.argsort(margins(edge_scores(pictures(range(60)))))
     hard, easy = [int(i) for i in order[:3]], [int(i) for i in order[-2:]]
     between = float(np.mean(margins(edge_scores(pictures([int(order[2]), int(order[3])])))))
-    with keeping(tmp_path, {**SPOOLED, "hard": {"measure": "margin", "below": between}}, cloud) as it:
+    with spooling_agent(tmp_path, {**SPOOLED, "hard": {"measure": "margin", "below": between}}, cloud) as it:
         it.proxy.refuse()
         answer = it.ask(easy[0], hard[0], easy[1], hard[1], hard[2])
         assert answer.spool_id
@@ -101,7 +101,7 @@ def test_nothing_kept_is_sent_while_a_live_request_waits_for_its_answer(tmp_path
         return good(request, context)
 
     cloud.behaviour = behave
-    with keeping(tmp_path, SPOOLED, cloud) as it:
+    with spooling_agent(tmp_path, SPOOLED, cloud) as it:
         live = threading.Thread(target=lambda: it.ask(0))
         live.start()
         until(lambda: len(cloud.requests) == 1)
@@ -124,7 +124,7 @@ def test_the_cases_of_a_model_that_the_cloud_lost_wait_and_stop_no_other(tmp_pat
         "digits": {"edge": bundle, "cloud": {"model": CLOUD_MODEL}},
         "lost": {"edge": bundle, "cloud": {"model": "lost"}},
     }
-    with keeping(tmp_path, SPOOLED, cloud, models=models) as it:
+    with spooling_agent(tmp_path, SPOOLED, cloud, models=models) as it:
         it.proxy.refuse()
         for _ in range(30):
             assert it.agent.infer("lost", {"image": pictures([0])}).spool_id
@@ -141,7 +141,7 @@ def test_the_cases_of_a_model_that_the_cloud_lost_wait_and_stop_no_other(tmp_pat
 
 @pytest.mark.slow
 def test_a_case_waits_for_its_budget(tmp_path: Path, cloud: ScriptedCloud) -> None:
-    with keeping(tmp_path, {**SPOOLED, "budget": {"cloud_requests": "2/day"}}, cloud) as it:
+    with spooling_agent(tmp_path, {**SPOOLED, "budget": {"cloud_requests": "2/day"}}, cloud) as it:
         answers = [it.ask(index) for index in range(4)]
         assert [str(answer.reason) for answer in answers] == ["hard", "hard", "budget_spent", "budget_spent"]
         assert [bool(answer.spool_id) for answer in answers] == [False, False, True, True]
@@ -153,7 +153,7 @@ def test_a_case_waits_for_its_budget(tmp_path: Path, cloud: ScriptedCloud) -> No
 
 def test_what_must_not_leave_is_never_kept(tmp_path: Path, cloud: ScriptedCloud) -> None:
     everything = {**SPOOLED, "audit": 1.0, "explore": 1.0, "record": {"keep": "1MiB"}}
-    with keeping(tmp_path, everything, cloud, rules=[DENY]) as it:
+    with spooling_agent(tmp_path, everything, cloud, rules=[DENY]) as it:
         it.ask(0, mark=MARK, privacy="device")
         it.proxy.refuse()
         assert it.ask(1, mark=MARK, privacy="device").spool_id == ""
@@ -169,7 +169,7 @@ def test_what_must_not_leave_is_never_kept(tmp_path: Path, cloud: ScriptedCloud)
 
 
 def test_a_policy_that_comes_to_deny_purges_what_waits(tmp_path: Path, cloud: ScriptedCloud) -> None:
-    with keeping(tmp_path, SPOOLED, cloud) as it:
+    with spooling_agent(tmp_path, SPOOLED, cloud) as it:
         it.proxy.refuse()
         for index in range(4):
             assert it.ask(index, mark=MARK, privacy="device").spool_id
@@ -191,7 +191,7 @@ def test_a_policy_that_comes_to_deny_purges_what_waits(tmp_path: Path, cloud: Sc
 def test_a_rule_about_size_means_a_row_of_a_kept_case_as_of_a_live_one(tmp_path: Path, cloud: ScriptedCloud) -> None:
     row_bytes = max(len(image) for image in pictures(range(8)))
     rule = {"name": "huge", "if": f"request.size_bytes > {row_bytes + 8}", "egress": "deny"}
-    with keeping(tmp_path, SPOOLED, cloud, rules=[rule]) as it:
+    with spooling_agent(tmp_path, SPOOLED, cloud, rules=[rule]) as it:
         it.proxy.refuse()
         ids = {it.ask(*range(8)).spool_id, it.ask(0).spool_id}
         assert "" not in ids
@@ -203,7 +203,7 @@ def test_a_rule_about_size_means_a_row_of_a_kept_case_as_of_a_live_one(tmp_path:
 def test_a_case_that_the_cloud_cannot_take_is_set_aside_and_the_others_go_up(
     tmp_path: Path, cloud: ScriptedCloud
 ) -> None:
-    with keeping(tmp_path, SPOOLED, cloud) as it:
+    with spooling_agent(tmp_path, SPOOLED, cloud) as it:
         it.proxy.refuse()
         ids = [it.ask(index).spool_id for index in range(5)]
 
@@ -220,7 +220,7 @@ def test_a_case_that_the_cloud_cannot_take_is_set_aside_and_the_others_go_up(
 
 @pytest.mark.parametrize("how", ["silent", "black hole", "refused"])
 def test_it_closes_at_once_whatever_the_cloud_does(tmp_path: Path, cloud: ScriptedCloud, how: str) -> None:
-    with keeping(tmp_path, {**SPOOLED, "deadline": "50ms"}, cloud) as it, served(it.agent) as address:
+    with spooling_agent(tmp_path, {**SPOOLED, "deadline": "50ms"}, cloud) as it, served(it.agent) as address:
         it.proxy.refuse()
         for index in range(8):
             it.ask(index)
@@ -240,5 +240,5 @@ def test_it_closes_at_once_whatever_the_cloud_does(tmp_path: Path, cloud: Script
             assert time.monotonic() - began_s < 2.0
             assert stream.ends(2.0)
     cloud.behaviour = good
-    with keeping(tmp_path, SPOOLED, cloud) as it:
+    with spooling_agent(tmp_path, SPOOLED, cloud) as it:
         until(lambda: it.spool.counts().answered == 8, BACK_S)

@@ -20,7 +20,7 @@ from tests.faults.oracles import CLOUD_MODEL, pictures
 from tests.faults.programs import Program
 from tests.faults.scene import HARD_ALWAYS, until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, scraped
-from tests.integration.agent.kept import EASY, SPOOLED, STATE, keeping, kept_ids, put
+from tests.integration.agent.kept import EASY, SPOOLED, STATE, kept_ids, put, spooling_agent
 from tests.unit.models_for_tests import linear
 from upwell.edge.policy import housekeeping
 from upwell.edge.server import assembly
@@ -149,7 +149,7 @@ def test_a_pipe_in_the_place_of_the_budgets_does_not_stop_an_agent(folder: Path,
 def test_a_policy_nested_however_deeply_leaves_the_former_one_in_force(
     folder: Path, cloud: ScriptedCloud, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    with keeping(folder, EASY, cloud) as it:
+    with spooling_agent(folder, EASY, cloud) as it:
         put(folder / "policy.yaml", text)
         until(lambda: "kept the previous policy" in caplog.text)
         assert it.ask(0).reason is Reason.EASY
@@ -160,7 +160,7 @@ def test_a_changed_policy_takes_over_and_a_wrong_one_does_not(
     folder: Path, cloud: ScriptedCloud, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "PERIOD_S", 0.1)
-    with keeping(folder, EASY, cloud) as it:
+    with spooling_agent(folder, EASY, cloud) as it:
         assert it.ask(0).reason is Reason.EASY
         it.write_policy(HARD_ALWAYS)
         until(lambda: it.ask(0).reason is Reason.HARD)
@@ -189,7 +189,7 @@ def refused_again(caplog: pytest.LogCaptureFixture, before: int) -> bool:
 def test_a_changed_policy_that_needs_a_folder_is_refused_where_there_is_none(
     folder: Path, cloud: ScriptedCloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with keeping(folder, EASY, cloud, {"listen": ["127.0.0.1:0"]}) as it:
+    with spooling_agent(folder, EASY, cloud, {"listen": ["127.0.0.1:0"]}) as it:
         it.write_policy({**HARD_ALWAYS, "audit": 0.1})
         until(lambda: "audit need" in caplog.text)
         assert "agent.state_dir" in caplog.text
@@ -257,7 +257,7 @@ signature:
 
 
 def test_an_agent_without_a_cloud_keeps_nothing_for_it(folder: Path) -> None:
-    with keeping(folder, EVERYTHING, None, {"state_dir": "state"}) as it:
+    with spooling_agent(folder, EVERYTHING, None, {"state_dir": "state"}) as it:
         for index in range(5):
             answer = it.ask(index, index + 1)
             assert (str(answer.route), answer.spool_id) == ("edge", "")
@@ -266,7 +266,7 @@ def test_an_agent_without_a_cloud_keeps_nothing_for_it(folder: Path) -> None:
 
 
 def test_a_model_of_the_cloud_alone_has_nothing_to_be_kept(folder: Path, cloud: ScriptedCloud) -> None:
-    with keeping(folder, EVERYTHING, cloud, models={"digits": {"cloud": {"model": CLOUD_MODEL}}}) as it:
+    with spooling_agent(folder, EVERYTHING, cloud, models={"digits": {"cloud": {"model": CLOUD_MODEL}}}) as it:
         assert str(it.ask(0).route) == "cloud"
         cloud.behaviour = status(grpc.StatusCode.INTERNAL)
         with pytest.raises(CloudFailed):
@@ -286,7 +286,7 @@ def test_models_without_rows_or_scores_are_kept_and_recorded_too(
     models = {"linear": {"edge": {"file": str(file)}, "cloud": {"model": "there"}}}
     x = {"x": np.ones((1, 8), np.float32)}
     up = [{"name": "up", "match": {"tags": {"where": "up"}}, "route": "cloud"}]
-    with keeping(folder, EVERYTHING, cloud, models=models, rules=up) as it:
+    with spooling_agent(folder, EVERYTHING, cloud, models=models, rules=up) as it:
         for _ in range(3):
             assert str(it.agent.infer("linear", x).route) == "edge"
         it.proxy.refuse()

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tests.faults.clouds import ScriptedCloud, good, status, tampered, true_answer
 from tests.faults.oracles import edge_scores, margins, pictures
 from tests.faults.scene import until
-from tests.integration.agent.kept import EASY, Kept, keeping, kept_ids, put
+from tests.integration.agent.kept import EASY, Kept, kept_ids, put, spooling_agent
 from tests.unit.edge.test_metrics import read
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.oip.dataplane import InferRequest
@@ -53,7 +53,7 @@ def test_audits_are_asked_about_later_and_their_disagreement_is_a_metric(tmp_pat
         return (wrong if count % 4 == 0 else good)(request, context)
 
     cloud.behaviour = behave
-    with keeping(tmp_path, {**EASY, "audit": 1.0}, cloud) as it:
+    with spooling_agent(tmp_path, {**EASY, "audit": 1.0}, cloud) as it:
         agreeing = [i for i in range(80) if _agree(i)][:40]
         for index in agreeing:
             answer = it.ask(index)
@@ -77,7 +77,7 @@ def test_an_alarm_is_raised_where_the_promised_risk_no_longer_holds(
 ) -> None:
     cloud.behaviour = tampered(lambda scores: {"scores": np.roll(scores, 1, axis=1)})
     risk = {**EASY, "hard": {**EASY["hard"], "max_risk": "2%"}, "audit": 1.0}
-    with keeping(tmp_path, risk, cloud) as it:
+    with spooling_agent(tmp_path, risk, cloud) as it:
         for index in range(20):
             it.ask(index)
         until(lambda: gauges(it).get("upwell_audit_alarm") == 1, WAIT_S)
@@ -88,7 +88,7 @@ def test_an_answer_to_an_audit_that_nobody_can_compare_counts_for_nothing(
     tmp_path: Path, cloud: ScriptedCloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     cloud.behaviour = tampered(lambda scores: {"other": scores})
-    with keeping(tmp_path, {**EASY, "audit": 1.0}, cloud) as it:
+    with spooling_agent(tmp_path, {**EASY, "audit": 1.0}, cloud) as it:
         it.ask(0)
         until(lambda: "cannot be compared" in caplog.text)
         cloud.behaviour = good
@@ -97,7 +97,7 @@ def test_an_answer_to_an_audit_that_nobody_can_compare_counts_for_nothing(
 
 
 def test_audits_go_after_the_cases_of_an_outage(tmp_path: Path, cloud: ScriptedCloud) -> None:
-    with keeping(tmp_path, {**UNDECIDED, "audit": 1.0, "spool": True}, cloud) as it:
+    with spooling_agent(tmp_path, {**UNDECIDED, "audit": 1.0, "spool": True}, cloud) as it:
         by_margin = np.argsort(margins(edge_scores(pictures(range(60)))))
         it.proxy.refuse()
         for index in (*by_margin[-3:], *by_margin[:3]):
@@ -111,7 +111,7 @@ def test_audits_go_after_the_cases_of_an_outage(tmp_path: Path, cloud: ScriptedC
 @pytest.mark.slow
 def test_recorded_lines_are_a_log_and_explored_ones_know_both_sides(tmp_path: Path, cloud: ScriptedCloud) -> None:
     settings = {**UNDECIDED, "record": {"keep": "1MiB"}, "explore": 0.5}
-    with keeping(tmp_path, settings, cloud) as it:
+    with spooling_agent(tmp_path, settings, cloud) as it:
         answers = [it.ask(index, camera="dock") for index in range(60)]
         easy = sum(answer.reason is Reason.EASY for answer in answers)
         until(lambda: log_counts(it)["written"] == 60, WAIT_S)
@@ -141,13 +141,13 @@ def answers_digest(cloud: ScriptedCloud) -> str:
 
 def test_what_nobody_can_send_is_recorded_all_the_same(tmp_path: Path, cloud: ScriptedCloud) -> None:
     settings = {**UNDECIDED, "record": {"keep": "1MiB"}, "explore": 1.0}
-    with keeping(tmp_path, settings, None, {"state_dir": "state"}) as it:
+    with spooling_agent(tmp_path, settings, None, {"state_dir": "state"}) as it:
         for index in range(10):
             it.ask(index, index + 1)
         until(lambda: log_counts(it)["written"] == 20)
         assert {line.cloud_correct for line in read_log(tmp_path / LOG)} == {None}
     cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
-    with keeping(tmp_path, {**settings, "hard": {"measure": "max_prob", "below": 1.0}}, cloud) as it:
+    with spooling_agent(tmp_path, {**settings, "hard": {"measure": "max_prob", "below": 1.0}}, cloud) as it:
         for index in range(10):
             it.ask(index)
         until(lambda: log_counts(it)["written"] == 10)
@@ -156,7 +156,7 @@ def test_what_nobody_can_send_is_recorded_all_the_same(tmp_path: Path, cloud: Sc
 @pytest.mark.slow
 def test_a_log_of_the_agent_s_own_can_be_simulated_and_calibrated(tmp_path: Path, cloud: ScriptedCloud) -> None:
     settings = {**UNDECIDED, "record": {"keep": "4MiB"}, "explore": 0.2}
-    with keeping(tmp_path, settings, cloud) as it:
+    with spooling_agent(tmp_path, settings, cloud) as it:
         for start in range(0, 400, 4):
             it.ask(*(index % 360 for index in range(start, start + 4)))
         until(lambda: log_counts(it)["written"] == 400, WAIT_S)
@@ -176,7 +176,7 @@ def test_a_log_of_the_agent_s_own_can_be_simulated_and_calibrated(tmp_path: Path
     assert found["model"] == "digits"
     folder = tmp_path / "next"
     folder.mkdir()
-    with keeping(folder, EASY, cloud) as it:
+    with spooling_agent(folder, EASY, cloud) as it:
         put(it.folder / "policy.yaml", out.read_text().replace("explore: 0.2", "explore: 0"))
         until(lambda: it.agent.router.settings("digits").hard is not None)
         until(lambda: it.ask(0).reason in (Reason.EASY, Reason.HARD) and _is_calibrated(it))
@@ -194,7 +194,7 @@ def test_after_a_new_version_in_the_cloud_the_agent_says_so_and_sends_the_same_s
     share = {"measure": "margin", "cloud_share": "5%"}
     calibration = {"model": "digits", **share, "below": below, "cloud_digest": "sha256:the-version-before"}
     defaults = {"deadline": "5s", "hard": share}
-    with keeping(tmp_path, defaults, cloud, calibrations=[calibration]) as it:
+    with spooling_agent(tmp_path, defaults, cloud, calibrations=[calibration]) as it:
         assert it.ask(hardest).reason is Reason.HARD
         assert {row for row in rows if "cloud" in it.ask(row).route} == expected
         assert it.ask(hardest).reason is Reason.UNCALIBRATED
@@ -215,7 +215,7 @@ def test_a_line_with_the_whole_answer_of_a_dead_process_is_readable(tmp_path: Pa
     path = tmp_path / LOG
     path.parent.mkdir()
     path.write_text(LogLine(t_s=1.0, model="digits", size_bytes=10).model_dump_json() + '\n{"t_s": 2.0, "mod')
-    with keeping(tmp_path, {**UNDECIDED, "record": {"keep": "1MiB"}}, None, {"state_dir": "state"}) as it:
+    with spooling_agent(tmp_path, {**UNDECIDED, "record": {"keep": "1MiB"}}, None, {"state_dir": "state"}) as it:
         it.ask(0)
         until(lambda: log_counts(it)["written"] == 1)
         assert len(read_log(path)) == 2
@@ -233,7 +233,7 @@ def test_a_share_is_held_large_requests_and_batches_included(
         "large": {"above": "4KiB"},
     }
     dice = np.random.default_rng(5)
-    with keeping(tmp_path, settings, cloud) as it:
+    with spooling_agent(tmp_path, settings, cloud) as it:
         sent = rows = 0
         while rows < 700:
             indexes = [int(i) for i in dice.integers(0, 360, size=int(dice.choice([1, 1, 3])))]

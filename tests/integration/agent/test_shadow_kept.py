@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.oracles import EDGE_BUNDLE, picture
 from tests.faults.scene import until
-from tests.integration.agent.kept import EASY, keeping
+from tests.integration.agent.kept import EASY, spooling_agent
 from upwell.edge.bundle.verify import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.sections import ModelSection
@@ -44,7 +44,7 @@ def news_of(shadow: ReleaseShadow) -> ShadowNews:
 def test_lines_that_were_not_told_are_told_after_a_restart_and_those_that_were_are_not(
     tmp_path: Path, beside: EdgeModel
 ) -> None:
-    with keeping(tmp_path, EASY, None) as it:
+    with spooling_agent(tmp_path, EASY, None) as it:
         it.agent.shadow.begin(RELEASE, {"digits": beside})
 
         def asked(count: int) -> bool:
@@ -56,7 +56,7 @@ def test_lines_that_were_not_told_are_told_after_a_restart_and_those_that_were_a
         it.agent.shadow.told(first)
         until(lambda: asked(2), LIMIT_S)
     kept = json.loads((tmp_path / "state" / FILE_NAME).read_text())
-    with keeping(tmp_path, EASY, None) as it:
+    with spooling_agent(tmp_path, EASY, None) as it:
         assert it.agent.shadow.news() is None, "nothing runs beside until the release is loaded"
         it.agent.shadow.begin(RELEASE, {"digits": beside})
         news = news_of(it.agent.shadow)
@@ -67,7 +67,7 @@ def test_lines_that_were_not_told_are_told_after_a_restart_and_those_that_were_a
         assert it.agent.shadow.news() is None
     assert json.loads((tmp_path / "state" / FILE_NAME).read_text())["release"] == RELEASE + 1
     (tmp_path / "state" / FILE_NAME).write_text("{")
-    with keeping(tmp_path, EASY, None) as it:  # a broken file costs the lines alone
+    with spooling_agent(tmp_path, EASY, None) as it:  # a broken file costs the lines alone
         it.agent.shadow.begin(RELEASE + 1, {"digits": beside})
         it.agent.shadow.end()
     assert not (tmp_path / "state" / FILE_NAME).exists()

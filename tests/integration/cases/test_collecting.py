@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import cloud_scores, edge_scores, margins, picture, pictures
 from tests.faults.scene import until
-from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, keeping
+from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, spooling_agent
 from tests.integration.cases.made_cases import Made, encoded
 from upwell.edge.cases.case import CollectedCase
 from upwell.edge.cases.store import FILE_NAME, CaseStore
@@ -56,7 +56,7 @@ def run(*arguments: str) -> Any:
 
 def test_a_hard_picture_is_kept_as_it_came_with_what_both_sides_said(tmp_path: Path, cloud: ScriptedCloud) -> None:
     found = margins(edge_scores(pictures(range(60))))
-    with keeping(tmp_path, {**HARD_HALF, "collect": {}}, cloud) as it:
+    with spooling_agent(tmp_path, {**HARD_HALF, "collect": {}}, cloud) as it:
         for index in range(60):
             it.ask(index, camera='d\u00f6ck "1"')
         hard = [index for index in range(60) if found[index] < 0.9]
@@ -77,7 +77,7 @@ def test_a_hard_picture_is_kept_as_it_came_with_what_both_sides_said(tmp_path: P
 
 def test_without_a_cloud_hard_rows_of_a_request_are_kept_each_by_itself(tmp_path: Path) -> None:
     found = margins(edge_scores(pictures(range(20))))
-    with keeping(tmp_path, {**HARD_HALF, "collect": {}}, None) as it:
+    with spooling_agent(tmp_path, {**HARD_HALF, "collect": {}}, None) as it:
         it.ask(*range(20))
         cases = kept(it, int((found < 0.9).sum()))
     assert [case.facts.row for case in cases] == np.flatnonzero(found < 0.9).tolist()
@@ -86,7 +86,7 @@ def test_without_a_cloud_hard_rows_of_a_request_are_kept_each_by_itself(tmp_path
 
 
 def test_what_missed_the_cloud_gets_its_answer_later(tmp_path: Path, cloud: ScriptedCloud) -> None:
-    with keeping(tmp_path, {**SPOOLED, "collect": {}}, cloud) as it:
+    with spooling_agent(tmp_path, {**SPOOLED, "collect": {}}, cloud) as it:
         it.proxy.refuse()
         it.ask(3)
         it.ask(4, 5)
@@ -101,7 +101,7 @@ def test_audits_and_random_rows_carry_their_chance_and_no_cap_holds_for_them(
     tmp_path: Path, cloud: ScriptedCloud
 ) -> None:
     collect = {"hard": 0, "random": 0.5, "per_day": 0, "one_per_track": True}
-    with keeping(tmp_path, {**EASY, "audit": 0.5, "collect": collect}, cloud) as it:
+    with spooling_agent(tmp_path, {**EASY, "audit": 0.5, "collect": collect}, cloud) as it:
         for index in range(100):
             it.ask(index, track="7")
         cases = kept(it, 50)
@@ -117,7 +117,7 @@ def test_egress_denied_or_collect_false_leaves_no_byte_on_disk(tmp_path: Path, c
         {"name": "spared", "match": {"tags": {"kind": "face"}}, "collect": False},
         {"name": "all", "match": {}, "set": {"collect": {"random": 1.0}}},
     ]
-    with keeping(tmp_path, {**HARD_HALF, "collect": {}}, cloud, rules=rules) as it:
+    with spooling_agent(tmp_path, {**HARD_HALF, "collect": {}}, cloud, rules=rules) as it:
         it.ask(1, mark=MARK, privacy="device")
         it.ask(2, mark=MARK, kind="face")
         it.ask(3)
@@ -129,7 +129,7 @@ def test_egress_denied_or_collect_false_leaves_no_byte_on_disk(tmp_path: Path, c
 def test_a_source_has_its_share_of_a_day_and_a_track_one_case(tmp_path: Path) -> None:
     always = {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}}
     collect = {"per_day": 3, "source": "camera"}
-    with keeping(tmp_path, {**always, "collect": collect}, None) as it:
+    with spooling_agent(tmp_path, {**always, "collect": collect}, None) as it:
         for index in range(5):
             it.ask(index, camera="dock")
         it.ask(5, 6, camera="gate", track="1,2")
@@ -137,7 +137,7 @@ def test_a_source_has_its_share_of_a_day_and_a_track_one_case(tmp_path: Path) ->
         cases = kept(it, 6)
     by_camera = [(case.facts.tags["camera"], case.facts.tags.get("track")) for case in cases]
     assert by_camera == [("dock", None)] * 3 + [("gate", "1"), ("gate", "2"), ("gate", "3")]
-    with keeping(tmp_path, {**always, "collect": collect}, None) as it:  # a restart begins no new day
+    with spooling_agent(tmp_path, {**always, "collect": collect}, None) as it:  # a restart begins no new day
         it.ask(9, camera="dock")
         it.ask(10, camera="yard")
         assert len(kept(it, 7)) == 7
@@ -145,7 +145,7 @@ def test_a_source_has_its_share_of_a_day_and_a_track_one_case(tmp_path: Path) ->
 
 def test_purge_leaves_no_byte_of_a_marked_picture_beside_a_running_agent(tmp_path: Path, cloud: ScriptedCloud) -> None:
     defaults = {**SPOOLED, "collect": {"random": 1.0}, "record": {"keep": "1MiB"}}
-    with keeping(tmp_path, defaults, cloud, STATE) as it:
+    with spooling_agent(tmp_path, defaults, cloud, STATE) as it:
         it.proxy.refuse()
         it.ask(1, mark=MARK, person="7")
         it.ask(2, camera="dock")
@@ -170,7 +170,7 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
     tmp_path: Path, cloud: ScriptedCloud
 ) -> None:
     who, other = "person-eleven", "person-twelve"
-    with keeping(tmp_path, {**SPOOLED, "collect": {"random": 1.0}}, cloud, STATE) as it:
+    with spooling_agent(tmp_path, {**SPOOLED, "collect": {"random": 1.0}}, cloud, STATE) as it:
         it.proxy.refuse()
         answer = it.ask(1, person=who)
         it.ask(2, person=other)
@@ -200,7 +200,7 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
 
 
 def test_lists_sheets_and_counts(tmp_path: Path, cloud: ScriptedCloud) -> None:
-    with keeping(tmp_path, {**HARD_HALF, "collect": {"random": 1.0}}, cloud) as it:
+    with spooling_agent(tmp_path, {**HARD_HALF, "collect": {"random": 1.0}}, cloud) as it:
         it.ask(*range(8), camera="<b>'\u2603/")
         kept(it, 8)
     config = str(tmp_path / "agent.yaml")
@@ -229,7 +229,7 @@ def test_rows_of_a_class_near_the_threshold_or_first_of_a_track_are_kept_as_such
         "track": list(range(0, 60, 3)),
     }[kind]
     assert 0 < len(wanted) < 60
-    with keeping(tmp_path, {**HARD_HALF, "collect": {"hard": 0, **collects[kind]}}, None) as it:
+    with spooling_agent(tmp_path, {**HARD_HALF, "collect": {"hard": 0, **collects[kind]}}, None) as it:
         for index in range(60):
             tags: dict[str, Any] = {"track": str(index // 3)} if kind == "track" else {}
             it.ask(index, **tags)

@@ -19,7 +19,7 @@ from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import EDGE_BUNDLE, picture
 from tests.faults.scene import until, write_agent
 from tests.fleet_service import service
-from tests.integration.agent.kept import EASY, STATE, Kept, keeping
+from tests.integration.agent.kept import EASY, STATE, Kept, spooling_agent
 from upwell.edge.fleet.facts import within_bytes
 from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
@@ -76,7 +76,7 @@ def test_dark_pictures_are_seen_named_and_tighten_the_policy_until_they_end(tmp_
     count = len(heldout().images)
     with (
         ScriptedCloud() as cloud,
-        keeping(tmp_path, {**EASY, "on_drift": on_drift}, cloud, models=models_of(bundle)) as it,
+        spooling_agent(tmp_path, {**EASY, "on_drift": on_drift}, cloud, models=models_of(bundle)) as it,
     ):
         for index in range(250, 350):
             assert ask(it, picture(index % count)).reason == "easy"
@@ -105,20 +105,20 @@ def test_dark_pictures_are_seen_named_and_tighten_the_policy_until_they_end(tmp_
 def test_what_egress_denies_is_not_counted_and_a_restart_goes_on(tmp_path: Path, bundle: Path) -> None:
     rules = [{"name": "private", "match": {"tags": {"privacy": "device"}}, "egress": "deny"}]
     for rows in (30, 60):
-        with keeping(tmp_path, EASY, None, rules=rules, models=models_of(bundle)) as it:
+        with spooling_agent(tmp_path, EASY, None, rules=rules, models=models_of(bundle)) as it:
             for index in range(30):
                 ask(it, picture(index))
                 ask(it, picture(index), privacy="device")
             until(lambda rows=rows, it=it: report(it.agent) and report(it.agent).quantities["classes"].rows >= rows)  # type: ignore[misc]
             assert report(it.agent).quantities["classes"].rows == rows
     (tmp_path / "state" / "drift.json").write_text("{")
-    with keeping(tmp_path, EASY, None, models=models_of(bundle)) as it:  # a broken file costs the counts alone
+    with spooling_agent(tmp_path, EASY, None, models=models_of(bundle)) as it:  # a broken file costs the counts alone
         ask(it, picture(0))
         until(lambda: report(it.agent) and report(it.agent).quantities["classes"].rows == 1)
 
 
 def test_a_log_is_held_against_a_bundle(tmp_path: Path, bundle: Path) -> None:
-    with keeping(tmp_path, {**EASY, "record": {}}, None, models=models_of(bundle)) as it:
+    with spooling_agent(tmp_path, {**EASY, "record": {}}, None, models=models_of(bundle)) as it:
         for _ in range(150):
             ask(it, picture(0))  # the same digit each time: the world changed
     log = tmp_path / "state" / "requests.jsonl"
@@ -129,7 +129,9 @@ def test_a_log_is_held_against_a_bundle(tmp_path: Path, bundle: Path) -> None:
 
 
 def test_novel_rows_are_told_by_the_reference_from_the_first_one_on(tmp_path: Path, bundle: Path) -> None:
-    with keeping(tmp_path, {**EASY, "collect": {"hard": 0, "random": 1.0}}, None, models=models_of(bundle)) as it:
+    with spooling_agent(
+        tmp_path, {**EASY, "collect": {"hard": 0, "random": 1.0}}, None, models=models_of(bundle)
+    ) as it:
         for index in range(250, 280):
             ask(it, picture(index))
         assert it.agent.collector is not None

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import picture
 from tests.faults.scene import until
-from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, keeping
+from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, spooling_agent
 from tests.integration.cases.test_collecting import kept, run
 from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase
 from upwell.edge.cases.parcel import UnreadableCase, pack, unpack
@@ -44,7 +44,7 @@ def home(folder: Path) -> list[Path]:
 def test_cases_come_home_once_with_both_answers_and_are_read_from_there(tmp_path: Path, cloud: ScriptedCloud) -> None:
     to = tmp_path / "share"
     to.mkdir()
-    with keeping(tmp_path, {**SPOOLED, **ALL}, cloud, section(to)) as it:
+    with spooling_agent(tmp_path, {**SPOOLED, **ALL}, cloud, section(to)) as it:
         it.proxy.refuse()
         it.ask(1, camera="dock")
         until(lambda: len(home(to)) == 1, 10.0)
@@ -53,7 +53,7 @@ def test_cases_come_home_once_with_both_answers_and_are_read_from_there(tmp_path
         it.ask(2)
         until(lambda: len(home(to)) == 2 and all(facts.cloud_digest for facts in CaseFolder(to).facts()), 20.0)
         stamps = [path.stat().st_mtime_ns for path in home(to)]
-    with keeping(tmp_path, {**SPOOLED, **ALL}, cloud, section(to)) as it:  # a restart sends nothing twice
+    with spooling_agent(tmp_path, {**SPOOLED, **ALL}, cloud, section(to)) as it:  # a restart sends nothing twice
         it.ask(3)
         until(lambda: len(home(to)) == 3, 10.0)
     assert [path.stat().st_mtime_ns for path in home(to) if path.stat().st_mtime_ns in stamps] != []
@@ -72,7 +72,7 @@ def test_a_sealed_case_shows_nothing_without_its_key(tmp_path: Path, monkeypatch
     to, key = tmp_path / "share", tmp_path / "key"
     to.mkdir()
     key.write_text(os.urandom(32).hex())
-    with keeping(tmp_path, {**EASY, **ALL}, None, section(to, key_file=str(key))) as it:
+    with spooling_agent(tmp_path, {**EASY, **ALL}, None, section(to, key_file=str(key))) as it:
         it.ask(1, mark=MARK, camera="dock")
         until(lambda: len(home(to)) == 1, 10.0)
     data = home(to)[0].read_bytes()
@@ -89,7 +89,7 @@ def test_a_sealed_case_shows_nothing_without_its_key(tmp_path: Path, monkeypatch
 
 def test_a_folder_that_is_away_is_tried_again_and_what_a_new_policy_denies_stays(tmp_path: Path) -> None:
     to = tmp_path / "stick" / "cases"
-    with keeping(tmp_path, {**EASY, **ALL}, None, section(to)) as it:
+    with spooling_agent(tmp_path, {**EASY, **ALL}, None, section(to)) as it:
         it.ask(1, privacy="device")
         it.ask(2)
         kept(it, 2)
@@ -113,7 +113,7 @@ def test_the_budget_of_the_policy_bounds_what_comes_home(tmp_path: Path) -> None
     to = tmp_path / "share"
     to.mkdir()
     defaults = {**EASY, **ALL, "budget": {"uplink": "12kB/day"}}
-    with keeping(tmp_path, defaults, None, section(to), timezone=_where_it_is_evening()) as it:
+    with spooling_agent(tmp_path, defaults, None, section(to), timezone=_where_it_is_evening()) as it:
         for index in range(12):
             it.ask(index)
         kept(it, 12)
@@ -140,7 +140,7 @@ def test_damaged_files_and_wrong_keys_are_named(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("short")
     with (
         pytest.raises(ConfigError, match="32 random bytes"),
-        keeping(tmp_path, EASY, None, section(tmp_path, key_file=str(tmp_path / "key"))),
+        spooling_agent(tmp_path, EASY, None, section(tmp_path, key_file=str(tmp_path / "key"))),
     ):
         pass
     shutil.rmtree(tmp_path / "state", ignore_errors=True)

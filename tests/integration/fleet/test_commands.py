@@ -127,19 +127,19 @@ def test_a_rollout_begins_pauses_resumes_and_is_taken_back(fleet: Service) -> No
     assert "takes the role operator" in str(refused)
     later = datetime.now(timezone.utc) + timedelta(hours=10)  # so that no device is offered anything now
     hours = ("--window", f"{later:%H}:00-{later + timedelta(hours=1):%H}:00", "--days", "mon,tue,wed,thu,fri,sat,sun")
-    begun = json.loads(done(fleet, "rollout", "7", "--where", "true", "--wave", "100%", *hours, "--json"))["id"]
-    assert "takes the role operator" in str(run(fleet, "back", begun, who="viewer").exception)
-    assert f"is in roll-out {begun}" in str(run(fleet, "rollout", "8", "--where", "true").exception)
-    assert str(run(fleet, "resume", begun).exception).endswith("it is running, not paused")
-    done(fleet, "pause", begun)
+    started = json.loads(done(fleet, "rollout", "7", "--where", "true", "--wave", "100%", *hours, "--json"))["id"]
+    assert "takes the role operator" in str(run(fleet, "back", started, who="viewer").exception)
+    assert f"is in roll-out {started}" in str(run(fleet, "rollout", "8", "--where", "true").exception)
+    assert str(run(fleet, "resume", started).exception).endswith("it is running, not paused")
+    done(fleet, "pause", started)
     assert "paused" in done(fleet, "rollouts")
-    assert str(run(fleet, "pause", begun).exception).endswith("it is paused, not running")
-    done(fleet, "resume", begun)
-    done(fleet, "back", begun)
-    shown = done(fleet, "rollouts", begun)
-    assert f"roll-out {begun} of release 7, halted: taken back by operator" in shown
+    assert str(run(fleet, "pause", started).exception).endswith("it is paused, not running")
+    done(fleet, "resume", started)
+    done(fleet, "back", started)
+    shown = done(fleet, "rollouts", started)
+    assert f"roll-out {started} of release 7, halted: taken back by operator" in shown
     assert "wave 1 (100%): 1 waiting" in shown
-    assert str(run(fleet, "back", begun).exception).endswith("it is halted already")
+    assert str(run(fleet, "back", started).exception).endswith("it is halted already")
 
 
 @pytest.mark.slow

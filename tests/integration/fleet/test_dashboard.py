@@ -108,7 +108,7 @@ def log_in(browser: Browser, fleet: Service, token: str = "") -> None:
     browser.until("document.querySelector('h1').textContent === 'Fleet'")
 
 
-def begun(fleet: Service) -> str:
+def started(fleet: Service) -> str:
     for one in fleet.get("/rollouts")["rollouts"]:
         if one["phase"] == "running":
             return str(one["id"])
@@ -147,7 +147,7 @@ def test_a_cookie_is_secure_and_needs_a_known_token(fleet: Service) -> None:
 
 
 def test_a_form_from_elsewhere_changes_nothing_and_a_viewer_halts_nothing(fleet: Service) -> None:
-    rollout = begun(fleet)
+    rollout = started(fleet)
     operator = {**FORM, "Cookie": cookie_of(fleet, fleet.operator).partition(";")[0]}
     assert fleet.send("POST", f"/rollouts/{rollout}/back", b"", operator).status == HTTPStatus.FORBIDDEN
     assert fleet.send("POST", f"/rollouts/{rollout}/back", b"csrf=0", operator).status == HTTPStatus.FORBIDDEN
@@ -163,7 +163,7 @@ def test_a_form_from_elsewhere_changes_nothing_and_a_viewer_halts_nothing(fleet:
 
 def test_every_page_has_a_policy_and_takes_nothing_from_elsewhere(fleet: Service) -> None:
     headers = {"Cookie": cookie_of(fleet, fleet.operator).partition(";")[0]}
-    for path in ("/", "/rollouts", "/devices/gate", f"/rollouts/{begun(fleet)}", "/login", "/static/nothing"):
+    for path in ("/", "/rollouts", "/devices/gate", f"/rollouts/{started(fleet)}", "/login", "/static/nothing"):
         _, replied, page = ask(fleet, "GET", path, headers=headers)
         policy = replied["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -191,7 +191,7 @@ class TestInABrowser:
     ) -> None:
         browser.look(width, scheme)
         log_in(browser, fleet)
-        rollout = begun(fleet)
+        rollout = started(fleet)
         for path, heading in (("/", "Fleet"), ("/devices/gate", "gate"), (f"/rollouts/{rollout}", "Release 7 to true")):
             browser.open(f"{fleet.url}{path}")
             browser.until(f"document.querySelector('h1').textContent === {json.dumps(heading)}")
@@ -209,7 +209,7 @@ class TestInABrowser:
         assert AXE is not None
         browser.look(width, scheme)
         log_in(browser, fleet)
-        for path in ("/", "/devices/gate", "/rollouts", f"/rollouts/{begun(fleet)}", "/login"):
+        for path in ("/", "/devices/gate", "/rollouts", f"/rollouts/{started(fleet)}", "/login"):
             browser.open(f"{fleet.url}{path}")
             browser.devtools("Runtime.evaluate", expression=Path(AXE).read_text())
             found: Any = browser.run(
@@ -224,7 +224,7 @@ class TestInABrowser:
 def test_a_rollout_is_paused_and_halted_by_keyboard_alone(browser: Browser, fleet: Service) -> None:
     browser.look(360)
     log_in(browser, fleet)
-    rollout = begun(fleet)
+    rollout = started(fleet)
     browser.open(f"{fleet.url}/rollouts/{rollout}")
     press_button(browser, "Pause")
     browser.until("document.querySelector('[role=status]').textContent.includes('paused')")
@@ -245,7 +245,7 @@ def test_a_page_refreshes_itself_and_a_device_has_a_plot(browser: Browser, fleet
         time.sleep(0.1)
     browser.open(f"{fleet.url}/devices/gate")
     browser.until("document.querySelector('#plot canvas') !== null")
-    rollout = begun(fleet)
+    rollout = started(fleet)
     browser.open(f"{fleet.url}/rollouts/{rollout}")
     fleet.do("POST", f"/rollouts/{rollout}/back")
     browser.until("document.querySelector('[role=status]').textContent.includes('halted')")

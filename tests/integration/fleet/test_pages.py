@@ -56,16 +56,16 @@ class Shell:
 
 def released(folder: Path) -> Path:
     """What docs/releases.md says up to its first release."""
-    desk = folder / "desk"
+    workstation = folder / "desk"
     model = Path(shutil.copytree(ASSETS / "edge" / "digits", folder / "digits"))
     manifest = new_manifest("digits", 3, {path: entry_of(model / path) for path in sizes_in(model)})
     (model / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
-    desk.mkdir()
-    write_archive(desk / "digits-3.bundle.tar", model)
-    (desk / "policy.yaml").write_text("version: 1\n")
+    workstation.mkdir()
+    write_archive(workstation / "digits-3.bundle.tar", model)
+    (workstation / "policy.yaml").write_text("version: 1\n")
     for block in [one for one in page("releases.md") if one.language in ("sh", "console")][:3]:
-        Reader(desk).do(block)
-    return desk
+        Reader(workstation).do(block)
+    return workstation
 
 
 def released_again(shell: Shell) -> None:
@@ -76,7 +76,7 @@ def released_again(shell: Shell) -> None:
 
 @pytest.mark.slow
 def test_a_reader_comes_from_a_service_to_a_device_and_rolls_a_release_out(tmp_path: Path) -> None:
-    desk = released(tmp_path)
+    workstation = released(tmp_path)
     serve, person, device = (one.text for one in page("fleet.md")[:3])
     assert serve.endswith(SERVES)
     server = Shell(tmp_path / "server")
@@ -85,13 +85,13 @@ def test_a_reader_comes_from_a_service_to_a_device_and_rolls_a_release_out(tmp_p
     server.do(here.partition("\n")[2].replace("names: [127.0.0.1]", "names: [127.0.0.1], poll: 1s"))
     with Program(["fleet", "serve", "-c", "fleet.yaml"], [UPWELL], cwd=str(server.folder)) as running:
         address = running.address()
-        at_desk = Shell(desk)
+        at_desk = Shell(workstation)
         for name in ("fleet-ca.pem", "token"):
-            shutil.copy(server.folder / name, desk)
+            shutil.copy(server.folder / name, workstation)
         at_desk.do(person.replace("fleet.example.com:4320", address))
         exported = dict(re.findall(r"(UPWELL_\w+)=(\S+)", person.replace("fleet.example.com:4320", address)))
         at_desk.environment |= exported
-        box = agent_of(tmp_path / "device", device.replace("fleet.example.com:4320", address), desk)
+        box = agent_of(tmp_path / "device", device.replace("fleet.example.com:4320", address), workstation)
         with Program(["agent", "-c", "agent.yaml"], cwd=str(box)) as agent:
             agent.find(r"(serving on)")
             until(lambda: "gate-7" in at_desk.do("upwell fleet devices"))
@@ -100,13 +100,13 @@ def test_a_reader_comes_from_a_service_to_a_device_and_rolls_a_release_out(tmp_p
             rolled_out(at_desk)
 
 
-def agent_of(folder: Path, text: str, desk: Path) -> Path:
+def agent_of(folder: Path, text: str, workstation: Path) -> Path:
     folder.mkdir()
     for name in ("fleet-ca.pem", "enrol-token"):
-        shutil.copy(desk / name, folder)
+        shutil.copy(workstation / name, folder)
     shutil.copy(ASSETS / "edge/digits/model.onnx", folder)
     text = text.replace("/var/lib/upwell", "state").replace("state_dir", "listen: ['127.0.0.1:0'], state_dir")
-    source = f"{{source: {desk / 'releases'}, root: {desk / 'releases/metadata/1.root.json'}, every: 1s}}"
+    source = f"{{source: {workstation / 'releases'}, root: {workstation / 'releases/metadata/1.root.json'}, every: 1s}}"
     (folder / "agent.yaml").write_text(f"{text}release: {source}\n")
     return folder
 

@@ -70,8 +70,8 @@ def test_a_release_answers_beside_is_calibrated_on_that_and_goes_on_with_its_own
     assert digests(fleet) == served
     assert digest in (fleet.releases.folder / "calibrated.yaml").read_text()
     typed(fleet, end)
-    begun = typed(fleet, f"{roll} --wave 100% --requests 20 --audits 0 --json")
-    rollout = json.loads(begun)["id"]
+    started = typed(fleet, f"{roll} --wave 100% --requests 20 --audits 0 --json")
+    rollout = json.loads(started)["id"]
     within(2 * LIMIT_S, lambda: fleet.remote.get(f"/rollouts/{rollout}")["phase"] != "running", "the end of it")
     assert set(fleet.runs().values()) == {3}, fleet.remote.get(f"/rollouts/{rollout}")["devices"]
     assert not any(box.health()["models"][MODEL].get("uncalibrated") for box in fleet.boxes)

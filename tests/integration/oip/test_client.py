@@ -30,7 +30,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def answering() -> Iterator[Callable[[Answer], str]]:
+def replying_server() -> Iterator[Callable[[Answer], str]]:
     """Start a server whose every method is the given function; gives its address."""
     servers: list[grpc.Server] = []
 
@@ -107,9 +107,9 @@ def test_a_proxy_is_not_asked_for_this_machine(
 
 @pytest.mark.parametrize("data", [b"\xff\xff", b"\x0a\x05ech", b"\x32\x04abcd"])
 def test_an_answer_that_cannot_be_used_is_garbage(
-    answering: Callable[[Answer], str], connect: Connect, data: bytes
+    replying_server: Callable[[Answer], str], connect: Connect, data: bytes
 ) -> None:
-    client = connect(answering(lambda _, __: data))
+    client = connect(replying_server(lambda _, __: data))
     assert kind_of(lambda: client.infer(REQUEST, TIMEOUT_S)) is RemoteErrorKind.GARBAGE
     assert kind_of(lambda: client.infer_async(REQUEST, TIMEOUT_S).result(TIMEOUT_S)) is RemoteErrorKind.GARBAGE
 
@@ -125,23 +125,25 @@ KINDS = {code: RemoteErrorKind(code.name.lower()) for code in grpc.StatusCode if
 
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
-def test_each_status_has_its_kind(answering: Callable[[Answer], str], connect: Connect, code: grpc.StatusCode) -> None:
+def test_each_status_has_its_kind(
+    replying_server: Callable[[Answer], str], connect: Connect, code: grpc.StatusCode
+) -> None:
     def abort(_: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(code, "why")
 
-    client = connect(answering(abort))
+    client = connect(replying_server(abort))
     with pytest.raises(RemoteError, match=f"{code.name}: why") as error:
         client.infer(REQUEST, TIMEOUT_S)
     assert error.value.kind is KINDS[code]
 
 
 def test_a_server_that_does_not_know_the_model_says_not_ready(
-    answering: Callable[[Answer], str], connect: Connect
+    replying_server: Callable[[Answer], str], connect: Connect
 ) -> None:
     def abort(_: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
 
-    client = connect(answering(abort))
+    client = connect(replying_server(abort))
     assert not client.ready(TIMEOUT_S, "echo")
     assert kind_of(lambda: client.ready(TIMEOUT_S)) is RemoteErrorKind.NOT_FOUND
 

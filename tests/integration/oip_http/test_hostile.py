@@ -148,16 +148,16 @@ def until_refused(server: RunningHttpServer) -> None:
         assert time.monotonic() < eventually
 
 
-@pytest.mark.parametrize("promise", [b"Content-Length: 1000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"])
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"])
 def test_a_body_that_is_promised_and_not_sent_takes_no_memory(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, promise: bytes
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, framing: bytes
 ) -> None:
     monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
     server = serve(connections=Connections(max_message_bytes=1000))
     with ExitStack() as stack:
         hostile = [stack.enter_context(dial(server)) for _ in range(16)]
         for connection in hostile:
-            connection.sendall(POST + promise + b"[")
+            connection.sendall(POST + framing + b"[")
         for connection in hostile:  # all of them are being read
             connection.sendall(b"[")
         assert [ask(server, "POST", INFER, BODY).status for _ in range(20)] == [200] * 20

@@ -63,8 +63,8 @@ def test_from_keys_to_a_release_that_a_device_takes(in_process: InProcess, tmp_p
         return json.loads(done.out) if done.out else done.err
 
     roots = [part for name in "abc" for part in ("--root", signers[name].public)]
-    begun = run("init", folder, *roots, "--targets", signers["t"].public, "--online", signers["o"].public)
-    assert (begun["drafts"]["root"]["threshold"], begun["drafts"]["root"]["signatures"]) == (2, 0)
+    started = run("init", folder, *roots, "--targets", signers["t"].public, "--online", signers["o"].public)
+    assert (started["drafts"]["root"]["threshold"], started["drafts"]["root"]["signatures"]) == (2, 0)
     run("sign", folder, "--key", keys["a"])
     assert "root has 1 of 2 signatures" in run("publish", folder, "--key", keys["o"], code=2)
     run("sign", folder, "--key", keys["c"])

@@ -89,7 +89,7 @@ class Simulation:
         count = len(events)
         while events:
             now_s, _, event = heapq.heappop(events)
-            begun: Sequence[Batch[ModelQueue]]
+            started: Sequence[Batch[ModelQueue]]
             if isinstance(event, Arrival):
                 call = Call(deadline_s=now_s + event.limit_s, client=event.client)
                 queued = QueuedRequest({}, call, event.rows, None, _nobody, now_s, event.client, event.priority)
@@ -100,14 +100,14 @@ class Simulation:
                     outcomes[queued].error, outcomes[queued].ended_s = error, now_s
                     continue
                 waiting.add(queued)
-                begun = [at_once] if at_once is not None else []
+                started = [at_once] if at_once is not None else []
             else:
                 size = self.sizes.of_run(event.rows)
                 self.device.observe(event.queue, size, now_s - event.started_s, now_s)
                 for one in event.entries:
                     outcomes[one].ended_s = now_s
-                begun = self.device.done(event, now_s)
-            for batch in begun:
+                started = self.device.done(event, now_s)
+            for batch in started:
                 count += 1
                 model = outcomes[batch.entries[0]].arrival.model
                 run_s = self._pace(model)(self.sizes.of_run(batch.rows))

@@ -395,10 +395,10 @@ def test_a_repository_that_cannot_be_read_leaves_all_as_it_is(root: Path, caplog
 
 def test_requests_are_answered_while_a_model_loads(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_model = loading.load_model
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def held(*arguments: object) -> object:
-        begun.set()
+        started.set()
         assert go_on.wait(LIMIT_S)
         return load_model(*arguments)  # type: ignore[arg-type]  # passed on as they came
 
@@ -407,7 +407,7 @@ def test_requests_are_answered_while_a_model_loads(root: Path, monkeypatch: pyte
     monkeypatch.setattr(loading, "load_model", held)
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(scene.repository.load, "m")
-        assert begun.wait(LIMIT_S)
+        assert started.wait(LIMIT_S)
         assert scene.answer() == ("1", 1)
         assert scene.index() == {"m/1": (READY, ""), "m/2": (ModelState.LOADING, "")}
         assert scene.service.metadata("m").versions == ("1",)

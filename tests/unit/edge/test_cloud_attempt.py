@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faults.stalling import INPUTS, Sender, SentAttempt, StallingCloud, decision, sender, serving
+from tests.faults.stalling import INPUTS, SentAttempt, StallingCloud, UplinkSender, decision, sender, serving
 from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
 from upwell.shared.oip.fake import FakeDataplane
@@ -26,7 +26,7 @@ RETRY = Settings(on_cloud_failure=dict.fromkeys(CLOUD_FAILURES, "retry"))
 
 
 @contextmanager
-def clouds(*served: FakeDataplane, hedges: int = 0) -> Iterator[Sender]:
+def clouds(*served: FakeDataplane, hedges: int = 0) -> Iterator[UplinkSender]:
     with serving(*served) as addresses, sender(addresses, hedges=hedges) as made:
         yield made
 
@@ -116,7 +116,7 @@ def test_a_failure_that_does_not_speak_of_the_endpoint_is_tried_at_the_other_too
         assert (len(full.requests), len(good.requests)) == (1, 1)
 
 
-def held(it: Sender) -> list[float]:
+def held(it: UplinkSender) -> list[float]:
     return [one.retry_after_s for one in it.cell.outcomes if isinstance(one, CloudHeld)]
 
 

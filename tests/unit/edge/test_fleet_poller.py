@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from upwell.edge.fleet.facts import ReleaseCounts
-from upwell.edge.fleet.identity import Identity
+from upwell.edge.fleet.identity import FleetIdentity
 from upwell.edge.fleet.poller import LONGEST_PAUSE_S, pause_s
 
 
@@ -26,8 +26,8 @@ def test_what_the_service_asks_for_is_heeded_up_to_an_hour() -> None:
 
 
 def test_key_and_uid_are_made_once_and_for_this_device_alone(tmp_path: Path) -> None:
-    first = Identity(tmp_path / "fleet")
-    again = Identity(tmp_path / "fleet")
+    first = FleetIdentity(tmp_path / "fleet")
+    again = FleetIdentity(tmp_path / "fleet")
     assert again.instance_uid == first.instance_uid
     assert (first.instance_uid[6] >> 4, first.instance_uid[8] >> 6) == (7, 2)
     assert again.request() != b""
@@ -35,17 +35,17 @@ def test_key_and_uid_are_made_once_and_for_this_device_alone(tmp_path: Path) -> 
 
 
 def test_a_key_that_was_damaged_is_set_aside_for_a_new_one(tmp_path: Path) -> None:
-    Identity(tmp_path)
+    FleetIdentity(tmp_path)
     (tmp_path / "key.pem").write_text("torn")
     (tmp_path / "instance_uid").write_text("torn")
-    found = Identity(tmp_path)
+    found = FleetIdentity(tmp_path)
     assert (tmp_path / "key.unreadable").read_text() == "torn"
     assert len(found.instance_uid) == 16
     assert not found.is_enrolled
 
 
 def test_a_certificate_for_another_key_is_refused(tmp_path: Path) -> None:
-    found = Identity(tmp_path)
+    found = FleetIdentity(tmp_path)
     assert "not for this device's key" in found.take(b"no certificate")
     assert not found.is_enrolled
     assert found.wants_certificate(0.0)

@@ -43,10 +43,10 @@ def test_scores_may_differ_while_the_classes_agree() -> None:
     assert judged("probabilities", one_hot(np.arange(100) % 4, high=0.5), SEVERAL).passed
 
 
-@pytest.mark.parametrize(("lead", "decides"), [(2.1, True), (1.9, False)])
-def test_a_row_that_rounding_may_turn_decides_nothing(lead: float, decides: bool) -> None:
+@pytest.mark.parametrize(("margin", "decides"), [(2.1, True), (1.9, False)])
+def test_a_row_that_rounding_may_turn_decides_nothing(margin: float, decides: bool) -> None:
     reference = SEVERAL.copy()
-    reference[50:] = [0.1, 0.4, 0.4 + lead / 255, 0.1]
+    reference[50:] = [0.1, 0.4, 0.4 + margin / 255, 0.1]
     turned = reference.copy()
     turned[50:, 2] = 0.39
     verdict = judged("probabilities", turned, reference)

@@ -180,9 +180,9 @@ def test_under_stress_no_more_run_than_may_and_everyone_gets_an_end(instances: i
         with counting:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-        begun = threading.Event()
+        started = threading.Event()
         if rng.random() < 0.2:
-            begun.wait(1e-5)  # lets the others in
+            started.wait(1e-5)  # lets the others in
         with counting:
             inside[0] -= 1
         if rng.random() < 0.2:

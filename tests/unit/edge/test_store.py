@@ -36,8 +36,8 @@ NO_TRUST = Trust()
 
 def fetched(store: VersionStore, version: int, **about: object) -> Path:
     """An archive where a source would have put it."""
-    store.incoming.mkdir(exist_ok=True)
-    path = store.incoming / "download.bundle.tar"
+    store.downloads.mkdir(exist_ok=True)
+    path = store.downloads / "download.bundle.tar"
     return bundle_archive(path, version, **about)  # type: ignore[arg-type]  # names and sizes
 
 
@@ -84,7 +84,7 @@ def test_what_is_not_committed_is_not_served(tmp_path: Path) -> None:
 
 def test_a_folder_is_installed_too(tmp_path: Path) -> None:
     store = VersionStore(tmp_path, "digits", NO_TRUST)
-    folder = bundle_folder(store.incoming / "folder", 4)
+    folder = bundle_folder(store.downloads / "folder", 4)
     store.commit(store.install(folder), "")
     assert versions(store) == ["4"]
     assert open_bundle(store.folder / "4").version == 4
@@ -188,7 +188,7 @@ def test_the_same_version_signed_again_brings_its_signature(tmp_path: Path) -> N
     both = Trust((signer.public, next_signer.public), require=True)
     store = VersionStore(tmp_path, "digits", both)
     installed(store, 2, signer=signer)
-    again = bundle_folder(store.incoming / "again", 2, signer=next_signer)
+    again = bundle_folder(store.downloads / "again", 2, signer=next_signer)
     with pytest.raises(AlreadyInstalled):
         store.install(again)
     bundle = VersionStore(tmp_path, "digits", next_signer.trust).open()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
-from tests.faults.stalling import LIMIT_BYTES, Sender, allowed, decision, sender, serving
+from tests.faults.stalling import LIMIT_BYTES, UplinkSender, allowed, decision, sender, serving
 from upwell.edge.uplink.prober import Prober
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
@@ -33,14 +33,14 @@ def cloud() -> FakeDataplane:
 
 
 @pytest.fixture
-def it(cloud: FakeDataplane) -> Iterator[Sender]:
+def it(cloud: FakeDataplane) -> Iterator[UplinkSender]:
     with serving(cloud) as addresses, Proxy(addresses[0]) as proxy, sender([proxy.address]) as made:
         made.cell.probes = True
         made.proxy = proxy  # type: ignore[attr-defined]  # for the tests that break the link
         yield made
 
 
-def probes(it: Sender) -> list[LinkProbed]:
+def probes(it: UplinkSender) -> list[LinkProbed]:
     return [one for one in it.cell.outcomes if isinstance(one, LinkProbed)]
 
 
@@ -48,7 +48,7 @@ def threads() -> int:
     return sum(thread.name == "uplink-prober" for thread in threading.enumerate())
 
 
-def test_after_a_call_the_link_is_probed_while_requests_are_seen_and_then_left_alone(it: Sender) -> None:
+def test_after_a_call_the_link_is_probed_while_requests_are_seen_and_then_left_alone(it: UplinkSender) -> None:
     it.ask(decision())
     until(lambda: len(probes(it)) >= 3)
     assert all(0 < one.total_s < 1.0 for one in probes(it))
@@ -58,7 +58,7 @@ def test_after_a_call_the_link_is_probed_while_requests_are_seen_and_then_left_a
     until(lambda: len(probes(it)) > count)
 
 
-def test_nothing_leaves_before_the_first_call_that_is_allowed(it: Sender) -> None:
+def test_nothing_leaves_before_the_first_call_that_is_allowed(it: UplinkSender) -> None:
     before = threads()
     it.uplink.note_candidate(allowed)
     it.cell.deny()
@@ -67,7 +67,7 @@ def test_nothing_leaves_before_the_first_call_that_is_allowed(it: Sender) -> Non
     assert it.proxy.accepted == 0  # type: ignore[attr-defined]  # set by the fixture
 
 
-def test_after_a_failure_the_cloud_is_left_to_the_breaker(it: Sender, cloud: FakeDataplane) -> None:
+def test_after_a_failure_the_cloud_is_left_to_the_breaker(it: UplinkSender, cloud: FakeDataplane) -> None:
     it.ask(decision())
     until(lambda: bool(probes(it)))
     cloud.failure = Refused("full")
@@ -78,7 +78,7 @@ def test_after_a_failure_the_cloud_is_left_to_the_breaker(it: Sender, cloud: Fak
     assert len(probes(it)) <= count + 1  # one may have been under way
 
 
-def test_a_probe_that_fails_says_nothing_and_is_not_repeated(it: Sender) -> None:
+def test_a_probe_that_fails_says_nothing_and_is_not_repeated(it: UplinkSender) -> None:
     it.ask(decision())
     until(lambda: bool(probes(it)))
     it.proxy.refuse()  # type: ignore[attr-defined]  # set by the fixture
@@ -88,7 +88,7 @@ def test_a_probe_that_fails_says_nothing_and_is_not_repeated(it: Sender) -> None
     assert len(it.cell.outcomes) == told
 
 
-def test_it_ends_at_once_though_a_probe_is_under_way(it: Sender) -> None:
+def test_it_ends_at_once_though_a_probe_is_under_way(it: UplinkSender) -> None:
     it.ask(decision())
     until(lambda: bool(probes(it)))
     it.proxy.blackhole()  # type: ignore[attr-defined]  # set by the fixture
@@ -110,7 +110,7 @@ def test_an_uplink_that_is_never_used_has_no_thread() -> None:
     uplink.close()
 
 
-def test_a_link_that_the_router_knows_well_is_not_probed(it: Sender) -> None:
+def test_a_link_that_the_router_knows_well_is_not_probed(it: UplinkSender) -> None:
     it.cell.probes = False
     it.ask(decision())
     until(lambda: it.uplink._prober._is_dormant)

@@ -210,5 +210,5 @@ def test_egress_holds_whatever_the_order_of_the_rules(rules: list[dict[str, Any]
         verdict = by.judge(about)
         assert bool(verdict.egress_rule) is expected
         matched = [rule for rule, found in zip(order, by.examine(about), strict=True) if not found.missed]
-        deciding = next((rule["name"] for rule in matched if "route" in rule), "")
-        assert verdict.rule == deciding
+        decisive = next((rule["name"] for rule in matched if "route" in rule), "")
+        assert verdict.rule == decisive

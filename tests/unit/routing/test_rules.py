@@ -135,10 +135,10 @@ def test_the_first_that_says_route_or_set_decides_and_every_egress_counts() -> N
     for rules in itertools.permutations(RULES):
         order = [rule["name"] for rule in rules]
         verdict = CompiledPolicy(policy(json.dumps({"rules": rules}))).judge(request_facts(tags={"a": "x"}))
-        deciding = next(rule for rule in rules if rule["name"] in ("quick", "up", "stay"))
-        assert verdict.rule == deciding["name"], order
-        assert verdict.route == deciding.get("route"), order
-        assert verdict.settings.deadline_s == {"quick": 0.01, "up": 1.0, "stay": 0.02}[deciding["name"]], order
+        decisive = next(rule for rule in rules if rule["name"] in ("quick", "up", "stay"))
+        assert verdict.rule == decisive["name"], order
+        assert verdict.route == decisive.get("route"), order
+        assert verdict.settings.deadline_s == {"quick": 0.01, "up": 1.0, "stay": 0.02}[decisive["name"]], order
         assert verdict.egress_rule == next(name for name in order if name in ("private", "stay"))
 
 

@@ -14,7 +14,7 @@ from upwell.shared.signature.image_codec import PixelBudget, encoded_pixels, hea
 LARGE = 1 << 20
 
 
-def begun(budget: PixelBudget, pixels: int, entered: threading.Event, leave: threading.Event) -> threading.Thread:
+def started(budget: PixelBudget, pixels: int, entered: threading.Event, leave: threading.Event) -> threading.Thread:
     def work() -> None:
         with budget.holding(pixels):
             entered.set()
@@ -28,10 +28,10 @@ def begun(budget: PixelBudget, pixels: int, entered: threading.Event, leave: thr
 def test_what_does_not_fit_waits_and_small_ones_never_do() -> None:
     budget = PixelBudget(3 * LARGE)
     events = [(threading.Event(), threading.Event()) for _ in range(3)]
-    threads = [begun(budget, 2 * LARGE, *events[0])]
+    threads = [started(budget, 2 * LARGE, *events[0])]
     assert events[0][0].wait(10.0)
-    threads.append(begun(budget, 2 * LARGE, *events[1]))
-    threads.append(begun(budget, LARGE, *events[2]))
+    threads.append(started(budget, 2 * LARGE, *events[1]))
+    threads.append(started(budget, LARGE, *events[2]))
     assert events[2][0].wait(10.0)  # it fits beside the first, and passes the second
     for _ in range(100):
         with budget.holding(1000):
@@ -51,7 +51,7 @@ def test_more_than_there_is_room_for_is_done_alone_and_an_error_gives_its_room_b
             raise KeyError
     entered, leave = threading.Event(), threading.Event()
     with budget.holding(LARGE // 2):
-        thread = begun(budget, 5 * LARGE, entered, leave)
+        thread = started(budget, 5 * LARGE, entered, leave)
         assert not entered.wait(0.05)
     assert entered.wait(10.0)
     leave.set()

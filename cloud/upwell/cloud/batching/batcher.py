@@ -78,10 +78,10 @@ def begin(batches: Sequence[Batch[ModelQueue]]) -> None:
 
 def _run_on(batch: Batch[ModelQueue]) -> None:
     while True:
-        following = batch.entries[0].runner(batch)
-        if not following:
+        next_batches = batch.entries[0].runner(batch)
+        if not next_batches:
             return
-        batch, *others = following
+        batch, *others = next_batches
         begin(others)
 
 
@@ -212,10 +212,10 @@ class Batcher:
         except BaseException:  # SystemExit and the like too: the others that wait need the place, and nobody is above
             log.exception("a run was interrupted")
         batch.begins()  # if it has not
-        following = self._device.done(batch, self._clock())
+        next_batches = self._device.done(batch, self._clock())
         if batch.notifier is None:
             self._tell(batch)
-        return following
+        return next_batches
 
     def _tell(self, batch: Batch[ModelQueue]) -> None:
         """Give each of the batch its answer, in the thread of one of its callers."""

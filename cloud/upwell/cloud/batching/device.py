@@ -95,14 +95,14 @@ class Device:
                 batch.ends()
                 return ()
             self._shares.charge({batch.queue: run_s}, [queue for queue in self._queues if len(queue)])
-            following = []
-            while len(self._running) < self._places and (begun := self._begin_next(now_s)) is not None:
-                following.append(begun)
-            if following:
-                following[0].former = batch
+            next_batches = []
+            while len(self._running) < self._places and (batch_begun := self._begin_next(now_s)) is not None:
+                next_batches.append(batch_begun)
+            if next_batches:
+                next_batches[0].former = batch
             else:
                 batch.ends()
-            return following
+            return next_batches
 
     def hopeless(self, queue: ModelQueue, queued: QueuedRequest, rows: int, now_s: float) -> UpwellError | None:
         """Why it would be for nothing to run `rows` rows of the entry now; None where it would not."""

@@ -29,12 +29,12 @@ class ModelVersions:
     def left(self, there: Collection[str]) -> ModelVersions:
         """What is left of it where only the versions of `there` are still to be had; all of it if none would answer."""
         versions = {version: model for version, model in self.versions.items() if version in there}
-        answering = [version for version, model in versions.items() if isinstance(model, CloudModel)]
-        if not answering:
+        runnable = [version for version, model in versions.items() if isinstance(model, CloudModel)]
+        if not runnable:
             return self
-        return ModelVersions(versions, self.default if self.default in versions else max(answering, key=int))
+        return ModelVersions(versions, self.default if self.default in versions else max(runnable, key=int))
 
-    def answering(self) -> ModelVersions:
+    def runnable(self) -> ModelVersions:
         """The same, where the highest version that answers does so for the default if that is broken."""
         default = max((model.version for model in self.served), key=int, default=self.default)
         is_broken = isinstance(self.versions[self.default], BrokenModel)

@@ -152,7 +152,7 @@ class ServingProcess:
         self.introspection = CloudIntrospection(self.service, counter, config.serve.traces)
         if restored.versions is not None:  # beside others, in which a broken version took no place of what answered
             for name, model_versions in self.service.versions_by_model.items():
-                self.service.put(name, model_versions.answering())
+                self.service.put(name, model_versions.runnable())
         self._health = Health({name: self.service.ready(name) for name in self.service.versions_by_model})
         self.repository = ModelRepository(
             config, self.service, attempts, self._health.show, restored.unloaded, on_run, asked

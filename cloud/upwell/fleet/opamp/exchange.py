@@ -58,52 +58,52 @@ class PollHandler:
         self._settings = settings
         self._now = now
 
-    def answer(self, incoming: Incoming, peer: Peer) -> PollReply:
+    def answer(self, poll: Incoming, peer: Peer) -> PollReply:
         """What the device is told. Raises `Unauthenticated` and `NotAllowed`, and `InvalidRequest` for a wrong CSR."""
         now = self._now()
-        device, certificate = self._device(incoming, peer, now)
-        report, presence = incoming.report, self._state.presence
+        device, certificate = self._device(poll, peer, now)
+        report, presence = poll.report, self._state.presence
         heard = presence.heard(device["id"], report.sequence_num, now.unix_s, device["last_seen_unix_s"])
         if report.counted is not None:
             presence.counted(device["id"], now.unix_s, report.counted)
         if report.drift is not None:  # before it is written at once: no batch brings older drift after that
             presence.drifted(device["id"], report.drift)
         if certificate is None:
-            self._note(device, incoming, now)
+            self._note(device, poll, now)
         is_unknown = not device["attributes"] and report.attributes is None
-        is_told = incoming.accepts_settings and (heard.is_first or certificate is not None)
+        is_told = poll.accepts_settings and (heard.is_first or certificate is not None)
         settings = ConnectionSettings(
             self._settings.url, self._settings.poll_s, self._settings.authority_pem, certificate
         )
         return PollReply(
             instance_uid=report.instance_uid,
-            new_instance_uid=new_uid(os.urandom(10), now.unix_s) if incoming.wants_uid else b"",
+            new_instance_uid=new_uid(os.urandom(10), now.unix_s) if poll.wants_uid else b"",
             wants_full_state=is_unknown or (heard.wants_full_state and report.attributes is None),
-            wish=self._wish(device, incoming, now),
+            wish=self._wish(device, poll, now),
             settings=settings if is_told else None,
-            question=self._question(device, incoming, now),
+            question=self._question(device, poll, now),
         )
 
-    def _device(self, incoming: Incoming, peer: Peer, now: Instant) -> tuple[Stored, IssuedCertificate | None]:
+    def _device(self, poll: Incoming, peer: Peer, now: Instant) -> tuple[Stored, IssuedCertificate | None]:
         """Who asks, and the certificate that they get. What they report with it is written in the same transaction."""
         database, enrolment = self._state.database, self._state.enrolment
-        if not peer.serial and not (peer.token and incoming.csr):
+        if not peer.serial and not (peer.token and poll.csr):
             raise Unauthenticated("a device enrols with its token and a certificate signing request in one message")
-        if incoming.csr:
-            request = read_request(incoming.csr)
+        if poll.csr:
+            request = read_request(poll.csr)
             with database.writing() as connection:
                 if peer.serial:
                     device = _held(by_certificate(connection, peer.serial))
                     certificate = enrolment.renew(connection, device, request, now.unix_s)
                 else:
                     device, certificate = enrolment.enrol(connection, peer.token, request, now.unix_s)
-                apply(connection, device, incoming.report, now.unix_s)
+                apply(connection, device, poll.report, now.unix_s)
             return device, certificate
         with database.reading() as connection:
             return _held(by_certificate(connection, peer.serial)), None
 
-    def _note(self, device: Stored, incoming: Incoming, now: Instant) -> None:
-        report, explained = incoming.report, incoming.report.explained
+    def _note(self, device: Stored, poll: Incoming, now: Instant) -> None:
+        report, explained = poll.report, poll.report.explained
         changed, happened = changes_of(device, report, now.unix_s)
         shadowed = report.shadowed
         if not changed and not happened and explained is None and shadowed is None:
@@ -117,9 +117,9 @@ class PollHandler:
         if explained is not None:
             self._state.questions.answered(device["id"])
 
-    def _wish(self, device: Stored, incoming: Incoming, now: Instant) -> bytes | None:
+    def _wish(self, device: Stored, poll: Incoming, now: Instant) -> bytes | None:
         """What is wished of the device, where it has not heard of that yet."""
-        if not incoming.accepts_configuration:
+        if not poll.accepts_configuration:
             return None
         found = self._state.assignments.wanted(device, now.monotonic_s)
         pace_s = STATISTICS_S if device["rollout"] is None else self._settings.poll_s
@@ -129,13 +129,13 @@ class PollHandler:
             release=found.release, not_before_unix_s=found.not_before_unix_s, shadow=device["shadow"],
             statistics_s=pace_s, shares=device["shares"] or {},
         ).encode()  # fmt: skip
-        status = incoming.report.configuration_status
+        status = poll.report.configuration_status
         known = device["config_hash"] if status is None else status.config_hash
         return None if known == digest_of(wish).hex() else wish
 
-    def _question(self, device: Stored, incoming: Incoming, now: Instant) -> tuple[str, str] | None:
+    def _question(self, device: Stored, poll: Incoming, now: Instant) -> tuple[str, str] | None:
 
-        if not incoming.can_explain and EXPLAIN not in device["custom_capabilities"]:
+        if not poll.can_explain and EXPLAIN not in device["custom_capabilities"]:
             return None
         return self._state.questions.next_for(device["id"], now.monotonic_s, now.unix_s)
 

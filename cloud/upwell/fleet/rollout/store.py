@@ -317,10 +317,10 @@ def _is_settled(row: Row, now_unix_s: float) -> bool:
 def _leave_to_group(connection: Connection, after: Rollout) -> None:
     """From now on the group says what its devices are to run; until now each of them had it said, so that none heard
     of the group's former release for a moment."""
-    staying = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
+    kept = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
     connection.execute(
         update(DEVICES)
-        .where(DEVICES.c.id.in_(staying), DEVICES.c.assigned == after.plan.release, DEVICES.c.rollout.is_(None))
+        .where(DEVICES.c.id.in_(kept), DEVICES.c.assigned == after.plan.release, DEVICES.c.rollout.is_(None))
         .values(assigned=None)
     )
 
@@ -363,8 +363,8 @@ def _do(
     elif isinstance(action, Halt):
         record(connection, replace(GATE, now_unix_s=now_unix_s), "halt rollout", rollout_id, {"reason": action.reason})
     elif isinstance(action, Finish):
-        staying = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
-        _assign(connection, staying, action.release)
+        kept = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
+        _assign(connection, kept, action.release)
         if group is not None:
             connection.execute(update(GROUPS).where(GROUPS.c.name == group).values(release=action.release))
         record(connection, replace(GATE, now_unix_s=now_unix_s), "finish rollout", rollout_id)

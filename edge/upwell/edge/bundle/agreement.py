@@ -104,8 +104,8 @@ def _percent(share: float) -> str:
 
 def _decides_alike(output: LogicalOutput, answer: Floats, reference: Floats, limits: Tolerances) -> Agreement:
     chosen, _ = _decisions(output, answer)
-    wanted, lead = _decisions(output, reference)
-    counts = lead > INT8_STEPS * _step(output, reference)
+    wanted, margin = _decisions(output, reference)
+    counts = margin > INT8_STEPS * _step(output, reference)
     decided = int(counts.sum())
     agreed = int(np.count_nonzero((chosen == wanted) & counts))
     text = f"{output.name}: argmax agrees in {agreed} of {decided} rows, {_percent(limits.agree)} are needed"

@@ -116,10 +116,10 @@ def _members(path: Path, archive: IO[bytes]) -> list[_Member]:
         if total_bytes > MAX_BYTES:
             raise BundleRefused(Refusal.TOO_LARGE, path, f"more than {MAX_BYTES} bytes once unpacked")
         members.append(_Member(header.name, archive.tell(), header.size))
-        following = archive.tell() + header.size + -header.size % _BLOCK_BYTES
-        if following > archive_bytes:
+        next_header = archive.tell() + header.size + -header.size % _BLOCK_BYTES
+        if next_header > archive_bytes:
             raise BundleRefused(Refusal.TRUNCATED, path, f"ends in the middle of {header.name}")
-        archive.seek(following)
+        archive.seek(next_header)
     _check_end(path, archive)
     clash = first_clash([member.path for member in members], folders)
     if clash:

@@ -17,7 +17,7 @@ from typing import Any
 
 from upwell.edge.fleet import messages
 from upwell.edge.fleet.facts import AgentView, DemandRates, ReleaseCounts, ShadowReport, attributes, within_bytes
-from upwell.edge.fleet.identity import Identity
+from upwell.edge.fleet.identity import FleetIdentity
 from upwell.edge.fleet.messages import ServiceMessage
 from upwell.edge.fleet.shares import KeptShares
 from upwell.rpc.opamp.v1 import opamp_pb2
@@ -49,7 +49,7 @@ class Outgoing:
 class Conversation:
     """What this device has said and was told. Used by one thread."""
 
-    def __init__(self, view: AgentView, identity: Identity, shares: KeptShares, started_unix_ns: int) -> None:
+    def __init__(self, view: AgentView, identity: FleetIdentity, shares: KeptShares, started_unix_ns: int) -> None:
         self._view = view
         self._identity = identity
         self._shares = shares

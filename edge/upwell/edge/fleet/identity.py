@@ -27,7 +27,7 @@ _RENEW_AT = 2 / 3
 _log = logging.getLogger(__name__)
 
 
-class Identity:
+class FleetIdentity:
     """The device's files in `folder`: `key.pem` (mode 0600), `instance_uid`, and once it has enrolled `cert.pem`.
 
     Made where they are missing. A key that cannot be read is set aside for a new one, which must enrol. Raises

@@ -15,7 +15,7 @@ from typing import Any
 from upwell.edge.fleet import messages
 from upwell.edge.fleet.conversation import Conversation, Outgoing
 from upwell.edge.fleet.facts import AgentView
-from upwell.edge.fleet.identity import Identity
+from upwell.edge.fleet.identity import FleetIdentity
 from upwell.edge.fleet.messages import ServiceMessage, Unreadable
 from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.fleet.shares import KeptShares
@@ -64,7 +64,7 @@ class FleetPoller:
 
     def __init__(self, section: FleetSection, view: AgentView, folder: Path) -> None:
         self._section = section
-        self._identity = Identity(folder)
+        self._identity = FleetIdentity(folder)
         self._shares = KeptShares(folder, section.keep_share, view.demand.allow)
         self._shares.load(time.time())
         self._conversation = Conversation(view, self._identity, self._shares, time.time_ns())

@@ -86,8 +86,8 @@ class UpdateFollower:
         self._activate = activate
         self._source = source
         self._circumstances = _circumstances(store.trust)
-        self._into = store.incoming / self._key("")[:16]
-        for other in store.incoming.glob("*"):
+        self._into = store.downloads / self._key("")[:16]
+        for other in store.downloads.glob("*"):
             if other != self._into:  # of a source that is no longer asked
                 shutil.rmtree(other, ignore_errors=True)
         self._lock = threading.Lock()

@@ -73,7 +73,7 @@ class VersionStore:
         self.trust = trust
         self.factory = factory
         self.folder = folder or versions_folder(state_dir, model)
-        self.incoming = self.folder / INCOMING_NAME
+        self.downloads = self.folder / INCOMING_NAME
         """Where a source puts what it fetches."""
         self._lock = threading.Lock()
         try:
@@ -190,14 +190,14 @@ class VersionStore:
             update["installed_unix_s"] = time.time()
             self._record.save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial)})
         self._clear()
-        shutil.rmtree(self.incoming, ignore_errors=True)
+        shutil.rmtree(self.downloads, ignore_errors=True)
 
     def settle(self, look: Look) -> None:
         """Remember what became of an offer that is not installed, and drop what was fetched of it."""
         with self._lock:
             self._record.keep({"look": look})
         self._clear()
-        shutil.rmtree(self.incoming, ignore_errors=True)
+        shutil.rmtree(self.downloads, ignore_errors=True)
 
     def prove(self, version: int) -> None:
         """This version is on trial no more."""

@@ -164,7 +164,9 @@ def _meet(one: tuple[_Exact, _Exact], other: tuple[_Exact, _Exact]) -> bool:
     if turns[0] * turns[1] < 0 and turns[2] * turns[3] < 0:
         return True
     ends = [(one, other[0]), (one, other[1]), (other, one[0]), (other, one[1])]
-    return any(turn == 0 and _spans(segment, end) for turn, (segment, end) in zip(turns, ends, strict=True))
+    return any(
+        orientation == 0 and _spans(segment, end) for orientation, (segment, end) in zip(turns, ends, strict=True)
+    )
 
 
 def _spans(segment: tuple[_Exact, _Exact], point: _Exact) -> bool:

@@ -158,9 +158,9 @@ class Search:
         def one(node: int) -> _Change:
             seen.add(node)
             raises = tuple((node, other, FORBIDDEN) for other in barred)
-            return _Change(raises, level=level, then=lambda: following(node))
+            return _Change(raises, level=level, then=lambda: later(node))
 
-        def following(node: int) -> Iterator[_Change]:
+        def later(node: int) -> Iterator[_Change]:
             yield self._stands(node, level)
             for other in sorted(back[node] - seen):
                 if inside[other]:

@@ -343,8 +343,8 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 def _upright(image: ImageFile, color: Color) -> Image.Image:
     image.load()
-    turn = _TURNS.get(_orientation(image) or 1)
-    upright = image if turn is None else image.transpose(turn)
+    transposition = _TURNS.get(_orientation(image) or 1)
+    upright = image if transposition is None else image.transpose(transposition)
     mode = "RGB" if color == "rgb" else "L"
     if upright.mode.startswith("I"):  # 16-bit gray, which Pillow would clip to 255 rather than scale
         samples = np.asarray(upright).astype(np.uint32)

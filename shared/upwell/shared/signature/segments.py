@@ -53,8 +53,8 @@ def _classified(scores: Array, op: Segmentation, axis: int) -> Array:
     elif x.shape[-1] == 1:
         x = np.concatenate((1 - x, x), axis=-1)
     best = np.partition(x, -2, axis=-1)[..., -2:]
-    lead = np.nan_to_num(np.clip(best[..., 1] - best[..., 0], 0, 1))  # of what is no number nobody is sure
-    return np.stack((x.argmax(axis=-1), np.rint(lead * _SURE)), axis=-1).astype(np.uint8)
+    margin = np.nan_to_num(np.clip(best[..., 1] - best[..., 0], 0, 1))  # of what is no number nobody is sure
+    return np.stack((x.argmax(axis=-1), np.rint(margin * _SURE)), axis=-1).astype(np.uint8)
 
 
 def _numbered(classes: Array) -> Array:

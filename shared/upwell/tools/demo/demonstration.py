@@ -101,9 +101,9 @@ def _record(
 ) -> tuple[dict[str, DemoRun], Outage, str]:
     """The runs by name, the outage, and where the cloud was."""
     cases = demo_cases(length.digits, length.pages)
-    starting = progress.add_task("starting the cloud service", total=None)
+    task = progress.add_task("starting the cloud service", total=None)
     with CloudProcess(place.file("cloud"), engine, place.log(names.CLOUD_LOG)) as cloud:
-        progress.remove_task(starting)
+        progress.remove_task(task)
         place.write_settings(runtime, cloud.endpoint)
         runs = {}
         for name, config in (("edge_only", names.EDGE_ONLY), ("cloud_only", names.CLOUD_ONLY)):

@@ -87,10 +87,10 @@ def _made_up_for(tensor: Tensor, rows: int, sizes: dict[str, int], chance: np.ra
     dtype: np.dtype[Any] = numpy_dtype(tensor.datatype)
     if tensor.shape is None or dtype.hasobject:
         raise _refused(f"no values can be made up for input {tensor.name!r} ({tensor.datatype}); pass them")
-    return made_up([_size(tensor, place, rows, sizes) for place in range(len(tensor.shape))], dtype, chance)
+    return synthetic_array([_size(tensor, place, rows, sizes) for place in range(len(tensor.shape))], dtype, chance)
 
 
-def made_up(shape: Sequence[int], dtype: np.dtype[Any], chance: np.random.Generator) -> Array:
+def synthetic_array(shape: Sequence[int], dtype: np.dtype[Any], chance: np.random.Generator) -> Array:
     """Floats from 0 to 1; 8 and 16 bits over their whole range; wider integers as indexes 0 and 1."""
     if dtype.kind in "iu" and dtype.itemsize <= _SMALL_BYTES:
         limits = np.iinfo(dtype)

@@ -23,7 +23,7 @@ from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.binding import sizes_fit
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
-from upwell.tools.partition.profile_inputs import made_up
+from upwell.tools.partition.profile_inputs import synthetic_array
 from upwell.tools.partition.torch_parts import SUFFIXES, as_safetensors
 
 
@@ -349,4 +349,4 @@ def _made_up(spec: TensorSpec, random: np.random.Generator) -> Array:
         raise ConfigError.at(
             None, f"no values can be made up for {describe(spec)}; pass arrays with --inputs", "--inputs"
         )
-    return made_up(list(map(abs, spec.shape)), dtype, random)
+    return synthetic_array(list(map(abs, spec.shape)), dtype, random)

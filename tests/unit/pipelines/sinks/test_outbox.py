@@ -156,7 +156,7 @@ def test_what_is_set_aside_takes_a_tenth_of_the_room_at_most(tmp_path: Path) -> 
 
 
 def test_the_policy_is_asked_again_when_a_message_leaves_and_not_for_one_that_stays(tmp_path: Path) -> None:
-    leaving, staying = RecordingSink("leaving", leaves_device=True), RecordingSink("staying")
+    leaving, reachable = RecordingSink("leaving", leaves_device=True), RecordingSink("staying")
     leaving.behaviour = refuse
     denied: set[int] = set()
     asked: list[Message] = []
@@ -165,7 +165,7 @@ def test_the_policy_is_asked_again_when_a_message_leaves_and_not_for_one_that_st
         asked.append(one)
         return one.sequence not in denied
 
-    with outbox(tmp_path, {"dock": [leaving, staying]}, FAST, may_send) as box:
+    with outbox(tmp_path, {"dock": [leaving, reachable]}, FAST, may_send) as box:
         box.put([message(number) for number in range(6)])
         assert leaving.called.wait(WAIT_S)
         denied |= {0, 3, 5}  # since it was put, and since it was tried first
@@ -384,20 +384,20 @@ def test_after_its_end_it_takes_nothing_and_raises_nothing(tmp_path: Path) -> No
 
 
 def test_sinks_and_pipelines_come_and_go_and_those_that_stay_go_on(tmp_path: Path) -> None:
-    staying, leaving, coming = (RecordingSink(name) for name in ("staying", "leaving", "coming"))
+    reachable, leaving, coming = (RecordingSink(name) for name in ("staying", "leaving", "coming"))
     leaving.behaviour = refuse
-    with outbox(tmp_path, {"dock": [staying, leaving], "gate": [staying]}) as box:
+    with outbox(tmp_path, {"dock": [reachable, leaving], "gate": [reachable]}) as box:
         box.put([message(0), message(0, "gate")])
-        box.change({"dock": [staying, coming], "yard": [staying]})
+        box.change({"dock": [reachable, coming], "yard": [reachable]})
         assert leaving.closed.wait(WAIT_S)
-        assert not staying.closed.is_set()
+        assert not reachable.closed.is_set()
         box.put([message(1), message(1, "yard"), message(1, "gate")])
         assert box.flush(WAIT_S)
         assert holds(box, "staying").waiting == holds(box, "coming").waiting == 0
-    assert {"dock-0", "dock-1", "yard-1"} <= {*staying.keys} <= {"dock-0", "dock-1", "yard-1", "gate-0"}
+    assert {"dock-0", "dock-1", "yard-1"} <= {*reachable.keys} <= {"dock-0", "dock-1", "yard-1", "gate-0"}
     assert coming.keys == ["dock-1"]
     again = RecordingSink("leaving")
-    with outbox(tmp_path, {"dock": [staying, again]}) as box:
+    with outbox(tmp_path, {"dock": [reachable, again]}) as box:
         box.put([message(2)])
         assert box.flush(WAIT_S)
     assert again.keys == ["dock-2"]

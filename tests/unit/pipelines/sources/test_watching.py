@@ -93,9 +93,9 @@ def connected(decoder: Decoder, opening_s: float = 100.0) -> Connection:
 
 def test_a_connection_that_brings_nothing_is_given_up() -> None:
     decoder = Decoder()
-    starting = connected(decoder, 0.0)
-    assert starting.silence(PATIENCE, 120.0, may_block=False) == ""
-    assert starting.silence(PATIENCE, 130.0, may_block=False) == "the decoder does not start"
+    clock = connected(decoder, 0.0)
+    assert clock.silence(PATIENCE, 120.0, may_block=False) == ""
+    assert clock.silence(PATIENCE, 130.0, may_block=False) == "the decoder does not start"
     connection = connected(decoder)
     assert connection.silence(PATIENCE, 105.0, may_block=False) == ""
     assert connection.silence(PATIENCE, 105.1, may_block=False) == "no frame within 5 s"

@@ -246,8 +246,8 @@ def _why(error: BaseException) -> str:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate is not trusted: {cause.verify_message}"
         inner = getattr(cause, "reason", None)
-        following = [one for one in (inner, *cause.args, cause.__cause__, cause.__context__) if _is_error(one)]
-        cause = next((one for one in following if one not in seen), None)
+        causes = [one for one in (inner, *cause.args, cause.__cause__, cause.__context__) if _is_error(one)]
+        cause = next((one for one in causes if one not in seen), None)
     if any(isinstance(one, (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)) for one in seen):
         return "does not answer in time"
     if any(isinstance(one, ssl.SSLError) for one in seen):

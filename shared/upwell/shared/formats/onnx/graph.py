@@ -183,10 +183,10 @@ def named_apart(data: bytes) -> bytes:
     taken: set[str] = set()
 
     def renamed(span: Span) -> bytes:
-        given, turn = _text_of(data, span, _NAME), len(taken)
+        given, suffix = _text_of(data, span, _NAME), len(taken)
         name, stem = given, given or _text_of(data, span, _OPERATOR)
         while not name or name in taken or (name != given and name in own):
-            name, turn = f"{stem}_{turn}", turn + 1
+            name, suffix = f"{stem}_{suffix}", suffix + 1
         taken.add(name)
         return _with(data, span, _NAME, lambda _: b"") + _delimited(_NAME, name.encode())
 

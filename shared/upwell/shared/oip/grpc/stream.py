@@ -202,10 +202,10 @@ class Stream:
             while True:
                 self.read_on()
                 self._put(number, self._answer(data))
-                following = self._next()
-                if following is None:
+                next_message = self._next()
+                if next_message is None:
                     return
-                number, data = following
+                number, data = next_message
                 if not goes_on():
                     self._begin(number, data)
                     return

@@ -266,13 +266,13 @@ class HttpServerConnection(asyncio.Protocol):
         asked = HttpRequest(
             head.method, head.target, head.headers, self._client, self._certificate, self._disconnect, self.used_s
         )
-        begun = application.begin(asked)
-        if isinstance(begun, Reply):
-            self._send(begun)
-        elif not begun.takes_body:
-            self._answer(begun, _NO_BODY)
+        started = application.begin(asked)
+        if isinstance(started, Reply):
+            self._send(started)
+        elif not started.takes_body:
+            self._answer(started, _NO_BODY)
         elif head.body_bytes is None:
-            self._pending, self._chunks = begun, bytearray()
+            self._pending, self._chunks = started, bytearray()
         else:
             try:
                 check_size(head.body_bytes, self._listening.max_message_bytes)
@@ -280,7 +280,7 @@ class HttpServerConnection(asyncio.Protocol):
             except UpwellError as error:
                 self._send(failure_reply(error))
             else:
-                self._pending = begun
+                self._pending = started
         if self._pending is not None and head.expects_continue and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

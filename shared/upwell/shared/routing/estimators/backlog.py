@@ -122,13 +122,13 @@ class Backlog:
 
     def cancelled(self, call: str, now_s: float, s_per_byte: float) -> Backlog:
         """With the message of `call` given up: gone, unless it has begun to leave."""
-        begun = any(
+        started = any(
             place.message.call == call and place.begins_s <= now_s < place.ends_s for place in self._places(s_per_byte)
         )
         in_flight = (
             replace(message, is_cancelled=True) if message.call == call else message
             for message in self.in_flight
-            if begun or message.call != call
+            if started or message.call != call
         )
         return replace(self, in_flight=tuple(in_flight))
 

@@ -88,12 +88,12 @@ class CompiledPolicy:
         model = request_facts.model if request_facts.model in self._models else None
         if not self._rules:
             return self._verdicts[model, None]
-        deciding: int | None = None
+        decisive: int | None = None
         egress_rule = failed_rule = collect_rule = ""
         minute = self._minute(request_facts.wall_time_s) if self._uses_hours else 0
         context: Any = None
         for index, rule in enumerate(self._rules):
-            decides = deciding is None and rule.decides
+            decides = decisive is None and rule.decides
             forbids = rule.forbids and not egress_rule
             spares = rule.spares and not collect_rule
             counts = decides or forbids or spares or rule.condition is not None
@@ -107,10 +107,10 @@ class CompiledPolicy:
                 except Exception:  # noqa: BLE001  whatever it is: nothing may leave for a rule that cannot be read
                     failed_rule = failed_rule or rule.name
                     continue
-            deciding = index if decides else deciding
+            decisive = index if decides else decisive
             egress_rule = rule.name if forbids else egress_rule
             collect_rule = rule.name if spares else collect_rule
-        verdict = self._verdicts[model, deciding]
+        verdict = self._verdicts[model, decisive]
         if egress_rule or failed_rule or collect_rule:
             return replace(
                 verdict,

@@ -47,16 +47,16 @@ def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[Simu
     pilot = Pilot(policy, model_pairs(scene.requests), kernel, habits, scene.fleet_shares)
     prober = SimulatedProber(kernel, uplink, pilot)
     device = SimulatedDevice(kernel, uplink, pilot, prober, scene.script, scene.splits, scene.exits)
-    handled: list[SimulatedDriver] = []
+    drivers: list[SimulatedDriver] = []
 
     def handle(request: LoggedRequest) -> Process[None]:
-        handled.append(SimulatedDriver(device, request))
-        yield from handled[-1].run()
+        drivers.append(SimulatedDriver(device, request))
+        yield from drivers[-1].run()
 
     for request in scene.requests:
         kernel.start(request.t_s, handle(request))
     kernel.run()
-    return [one.served for one in handled]
+    return [one.served for one in drivers]
 
 
 def edge_only(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
