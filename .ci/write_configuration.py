@@ -46,46 +46,41 @@ INTRODUCTION = """\
 
 <!-- Written by .ci/write_configuration.py from the models that read these files; do not edit. -->
 
-Every key of the files that a person writes. [model.yaml](model-yaml.md) and [pipelines.yaml](pipelines.md) have pages
-of their own.
+Every key of the files that you write; [model.yaml](model-yaml.md) and [pipelines.yaml](pipelines.md) have their own
+pages.
 
-- A duration is written with its unit (`80ms`, `1.5s`, `2m`, `1h`), and so is a size (`256KiB`, `64MiB`, `5GB`;
-  `KiB` is 1024 bytes, `kB` 1000). Zero needs no unit; any other bare number is an error. A rate is per `s`, `min`,
-  `h` or `day`, a budget also per `week` or `month`.
+- Durations (`80ms`, `1.5s`, `2m`, `1h`) and sizes (`256KiB`, `5GB`; `KiB` is 1024 bytes, `kB` 1000) need a unit, except
+  zero. A rate is per `s`, `min`, `h` or `day`, a budget also per `week` or `month`.
 - A relative path is relative to the file that names it; `~` is the home folder.
-- An unknown key is an error. All errors of a file are shown at once, each with line and column.
-- Default `–`: not set. A type that is a link has keys of its own; `[]` stands for each of a list.
+- Unknown keys are errors. All errors of a file are shown at once, with line and column.
+- Default `–`: not set. A type that is a link has keys of its own; `[]` stands for each item of a list.
 """
 
 FILES: Mapping[str, tuple[type[BaseModel], str]] = {
     "agent.yaml": (AgentConfig, "Read by `upwell agent -c agent.yaml` and by `Agent.from_config`."),
     "policy.yaml": (
         Policy,
-        "Named by `policy` in agent.yaml. What the keys do together: [policy.md](policy.md). Precedence is defaults, "
-        "then model, then rule, key by key: a level changes only the keys that it writes.",
+        "Named by `policy` in agent.yaml, and explained in [policy.md](policy.md).",
     ),
     "cloud.yaml": (
         CloudConfig,
-        "Read by `upwell serve -c cloud.yaml`; `upwell serve --models DIR` needs none. A model that writes no `engine` "
-        "has that of `defaults`.",
+        "Read by `upwell serve -c cloud.yaml`. What a model does not set, `engine` included, is as in `defaults`.",
     ),
     "fleet.yaml": (
         FleetConfig,
-        "Read by `upwell fleet serve -c fleet.yaml`. What the service does: [fleet.md](fleet.md).",
+        "Read by `upwell fleet serve -c fleet.yaml`, and explained in [fleet.md](fleet.md).",
     ),
     "tokens.yaml": (
         TokensConfig,
-        "Named by `tokens` in agent.yaml and in cloud.yaml. Make a token and its hash with "
-        '`TOKEN=$(openssl rand -hex 32); printf %s "$TOKEN" | sha256sum`; the caller keeps the token, this file the '
-        "hash. The file is read again when it changes.",
+        "Named by `tokens` in agent.yaml and cloud.yaml; read again when it changes. Make a token and its hash with "
+        '`TOKEN=$(openssl rand -hex 32); printf %s "$TOKEN" | sha256sum`.',
     ),
 }
 
 PIPELINE_FILES: Mapping[str, tuple[type[BaseModel], str]] = {
     "pipelines.yaml": (
         PipelinesConfig,
-        "Checked by `upwell pipeline check`. Where a part is one of several, such as a step or a sink, its table has a "
-        "row for each of them, and one is written.",
+        "Checked by `upwell pipeline check`. A step and a sink have one of the keys in their table.",
     )
 }
 
@@ -223,9 +218,16 @@ def _is_alike(info: FieldInfo, other: FieldInfo, selector: str) -> bool:
 
 
 def _about(annotation: Any) -> str:
-    """What a section says of itself."""
-    is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return " ".join((annotation.__doc__ or "").split()) if is_section else ""
+    """What the section in an annotation says of itself; nothing where there is none, or are several."""
+    models = list(_models_in(annotation))
+    return " ".join((models[0].__doc__ or "").split()) if len(models) == 1 else ""
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for one in get_args(annotation):
+        yield from _models_in(one)
 
 
 def _escaped(text: str) -> str:

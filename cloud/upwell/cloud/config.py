@@ -62,15 +62,15 @@ _PROVIDERS = (
     "Execution providers of ONNX Runtime, all of which must work, such as `[tensorrt, cuda]`; "
     "`[auto]`: the first that does. Default: by `device`."
 )
-_INSTANCES = "Runs of one model at a time in each worker. Default: cores / `threads` / `workers`; on an accelerator 1."
-_THREADS = "CPU threads of one run; onnx: shared by the instances of a model."
-_MAX_BATCH = "Most rows in one run; above 1 waiting requests run together, and longer ones in pieces."
+_INSTANCES = "Concurrent runs of a model per worker. Default: cores / `threads` / `workers`; on an accelerator 1."
+_THREADS = "CPU threads per run; onnx: shared by a model's instances."
+_MAX_BATCH = "Most rows in one run; above 1, waiting requests run together and longer ones in pieces."
 _BUCKETS = (
-    "Numbers of rows, such as `[1, 4, 16]`: every run has one of these, padded with zeros. For "
+    "Numbers of rows, such as `[1, 4, 16]`: every run has one of these, padded with zeros, for "
     "engines that compile per shape."
 )
-_MAX_QUEUE = "Requests of one model that may wait; more are refused."
-_VERSIONS = "Which versions are served: `latest` (the highest number)"
+_MAX_QUEUE = "Requests that may wait per model; more are refused."
+_VERSIONS = "Versions served: `latest` (the highest), `all` or, for a single model, a list such as `[1, 3]`."
 
 
 def _lasting(least_s: float, instead: str = "", *, or_never: bool = False) -> AfterValidator:
@@ -117,7 +117,7 @@ class _Batches(FilePart):
 
 
 class RepositorySection(FilePart):
-    """Whether what is served may change meanwhile."""
+    """How models may change while the service runs."""
 
     control: bool = Field(
         False, description="Let callers load and unload models (RepositoryModelLoad, RepositoryModelUnload)."
@@ -135,10 +135,8 @@ class RepositorySection(FilePart):
 class Serve(ServerKeys):
     """The service itself."""
 
-    models: RelativePath = Field(description="The model repository: <name>/<version>/model.onnx and so on.")
-    repository: RepositorySection = Field(
-        RepositorySection(), description="Whether what is served may change meanwhile."
-    )
+    models: RelativePath = Field(description="The model repository: <name>/<version>/model.onnx.")
+    repository: RepositorySection = RepositorySection()
     trusted: tuple[Sha256, ...] = Field(
         (), description="SHA-256 (hex) of each `model.jax` that may be opened; loading it can run code."
     )
@@ -148,11 +146,11 @@ class Serve(ServerKeys):
     access_log: bool = Field(False, description="A log line for each inference request (logger `upwell.access`).")
     fast_path: Literal["auto", "off"] = Field(
         "auto",
-        description="Cheaper small requests by parts of gRPC that are not public, where they are known and work.",
+        description="Speeds up small requests with private parts of gRPC, where they are known to work.",
     )
     workers: Workers | Literal["auto"] = Field(
         1,
-        description="Processes that share the ports (Linux), each with all models. auto: by a trial at the start.",
+        description="Processes that share the ports (Linux), each with all models. auto: by a trial at start.",
     )
     max_connection_age: Annotated[Seconds, _lasting(0.1, "5m, or 0 for never", or_never=True)] | None = Field(
         None,
@@ -172,7 +170,7 @@ class Serve(ServerKeys):
 
 
 class Defaults(_Batches):
-    """What holds for every model that does not say otherwise."""
+    """What holds for models that do not say otherwise."""
 
     engine: Literal["onnx", "torch", "jax"] = Field("onnx", description="What runs the model.")
     device: Device = Field("cpu", description=_DEVICE)
@@ -180,7 +178,7 @@ class Defaults(_Batches):
     threads: Threads = Field(1, description=_THREADS)
     max_batch: Rows = Field(1, description=_MAX_BATCH)
     max_queue: QueueBound = Field(64, description=_MAX_QUEUE)
-    versions: Literal["latest", "all"] = Field("all", description=f"{_VERSIONS} or `all`.")
+    versions: Literal["latest", "all"] = Field("all", description=_VERSIONS)
     precision: Precision | None = Field(None, description=_PRECISION)
     compile: bool = Field(False, description=_COMPILE)
     graphs: bool = Field(False, description=_GRAPHS)
@@ -193,21 +191,21 @@ class _Model(_Batches):
     threads: Threads | None = Field(None, description=_THREADS)
     max_queue: QueueBound | None = Field(None, description=_MAX_QUEUE)
     versions: Literal["latest", "all"] | Annotated[tuple[Version, ...], Field(min_length=1)] | None = Field(
-        None, description=f"{_VERSIONS}, `all`, or those listed, such as `[1, 3]`."
+        None, description=_VERSIONS
     )
 
 
 class OnnxModel(_Model):
-    """A model that ONNX Runtime runs, from `model.onnx`. What is not written is as in `defaults`."""
+    """ONNX Runtime runs `model.onnx`."""
 
-    engine: Literal["onnx"] = Field(description="ONNX Runtime.")
+    engine: Literal["onnx"] = Field(description="ONNX Runtime runs `model.onnx`.")
     providers: tuple[Provider, ...] | None = Field(None, description=_PROVIDERS)
 
 
 class TorchModel(_Model):
-    """A model that torch runs, from `model.safetensors`. What is not written is as in `defaults`."""
+    """PyTorch runs `model.safetensors`."""
 
-    engine: Literal["torch"] = Field(description="PyTorch.")
+    engine: Literal["torch"] = Field(description="PyTorch runs `model.safetensors`.")
     torch_class: ClassName = Field(
         "",
         alias="class",
@@ -221,19 +219,19 @@ class TorchModel(_Model):
 
 
 class JaxModel(_Model):
-    """A model that JAX runs, from `model.jax` and `model.safetensors`. What is not written is as in `defaults`."""
+    """JAX runs `model.jax` with `model.safetensors`."""
 
-    engine: Literal["jax"] = Field(description="JAX.")
+    engine: Literal["jax"] = Field(description="JAX runs `model.jax` with `model.safetensors`.")
 
 
 class CloudConfig(FilePart):
     """The whole file."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
-    serve: Serve = Field(description="The service itself.")
-    defaults: Defaults = Field(Defaults(), description="What holds for every model that does not say otherwise.")
+    serve: Serve
+    defaults: Defaults = Defaults()
     models: dict[str, Annotated[OnnxModel | TorchModel | JaxModel, Field(discriminator="engine")]] = Field(
-        default_factory=dict, description="Settings of single models; all of the repository are served."
+        default_factory=dict, description="Settings of single models; all in the repository are served."
     )
 
     @model_validator(mode="before")

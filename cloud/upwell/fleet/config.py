@@ -25,7 +25,7 @@ class FleetTls(FilePart):
 
 
 class AuthoritySection(FilePart):
-    """The fleet's own certificate authority, which signs the certificates of devices. Replicas share both files."""
+    """The authority that signs the certificates of devices; replicas share both files."""
 
     cert: RelativePath = Field(
         Path("fleet-ca.pem"), validate_default=True, description="Its certificate; made where both files are missing."
@@ -34,7 +34,7 @@ class AuthoritySection(FilePart):
 
 
 class DatabaseSection(FilePart):
-    """Where the service keeps its state: a file of SQLite, or PostgreSQL for more than one replica."""
+    """Where the state is kept: a file of SQLite, or PostgreSQL for several replicas."""
 
     file: RelativePath = Field(Path("fleet.db"), validate_default=True, description="The file of SQLite.")
     postgres: Annotated[str, StringConstraints(pattern=r"^postgresql://")] | None = Field(
@@ -59,7 +59,7 @@ def _is_bucket(text: str) -> str:
 
 
 class BucketSection(FilePart):
-    """A bucket of S3-compatible object storage. The service signs addresses for it and sends nothing there itself."""
+    """S3-compatible storage for devices with `cases: {storage: …}`; the service only signs addresses for it."""
 
     url: Annotated[Endpoint, AfterValidator(_is_bucket)] = Field(
         description="https://HOST/BUCKET or https://BUCKET.HOST; the agents' `storage`."
@@ -69,19 +69,19 @@ class BucketSection(FilePart):
     )
     credentials_file: RelativePath | None = Field(
         None,
-        description="Access key and secret in the format of ~/.aws/credentials; default the environment's `AWS_…`.",
+        description="Access key and secret in the format of ~/.aws/credentials; default: the environment's `AWS_…`.",
     )
     profile: str = Field("default", description="The section of that file.")
-    expires: Seconds = Field(600.0, ge=1, le=86400, description="How long an address is good for.")
+    expires: Seconds = Field(600.0, ge=1, le=86400, description="How long an address is valid.")
 
 
 class CaseIntakeSection(FilePart):
-    """Cases that devices bring home: to a folder of the service's own, to a bucket, or to either."""
+    """Cases that devices bring home: to a folder of the service, a bucket, or either."""
 
     folder: RelativePath | None = Field(
-        None, description="Where those of `cases: {fleet: true}` are kept, a folder for each device."
+        None, description="For devices with `cases: {fleet: true}`, each in a folder of its own."
     )
-    bucket: BucketSection | None = Field(None, description="For devices with `cases: {storage: …}`.")
+    bucket: BucketSection | None = None
     max_case: Bytes = Field(16 << 20, ge=4096, le=256 << 20, description="Largest case.")
     limit: Bytes = Field(10 << 30, ge=4096, description="Bytes in `folder`; above it cases stay on the devices.")
 
@@ -101,22 +101,18 @@ class FleetServiceSection(FilePart):
     names: tuple[ServerName, ...] = Field(
         ("localhost", "127.0.0.1"),
         min_length=1,
-        description="Names and addresses in the certificate that it makes itself; unused with `tls`.",
+        description="Names and addresses in the certificate; unused with `tls`.",
     )
-    tls: FleetTls | None = Field(
-        None, description="The service's own certificate; without it the fleet's authority signs one."
-    )
-    authority: AuthoritySection = Field(AuthoritySection(), description="Who signs the certificates of devices.")
-    database: DatabaseSection = Field(DatabaseSection(), description="Where the state is kept.")
+    tls: FleetTls | None = None
+    authority: AuthoritySection = AuthoritySection()
+    database: DatabaseSection = DatabaseSection()
     poll: Seconds = Field(60.0, ge=1, le=3600, description="How often a device asks.")
     certificate_age: Seconds = Field(
-        90 * 86400.0,
-        ge=3600,
-        description="How long a device's certificate holds; renewed after two thirds.",
+        90 * 86400.0, ge=3600, description="How long a device's certificate holds; renewed after two thirds."
     )
     history: Seconds = Field(86400.0, ge=3600, description="How long statistics are kept.")
     max_message: Bytes = Field(256 << 10, ge=4096, le=16 << 20, description="Largest message of a device, unpacked.")
-    cases: CaseIntakeSection | None = Field(None, description="Cases that devices bring home; none without it.")
+    cases: CaseIntakeSection | None = None
     log: LogFormat = Field("text", description="Log lines for people, or JSON objects.")
 
     @model_validator(mode="before")
@@ -135,7 +131,7 @@ class FleetConfig(FilePart):
     """A whole `fleet.yaml`."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
-    fleet: FleetServiceSection = Field(FleetServiceSection(), description="The fleet service.")
+    fleet: FleetServiceSection = FleetServiceSection()
 
     @model_validator(mode="before")
     @classmethod

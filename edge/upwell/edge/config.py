@@ -25,11 +25,9 @@ DEFAULT_MAX_REQUESTS = 32
 
 
 class ClientTls(FilePart):
-    """TLS; needed off loopback unless `insecure`."""
+    """TLS; required off loopback unless `insecure`."""
 
-    ca: RelativePath | None = Field(
-        None, description="Issuers of the server's certificate; the system's if not written."
-    )
+    ca: RelativePath | None = Field(None, description="Issuers of the server's certificate; default: the system's.")
     cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the server.")
     key: RelativePath | None = Field(None, description="The device's private key.")
 
@@ -44,10 +42,8 @@ class SpoolSection(FilePart):
     """Cases kept for later; needs `state_dir`."""
 
     limit: Bytes = Field(256 << 20, gt=0, description="Most bytes kept; the oldest go first.")
-    max_age: Seconds = Field(7 * 86400.0, gt=0, description="A case that is older is dropped, such as 168h.")
-    results: RelativePath | None = Field(
-        None, description="A file that each result is appended to, one JSON object per line."
-    )
+    max_age: Seconds = Field(7 * 86400.0, gt=0, description="Older cases are dropped.")
+    results: RelativePath | None = Field(None, description="A file for results, one JSON object per line.")
 
 
 class TrustSection(FilePart):
@@ -57,7 +53,7 @@ class TrustSection(FilePart):
         [],
         description="PEM files of public keys; a signature by any one is enough.",
     )
-    require: bool | None = Field(None, description="Refuse unsigned bundles; by default where there are `keys`.")
+    require: bool | None = Field(None, description="Refuse unsigned bundles. Default: if there are `keys`.")
 
     @model_validator(mode="after")
     def _has_keys(self) -> TrustSection:
@@ -80,29 +76,29 @@ class AgentSection(ServerKeys):
     )
     state_dir: RelativePath | None = Field(None, description="A folder of this agent alone, made if missing.")
     max_requests: int = Field(
-        DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."
+        DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; more are refused."
     )
     flights: int | None = Field(
         None,
         ge=0,
         le=1_000_000,
-        description="Requests, and as many frames, that `upwell explain` knows: 50000 on disk, 10000 without "
-        "`state_dir` if not written.",
+        description="Requests, and as many frames, that `upwell explain` remembers. Default: 50000 on disk, 10000 "
+        "without `state_dir`.",
     )
-    otlp: MetricsPush | None = Field(None, description="A collector that all metrics are pushed to.")
-    cases: CasesSection | None = Field(None, description="Where collected cases are brought; needs `state_dir`.")
-    spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
-    trust: TrustSection = Field(TrustSection(), description="Whose signatures on bundles count.")
+    otlp: MetricsPush | None = None
+    cases: CasesSection | None = None
+    spool: SpoolSection = SpoolSection()
+    trust: TrustSection = TrustSection()
 
 
 class CloudSection(FilePart):
     """The cloud; without it the agent runs on the edge alone."""
 
     endpoint: Endpoint = Field(
-        description="HOST:PORT, dns:///NAME:PORT for all of that name, or https://HOST for HTTP/1.1."
+        description="HOST:PORT, dns:///NAME:PORT for all its addresses, or https://HOST for HTTP/1.1."
     )
-    fallbacks: list[Endpoint] = Field([], description="Further services with the same models, asked in this order.")
-    tls: ClientTls | None = Field(None, description="TLS; needed off loopback unless `insecure`.")
+    fallbacks: list[Endpoint] = Field([], description="Services with the same models, tried in this order.")
+    tls: ClientTls | None = None
     token_file: RelativePath | None = Field(None, description="A file with the token to send; read again on change.")
     insecure: bool = Field(False, description="Allow an endpoint off loopback without TLS.")
 
@@ -122,20 +118,16 @@ class AgentConfig(FilePart):
     """A whole `agent.yaml`."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
-    agent: AgentSection = Field(AgentSection(), description="The agent itself.")
-    cloud: CloudSection | None = Field(None, description="The cloud; without it the agent runs on the edge alone.")
-    fleet: FleetSection | None = Field(None, description="A fleet service to report to; none without it.")
+    agent: AgentSection = AgentSection()
+    cloud: CloudSection | None = None
+    fleet: FleetSection | None = None
     policy: RelativePath | None = Field(None, description="The routing policy; without it every default holds.")
     pipelines: RelativePath | None = Field(
         None,
         description="Pipelines that `upwell agent` runs; needs the extra `pipelines`.",
     )
-    release: ReleaseSection | None = Field(
-        None, description="Where releases come from; they alone decide what is installed, in place of `updates`."
-    )
-    models: dict[Annotated[str, Field(min_length=1)], ModelSection] = Field(
-        min_length=1, description="The models served, by the name that callers use."
-    )
+    release: ReleaseSection | None = None
+    models: dict[Annotated[str, Field(min_length=1)], ModelSection] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _holds_together(self) -> AgentConfig:

@@ -95,7 +95,7 @@ def _is_https(text: str) -> str:
 
 
 class CasesSection(FilePart):
-    """Where the cases that `collect` keeps are brought: one of `to`, `fleet` and `storage`."""
+    """Where the cases of `collect` are brought: one of `to`, `fleet` and `storage`; needs `state_dir`."""
 
     to: RelativePath | None = Field(None, description="A folder, a share or a stick.")
     fleet: bool = Field(False, description="The fleet service keeps them.")
@@ -103,11 +103,11 @@ class CasesSection(FilePart):
         None,
         description="S3-compatible storage, https://HOST/BUCKET, by addresses that the fleet service signs.",
     )
-    storage_ca: RelativePath | None = Field(None, description="Who signed its certificate (PEM); default the system's.")
+    storage_ca: RelativePath | None = Field(None, description="Issuers of its certificate; default: the system's.")
     key_file: RelativePath | None = Field(
         None, description="32 bytes or 64 hexadecimal digits; each case is sealed with it (AES-256-GCM)."
     )
-    every: Seconds = Field(60.0, ge=1, le=86400, description="How often new ones are looked for.")
+    every: Seconds = Field(60.0, ge=1, le=86400, description="How often to look for new ones.")
 
     @model_validator(mode="after")
     def _one_place(self) -> CasesSection:

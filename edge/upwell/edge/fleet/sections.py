@@ -28,7 +28,7 @@ Label = Annotated[str, StringConstraints(min_length=1, max_length=80), AfterVali
 
 
 class FleetSection(FilePart):
-    """A fleet service to report to. Needs `agent.state_dir`, where the device keeps its key and its instance UID."""
+    """A fleet service to report to; needs `agent.state_dir` for the device's key and instance UID."""
 
     endpoint: Annotated[Endpoint, AfterValidator(_is_https)] = Field(description="The service: https://HOST:PORT.")
     ca: RelativePath | None = Field(
@@ -39,6 +39,6 @@ class FleetSection(FilePart):
     keep_share: Seconds = Field(
         7 * 86400.0,
         gt=0,
-        description="How long a share of a fleet's budget holds while the service is silent.",
+        description="How long a share of a fleet's budget holds when the service is silent.",
     )
-    every: Seconds = Field(60.0, ge=1, le=3600, description="How often to ask, until the service says how often.")
+    every: Seconds = Field(60.0, ge=1, le=3600, description="Poll interval, until the service sets one.")

@@ -27,13 +27,13 @@ def _source(value: object, info: ValidationInfo) -> object:
 
 
 class UpdatesSection(FilePart):
-    """Where new versions of a bundle come from while the agent runs; needs `state_dir`."""
+    """Where new versions of a bundle come from; the newest replaces `bundle`. Needs `state_dir`."""
 
     source: Annotated[str, BeforeValidator(_source)] = Field(
         min_length=1,
         description="A folder, `https://…/model.bundle.tar`, or `oci://registry/repository:tag` (or `@sha256:…`).",
     )
-    every: Seconds = Field(3600.0, ge=1.0, description="How often it is looked at.")
+    every: Seconds = Field(3600.0, ge=1.0, description="How often to look.")
     digest: str = Field(
         "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Take this archive only: `sha256:…` of its bytes."
     )
@@ -46,7 +46,7 @@ class UpdatesSection(FilePart):
 
 
 class EdgeSide(RuntimeOptions):
-    """A model on the device: a bundle (a folder or archive) or a bare file."""
+    """The model on the device, as `bundle` or `file`; without it the cloud is the only route."""
 
     bundle: RelativePath | None = Field(
         None,
@@ -57,13 +57,9 @@ class EdgeSide(RuntimeOptions):
     )
     exits: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
-        description="The model is a head that answers early; where it is unsure these outputs go up to the tail "
-        "that `cloud` names.",
+        description="Of a head that answers early: when it is unsure, these outputs go up to the tail in `cloud`.",
     )
-    updates: UpdatesSection | None = Field(
-        None,
-        description="Where new versions come from; the newest installed is used in place of `bundle`.",
-    )
+    updates: UpdatesSection | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> EdgeSide:
@@ -80,20 +76,19 @@ class EdgeSide(RuntimeOptions):
 
 
 class CloudSide(FilePart):
-    """Its cloud side; without it the device answers alone."""
+    """The model in the cloud; without it the device answers alone."""
 
     model: str = Field(min_length=1, description="Its name there.")
 
 
 class SplitSection(FilePart):
-    """A model split between device and cloud, at one of several cuts."""
+    """A model split between device and cloud: a folder that `upwell partition split` wrote.
 
-    plan: RelativePath = Field(description="The folder that `upwell partition split` wrote, or its split.json.")
-    memory: Bytes = Field(
-        256 << 20,
-        gt=0,
-        description="Most memory for ready heads.",
-    )
+    auto: `split` in the bundle or beside the file.
+    """
+
+    plan: RelativePath = Field(description="The folder, or its split.json.")
+    memory: Bytes = Field(256 << 20, gt=0, description="Most memory for ready heads.")
 
 
 def _split(value: object) -> object:
@@ -101,14 +96,11 @@ def _split(value: object) -> object:
 
 
 class ModelSection(FilePart):
-    """One model."""
+    """A model, by the name that callers use."""
 
-    edge: EdgeSide | None = Field(None, description="Its edge side; without it the cloud is its only route.")
-    cloud: CloudSide | None = Field(None, description="Its cloud side; without it the device answers alone.")
-    split: Annotated[Literal["off", "auto"] | SplitSection, BeforeValidator(_split)] = Field(
-        "off",
-        description="The folder that `upwell partition split` wrote; auto: `split` in the bundle or beside the file.",
-    )
+    edge: EdgeSide | None = None
+    cloud: CloudSide | None = None
+    split: Annotated[Literal["off", "auto"] | SplitSection, BeforeValidator(_split)] = "off"
 
     @model_validator(mode="after")
     def _some_side(self) -> ModelSection:

@@ -30,32 +30,29 @@ class FloorSection(FilePart):
     """What no release may loosen."""
 
     policy: RelativePath | None = Field(
-        None,
-        description="A policy whose `egress: deny` every release must keep; by default `policy`.",
+        None, description="A policy whose `egress: deny` every release must keep. Default: `policy`."
     )
     endpoints: tuple[str, ...] = Field(
         (),
         description="HOST or HOST:PORT that a release may name: registries, brokers, cameras, receivers.",
     )
-    folders: tuple[RelativePath, ...] = Field(
-        (), description="Folders that the pipelines of a release may read and write."
-    )
+    folders: tuple[RelativePath, ...] = Field((), description="Folders that pipelines of a release may read and write.")
 
 
 class ReleaseSection(FilePart):
-    """Releases alone decide which bundles, policy and pipelines this device runs; needs `state_dir`."""
+    """Releases alone decide which bundles, policy and pipelines run here, in place of `updates`; needs `state_dir`."""
 
     source: Annotated[str, BeforeValidator(_source)] = Field(
         min_length=1, description="The repository of releases: a folder (a stick, a share) or `https://…`."
     )
-    root: RelativePath = Field(description="The root metadata that is trusted to begin with: `N.root.json`.")
-    every: Seconds = Field(3600.0, ge=1.0, description="How often it is looked at.")
+    root: RelativePath = Field(description="The root metadata trusted at first: `N.root.json`.")
+    every: Seconds = Field(3600.0, ge=1.0, description="How often to look.")
     ca: RelativePath | None = Field(None, description="Issuers of the server's certificate; default: the system's.")
     clock: Literal["auto", "trusted"] = Field(
         "auto",
-        description="What has expired is refused: once the clock is synchronised, or always.",
+        description="When expired metadata is refused: once the clock is synchronised, or always.",
     )
-    floor: FloorSection = Field(FloorSection(), description="What no release may loosen.")
+    floor: FloorSection = FloorSection()
 
     @property
     def digest(self) -> str:

@@ -30,22 +30,21 @@ def _one_or_more(value: object) -> object:
 
 
 class AcceleratorOptions(BaseModel):
-    """An accelerator to run the model on; where nothing after a `must` can be used either, loading fails."""
+    """Accelerators, tried in order before the CPU; with a `must` among them, loading fails in place of the CPU."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     provider: str = Field(
         min_length=1,
         description="ONNX Runtime: an execution provider (`qnn`, `openvino`, `cuda`). TFLite: a name for the "
-        "delegate in `library`, or `litert_npu`, which needs none.",
+        "delegate in `library`, or `litert_npu` without one.",
     )
     require: Literal["must", "prefer", "cpu"] = Field(
         "prefer", description="must: every node, or it is not used; prefer: the CPU takes the rest; cpu: do not use it."
     )
     library: Annotated[Path, BeforeValidator(_library)] | None = Field(
         None,
-        description="The provider's plugin library, or the external delegate (TFLite; a bare name is looked up by "
-        "the system).",
+        description="The provider's plugin library, or TFLite's external delegate; the system looks up a bare name.",
     )
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="Options of the provider or delegate."
@@ -61,35 +60,28 @@ class RuntimeOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    runtime: Literal["onnx", "tflite"] | None = Field(
-        None, description="The runtime; without it the file's suffix decides (`.onnx`, `.tflite`)."
-    )
+    runtime: Literal["onnx", "tflite"] | None = Field(None, description="Default: by the file's suffix.")
     threads: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Threads for one run; the default is the cores divided among the models on the device, "
-        f"{MAX_DEFAULT_THREADS} at most.",
+        description=f"Threads per run. Default: cores / models on the device, at most {MAX_DEFAULT_THREADS}.",
     )
     instances: int | None = Field(
         None,
         ge=1,
         le=256,
-        description="Runs at one time; by default cores / `threads` where `threads` is written, else 1; on an "
-        "accelerator 1.",
+        description="Concurrent runs. Default: cores / `threads` if that is set, else 1; on an accelerator 1.",
     )
     batch: int | None = Field(
         None,
         ge=1,
         le=MAX_BATCH,
-        description="Fix the open first dimension of every input to this; rows run so many at a time, the last padded.",
+        description="Fixes the open first dimension of every input; rows run this many at a time, the last padded.",
     )
-    accelerator: Annotated[tuple[AcceleratorOptions, ...], BeforeValidator(_one_or_more)] = Field(
-        (),
-        description="One, or a list in the order tried; without a usable one the CPU.",
-    )
+    accelerator: Annotated[tuple[AcceleratorOptions, ...], BeforeValidator(_one_or_more)] = ()
     package: Literal["ai_edge_litert", "tflite_runtime"] | None = Field(
-        None, description="The TFLite package; by default ai_edge_litert where installed."
+        None, description="TFLite package. Default: ai_edge_litert if installed."
     )
 
     @model_validator(mode="after")

@@ -37,17 +37,17 @@ _Condition = Annotated[str, Field(min_length=1)]  # what it says is checked with
 
 
 class ChangeSection(FilePart):
-    """Frames like the one before go no further."""
+    """Drops frames like the one before."""
 
     above: Share = Field(0.01, gt=0, description="The share that must have changed.")
-    at_least: Seconds = Field(10.0, gt=0, description="One frame goes on in each such time.")
+    at_least: Seconds = Field(10.0, gt=0, description="One frame goes on at least this often.")
     ignore: Annotated[tuple[Polygon, ...], BeforeValidator(check_several)] = Field(
         (), description="Parts of the picture whose changes do not count."
     )
 
 
 class AgainSection(FilePart):
-    """When an object that was asked about is asked about again."""
+    """With `once`: when an object is asked about again."""
 
     better: Share | None = Field(None, gt=0, description="When its crop is better by this share.")
     older: Seconds | None = Field(None, gt=0, description="When its answer is older.")
@@ -60,21 +60,19 @@ class AgainSection(FilePart):
 
 
 class InferSection(FilePart):
-    """A model is asked."""
+    """Asks a model."""
 
     model: str = Field(min_length=1, description="The model, by its name in agent.yaml.")
     on: Literal["frame", "objects"] = Field(
         "frame", description="frame: detections become the frame's objects. objects: each object's crop is a row."
     )
-    where: _Condition | None = Field(None, description="For objects: a CEL expression; the others are not asked about.")
-    once: Literal["track"] | None = Field(
-        None, description="track: one answer holds for all of an object's frames; needs `track` before."
-    )
-    again: AgainSection | None = Field(None, description="With `once`: when it is asked again.")
+    where: _Condition | None = Field(None, description="Objects: only those for which this CEL expression is true.")
+    once: Literal["track"] | None = Field(None, description="track: one answer per track; needs a step `track` before.")
+    again: AgainSection | None = None
     margin: Share = Field(0.1, description="Objects: what a crop has around its box, as a share of it.")
-    min_size: int = Field(16, ge=1, le=4096, description="For objects: smaller ones, in pixels, are not asked about.")
+    min_size: int = Field(16, ge=1, le=4096, description="Objects: smaller ones, in pixels, are left out.")
     tags: Annotated[dict[_Label, str], AfterValidator(lowered)] = Field(
-        {}, description="Tags of the request, for the rules of the policy."
+        {}, description="Tags of the request, for the policy's rules."
     )
 
     @model_validator(mode="after")
@@ -93,11 +91,11 @@ class InferSection(FilePart):
 
 
 class TrackSection(FilePart):
-    """Objects are followed from frame to frame (ByteTrack)."""
+    """Follows objects from frame to frame (ByteTrack)."""
 
-    lost: Seconds = Field(1.0, gt=0, description="An object that was not seen for so long has left.")
-    min_score: Share = Field(0.5, description="A track begins at a box from this score up.")
-    weak_score: Share = Field(0.1, description="A box from this score up may continue one.")
+    lost: Seconds = Field(1.0, gt=0, description="An object not seen for this long has left.")
+    min_score: Share = Field(0.5, description="Least score of a box that begins a track.")
+    weak_score: Share = Field(0.1, description="Least score of a box that continues one.")
 
     @model_validator(mode="after")
     def _in_order(self) -> TrackSection:
@@ -108,7 +106,7 @@ class TrackSection(FilePart):
 
 
 class KeepSection(FilePart):
-    """Objects for which one of these does not hold are dropped."""
+    """Keeps the objects for which all of these hold."""
 
     labels: _Labels | None = Field(None, min_length=1, description="Its label is one of these.")
     min_score: Share | None = Field(None, description="Its score is this or more.")
@@ -122,28 +120,25 @@ class KeepSection(FilePart):
 
 
 class BlurSection(FilePart):
-    """Objects are made unrecognizable from here on: uplink, sinks and preview."""
+    """Makes objects unrecognizable from here on, in uplink, sinks and preview."""
 
     labels: _Labels = Field(min_length=1, description="Objects with one of these labels.")
 
 
 class StepSection(OneKeySection):
-    """One step, by its one key. Steps run in their order."""
+    """What happens to each frame, in this order; each step has one key."""
 
     WORD = "step"
 
-    change: ChangeSection | None = Field(None, description="Frames like the one before go no further.")
-    infer: InferSection | None = Field(None, description="A model is asked.")
-    track: TrackSection | None = Field(None, description="Objects are followed from frame to frame (ByteTrack).")
+    change: ChangeSection | None = None
+    infer: InferSection | None = None
+    track: TrackSection | None = None
     zones: Annotated[dict[Name, Zone], Field(min_length=1, json_schema_extra=NAMES)] | None = Field(
         None,
-        description="By name a list of points `[x, y]`, or `{line: [[x, y], [x, y]]}`, as fractions of the picture "
-        "from its top left.",
+        description="By name, points `[x, y]` or `{line: [[x, y], [x, y]]}`, fractions of the picture from its top left.",
     )
-    keep: KeepSection | None = Field(None, description="Objects for which one of these does not hold are dropped.")
-    blur: BlurSection | None = Field(
-        None, description="Objects are made unrecognizable from here on: uplink, sinks and preview."
-    )
+    keep: KeepSection | None = None
+    blur: BlurSection | None = None
 
 
 _FORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -203,7 +198,7 @@ class EventSection(FilePart):
         description="`frame`, `appear`, `leave`, `enter ZONE`, `exit ZONE`, `dwell ZONE 10s`, `cross LINE` or "
         "`every 10s`."
     )
-    where: _Condition | None = Field(None, description="A CEL expression that must be true as well.")
+    where: _Condition | None = Field(None, description="A CEL expression that must also be true.")
 
     @property
     def rule(self) -> EventRule:
@@ -217,13 +212,13 @@ class EventSection(FilePart):
 
 
 class PipelineSection(FilePart):
-    """One pipeline."""
+    """A pipeline, by its name."""
 
-    source: CaptureSection = Field(description="Where frames come from, and how.")
-    steps: tuple[StepSection, ...] = Field((), description="What happens to each frame, in this order.")
-    events: tuple[EventSection, ...] = Field((), description="What sinks are told of.")
-    sinks: tuple[SinkSection, ...] = Field((), description="Where events go; each of them gets all.")
-    preview: bool = Field(False, description="Its live picture on a page of the metrics address.")
+    source: CaptureSection
+    steps: tuple[StepSection, ...] = ()
+    events: tuple[EventSection, ...] = ()
+    sinks: tuple[SinkSection, ...] = ()
+    preview: bool = Field(False, description="A live picture on a page of the metrics address.")
 
     @property
     def zones(self) -> Zones:
@@ -237,9 +232,7 @@ class PipelinesConfig(FilePart):
     """A whole `pipelines.yaml`. `check_pipelines` tells whether its parts fit together."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
-    pipelines: dict[Name, PipelineSection] = Field(
-        min_length=1, json_schema_extra=NAMES, description="The pipelines, by name."
-    )
+    pipelines: dict[Name, PipelineSection] = Field(min_length=1, json_schema_extra=NAMES)
 
     _context: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -95,10 +95,10 @@ def _kafka_topic(text: str) -> str:
 
 
 class JsonlSection(FilePart):
-    """A file that each event is appended to, one JSON object per line."""
+    """A file with a JSON object per line; `jsonl: events.jsonl` is enough."""
 
     path: RelativePath = Field(description="The file.")
-    limit: Bytes = Field(256 << 20, gt=0, description="Most bytes of it and the one before it, `.1`.")
+    limit: Bytes = Field(256 << 20, gt=0, description="Most bytes of it and its predecessor, `.1`.")
 
 
 class PicturesSection(FilePart):
@@ -114,13 +114,13 @@ class BrokerSection(FilePart):
     _carried: ClassVar[str]
 
     broker: Annotated[str, AfterValidator(_broker)] = Field(
-        description="`mqtts://HOST`, perhaps with `:PORT` (8883); `mqtt://HOST` (1883) on loopback."
+        description="`mqtts://HOST`, perhaps with `:PORT` (8883); on loopback `mqtt://HOST` (1883)."
     )
     topic: str
     ca: RelativePath | None = Field(None, description="Issuers of the broker's certificate; default: the system's.")
     cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the broker.")
     key: RelativePath | None = Field(None, description="The device's private key.")
-    user: str | None = Field(None, min_length=1, description="Who the device says that it is.")
+    user: str | None = Field(None, min_length=1, description="User name.")
     password_file: RelativePath | None = Field(None, description="A file with the password.")
     insecure: bool = Field(False, description="Allow a broker off loopback without TLS.")
 
@@ -147,44 +147,40 @@ class BrokerSection(FilePart):
 
 
 class MqttSection(BrokerSection):
-    """A broker of MQTT 5; messages are sent with QoS 1."""
+    """An MQTT 5 broker; QoS is 1."""
 
     _carried = "events"
 
     topic: Annotated[str, AfterValidator(_topic)] = Field(
-        description="Where events are published; `{event}` and `{pipeline}` stand for their names."
+        description="Where events are published; `{event}` and `{pipeline}` are replaced by the names."
     )
 
 
 class MqttPicturesSection(BrokerSection):
-    """A broker of MQTT 5; each message of the topic is one picture as JPEG, PNG or WebP.
+    """An MQTT 5 topic; each message is a picture (JPEG, PNG, WebP).
 
-    It was captured when its user property `captured_unix_s` says, else when it comes. What is retained is not taken.
+    It was captured when its user property `captured_unix_s` says, else on arrival. Retained messages are ignored.
     """
 
     _carried = "pictures"
 
-    topic: Annotated[str, AfterValidator(_pictures_topic)] = Field(
-        description="Where one camera's pictures are published; no wildcards."
-    )
+    topic: Annotated[str, AfterValidator(_pictures_topic)] = Field(description="The topic of one camera; no wildcards.")
 
 
 class MqttSamplesSection(BrokerSection):
-    """A broker of MQTT 5; each message of the topic is a sample, an object of JSON, or a list of some."""
+    """An MQTT 5 topic; each message is a sample, as a JSON object, or a list of samples."""
 
     _carried = "samples"
 
-    topic: Annotated[str, AfterValidator(_pictures_topic)] = Field(
-        description="Where one sensor's samples are published; no wildcards."
-    )
+    topic: Annotated[str, AfterValidator(_pictures_topic)] = Field(description="The topic of one sensor; no wildcards.")
 
 
 class WebhookSection(FilePart):
-    """A web server that events are posted to, signed with HMAC-SHA256."""
+    """A web server that gets events by POST, signed with HMAC-SHA256."""
 
     url: Annotated[str, AfterValidator(_url)] = Field(description="`https://…`; `http://…` on loopback.")
-    secret_file: RelativePath = Field(description="A file with the secret that signs each message.")
-    timeout: Seconds = Field(10.0, gt=0, description="How long one try may take, its answer included.")
+    secret_file: RelativePath = Field(description="A file with the signing secret.")
+    timeout: Seconds = Field(10.0, gt=0, description="How long one try may take.")
     ca: RelativePath | None = Field(None, description="Issuers of the server's certificate; default: the system's.")
     insecure: bool = Field(False, description="Allow an address off loopback without TLS.")
 
@@ -205,15 +201,15 @@ class WebhookSection(FilePart):
 
 
 class KafkaSection(FilePart):
-    """A topic of Kafka; needs the extra `kafka`."""
+    """A Kafka topic; needs the extra `kafka`."""
 
     brokers: tuple[TcpAddress, ...] = Field(min_length=1, description="Some of the cluster, each HOST:PORT.")
     topic: Annotated[str, AfterValidator(_kafka_topic)] = Field(description="Where events are written.")
-    tls: bool = Field(False, description="Call the brokers by TLS; needed off loopback unless `insecure`.")
+    tls: bool = Field(False, description="TLS; required off loopback unless `insecure`.")
     ca: RelativePath | None = Field(None, description="Issuers of the brokers' certificates; default: the system's.")
     cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the brokers.")
     key: RelativePath | None = Field(None, description="The device's private key.")
-    user: str | None = Field(None, min_length=1, description="Who the device says that it is (SASL/PLAIN).")
+    user: str | None = Field(None, min_length=1, description="User name (SASL/PLAIN).")
     password_file: RelativePath | None = Field(None, description="A file with the password.")
     insecure: bool = Field(False, description="Allow brokers off loopback without TLS.")
 
@@ -232,7 +228,7 @@ class SinkPluginSection(FilePart):
     """A sink of your own: an entry point of the group `upwell.sinks`."""
 
     name: str = Field(min_length=1, description="Its name in the group.")
-    options: dict[str, Any] = Field({}, description="The keywords that it is called with.")
+    options: dict[str, Any] = Field({}, description="Its keyword arguments.")
 
 
 def _login_problems(section: BrokerSection | KafkaSection) -> dict[Location, str]:
@@ -267,19 +263,13 @@ def _file(value: object) -> object:
 
 
 class SinkSection(OneKeySection):
-    """One sink, by its one key."""
+    """Where events go; each sink has one key and gets all events."""
 
     WORD = "sink"
 
-    jsonl: Annotated[JsonlSection | None, BeforeValidator(_file, json_schema_input_type=str | JsonlSection)] = Field(
-        None, description="A file, `jsonl: events.jsonl`, or keys and values."
-    )
-    mqtt: MqttSection | None = Field(None, description="A broker of MQTT 5.")
-    webhook: WebhookSection | None = Field(
-        None, description="A web server that events are posted to, signed with HMAC-SHA256."
-    )
-    kafka: KafkaSection | None = Field(None, description="A topic of Kafka; needs the extra `kafka`.")
-    pictures: PicturesSection | None = Field(None, description="A folder of annotated pictures.")
-    plugin: SinkPluginSection | None = Field(
-        None, description="A sink of your own: an entry point of the group `upwell.sinks`."
-    )
+    jsonl: Annotated[JsonlSection | None, BeforeValidator(_file, json_schema_input_type=str | JsonlSection)] = None
+    mqtt: MqttSection | None = None
+    webhook: WebhookSection | None = None
+    kafka: KafkaSection | None = None
+    pictures: PicturesSection | None = None
+    plugin: SinkPluginSection | None = None

@@ -64,27 +64,22 @@ def _listed(words: Sequence[str]) -> str:
 
 
 class SeriesSection(FilePart):
-    """A series of numbers, resampled by its time stamps and cut into windows, each of which is a frame.
-
-    A sample is an object of JSON or a row of CSV. One that cannot be read is left out and counts as `undecodable`.
-    """
+    """Numbers of a [sensor](#sensors), cut into windows, each a frame; unreadable samples count as `undecodable`."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["file"]}, {"required": ["mqtt"]}]})
 
     file: RelativePath | None = Field(None, description="Samples in order: `.csv` with a row of names, or `.jsonl`.")
-    mqtt: MqttSamplesSection | None = Field(
-        None, description="A topic of MQTT; a message is a sample or a list of them, as JSON."
-    )
+    mqtt: MqttSamplesSection | None = None
     time: str = Field(
         "time",
         min_length=1,
-        description="The key of its time stamp: a number, or ISO 8601 with its zone.",
+        description="Key of the time stamp: a number, or ISO 8601 with its zone.",
     )
-    unit: Literal["s", "ms", "us", "ns"] = Field("s", description="What a time stamp that is a number counts.")
+    unit: Literal["s", "ms", "us", "ns"] = Field("s", description="Unit of a time stamp that is a number.")
     fields: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        min_length=1, max_length=1024, description="Its numbers, by key; `a.b` is `b` in `a`."
+        min_length=1, max_length=1024, description="Keys of the numbers; `a.b` is `b` in `a`."
     )
-    rate: float = Field(gt=0, le=1e6, description="Points per second that windows have.")
+    rate: float = Field(gt=0, le=1e6, description="Points per second in a window.")
     size: int = Field(ge=1, le=MAX_NUMBERS, description="Points of a window.")
     step: int | None = Field(
         None, ge=1, le=MAX_NUMBERS, description="Points from one window to the next; default: `size`."
@@ -96,7 +91,7 @@ class SeriesSection(FilePart):
     )
     gaps: Literal["drop", "nan"] = Field(
         "drop",
-        description="A window with a gap: left out, or NaN there.",
+        description="Windows with a gap are dropped, or hold NaN there.",
     )
 
     @model_validator(mode="after")
@@ -125,7 +120,7 @@ class SourcePluginSection(FilePart):
     """A source of your own: an entry point of the group `upwell.sources`."""
 
     name: str = Field(min_length=1, description="Its name in the group.")
-    options: dict[str, Any] = Field({}, description="What it is given.")
+    options: dict[str, Any] = Field({}, description="Its options.")
 
 
 class CaptureSection(FilePart):
@@ -140,31 +135,29 @@ class CaptureSection(FilePart):
     camera: Annotated[str, AfterValidator(_camera)] | None = Field(
         None, description="A camera of this machine, such as /dev/video0."
     )
-    folder: RelativePath | None = Field(None, description="A folder of pictures, each of which is a frame.")
-    mqtt: MqttPicturesSection | None = Field(None, description="A topic of MQTT, each message of which is a picture.")
-    series: SeriesSection | None = Field(None, description="Numbers of a sensor, cut into windows.")
-    plugin: SourcePluginSection | None = Field(
-        None, description="A source of your own: an entry point of the group `upwell.sources`."
-    )
+    folder: RelativePath | None = Field(None, description="A folder of pictures, each a frame.")
+    mqtt: MqttPicturesSection | None = None
+    series: SeriesSection | None = None
+    plugin: SourcePluginSection | None = None
     done: Literal["move", "leave"] = Field(
         "leave",
-        description="Folder: whether pictures answered or `unchanged` are moved into its folder `done`; others are "
-        "read again after the next start.",
+        description="Folder: whether pictures answered or `unchanged` move to its folder `done`; the next start reads "
+        "the others again.",
     )
-    watch: bool = Field(True, description="Folder: wait for new pictures; else it ends.")
+    watch: bool = Field(True, description="Folder: wait for new pictures, else end.")
     fps: float | None = Field(None, gt=0, le=1000, description="Most frames taken per second.")
     deadline: Seconds | None = Field(
-        None, gt=0, description="When a frame must be answered, from its capture; by default the policy's."
+        None, gt=0, description="Time from a frame's capture to its answer. Default: the policy's."
     )
     keep: Literal["latest", "all"] | None = Field(
         None,
-        description="latest: a newer frame replaces one that waits; all: the source waits. Default: all for files "
+        description="latest: a newer frame replaces a waiting one; all: the source waits. Default: all for files "
         "and folders, else latest.",
     )
     silent: Seconds = Field(
         10.0,
         gt=0,
-        description="A source without a changed frame for so long is opened again.",
+        description="A source without a changed frame for this long is reopened.",
     )
     decoder: Annotated[str, Field(min_length=1), AfterValidator(_decoder)] | None = Field(
         None,

@@ -16,7 +16,7 @@ from upwell.shared.units import Bytes
 
 
 class ServerTls(FilePart):
-    """PEM files of a server; watched, new files take over without a restart."""
+    """TLS for `listen` and `listen_http`: PEM files, read again when they change."""
 
     cert: RelativePath = Field(description="Certificate chain.")
     key: RelativePath = Field(description="Its private key.")
@@ -36,10 +36,10 @@ class ServerKeys(FilePart):
         (),
         description="Sites whose pages may call from a browser, such as `https://site.example`.",
     )
-    tls: ServerTls | None = Field(None, description="TLS for `listen` and `listen_http`.")
-    tokens: RelativePath | None = Field(None, description="A tokens.yaml with the bearer tokens that callers may use.")
+    tls: ServerTls | None = None
+    tokens: RelativePath | None = Field(None, description="A tokens.yaml with the bearer tokens of callers.")
     insecure: bool = Field(False, description="Allow addresses off loopback without TLS or authentication.")
-    limits: Limits = Field(UNLIMITED, description="What each caller may ask for.")
+    limits: Limits = UNLIMITED
     max_message: Bytes = Field(
         DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=MAX_MESSAGE_BYTES, description="Largest message taken or sent."
     )
@@ -47,7 +47,7 @@ class ServerKeys(FilePart):
         None,
         description="Where Prometheus scrapes it, such as 127.0.0.1:9464.",
     )
-    traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
+    traces: Traces | None = None
     log: LogFormat = Field("text", description="Log lines for people, or JSON objects.")
 
     @model_validator(mode="after")

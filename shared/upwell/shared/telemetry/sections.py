@@ -54,13 +54,13 @@ class Traces(_Collector):
 
     sample: Share = Field(
         0.05,
-        description="Share of the requests traced where the caller has not decided.",
+        description="Share of requests traced if the caller has not decided.",
     )
 
 
 class MetricsPush(_Collector):
-    """All metrics, pushed over OTLP/HTTP from a device that nobody can scrape; needs the extra `telemetry`."""
+    """Pushes all metrics over OTLP/HTTP, from a device that nobody can scrape; needs the extra `telemetry`."""
 
     path = "/v1/metrics"
 
-    every: Seconds = Field(60.0, ge=1, le=3600, description="How often, give or take a tenth.")
+    every: Seconds = Field(60.0, ge=1, le=3600, description="How often, ± 10 %.")

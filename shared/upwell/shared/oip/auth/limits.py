@@ -44,20 +44,20 @@ _BYTES_AS_WRITTEN = PlainSerializer(lambda rate: _as_written(rate, "B"), when_us
 
 
 class Limits(FilePart):
-    """What one client may ask for. What is not written has no limit here."""
+    """What one client may ask for; by default, anything."""
 
     rate: Annotated[Refill | None, BeforeValidator(parse_request_rate), rate_schema(), _RATE_AS_WRITTEN] = Field(
         None, description="Inference requests, such as 100/s."
     )
     burst: Annotated[int | None, Field(ge=1, le=1_000_000)] = Field(
-        None, description="Requests that may come at once; by default as many as `rate` names."
+        None, description="Requests allowed at once. Default: the number in `rate`."
     )
     concurrency: Annotated[int | None, Field(ge=1, le=100_000)] = Field(
-        None, description="Inference requests under way at a time."
+        None, description="Concurrent inference requests."
     )
     bytes: Annotated[
         Refill | None, BeforeValidator(parse_byte_rate), rate_schema(SIZE_UNIT_PATTERN), _BYTES_AS_WRITTEN
-    ] = Field(None, description="Tensors in requests and answers together, such as 10MB/s.")
+    ] = Field(None, description="Tensors of requests and answers together, such as 10MB/s.")
 
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> Limits:

@@ -33,11 +33,10 @@ class _Entry(FilePart):
     models: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] | None = Field(
         None, description="Models it may use, as globs such as `digits-*`. Default: all."
     )
-    control: bool = Field(False, description="May load and unload its models, where the service allows that.")
-    limits: Limits = Field(UNLIMITED, description="What it may ask for, over the `limits` of the server.")
+    control: bool = Field(False, description="May load and unload its models, if the service allows that.")
+    limits: Limits = Field(UNLIMITED, description="What it may ask for, over the server's `limits`.")
     results: Literal["own", "all"] = Field(
-        "own",
-        description="Whose results it may read: of its own cases, or of all of its models.",
+        "own", description="Results it may read: of its own cases, or all of its models."
     )
 
     @property
@@ -47,21 +46,21 @@ class _Entry(FilePart):
 
 
 class TokenEntry(_Entry):
-    """One token, known by its hash alone."""
+    """Tokens that are let in, known by their hashes alone."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
         description="Who calls with it; appears in logs."
     )
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
-        description="SHA-256 of the token's text, in lower-case hexadecimal digits."
+        description="SHA-256 of the token's text, in lower-case hex."
     )
 
 
 class ClientEntry(_Entry):
-    """Client certificates that are let in without a token. The first entry that fits counts."""
+    """Client certificates let in without a token; needs a client CA. The first entry that fits counts."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
-        description="The common name, or a glob such as `camera-*`; each name has limits of its own."
+        description="Common name, or a glob such as `camera-*`; each name has its own limits."
     )
 
 
@@ -69,10 +68,8 @@ class TokensConfig(FilePart):
     """`tokens.yaml`: who may call this server."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
-    tokens: tuple[TokenEntry, ...] = Field(default=(), description="The tokens that are let in.")
-    clients: tuple[ClientEntry, ...] = Field(
-        default=(), description="Client certificates let in without a token; needs a client CA."
-    )
+    tokens: tuple[TokenEntry, ...] = ()
+    clients: tuple[ClientEntry, ...] = ()
 
     @field_validator("tokens")
     @classmethod

@@ -17,21 +17,18 @@ _FIELDS = ("edge_digest", "edge_runtime", "cloud_digest")
 
 
 class Calibration(Section):
-    """What `upwell policy calibrate` found, for a target of the same model, measure and value.
+    """What `upwell policy calibrate` found. Digests and runtime must be those of the running models, where known."""
 
-    Digests and runtime are compared with those of the models that run, as far as both sides know them.
-    """
-
-    model: Text = Field(description="The model, by its name.")
+    model: Text = Field(description="The model's name.")
     edge_digest: str = Field("", description="The device's model, `sha256:…`.")
-    edge_runtime: str = Field("", description="What ran it there: runtime and accelerator.")
+    edge_runtime: str = Field("", description="What ran it: runtime and accelerator.")
     cloud_digest: str = Field("", description="The cloud's model.")
-    measure: Measure = Field(description="The measure that was calibrated.")
+    measure: Measure = Field(description="The measure calibrated.")
     below: Annotated[Number | None, Written] = Field(None, description="The threshold of a falling measure.")
     above: Annotated[Number | None, Written] = Field(None, description="The threshold of a rising measure.")
     temperature: Annotated[Number, Field(gt=0)] = Field(1.0, description="Divides the logits.")
-    cloud_share: Annotated[Share | None, Written] = Field(None, description="The share that it was made for.")
-    max_risk: Annotated[OpenShare | None, Written] = Field(None, description="The risk that it was made for.")
+    cloud_share: Annotated[Share | None, Written] = Field(None, description="The share it was made for.")
+    max_risk: Annotated[OpenShare | None, Written] = Field(None, description="The risk it was made for.")
     confidence: OpenShare = Field(0.95, description="How sure that risk is.")
     evidence: dict[str, Any] = Field({}, description="What it rests on; a fleet shares budgets by its `curve`.")
 

@@ -48,12 +48,12 @@ class Policy(Section):
 
     version: Literal[1] = Field(1, description="Version of this file format.")
     timezone: Annotated[str, AfterValidator(_known_zone)] = Field(
-        "UTC", description="For `hours` and for the days of budgets, an IANA name."
+        "UTC", description="IANA name, for `hours` and the days of budgets."
     )
     defaults: SettingsPatch = Field(SettingsPatch(), description="Settings for every model.")
-    rules: list[Rule] = Field([], description="Applied to each request, in this order.")
+    rules: list[Rule] = Field([])
     models: dict[str, SettingsPatch] = Field({}, description="Settings by model name.")
-    calibrations: list[Calibration] = Field([], description="Written by `upwell policy calibrate`.")
+    calibrations: list[Calibration] = Field([])
     replaces: Annotated[Annotated[str, Field(pattern=_DIGEST)] | None, Written] = Field(
         None,
         description="The digest of the policy whose `egress: deny` this file may drop; the last key of the file.",

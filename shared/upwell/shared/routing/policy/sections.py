@@ -68,27 +68,27 @@ FAILURE_REASONS: Mapping[str, Reason] = MappingProxyType(
 
 
 class Hard(Section):
-    """Cases that the edge model is unsure of are candidates: by a threshold, a share or a risk."""
+    """Which cases the edge model is unsure of: by a threshold, a share or a risk. They are candidates."""
 
     measure: Measure = Field("margin", description="How hardness is measured.")
     below: Annotated[Threshold | None, Written] = Field(
         None,
-        description="Hard below this: max_prob, logit_norm, mean_score, and margin, where 0.75 is the default.",
+        description="Hard below this: max_prob, logit_norm, mean_score, margin (by default 0.75).",
     )
     above: Annotated[Threshold | None, Written] = Field(None, description="Hard above this: the other measures.")
     temperature: Annotated[Number, Field(gt=0)] = Field(
         1.0, description="Divides the logits; a calibration brings its own."
     )
-    output: Annotated[Text | None, Written] = Field(None, description="The output that measure output reads.")
+    output: Annotated[Text | None, Written] = Field(None, description="What measure output reads.")
     function: Annotated[Text | None, Written] = Field(None, description="What measure function calls.")
     score: Share = Field(
-        0.5, description="Detections: boxes from this score up count; one of this score is the most doubtful."
+        0.5, description="Detections: the least score of a box that counts, and the most doubtful one."
     )
     cloud_share: Annotated[Share | None, Written] = Field(
-        None, description="This share of all rows goes up, such as 20%; a controller holds it."
+        None, description="Share of all rows that goes up, such as 20%."
     )
     max_risk: Annotated[OpenShare | None, Written] = Field(
-        None, description="At most this share of answers is wrong where the cloud would be right."
+        None, description="Largest share of answers that are wrong where the cloud would be right."
     )
     confidence: OpenShare = Field(0.95, description="How sure max_risk is.")
 
@@ -102,28 +102,24 @@ class Hard(Section):
 
 
 class Size(Section):
-    """A bound on the bytes that would be sent for one row."""
+    """A bound on the bytes to send for one row."""
 
     above: Bytes = Field(description="More bytes than this, such as 256KiB.")
 
 
 class Failures(Section):
-    """What happens after each kind of failure of the cloud.
+    """What a caller gets when the cloud fails; may differ by kind of failure."""
 
-    edge: the device's answer, degraded. error: an error. spool: as edge, and the case is kept. retry: asked once more,
-    then edge.
-    """
-
-    default: Annotated[Action | None, Written] = Field(None, description="For every kind not written here.")
+    default: Annotated[Action | None, Written] = Field(None, description="For kinds not written here.")
     unavailable: Annotated[Action | None, Written] = Field(None, description="No connection, or left alone.")
     deadline: Annotated[Action | None, Written] = Field(None, description="Late, or predicted to be.")
     exhausted: Annotated[Action | None, Written] = Field(None, description="Refused for lack of room.")
-    invalid_argument: Annotated[Action | None, Written] = Field(None, description="The request does not fit there.")
-    model_missing: Annotated[Action | None, Written] = Field(None, description="The model is not known there.")
+    invalid_argument: Annotated[Action | None, Written] = Field(None, description="The request does not fit.")
+    model_missing: Annotated[Action | None, Written] = Field(None, description="It does not know the model.")
     unauthenticated: Annotated[Action | None, Written] = Field(None, description="Token or certificate refused.")
-    certificate: Annotated[Action | None, Written] = Field(None, description="The cloud's certificate is not valid.")
+    certificate: Annotated[Action | None, Written] = Field(None, description="Its certificate is not valid.")
     error: Annotated[Action | None, Written] = Field(None, description="An error of its own.")
-    garbage: Annotated[Action | None, Written] = Field(None, description="An answer that cannot be used.")
+    garbage: Annotated[Action | None, Written] = Field(None, description="An unusable answer.")
 
 
 def _after(value: object) -> object:
@@ -148,7 +144,7 @@ After: TypeAlias = Annotated[
 
 
 class Hedge(Section):
-    """A second request where the first is slow; the first answer counts."""
+    """A second request if the first is slow; the first answer counts."""
 
     after: After = Field("p95", description="A quantile of the cloud's times, or a duration such as 80ms.")
     at_most: Share = Field(0.05, description="The share of requests sent twice.")
@@ -183,7 +179,7 @@ def _rate_of_money(value: object) -> Rate:
 
 
 class Budget(Section):
-    """What may be spent on the cloud; all who inherit a limit share it."""
+    """What may be spent on the cloud; models that inherit a limit share it."""
 
     cloud_requests: Annotated[Rate | None, BeforeValidator(_rate_of_requests), rate_schema()] = Field(
         None, description="Requests sent up, such as 100/min."
@@ -195,7 +191,7 @@ class Budget(Section):
         None, description="By `prices`, in their currency, such as 20/month."
     )
     billing_day: Annotated[int, Field(strict=True, ge=1, le=31)] = Field(
-        1, description="The day on which a month begins, or its last."
+        1, description="The day on which a month begins, or the month's last."
     )
 
 
@@ -237,34 +233,36 @@ class SourceSection(Section):
 
 
 class RecordSection(Section):
-    """Requests are written down, to simulate and calibrate."""
+    """Records requests, to simulate and calibrate."""
 
-    keep: Annotated[Bytes, Field(gt=0)] = Field(64 << 20, description="The oldest are dropped beyond this.")
+    keep: Annotated[Bytes, Field(gt=0)] = Field(64 << 20, description="Beyond this the oldest are dropped.")
 
 
 class CollectSection(Section):
-    """Rows are kept as cases, with their pictures."""
+    """Keeps rows as cases, with their pictures."""
 
-    hard: Share = Field(1.0, description="This share of the hard rows.")
+    hard: Share = Field(1.0, description="Share of the hard rows.")
     audited: bool = Field(True, description="Rows that `audit` sends up.")
-    random: Share = Field(0.0, description="Any row with this probability: a sample for evaluation.")
-    classes: dict[Text, Share] = Field({}, description="Class to the share of rows answered so, such as {helmet: 5%}.")
-    near: Amount = Field(0.0, description="Rows whose hardness is at most so far from the threshold; 0: none.")
+    random: Share = Field(0.0, description="Any row, with this probability, for evaluation.")
+    classes: dict[Text, Share] = Field({}, description="Share of the rows of a class, such as {helmet: 5%}.")
+    near: Amount = Field(0.0, description="Rows with a hardness this close to the threshold; 0: none.")
     novel: Amount = Field(
-        0.0, description="Rows at least so many standard deviations from the first 256 of their model; 0: none."
+        0.0,
+        description="Rows this many standard deviations from the bundle's reference, else the model's first 256; "
+        "0: none.",
     )
-    track: Share = Field(0.0, description="This share of the tracks of a pipeline gives a row.")
-    one_per_track: bool = Field(True, description="At most one row of a track, but for random and audited.")
+    track: Share = Field(0.0, description="Share of a pipeline's tracks that give a row.")
+    one_per_track: bool = Field(True, description="At most one row per track, except random and audited.")
     source: Annotated[Annotated[Text, AfterValidator(str.lower)] | None, Written] = Field(
-        None, description="The tag that names a source; by default that of `source`, else `pipeline`."
+        None, description="The tag that names a source. Default: that of `source`, else `pipeline`."
     )
     per_day: Annotated[int, Field(strict=True, ge=0)] = Field(
-        200, description="At most so many per source and UTC day, beside random and audited."
+        200, description="Most per source and UTC day, besides random and audited."
     )
     keep: Annotated[Bytes, Field(gt=0)] = Field(
-        256 << 20, description="Bytes of one model on disk; the oldest go first, random and audited last."
+        256 << 20, description="Most bytes per model; the oldest go first, random and audited last."
     )
-    max_age: Annotated[Seconds, Field(gt=0)] = Field(30 * 86400.0, description="A case that is older is dropped.")
+    max_age: Annotated[Seconds, Field(gt=0)] = Field(30 * 86400.0, description="Older cases are dropped.")
 
 
 class OnDrift(Section):
@@ -276,38 +274,27 @@ class OnDrift(Section):
 class SettingsPatch(Section):
     """What defaults, a model or a rule may set."""
 
-    deadline: Seconds = Field(
-        1.0, gt=0, le=86400, description="The answer is due after this time; the caller may ask for less."
-    )
+    deadline: Seconds = Field(1.0, gt=0, le=86400, description="When the answer is due; callers may ask for less.")
     objective: Objective = Field(
         "accuracy",
-        description="A candidate goes up: accuracy: if predicted in time; latency, energy, cost: if predicted to "
-        "lower that.",
+        description="A candidate goes up if predicted in time (accuracy), or to lower latency, energy or cost.",
     )
     confidence: OpenShare = Field(
         0.05,
-        description="How likely the cloud must be in time for a candidate of middling rank.",
+        description="Least chance of being in time for a candidate of middling rank.",
     )
-    hard: Hard | Literal["off"] = Field(
-        Hard(), description="Cases that the edge model is unsure of are candidates: by a threshold, a share or a risk."
-    )
-    large: Size | Literal["off"] = Field("off", description="Cases of more bytes than this go up without an edge run.")
-    on_cloud_failure: Action | Failures = Field("edge", description="What a caller gets when the cloud fails.")
+    hard: Hard | Literal["off"] = Hard()
+    large: Size | Literal["off"] = Field("off", description="Larger cases go up without an edge run.")
+    on_cloud_failure: Action | Failures = "edge"
     spool: bool = Field(False, description="Keep hard cases that could not be sent, and send them later.")
-    hedge: Hedge | Literal["off"] = Field(
-        "off", description="A second request where the first is slow; the first answer counts."
-    )
-    budget: Budget | Literal["off"] = Field("off", description="What may be spent on the cloud.")
-    prices: PricesSection = Field(PricesSection(), description="What the cloud costs, in one currency.")
-    energy: EnergySection = Field(EnergySection(), description="What the device's work costs.")
+    hedge: Hedge | Literal["off"] = "off"
+    budget: Budget | Literal["off"] = "off"
+    prices: PricesSection = PricesSection()
+    energy: EnergySection = EnergySection()
     priority: Priority = Field("normal", description="Whom a busy device serves first.")
-    source: SourceSection | Literal["off"] = Field(
-        "off", description="A stream of requests, such as the frames of one camera."
-    )
-    audit: Share = Field(0.0, description="This share of the easy cases is sent up later, to check them.")
-    explore: Share = Field(0.0, description="This share of the recorded requests goes both ways.")
-    record: RecordSection | Literal["off"] = Field(
-        "off", description="Requests are written down, to simulate and calibrate."
-    )
-    collect: CollectSection | Literal["off"] = Field("off", description="Rows are kept as cases, with their pictures.")
-    on_drift: OnDrift | Literal["off"] = Field("off", description="What holds while the model's rows have drifted.")
+    source: SourceSection | Literal["off"] = "off"
+    audit: Share = Field(0.0, description="Share of the easy cases sent up later, as a check.")
+    explore: Share = Field(0.0, description="Share of the recorded requests that both sides answer.")
+    record: RecordSection | Literal["off"] = "off"
+    collect: CollectSection | Literal["off"] = "off"
+    on_drift: OnDrift | Literal["off"] = "off"

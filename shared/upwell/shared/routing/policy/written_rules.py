@@ -30,19 +30,16 @@ _TagValues = Annotated[dict[str, OneOrMore], AfterValidator(lowered)]
 
 
 class Match(Section):
-    """What a rule applies to; every key that is written must hold, and `{}` matches every request."""
+    """What the rule applies to: every key must hold; `{}` matches every request."""
 
     tags: _TagValues = Field({}, description="Tag to the value, or values, that it may have.")
-    unless_tags: _TagValues = Field(
-        {},
-        description="The reverse: matches where one of these tags is missing or has another value.",
-    )
-    model: Annotated[OneOrMore | None, Written] = Field(None, description="The model, or one of these models.")
+    unless_tags: _TagValues = Field({}, description="The reverse: one of these tags is missing or has another value.")
+    model: Annotated[OneOrMore | None, Written] = Field(None, description="The model, or one of these.")
     hours: Annotated[
         Annotated[str, AfterValidator(_hours_span), Field(json_schema_extra={"pattern": f"^{_HOURS.pattern}$"})] | None,
         Written,
     ] = Field(None, description='Time of day in `timezone`, such as "22:00-06:00", its end excluded.')
-    size: Annotated[Size | None, Written] = Field(None, description="Requests of which a row has more bytes than this.")
+    size: Annotated[Size | None, Written] = Field(None, description="A row has more bytes than this.")
 
 
 def _checked_condition(text: object) -> str:
@@ -59,7 +56,7 @@ def _checked_condition(text: object) -> str:
 
 
 class Rule(Section):
-    """One rule. The first that matches and says `route` or `set` decides those; every `egress` and `collect` counts."""
+    """The first rule that matches and says `route` or `set` decides those; every `egress` and `collect` counts."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -78,22 +75,21 @@ class Rule(Section):
     )
 
     name: str = Field(min_length=1, description="Shown in explanations and logs.")
-    match: Match = Field(Match(), description="What the rule applies to.")
+    match: Match = Match()
     condition: Annotated[str | None, BeforeValidator(_checked_condition)] = Field(
-        None, alias="if", description="A CEL expression that must hold, too; needs the extra `cel`."
+        None, alias="if", description="A CEL expression that must also hold; needs the extra `cel`."
     )
     egress: Annotated[Literal["deny"] | None, Written] = Field(
         None, description="deny: nothing of it leaves the device."
     )
     route: Annotated[Literal["edge", "cloud", "split"] | None, Written] = Field(
         None,
-        description="edge: on the device. cloud: every row is a candidate. split: the best cut, head here and tail "
-        "in the cloud.",
+        description="edge: on the device. cloud: every row is a candidate. split: by the best cut.",
     )
     collect: Annotated[Literal[False] | None, Written] = Field(
         None, description="false: nothing of it is kept as a case."
     )
-    set: Annotated[SettingsPatch | None, Written] = Field(None, description="Settings that hold for matching requests.")
+    set: Annotated[SettingsPatch | None, Written] = Field(None, description="Settings for matching requests.")
 
     @model_validator(mode="after")
     def _applies_and_does_something(self) -> Rule:
