@@ -135,7 +135,7 @@ class StepSection(OneKeySection):
     track: TrackSection | None = None
     zones: Annotated[dict[Name, Zone], Field(min_length=1, json_schema_extra=NAMES)] | None = Field(
         None,
-        description="By name, points `[x, y]` or `{line: [[x, y], [x, y]]}`, fractions of the picture from its top left.",
+        description="By name, points `[x, y]` or `{line: [[x, y], [x, y]]}`, as fractions from the top left.",
     )
     keep: KeepSection | None = None
     blur: BlurSection | None = None
