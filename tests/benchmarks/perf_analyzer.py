@@ -22,13 +22,15 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import tritonclient.grpc as triton
 
+from tests.benchmarks.quiet import Quiet
 from tests.benchmarks.triton_bench import servers
 from tests.benchmarks.triton_bench.work import Work, prepare
-from tests.faults.programs import Program
+from tests.faults.programs import UPWELL, Program
 
 MODES = {
     "gRPC": ("-i", "grpc"),
@@ -39,6 +41,7 @@ MODES = {
 CONCURRENCIES = (1, 8)
 SERVICE, AGENT, TRITON = "service", "agent", "Triton"
 _LIMIT_S = 120.0
+_PATIENCE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Figure:
 @contextmanager
 def upwell(name: str, command: Sequence[str | Path]) -> Iterator[Target]:
     """Our service or agent, which prints where it listens."""
-    with Program([*map(str, command)]) as program:
+    with Program([*map(str, command)], [UPWELL]) as program:
         grpc = program.find(r"^serving on (\S+:\d+)", 30.0)
         yield Target(name, grpc, program.find(r"HTTP on (\S+)", 30.0))
 
@@ -145,12 +148,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", choices=("digits", "mobilenet"), default="digits")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--interval-ms", type=int, default=500)
+    parser.add_argument("--interval-ms", type=int, default=250)
     asked = parser.parse_args()
     binary = os.environ.get("PERF_ANALYZER")
     if not binary:
         parser.error("PERF_ANALYZER names no perf_analyzer; tritonclient 2.34's wheel has one")
     figures: dict[tuple[str, int, str], list[Figure]] = {}
+    quiet = Quiet(_PATIENCE_S)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         works = [work for work in prepare(root / "models") if work.name == asked.model]
@@ -158,11 +162,12 @@ def main() -> None:
             for number in range(asked.rounds):
                 for mode in MODES:
                     for target in targets[number % len(targets) :] + targets[: number % len(targets)]:
-                        found = measured(binary, target, works[0], mode, asked.interval_ms)
+                        ask = partial(measured, binary, target, works[0], mode, asked.interval_ms)
+                        found = quiet.measured(ask)
                         for concurrency, figure in found.items():
                             figures.setdefault((mode, concurrency, target.name), []).append(figure)
                 print(f"round {number + 1} of {asked.rounds}", file=sys.stderr)
-    print(f"{works[0].title}; medians of {asked.rounds} rounds (least-most), p99, ratio to Triton:\n")
+    print(f"{works[0].title}; medians of {asked.rounds} rounds (least-most), p99, ratio to Triton. {quiet.told()}\n")
     print("\n".join(table(figures, [target.name for target in targets])))
 
 

@@ -21,7 +21,9 @@ LONG = ModelTrial("long", "1", 602_000, 40e-3, 22e-3)
         ([LONG], 2, 1),  # the cores bound it, however many processes there are
         ([LONG, SMALL], 2, 2),
         ([LONG], 64, 2),
-        ([ModelTrial("picture", "1", 602_000, 7e-3)], 16, 2),
+        ([ModelTrial("picture", "1", 602_000, 7e-3)], 2, 1),
+        ([ModelTrial("picture", "1", 602_000, 7e-3)], 16, 3),
+        ([ModelTrial("between", "1", 66_000, 0.6e-3)], 2, 2),  # two runs wait for each other at the front end
         ([SMALL], 8, 6),
         ([], 8, 1),
     ],
