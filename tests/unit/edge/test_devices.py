@@ -7,13 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.accelerators.make_samples import make
+from tests.unit.test_docs import SPAN, table
 from upwell.edge.config import AgentConfig
 from upwell.edge.runtimes import device_lock
 from upwell.shared.config.yaml import load_yaml
@@ -23,7 +23,7 @@ from upwell.tools.devices.rows import DeviceCheck, Row, judged, with_options
 from upwell.tools.devices.samples import ASSETS, _reason_in, samples
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "accelerators.md"
+PAGE = ROOT / "docs" / "engines.md"
 
 # --- What counts as executed
 
@@ -237,27 +237,26 @@ def compile_library(source: str, library: Path) -> None:
     subprocess.run(command, input=source.encode(), check=True)
 
 
-# --- docs/accelerators.md
+# --- The recipes of docs/engines.md
 
-SNIPPETS = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+LINES = table(PAGE, "hardware")
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_snippets_are_agent_files(snippet: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", LINES, ids=[line[0] for line in LINES])
+def test_recipes_are_keys_of_a_model_s_edge(line: list[str], tmp_path: Path) -> None:
+    keys = SPAN.findall(line[3])
+    assert ", ".join(f"`{key}`" for key in keys) == line[3]
+    keys = keys if keys[0].startswith("file: ") else ["bundle: models/digits", *keys]
     file = tmp_path / "agent.yaml"
-    if not snippet.startswith("models:"):  # the keys of one model's `edge`
-        snippet = snippet if "file: " in snippet.partition("accelerator:")[0] else f"bundle: models/digits\n{snippet}"
-        snippet = "models:\n  digits:\n    edge:\n" + textwrap.indent(snippet, " " * 6)
-    file.write_text(snippet)
+    file.write_text("\n      ".join(["models:\n  digits:\n    edge:", *keys]))
     edge = load_yaml(file, AgentConfig).models["digits"].edge
     assert edge is not None
     assert edge.wanted_accelerators
 
 
-def test_each_recipe_is_on_the_page_and_marked() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    written = set(re.findall(r"provider: (\w+)", text))
+def test_each_recipe_is_on_the_page_and_says_what_ran() -> None:
+    written = {name for line in LINES for name in re.findall(r"provider: (\w+)", line[3])}
     assert {recipe.accelerator for recipe in RECIPES} - {"rknpu"} <= written
-    sections = re.split(r"^### ", text.partition("## Recipes")[2], flags=re.MULTILINE)[1:]
-    assert len(sections) == 12
-    assert [part.splitlines()[0] for part in sections if "ntested on hardware" not in part.split("\n\n")[1]] == []
+    executed = {name for line in LINES if line[1] != "untested" for name in re.findall(r"provider: (\w+)", line[3])}
+    assert executed == {"qnn", "openvino", "litert_npu"}
+    assert all(line[1].startswith("executed ") for line in LINES if line[1] != "untested")
