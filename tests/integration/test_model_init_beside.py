@@ -169,7 +169,10 @@ def test_an_onnx_file_of_otx_says_it_itself(tmp_path: Path, in_process: InProces
         ({"transforms.txt": COMPOSED.replace("ToTensor()", "Grayscale(num_output_channels=1)")}, "Grayscale"),
         ({"transforms.txt": COMPOSED.replace("    CenterCrop(size=(8, 8))\n", "")}, "depends on the picture"),
         ({"transforms.txt": COMPOSED.replace("=bilinear", "=lanczos")}, "lanczos"),
-        ({"nvinfer_config.txt": NVINFER.replace("format=0", "format=1")}, "blue, green, red"),
+        (
+            {"nvinfer_config.txt": NVINFER.replace("format=0", "format=1").replace("labels.txt", "l" * 300)},
+            "blue, green, red",
+        ),
         ({"nvinfer_config.txt": NVINFER + "maintain-aspect-ratio=1\n"}, "which no fit does"),
         ({"model.xml": XML.replace('"YES"', '"NO"')}, "red, green, blue or the other way round"),
         ({"model.xml": XML.replace('"standard"', '"fit_to_window"')}, "'fit_to_window' is not offered"),

@@ -122,6 +122,14 @@ def test_a_classifier_of_ultralytics(tmp_path: Path, in_process: InProcess) -> N
     assert "fit: cover" in (tmp_path / "model.yaml").read_text()
 
 
+def test_a_classifier_of_ultralytics_that_is_no_square_takes_a_stretched_picture(
+    tmp_path: Path, in_process: InProcess
+) -> None:
+    model = averaging(tmp_path / "best.onnx", metadata=ultralytics("classify", 8, imgsz="[8, 12]"), name="output0")
+    init(in_process, model)
+    assert "fit: stretch" in (tmp_path / "model.yaml").read_text()
+
+
 def test_a_detector_of_ultralytics(tmp_path: Path, in_process: InProcess) -> None:
     boxes = np.zeros((1, 7, 84))
     boxes[0, :4, 5] = [32, 32, 16, 8]  # in the middle of the letterboxed picture
@@ -202,6 +210,44 @@ def test_boxes_that_were_suppressed_in_the_model_are_read(tmp_path: Path, in_pro
 
 
 @pytest.mark.parametrize(
+    ("wide", "more"),
+    [(6, {"head": "RTDETRDecoder"}), (7, {"description": "Ultralytics rtdetr-l model trained on x.yaml"})],
+)
+def test_a_transformer_of_ultralytics_has_fractions_of_a_stretched_picture(
+    tmp_path: Path, in_process: InProcess, wide: int, more: dict[str, str]
+) -> None:
+    boxes = np.zeros((1, 300, wide))
+    boxes[0, 0] = [0.5, 0.25, 0.5, 0.5, 0.8, 1] if wide == 6 else [0.5, 0.25, 0.5, 0.5, 0.1, 0.8, 0.2]
+    boxes[0, 1] = boxes[0, 0] * [*[1] * 4, *[0.9] * (wide - 4)] if wide == 7 else [0.5, 0.25, 0.5, 0.5, 0.72, 1]
+    model = detecting(tmp_path / "best.onnx", ultralytics("detect", 64, **more), boxes)
+    report = init(in_process, model)
+    assert report["check"] == report["not_known"] == []
+    _, values, _ = answered(model, (128, 64))
+    np.testing.assert_allclose(values[0, 0], [0.25, 0, 0.75, 0.5, 0.8, 1], atol=1e-5)
+    np.testing.assert_allclose(values[0, 1, 4:], [0.72, 1], atol=1e-5)  # it has no overlaps to suppress
+
+
+@pytest.mark.parametrize("suppresses", [False, True])
+def test_an_export_of_any_size_is_laid_out_as_it_says(tmp_path: Path, in_process: InProcess, suppresses: bool) -> None:
+    boxes = np.zeros((1, 300, 6)) if suppresses else np.zeros((1, 7, 84))
+    boxes[0, 0 if suppresses else slice(None), ... if suppresses else 5] = (
+        [16, 24, 48, 40, 0.8, 1] if suppresses else [32, 32, 32, 16, 0.1, 0.8, 0.2]
+    )
+    arguments = str({"dynamic": True, "nms": suppresses})
+    model = detecting(tmp_path / "best.onnx", ultralytics("detect", 64, args=arguments), boxes)
+    graph = onnx.load(model)
+    for value in (graph.graph.input[0], graph.graph.output[0]):
+        for at, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if at != 1 or value is graph.graph.output[0]:
+                dimension.dim_param = f"{value.name}{at}"
+    onnx.save(graph, model)
+    report = init(in_process, model)
+    assert report["check"] == report["not_known"] == []
+    _, values, _ = answered(model, (128, 64))
+    np.testing.assert_allclose(values[0, 0], [0.25, 0.25, 0.75, 0.75, 0.8, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
     ("task", "shape", "said"),
     [
         ("detect", (1, 9, 84), "does not hold the 3 classes"),
@@ -279,6 +325,8 @@ def test_a_text_classifier_of_optimum(exported: Callable[[str], Path], in_proces
     np.testing.assert_allclose(answers[output.name], EXPECTED["texts"], atol=1e-4)
     best = int(np.argmax(EXPECTED["texts"][0]))
     assert report["tried"]["found"][0].endswith(LABELS[best])
+    long = init(in_process, folder, "--force", "--try", "the fox " * 50)  # no name of a file can be so long
+    assert long["tried"]["found"]
     (folder / "sample.txt").write_text(TEXTS[0])
     assert init(in_process, folder, "--force", "--try", folder / "sample.txt")["tried"] == report["tried"]
 
@@ -512,6 +560,32 @@ def test_a_file_beside_it_that_is_wrong_is_named(
     assert name in message
     assert said in message
     assert not (tmp_path / "model.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.json", {"architectures": 5}),
+        ("config.json", {"model_type": "vit\npost: [{rename: {from: a, to: b}}]"}),
+        ("config.json", {"model_type": "\x1b[2J" + "x" * 3_000_000}),
+        ("preprocessor_config.json", {"rescale_factor": 10**400}),
+        ("preprocessor_config.json", {"rescale_factor": 1e308}),
+        ("preprocessor_config.json", {"image_mean": [0.5] * 3, "image_std": [5e-324] * 3}),
+        ("preprocessor_config.json", {"image_processor_type": "ConvNext", "size": {"shortest_edge": 8},
+                                      "crop_pct": 5e-324}),
+        ("config.json", {"model_type": None, "pretrained_cfg": {"input_size": [3, 8, 8], "crop_mode": []}}),
+        ("config.json", {"model_type": None, "pretrained_cfg": {"input_size": [3, 8, 8], "crop_pct": 5e-324}}),
+    ],
+)  # fmt: skip
+def test_values_that_no_exporter_writes_are_not_taken(
+    tmp_path: Path, in_process: InProcess, name: str, change: dict[str, Any]
+) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    (tmp_path / name).write_text(json.dumps({"model_type": "vit", **change}))
+    report = init(in_process, model, "--try", picture(tmp_path / "photo.png"))
+    assert all(len(line) <= 600 and line.isprintable() for line in (report["source"], *report["not_known"]))
+    assert model.with_name("model.yaml").read_text().endswith("\npost: []\n")
 
 
 def test_labels_of_somebody_else_are_not_replaced(tmp_path: Path, in_process: InProcess) -> None:

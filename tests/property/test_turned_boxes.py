@@ -134,6 +134,24 @@ def test_segments_lie_over_the_original_and_say_what_was_cut_off() -> None:
     assert (found[0, :, [0, 3], 1] == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("keys", "numbers"),
+    [
+        ({"keypoints": [2, 3]}, 6),
+        ({"keypoints": [2, 2]}, 4),
+        ({"angle": True}, 1),
+        ({"prototypes": "p", "from": "x"}, 3),
+    ],
+)
+def test_a_picture_in_which_nothing_is_found_has_no_detections(keys: dict[str, object], numbers: int) -> None:
+    op = Boxes.model_validate({"format": "cxcywh", "max": 4, **keys})
+    prototypes = np.ones((1, 3, 8, 8)) if op.prototypes is not None else None
+    raw = RawBoxes(np.ones((1, 5, 4)), np.zeros((1, 5, 2)), None, np.zeros((1, 5, numbers)), prototypes)
+    found, masks = detect(op, raw, Geometry.of([(32, 32)]))
+    assert (found.array[0, :, 5] == -1).all()
+    assert masks is None or not masks.any()
+
+
 def test_how_many_numbers_a_detection_may_have() -> None:
     assert [last for last in range(3, 20) if detections.is_detections(last)] == [6, 9, 12, 14, 15, 18]
     assert [last for last in (6, 9, 14, 57) if detections.has_keypoints(last)] == [9, 57]

@@ -91,6 +91,11 @@ def _shared_memory(message: pb.ModelInferRequest) -> None:
     message.inputs[0].parameters["shared_memory_region"].string_param = "r"
 
 
+def _one_in_shared_memory(message: pb.ModelInferRequest) -> None:
+    _too_few(message)
+    message.inputs[1].parameters["shared_memory_region"].string_param = "r"
+
+
 def _classification(message: pb.ModelInferRequest) -> None:
     message.outputs.add(name="y").parameters["classification"].int64_param = -3
 
@@ -108,6 +113,7 @@ def _empty_parameter(message: pb.ModelInferRequest) -> None:
         (_too_few, "2 input tensors need as many raw contents, got 1"),
         (_raw_alone, "0 input tensors need as many raw contents, got 1"),
         (_shared_memory, "'x': the parameter 'shared_memory_region' is not supported"),
+        (_one_in_shared_memory, "'z': the parameter 'shared_memory_region' is not supported"),
         (_classification, "'y': the parameter 'classification' is a whole number of classes"),
         (_empty_parameter, "the parameter 'p' has no value"),
     ],

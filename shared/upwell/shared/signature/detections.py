@@ -161,7 +161,7 @@ def _placed(op: Boxes, boxes: Floats, further: Floats, row: int, geometry: Geome
     places = points[:, :, :2] if geometry is None else geometry.points(points[:, :, :2], row, op.normalized)
     sure = points[:, :, 2:] if numbers == KEYPOINT else np.ones((*points.shape[:2], 1))
     found = np.nan_to_num(np.concatenate((np.clip(places, 0.0, 1.0), sure), axis=2))
-    return np.concatenate((fractions, found.reshape(len(boxes), -1)), axis=1)
+    return np.concatenate((fractions, found.reshape(len(boxes), count * KEYPOINT)), axis=1)
 
 
 def _mask(prototypes: Array, parts: Floats, boxes: Floats, row: int, place: tuple[bool, Geometry]) -> Array:

@@ -12,10 +12,10 @@ import json
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain, parse_json, read_file
@@ -108,6 +108,10 @@ MAX_LABELS = 100_000
 _MOST_TOKENS = 1 << 17
 """More is what tokenizers write who know no limit."""
 
+_LONGEST_LINE = 500
+_LARGEST = 1e30
+"""Beyond it, or below its inverse, no number is one of a picture: in FP32 it would overflow."""
+
 _LABEL_FILES = ("labels.txt", "classes.txt", "class_names.txt", "labelmap.txt")
 _LETTERBOX_FILL = 114
 _FILTERS = MappingProxyType({0: "nearest", 2: "bilinear", 3: "bicubic"})
@@ -130,20 +134,45 @@ def facts_of(
     A file of labels beside it counts where nothing else names them, and it has as many as the model has classes.
     """
     readers: tuple[Callable[[], ExporterFacts | None], ...] = (
-        lambda: ultralytics(metadata, outputs, normalized=model.suffix == ".tflite"),
+        lambda: ultralytics(metadata, model, inputs, outputs),
         lambda: hugging_face(model, inputs, outputs),
         lambda: timm(model),
         lambda: facts_beside(model, metadata),
     )
     facts = next((found for read in readers if (found := read()) is not None), otherwise or NOTHING_KNOWN)
+    facts = replace(facts, source=_line(facts.source), notes=tuple(map(_line, facts.notes)))
     return facts if facts.labels else _with_labels_beside(model, facts, outputs)
 
 
-def ultralytics(metadata: Mapping[str, str], outputs: Outputs, *, normalized: bool) -> ExporterFacts | None:
-    """What an export of Ultralytics says: `task`, `names`, `imgsz`, `stride`, `args`.
+def _line(text: str) -> str:
+    """A stranger's words in one line that is not too long: they become a comment of the description."""
+    whole = " ".join(text[:_LONGEST_LINE].split())
+    return "".join(one if one.isprintable() else "\ufffd" for one in whole)
+
+
+@dataclass(frozen=True)
+class _Export:
+    """What an export of Ultralytics says of itself, and the tensors that it has.
+
+    `is_transformer`: it is an RT-DETR, which has fractions of a stretched picture, and nothing to suppress.
+    `suppresses`: the model drops overlaps itself. `channels_last`: its picture is NHWC, as in older TFLite files.
+    """
+
+    task: str
+    outputs: Outputs
+    is_tflite: bool
+    is_transformer: bool
+    suppresses: bool
+    channels_last: bool
+
+
+def ultralytics(
+    metadata: Mapping[str, str], model: Path, inputs: Sequence[TensorSpec], outputs: Outputs
+) -> ExporterFacts | None:
+    """What an export of Ultralytics says: `task`, `names`, `imgsz`, `head`, `end2end`, `args`.
 
     Pictures are letterboxed to `imgsz` on grey 114 and become 0..1; a classifier's are cropped from the middle, and its
-    scores have been through a softmax. `normalized`: its TFLite files have boxes as fractions of the picture.
+    scores have been through a softmax.
     """
     task, names = metadata.get("task", ""), _literal(metadata.get("names", ""))
     if "Ultralytics" not in metadata.get("author", "") or not task:
@@ -154,53 +183,81 @@ def ultralytics(metadata: Mapping[str, str], outputs: Outputs, *, normalized: bo
     picture = PictureFacts(square, "contain", fill=_LETTERBOX_FILL, filter="bilinear", scale=1 / 255)
     source = f"its Ultralytics metadata ({task})"
     if task == "classify":
-        picture = replace(picture, fit="cover", fill=None)
+        is_square = square is None or square[0] == square[1]
+        picture = replace(picture, fit="cover" if is_square else "stretch", fill=None)
         return ExporterFacts(source, labels, picture, scores="probabilities", boxes=None)
-    facts = ExporterFacts(source, labels, picture)
-    if task in ("detect", "segment", "pose", "obb"):
-        return _ultralytics_boxes(facts, _besides(task, metadata, outputs), outputs, normalized)
-    note = f"what a model for {task} gives is not decoded here: the outputs are given as they are"
-    return replace(facts, boxes={}, notes=(note,))
+    if task not in ("detect", "segment", "pose", "obb"):
+        note = f"what a model for {task} gives is not decoded here: the outputs are given as they are"
+        return ExporterFacts(source, (), picture, boxes={}, notes=(note,))
+    arguments = _literal(metadata.get("args", ""))
+    export = _Export(
+        task,
+        outputs,
+        model.suffix == ".tflite",
+        "RTDETR" in metadata.get("head", "") or "rtdetr" in metadata.get("description", "").lower(),
+        metadata.get("end2end", "").lower() == "true"
+        or (isinstance(arguments, Mapping) and arguments.get("nms") is True),
+        len(inputs) == 1 and inputs[0].shape[-1] == 3,
+    )
+    if export.is_transformer:
+        picture = replace(picture, fit="stretch", fill=None)
+    return _ultralytics_boxes(ExporterFacts(source, labels, picture), metadata, export)
 
 
-def _besides(task: str, metadata: Mapping[str, str], outputs: Outputs) -> tuple[int, Mapping[str, str]] | None:
+def _besides(metadata: Mapping[str, str], export: _Export) -> tuple[int, Mapping[str, str]] | None:
     """How many numbers a box has besides those of a detector, and the keys that say what they are; None: not known."""
-    if task == "obb":
+    if export.task == "obb":
         return 1, {"angle": "true"}
-    if task == "pose":
+    if export.task == "pose":
         points = _literal(metadata.get("kpt_shape", ""))
         known = _is_size(points) and points[1] in (2, 3)
         return (points[0] * points[1], {"keypoints": f"[{points[0]}, {points[1]}]"}) if known else None
-    if task == "segment":
-        prototypes = next((one for one in outputs if len(one.shape) == 4 and one.shape[1] > 0), None)
-        return None if prototypes is None else (prototypes.shape[1], {"prototypes": prototypes.name})
+    if export.task == "segment":
+        prototypes = next((one for one in export.outputs if len(one.shape) == 4 and one.shape[1] > 0), None)
+        known = prototypes is not None and not export.channels_last
+        return (prototypes.shape[1], {"prototypes": prototypes.name}) if known and prototypes else None
     return 0, {}
 
 
-def _ultralytics_boxes(
-    facts: ExporterFacts, besides: tuple[int, Mapping[str, str]] | None, outputs: Outputs, normalized: bool
-) -> ExporterFacts:
-    """The keys of the step `boxes`, by the shape of the raw tensor.
-
-    It is [rows, 4 + classes + besides, boxes], or [rows, boxes, 6 + besides] where suppression is in the model: corners
-    then, but for turned boxes, which keep their centre and size.
-    """
-    raw = next((one for one in outputs if len(one.shape) == 3), None)
+def _ultralytics_boxes(facts: ExporterFacts, metadata: Mapping[str, str], export: _Export) -> ExporterFacts:
+    """The keys of the step `boxes`, by the shape of the raw tensor."""
+    raw = next((one for one in export.outputs if len(one.shape) == 3), None)
+    besides = _besides(metadata, export)
     if raw is None or besides is None or not facts.labels:
         note = "its outputs are not laid out as known exports are: they are given as they are, and no request is hard"
         return replace(facts, boxes={}, notes=(note,))
-    numbers, keys = besides
-    wide, suppressed = 4 + len(facts.labels) + numbers, 6 + numbers
-    is_turned = "angle" in keys
-    if wide in raw.shape[1:] and not (raw.shape[2] == suppressed and raw.shape[1] != wide):
-        axes = {"axes": "NCA" if raw.shape[1] == wide else "NAC", "format": "cxcywh"}
-    elif raw.shape[2] == suppressed:
-        axes = {"axes": "NAC", "format": "cxcywh" if is_turned else "xyxy", "suppressed": "true", "iou": "1.0"}
-    else:
+    numbers, more = besides
+    layout = _layout(raw.shape, 4 + len(facts.labels) + numbers, 6 + numbers, export)
+    if not layout:
         found = f"{raw.name} {list(raw.shape)}"
         note = f"{found} does not hold the {len(facts.labels)} classes: it is given as it is, and no request is hard"
         return replace(facts, boxes={}, notes=(note,))
-    return replace(facts, boxes={"from": raw.name, **axes, **({"normalized": "true"} if normalized else {}), **keys})
+    suppressed, is_turned = layout == "suppressed", "angle" in more
+    keys = {"from": raw.name, "axes": "NCA" if layout == "NCA" else "NAC"}
+    keys["format"] = "xyxy" if suppressed and not is_turned and not export.is_transformer else "cxcywh"
+    keys |= {"suppressed": "true"} if suppressed else {}
+    keys |= {"iou": "1.0"} if suppressed or export.is_transformer else {}
+    # In TFLite files boxes are fractions, lest an int8 output lose the scores; those of suppressed ones only formerly.
+    is_fraction = export.is_transformer or (export.is_tflite and (not suppressed or export.channels_last))
+    return replace(facts, boxes={**keys, **({"normalized": "true"} if is_fraction else {}), **more})
+
+
+def _layout(
+    shape: Sequence[int], wide: int, suppressed: int, export: _Export
+) -> Literal["", "NCA", "NAC", "suppressed"]:
+    """Of the raw tensor: [rows, `wide`, boxes], [rows, boxes, `wide`] or [rows, boxes, `suppressed`]; empty: not known.
+
+    Of RT-DETR each box has the scores of all classes, or since 8.4 the best one and its class: of two classes both are
+    as wide.
+    """
+    first, last = shape[1:]
+    if export.is_transformer:
+        return "" if wide == suppressed else "suppressed" if last == suppressed else "NAC" if last == wide else ""
+    if first == last == -1:  # a model of any size
+        return "suppressed" if export.suppresses else "NCA"
+    if last == suppressed and (first != wide or export.suppresses):
+        return "suppressed"
+    return "NCA" if first == wide else "NAC" if last == wide else ""
 
 
 def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) -> ExporterFacts | None:
@@ -218,7 +275,8 @@ def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) ->
         labels = ()
     source = f"Hugging Face's config.json ({config['model_type']})"
     picture, notes = _image_processor(_read_json(folder / "preprocessor_config.json"))
-    kinds = " ".join(one for one in config.get("architectures") or () if isinstance(one, str))
+    named = config.get("architectures")
+    kinds = " ".join(one for one in named if isinstance(one, str)) if isinstance(named, list) else ""
     names = {spec.name for spec in outputs}
     if {"logits", "pred_boxes"} <= names:
         keys = {"boxes": "pred_boxes", "scores": "logits", "format": "cxcywh", "normalized": "true", "iou": "1.0"}
@@ -312,7 +370,7 @@ def timm(model: Path) -> ExporterFacts | None:
         return None
     size: tuple[int, int] = (shape[1], shape[2])
     share = _number(own.get("crop_pct"), 0.875)
-    mode = own.get("crop_mode", "center")
+    mode = str(own.get("crop_mode", "center"))
     whole = (int(size[0] / share), int(size[1] / share)) if 0 < share <= 1 else size
     picture = PictureFacts(
         size if mode == "squash" else whole,
@@ -324,8 +382,7 @@ def timm(model: Path) -> ExporterFacts | None:
         _channels(own.get("mean"), 0.0),
         _channels(own.get("std"), 1.0),
     )
-    names = config.get("label_names", own.get("label_names"))
-    labels = tuple(names) if isinstance(names, list) and all(isinstance(one, str) for one in names) else ()
+    labels = _by_number(config.get("label_names", own.get("label_names")))
     return ExporterFacts(
         f"timm's config.json ({config.get('architecture', 'no name')})", labels, picture, scores="logits"
     )
@@ -402,7 +459,8 @@ def _side_pair(value: Any) -> tuple[int, int] | None:
 
 
 def _number(value: Any, otherwise: float) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if known and (value == 0 or 1 / _LARGEST <= abs(value) <= _LARGEST) else otherwise
 
 
 def _channels(value: Any, otherwise: float) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 MAX_PICTURE_BYTES = 64 << 20
 _BEST = 5
-_LONGEST_PATH = 1024
 _SCORE, _CLASS = 4, 5
 _LINE = 3
 _SEEN = 0.5
@@ -86,9 +86,8 @@ def try_sample(runtime: Runtime, description: Path, sample: str) -> TrialResult:
     if kinds == ["image"]:
         return _try_picture(runtime, processor, Path(sample))
     if kinds == ["text"]:
-        path = Path(sample)
-        is_file = len(sample) < _LONGEST_PATH and path.is_file()
-        data = read_file(path, "a text", MAX_PICTURE_BYTES) if is_file else sample.encode()
+        is_file = os.path.isfile(sample)
+        data = read_file(Path(sample), "a text", MAX_PICTURE_BYTES) if is_file else os.fsencode(sample)
         return _shown(processor.signature.outputs, _answered(runtime, processor, data))
     problem = "the model takes more than one picture or text; `upwell infer` sends it what it needs"
     raise ConfigError.at(None, problem, "--try")

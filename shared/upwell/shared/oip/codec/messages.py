@@ -62,6 +62,9 @@ def parse(kind: type[M], data: bytes) -> M:
 
 def read_tensors(kind: str, tensors: Sequence[TensorMessage], raws: Sequence[bytes | memoryview]) -> dict[str, Array]:
     """The tensors of a message by name; `raws` are their contents, empty where they are in the tensors themselves."""
+    for tensor in tensors:  # first: what lies in shared memory has no raw contents to be counted
+        if tensor.parameters:
+            refuse_unsupported(tensor.name, tensor.parameters)
     if raws and len(raws) != len(tensors):
         raise InvalidRequest(f"{len(tensors)} {kind} tensors need as many raw contents, got {len(raws)}")
     arrays: dict[str, Array] = {}
@@ -69,8 +72,6 @@ def read_tensors(kind: str, tensors: Sequence[TensorMessage], raws: Sequence[byt
         name = tensor.name
         if name in arrays:
             raise InvalidRequest(f"the {kind} {name!r} is given twice")
-        if tensor.parameters:
-            refuse_unsupported(name, tensor.parameters)
         if len(tensor.shape) > MAX_DIMENSIONS:
             refuse_dimensions(name, len(tensor.shape))
         shape = tuple(tensor.shape)
