@@ -1,4 +1,4 @@
-"""The agent that answers on the device and lifts hard and large cases to the cloud."""
+"""The agent: it answers on the device and sends hard and large cases to the cloud."""
 
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ forbid_telemetry()  # before any module of this package can load a runtime
 
 
 def __getattr__(name: str) -> object:
-    """Import what answers are made of when it is asked for, since that takes long."""
+    """Import the names of answers on first use, since importing them takes long."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from upwell.edge.request import answer

@@ -1,4 +1,4 @@
-"""The agent in a program of one's own: answers on the device or from the cloud, in time and with a reason."""
+"""The agent inside your own program: answers from the device or the cloud, in time and with a reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what an agent is made of is imported when one is made, since that takes a second
+if TYPE_CHECKING:  # imported when an agent is made, since that takes a second
     from upwell.edge.models.report import ModelHealth
     from upwell.edge.request.answer import Answer
     from upwell.edge.server.core import AgentCore
@@ -23,14 +23,14 @@ class Agent:
 
     def __init__(self, core: AgentCore) -> None:
         self.core = core
-        """What it is made of, for the rest of upwell; it may change with any version."""
+        """Its parts, for the rest of upwell; they may change with any version."""
 
     @classmethod
     def from_config(cls, path: str | Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
-        """The agent that `agent.yaml` describes, its models loaded and warmed up. Raises `ConfigError`.
+        """Load the agent that `agent.yaml` describes and warm up its models. Raises `ConfigError`.
 
-        It serves `agent.metrics`, and leaves out what is about other callers (`listen` and the like): the log says so.
-        `on_result` is called, on a thread of the agent's, with each answer of the cloud to a case that was kept.
+        It serves `agent.metrics` and ignores what concerns other callers (`listen` and the like), with a log line.
+        `on_result` is called on one of the agent's threads with each cloud answer to a spooled case.
         """
         from upwell.edge.server.assembly import embedded_agent
 
@@ -46,7 +46,7 @@ class Agent:
         id: str = "",
         traceparent: str = "",
     ) -> Answer:
-        """Answer one request, wherever that is best.
+        """Answer one request on the best route.
 
         `inputs` maps the signature's input names to arrays whose first dimension is rows; one encoded picture may be
         given as `bytes`, pixels also as uint8 [height, width], [height, width, 1 or 3] or [rows, height, width].
@@ -56,11 +56,11 @@ class Agent:
         return self.core.infer(model, inputs, deadline_s=deadline_s, tags=tags, id=id, traceparent=traceparent)
 
     def health(self) -> Sequence[ModelHealth]:
-        """How each model on the device fares: where it runs, how that is known, and why it is not where it should."""
+        """The health of each model on the device: where it runs, the evidence, and why it is not where it should be."""
         return self.core.health()
 
     def health_document(self) -> dict[str, Any]:
-        """What `/health` says, as JSON can hold it."""
+        """The content of `/health`, ready for JSON."""
         return self.core.health_document()
 
     def close(self) -> None:

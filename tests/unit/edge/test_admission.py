@@ -44,7 +44,7 @@ def test_the_refusal_names_the_source_its_rate_and_when_to_come_back() -> None:
     with pytest.raises(Refused) as caught:
         admission.admit("digits", asked, DOCK, 0.5)
     assert str(caught.value) == (
-        "source camera='dock' sends more than its rate of 0.5 requests per second; try again in 1500 ms"
+        "source camera='dock' exceeds its rate of 0.5 requests per second; try again in 1500 ms"
     )
 
 

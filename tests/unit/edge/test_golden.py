@@ -147,7 +147,7 @@ BYTES = {"in_bytes.x.npy": raw(np.zeros(3, np.uint8)), "out.y.npy": raw([1.0])}
         (lambda path: archive(path, {**GOOD, "in.z.npy": b"text"}), "not golden vectors"),
         (lambda path: archive(path, {**GOOD, "in.x": raw([1.0])}), "the same name"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1.0])[:-1]}), "promises 8 bytes, the file has 7"),
-        (lambda path: archive(path, {**GOOD, "in.z.npy": raw(["text"])}), "BYTES are kept as"),
+        (lambda path: archive(path, {**GOOD, "in.z.npy": raw(["text"])}), "BYTES are stored as"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1j])}), "no Open Inference Protocol datatype"),
         (lambda path: archive(path, BYTES), "without a matching in_ends.x"),
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([2, 4])}), "do not end where they say"),

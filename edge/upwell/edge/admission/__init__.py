@@ -1,1 +1,1 @@
-"""Who is let in, and who runs on the device when."""
+"""Admission of requests and the order of their runs on the device."""

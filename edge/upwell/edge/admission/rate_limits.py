@@ -1,4 +1,4 @@
-"""Who is let in before anything costs: a rate for each source, and what a request may claim of the device."""
+"""Admission before any work is done: a rate limit per source, and what a request may ask of the device."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from upwell.shared.routing.policy.settings import Settings, SourceLimits
 from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, RunRequest
 
 MAX_SOURCES = 4096
-"""So many sources are remembered; callers may invent any number of tag values."""
+"""Maximum number of sources remembered, since callers may invent any number of tag values."""
 
 LONGEST_KEY = 64
-"""A longer tag value is remembered by its SHA-256: a caller may send megabytes."""
+"""A longer tag value is stored as its SHA-256, since a caller may send megabytes."""
 
 _FULL = TokenBucket()
 
 
 class Admission:
-    """The buckets of all sources of one agent. Safe to use from many threads; holds its lock for microseconds."""
+    """The token buckets of all sources of one agent. Thread-safe; the lock is held for microseconds."""
 
     def __init__(self, max_sources: int = MAX_SOURCES) -> None:
         self._max_sources = max_sources
-        self._buckets: OrderedDict[tuple[str, str, str], TokenBucket] = OrderedDict()  # the idlest first
+        self._buckets: OrderedDict[tuple[str, str, str], TokenBucket] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
 
     def admit(self, model: str, settings: Settings, tags: Mapping[str, str], now_s: float) -> RunRequest:
-        """What the request may claim of the device as the policy says. Raises `Refused` over its source's rate.
+        """The run that the policy grants the request. Raises `Refused` if its source exceeds its rate.
 
-        A request that lacks the source's tag counts as of the source "" for the rate, and replaces nobody: nothing says
+        A request without the source's tag counts towards the source "" and replaces no other request: nothing shows
         that two such requests belong together.
         """
         source = settings.source
@@ -46,7 +46,7 @@ class Admission:
         return RunRequest(priority=settings.priority, stream=stream)
 
     def give_back(self, model: str, settings: Settings, tags: Mapping[str, str]) -> None:
-        """Let the source have another request for one that was admitted and then refused: it got nothing."""
+        """Return the token of a request that was admitted and then refused, since nothing was run for it."""
         source = settings.source
         if source is None:
             return
@@ -68,15 +68,15 @@ class Admission:
         if wait_s:
             name = value if len(value) <= LONGEST_KEY else value[:LONGEST_KEY] + "…"
             raise Refused(
-                f"source {source.tag}={name!r} sends more than its rate of {source.rate_per_s:g} requests per second; "
+                f"source {source.tag}={name!r} exceeds its rate of {source.rate_per_s:g} requests per second; "
                 f"try again in {wait_s * 1e3:.0f} ms"
             )
 
 
 def second_s_worth(rate_per_s: float) -> Refill:
-    """The refill of a source: at most a second's worth at once, or one request.
+    """The refill of a source: a burst of at most one second's requests, or one request.
 
-    So of a source with the rate r at most r·(t + 1) requests pass in t seconds, or one more where r is below one.
+    A source with the rate r thus gets at most r·(t + 1) requests through in t seconds, one more if r is below one.
     """
     return Refill(rate_per_s, max(1.0, rate_per_s))
 

@@ -1,4 +1,4 @@
-"""The device's turnstile: the threads of the callers run in the order of the queue."""
+"""The scheduler of the device: callers' threads run in the order of the queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNKNOWN = RunRequest()
 
 
 class _ThreadRun(QueuedRun):
-    """The run of a thread. As a context: waiting for its place, and giving that back."""
+    """The run of a thread. As a context manager it waits for a slot and gives it back."""
 
     __slots__ = ("_gate", "_scheduler")
 
@@ -39,7 +39,7 @@ class _ThreadRun(QueuedRun):
             is_woken = self._gate.acquire(timeout=timeout_s)
             if self.error is not None:
                 raise self.error
-            if not is_woken:  # a place that came in this very moment is passed on
+            if not is_woken:  # a slot granted at this very moment is passed on
                 raise self.late_error()
         except BaseException:
             self.__exit__()
@@ -52,12 +52,12 @@ class _ThreadRun(QueuedRun):
 
 
 class EdfScheduler:
-    """Runs in the callers' own threads, in the order of a `RunQueue`; asking for a run and joining are one step."""
+    """Runs models in the callers' own threads, in the order of a `RunQueue`; checking and joining are one step."""
 
     def __init__(self, instances: int = 1) -> None:
         self.queue = RunQueue(instances)
         self.lock = threading.Lock()
-        """Held for every look at the queue that spans more than one of its values."""
+        """Held whenever more than one value of the queue is read."""
 
     def resize(self, instances: int) -> None:
         """See `RunQueue`."""
@@ -70,19 +70,19 @@ class EdfScheduler:
             return self.queue.ahead_of(deadline_s, run_request)
 
     def acquire(self, deadline_s: float, run_request: RunRequest = _UNKNOWN) -> AbstractContextManager[None]:
-        """Hold a place in the queue for a run that must be over by `deadline_s`.
+        """Take a place in the queue for a run that must end by `deadline_s`.
 
-        Entering it raises `Refused` at once where that cannot be, or later where a request of higher priority takes the
-        place, `Superseded` where a newer one of the same stream does, and `DeadlineExceeded` where the runs before it
-        took so much longer than predicted that it could not be in time any more. Nothing was run then.
+        Entering it raises `Refused`, at once if that is impossible, or later if a request of higher priority takes the
+        place; `Superseded` if a newer request of the same stream does; and `DeadlineExceeded` if earlier runs took so
+        much longer than predicted that this one would be late. In all these cases nothing was run.
         """
         return _ThreadRun(self, deadline_s, run_request)
 
     @contextmanager
     def reserve(self, start_s: float, end_s: float) -> Iterator[float]:
-        """Keep a slot as `RunQueue.reserve` does, and say when the run must begin.
+        """Reserve a slot as `RunQueue.reserve` does, and yield the time at which the run must begin.
 
-        The run itself is one that `is_owed`, asked for within the context by the same thread.
+        The run itself has `is_owed` set and is requested by the same thread within the context.
         """
         with self.lock:
             slot = self.queue.reserve(start_s, end_s, threading.get_ident())

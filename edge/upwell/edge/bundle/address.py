@@ -1,4 +1,4 @@
-"""Where bundles come from, as a line of agent.yaml names it: a folder, `https://...` or `oci://...`."""
+"""The sources of bundles that agent.yaml can name: a folder, `https://...` or `oci://...`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 @dataclass(frozen=True)
 class Reference:
-    """`registry/repository:tag` or `registry/repository@sha256:...`; where there is a digest, the tag says nothing."""
+    """`registry/repository:tag` or `registry/repository@sha256:...`; with a digest, the tag is ignored."""
 
     registry: str
     repository: str
@@ -42,16 +42,16 @@ class Reference:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the registry can only be on this machine."""
+        """Whether the registry is on this machine."""
         return Address(urlsplit(f"//{self.registry}").hostname or "").is_loopback
 
     def __str__(self) -> str:
-        """As `oras` takes it."""
+        """The form that `oras` accepts."""
         return f"{self.registry}/{self.repository}" + (f"@{self.digest}" if self.digest else f":{self.tag}")
 
 
 def check_source(text: str) -> None:
-    """Raise `ConfigError` for what names no source, or one whose answers anybody on the way could change."""
+    """Raise `ConfigError` unless `text` names a source whose answers nobody on the network can change."""
     if text.startswith(SCHEME):
         Reference.parse(text)
         return
@@ -64,7 +64,7 @@ def check_source(text: str) -> None:
     except ValueError:
         raise ConfigError.at(None, f"{text!r} is not an address; {_EXPECTED}") from None
     if user is not None:
-        raise ConfigError.at(None, f"the address at {host} holds credentials; expected them in netrc")
+        raise ConfigError.at(None, f"the address at {host} contains credentials; expected them in netrc")
     if parts.scheme == "file" and parts.path and host in ("", "localhost"):
         return
     if parts.scheme == "http" and not Address(host).is_loopback:
@@ -74,5 +74,5 @@ def check_source(text: str) -> None:
 
 
 def names_folder(text: str) -> bool:
-    """Whether `text` is a path, which may be relative to the file that names it, and no address."""
+    """Whether `text` is a path (perhaps relative to the file that names it) rather than an address."""
     return _HAS_SCHEME.match(text) is None

@@ -1,4 +1,4 @@
-"""Whether two sets of outputs of one model say the same, by what each output means."""
+"""Whether two sets of outputs of one model agree, judged by the kind of each output."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array
 
 INT8_STEPS = 2.0
-"""Two kernels may round either of two scores by one int8 step of 255 to the range, so nearer ones can trade places."""
+"""Each kernel may round a score by one int8 step (1/255 of the range), so scores closer than this may swap places."""
 MIN_IOU = 0.5
-"""Boxes that overlap less are not the same detection."""
+"""Boxes that overlap less are different detections."""
 
 Floats = npt.NDArray[np.float64]
 
 _COUNTED = frozenset({"BOOL", "INT32", "INT64", "UINT32", "UINT64", "BYTES"})
-"""Datatypes of classes, indexes and labels, which are equal or not; numbers of fewer bits are quantized ones."""
+"""Datatypes of classes, indexes and labels, compared for equality; narrower integers are quantized values."""
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """How far answers may differ: a relative error at most, and a share of rows that agree at least."""
+    """How far answers may differ: the largest relative error, and the smallest share of rows that agree."""
 
     tolerance: float = 0.05
     agree: float = 0.95
@@ -32,7 +32,7 @@ class Tolerances:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether a check was passed, and the figures behind that in words."""
+    """Whether a check passed, and its figures in words."""
 
     passed: bool
     text: str
@@ -41,17 +41,17 @@ class Agreement:
 def compare(
     outputs: Sequence[LogicalOutput], answers: Mapping[str, Array], reference: Mapping[str, Array], limits: Tolerances
 ) -> Agreement:
-    """Compare `answers` with `reference`, output by output: all that fail are named, or else each is summed up.
+    """Compare `answers` with `reference`, output by output; the text names those that fail, or sums up all.
 
     - `probabilities` and `logits` agree by argmax, row by row. A row whose two best reference scores are less than
-      `INT8_STEPS` apart decides nothing. Where one constant answer would pass, since nearly all deciding rows name one
-      class, the relative error must hold as well.
-    - `detections` agree by what is found: see `_found_alike`.
-    - `masks` and `segments` agree by the share of pixels that name the same.
-    - 32-bit and 64-bit integers, truth values and bytes agree where they are equal.
+      `INT8_STEPS` apart does not count. Where one constant answer would pass, since nearly all rows that count have one
+      class, the relative error must be small enough as well.
+    - `detections` agree by the objects found: see `_found_alike`.
+    - `masks` and `segments` agree by the share of equal pixels.
+    - 32-bit and 64-bit integers, booleans and bytes must be equal.
     - Everything else agrees by ‖answer − reference‖ / ‖reference‖ over the whole output.
 
-    A shape or dtype that differs fails, and so does a value that is not finite.
+    A different shape or dtype fails, and so does a value that is not finite.
     """
     verdicts = [_compare_one(one, answers.get(one.name), reference[one.name], limits) for one in outputs]
     counted = [one for one in verdicts if not one.passed] or verdicts
@@ -65,7 +65,7 @@ def _compare_one(output: LogicalOutput, answer: Array | None, reference: Array, 
         return Agreement(False, f"{name}: expected {reference.dtype} {list(reference.shape)}, got {shown}")
     if output.spec.datatype in _COUNTED:
         share = float(np.mean(answer == reference)) if reference.size else 1.0
-        return _judged(name, "equal values", share, limits)
+        return _judged(name, "of the values are equal", share, limits)
     if output.kind in ("masks", "segments"):
         which = (answer, reference) if output.kind == "masks" else (answer[..., 0], reference[..., 0])
         return _judged(
@@ -90,12 +90,12 @@ def relative_error(answer: Floats, reference: Floats) -> float:
 
 def _near(name: str, answer: Floats, reference: Floats, limits: Tolerances) -> Agreement:
     error = relative_error(answer, reference)
-    text = f"{name}: relative error {_percent(error)}, at most {_percent(limits.tolerance)} is allowed"
+    text = f"{name}: relative error {_percent(error)}, at most {_percent(limits.tolerance)} allowed"
     return Agreement(error <= limits.tolerance, text)
 
 
 def _judged(name: str, what: str, share: float, limits: Tolerances) -> Agreement:
-    return Agreement(share >= limits.agree, f"{name}: {_percent(share)} {what}, {_percent(limits.agree)} are needed")
+    return Agreement(share >= limits.agree, f"{name}: {_percent(share)} {what}, {_percent(limits.agree)} needed")
 
 
 def _percent(share: float) -> str:
@@ -114,12 +114,12 @@ def _decides_alike(output: LogicalOutput, answer: Floats, reference: Floats, lim
     if not passed or most_of_one_class < limits.agree * decided:
         return Agreement(passed, text)
     error = _near(output.name, answer, reference, limits)
-    why = "a constant answer would pass too" if decided else "no row decides"
-    return error if error.passed else Agreement(False, f"{error.text} ({why}: argmax says nothing)")
+    why = "a constant answer would pass too" if decided else "no row counts"
+    return error if error.passed else Agreement(False, f"{error.text} ({why}: argmax proves nothing)")
 
 
 def _decisions(output: LogicalOutput, scores: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
-    """Each row's class, and how far its score leads before the second; a single score is that of the second of two."""
+    """Each row's class and its score's lead over the second; a single score is that of the second of two classes."""
     rows = scores.reshape(-1, scores.shape[-1])
     if rows.shape[1] == 1:
         rest = 1.0 - rows if output.kind == "probabilities" else np.zeros_like(rows)
@@ -129,16 +129,16 @@ def _decisions(output: LogicalOutput, scores: Floats) -> tuple[npt.NDArray[np.in
 
 
 def _step(output: LogicalOutput, reference: Floats) -> float:
-    """One int8 step: probabilities reach from 0 to 1, logits as far as the reference does."""
+    """One int8 step of the output's range: 0 to 1 for probabilities, the reference's range for logits."""
     spread = 1.0 if output.kind == "probabilities" or not reference.size else float(np.ptp(reference))
     return spread / 255
 
 
 def _found_alike(name: str, answer: Floats, reference: Floats, limits: Tolerances) -> Agreement:
-    """The share of what either side found that the other found too: the same class, boxes that overlap by `MIN_IOU`.
+    """The share of detections that both sides found: the same class, and boxes that overlap by `MIN_IOU`.
 
-    A detection weighs the square of its score, since one at the threshold comes and goes with a rounding. Pairs are
-    made greedily, best reference first. A reference that found nothing checks nothing, and fails.
+    A detection counts by the square of its score, since rounding decides about one at the threshold. Pairs are matched
+    greedily, best reference first. A reference without detections proves nothing, and fails.
     """
     if not (reference[..., 5] >= 0).any():
         return Agreement(False, f"{name}: the reference finds nothing in any row, so there is nothing to compare")

@@ -1,7 +1,7 @@
-"""A bundle as one file: a plain tar, written so that the same files give the same bytes, and unpacked confined.
+"""A bundle as one file: a plain tar, written reproducibly and never unpacked outside its folder.
 
-Only the ustar format of POSIX is read: one header block per file, nothing compressed, no extension headers, and so
-nothing that has to be believed before it was checked. Every header is checked before anything is written.
+Only the ustar format of POSIX is read: one header block per file, no compression, no extension headers, so nothing is
+used unchecked. Every header is checked before anything is written.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain, replacing
 
 MAX_BYTES = 4 << 30
-"""The most that the files of an archive may hold together."""
+"""Maximum total size of an archive's files (bytes)."""
 MAX_ENTRIES = 1000
-"""The most files and folders that it may have."""
+"""Maximum number of its files and folders."""
 
 _BLOCK_BYTES = 512
 _END = bytes(2 * _BLOCK_BYTES)
@@ -34,7 +34,7 @@ _USTAR = b"ustar\x0000"
 
 @dataclass(frozen=True)
 class _Member:
-    """A file of an archive: its path there, and where its bytes are."""
+    """A file of an archive: its path and the position of its bytes."""
 
     path: str
     offset: int
@@ -42,14 +42,14 @@ class _Member:
 
 
 def write_archive(out: Path, folder: Path, progress: Progress = nobody) -> None:
-    """Write the files of `folder` into a tar at `out`, whole or not at all; the bytes depend on the files alone.
+    """Write the files of `folder` into a tar at `out`, atomically; the bytes depend on the files alone.
 
-    Raises `BundleRefused` where the folder holds what no bundle may, and `ConfigError` where it cannot be written.
+    Raises `BundleRefused` if the folder contains what no bundle may, and `ConfigError` if writing fails.
     """
     sizes = sizes_in(folder)
     if len(sizes) > MAX_ENTRIES or sum(sizes.values()) > MAX_BYTES:
         most = f"{MAX_ENTRIES} files and {MAX_BYTES} bytes"
-        raise BundleRefused(Refusal.TOO_LARGE, folder, f"more than the {most} that a device takes")
+        raise BundleRefused(Refusal.TOO_LARGE, folder, f"more than the {most} that a device accepts")
     try:
         with replacing(out, 0o644) as file:  # a bundle is no secret
             for path, size_bytes in sizes.items():
@@ -76,10 +76,11 @@ def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, progress:
 
 @contextlib.contextmanager
 def unpacked(path: Path, beside: Path, progress: Progress = nobody) -> Iterator[Path]:
-    """The files of the archive at `path` in a new folder beside `beside`, which is gone after the block unless moved.
+    """Unpack the archive at `path` into a new folder beside `beside`, deleted after the block unless moved.
 
-    Raises `BundleRefused`: `MISSING`, `TRUNCATED`, `MALFORMED` (no plain tar), `UNCONFINED` (a path that leads out,
-    a link, a device, two entries of one name) and `TOO_LARGE`; and `ConfigError` where the files cannot be written.
+    Raises `BundleRefused`: `MISSING`, `TRUNCATED`, `MALFORMED` (not a plain tar), `UNCONFINED` (a path outside the
+    folder, a link, a device, two entries of one name) and `TOO_LARGE`; and `ConfigError` if the files cannot be
+    written.
     """
     try:
         archive = open_plain(path)
@@ -100,7 +101,7 @@ def unpacked(path: Path, beside: Path, progress: Progress = nobody) -> Iterator[
 
 
 def _members(path: Path, archive: IO[bytes]) -> list[_Member]:
-    """The files of an archive by its headers, every one of them checked; of their contents nothing is read."""
+    """The files of an archive, from its headers, all of which are checked; no contents are read."""
     archive_bytes = os.fstat(archive.fileno()).st_size
     members: list[_Member] = []
     folders: list[str] = []
@@ -154,7 +155,7 @@ def _header(path: Path, block: bytes) -> tarfile.TarInfo:
 
 
 def _check_end(path: Path, archive: IO[bytes]) -> None:
-    """After the first block of zeros there is a second one, and nothing but zeros up to the end."""
+    """Check that a second block of zeros follows the first, and nothing but zeros up to the end."""
     if any(_block(path, archive)):
         raise BundleRefused(Refusal.MALFORMED, path, "there is data after the end-of-archive marker")
     while chunk := archive.read(CHUNK_BYTES):

@@ -5,12 +5,12 @@ A bundle is a folder, or a tar file of one, with
 - `model.onnx`, `model.tflite`: the model, for one runtime or several (`EdgeSide.runtime` chooses);
 - `model.yaml` and what it names (labels);
 - `golden.npz`: golden vectors, run at load (`upwell.edge.bundle.golden`);
-- `calibrations.yaml`: thresholds that were found for this model (`upwell.shared.routing.policy.calibrations`);
-- `reference.json`: what rows were like, for drift (`upwell.shared.routing.drift.reference`);
+- `calibrations.yaml`: thresholds calibrated for this model (`upwell.shared.routing.policy.calibrations`);
+- `reference.json`: statistics of reference rows, for drift (`upwell.shared.routing.drift.reference`);
 - `manifest.json`: name, version, and SHA-256 and size of every other file but the signature;
 - `model.sig`: an Ed25519 signature of all files, manifest included, in the OpenSSF model-signing format.
 
-A folder without `manifest.json` is served too: nothing verifies it then, and the agent says so.
+A folder without `manifest.json` is served too, unverified, and the agent says so.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ REFERENCE_NAME = "reference.json"
 class Refusal(str, Enum):
     """Why a bundle is refused."""
 
-    MISSING = "missing"  # there is none
+    MISSING = "missing"  # no bundle there
     MALFORMED = "malformed"  # not a bundle, or a manifest that cannot be read
     TRUNCATED = "truncated"  # a file is shorter than the manifest or the archive says
     TAMPERED = "tampered"  # a file differs from the manifest, is not listed there, or is missing
     UNSIGNED = "unsigned"  # a signature is required and there is none
-    WRONG_SIGNATURE = "wrong_signature"  # signed by no trusted key, or the signature does not fit the files
-    OLDER = "older"  # not newer than what is installed
-    OTHER_MODEL = "other_model"  # of another name than what is installed
-    DIGEST_MISMATCH = "digest_mismatch"  # what was fetched is not what was asked for
-    UNCONFINED = "unconfined"  # a path of the archive leads out of it, or is no plain file
+    WRONG_SIGNATURE = "wrong_signature"  # not signed by a trusted key, or the signature does not match the files
+    OLDER = "older"  # not newer than the installed version
+    OTHER_MODEL = "other_model"  # its name differs from the installed one's
+    DIGEST_MISMATCH = "digest_mismatch"  # the fetched bytes are not those requested
+    UNCONFINED = "unconfined"  # a path points outside the archive, or is not a plain file
     TOO_LARGE = "too_large"  # more bytes or files than allowed
-    FAILED_SELF_TEST = "failed_self_test"  # it loads nowhere, or answers its golden vectors wrongly
+    FAILED_SELF_TEST = "failed_self_test"  # no runtime loads it, or it fails its golden vectors
     BLOCKLISTED = "condemned"  # this version was rolled back on this device before
-    UNTRUSTED = "untrusted"  # of a release: its repository's metadata is not signed as it must be, or has expired
+    UNTRUSTED = "untrusted"  # the release repository's metadata has expired or lacks a required signature
     LOOSENED = "loosened"  # a release would allow what this device's own configuration forbids
-    TOO_SLOW = "too_slow"  # it takes longer than the policy's deadline, and the version before does not
+    TOO_SLOW = "too_slow"  # it exceeds the policy's deadline, and the previous version does not
 
 
 class BundleRefused(ConfigError):
-    """A bundle that is not used; nothing of it was installed."""
+    """The bundle is refused; nothing of it was installed."""
 
     def __init__(self, refusal: Refusal, path: Path | None, message: str) -> None:
         self.refusal = refusal
@@ -78,10 +78,10 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose signatures count: PEM files of public keys, of which any one is enough (so keys can be rotated).
+    """Trusted signers: PEM files of public keys; a signature by any one is enough, so keys can be rotated.
 
     The keys are Ed25519 keys, or keys on one of the curves P-256, P-384 and P-521. With `require` an unsigned bundle is
-    refused; a wrong signature is refused wherever there are `keys`.
+    refused; with `keys` a wrong signature is always refused.
     """
 
     keys: tuple[Path, ...] = ()
@@ -90,7 +90,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle on disk that was verified as far as it can be.
+    """A bundle on disk, verified as far as its files allow.
 
     `manifest` is None for a plain folder. `signed_by` is the SHA-256 fingerprint of the trusted key, empty if unsigned.
     """
@@ -101,5 +101,5 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """Of the manifest; 0 without one."""
+        """The manifest's version; 0 without a manifest."""
         return self.manifest.version if self.manifest else 0

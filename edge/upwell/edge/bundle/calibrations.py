@@ -1,4 +1,4 @@
-"""`calibrations.yaml`: thresholds that were found for the models of a bundle, and travel with them."""
+"""`calibrations.yaml`: calibrated thresholds that travel with the models of a bundle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CalibrationsFile(Section):
 
 
 def load_calibrations(folder: Path) -> tuple[Calibration, ...]:
-    """The calibrations of the bundle in `folder`; none where it has no such file. Raises `ConfigError`."""
+    """The calibrations of the bundle in `folder`; empty without such a file. Raises `ConfigError`."""
     path = folder / CALIBRATIONS_NAME
     if not os.path.lexists(path):
         return ()
@@ -38,10 +38,10 @@ def load_calibrations(folder: Path) -> tuple[Calibration, ...]:
 
 
 def calibrations_text(policy: Path, digests: Collection[str], name: str) -> str:
-    """A `calibrations.yaml` of those calibrations in a policy that are for models of these digests.
+    """The `calibrations.yaml` with those calibrations of a policy that are for models with these digests.
 
-    One that names no digest of a device's model counts where it is for the model called `name`. Raises `ConfigError`
-    where there is none.
+    A calibration without a digest of the device's model is included if it is for the model called `name`. Raises
+    `ConfigError` if none matches.
     """
     found = [
         one

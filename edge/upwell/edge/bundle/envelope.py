@@ -39,7 +39,7 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Part(BaseModel):
-    """A part of the document; what other writers add to it is not looked at."""
+    """A part of the document; fields added by other writers are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -85,7 +85,7 @@ class _Statement(_Part):
 
 @dataclass(frozen=True)
 class Envelope:
-    """What a signature file carries: the statement's bytes, their signature, and a hint at the key (may be empty)."""
+    """The content of a signature file: the statement's bytes, their signature, and a key hint (may be empty)."""
 
     payload: bytes
     signature: bytes
@@ -93,7 +93,7 @@ class Envelope:
 
     @property
     def signed_bytes(self) -> bytes:
-        """What the signature is of."""
+        """The bytes that are signed."""
         return signed_bytes(self.payload)
 
 
@@ -137,7 +137,7 @@ def write_envelope(envelope: Envelope) -> bytes:
 
 
 def read_envelope(data: bytes) -> Envelope:
-    """What a signature file carries. Raises `ValueError` where it is not one that was made with a key."""
+    """Parse a signature file. Raises `ValueError` unless it was made with a key."""
     try:
         document = _Document.model_validate_json(data)
     except ValidationError as error:
@@ -146,7 +146,7 @@ def read_envelope(data: bytes) -> Envelope:
 
 
 def digests_of(payload: bytes) -> Mapping[str, str]:
-    """The files of a statement: path -> SHA-256 in hex. Raises `ValueError` where it is not one by whole files."""
+    """The files of a statement: path -> SHA-256 in hex. Raises `ValueError` unless it lists whole files."""
     try:
         read = _Statement.model_validate_json(payload)
     except ValidationError as error:
@@ -155,7 +155,7 @@ def digests_of(payload: bytes) -> Mapping[str, str]:
         raise ValueError("its subject is not the digest of its resources")
     digests = {one.name: one.digest for one in read.resources}
     if len(digests) < len(read.resources):
-        raise ValueError("it names a file twice")
+        raise ValueError("it lists a file twice")
     return digests
 
 
@@ -164,6 +164,6 @@ def _root_digest(digests: Iterable[str]) -> str:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem of a document, with its place."""
+    """The first problem of a document, with its position."""
     first = error.errors(include_url=False)[0]
     return ": ".join(part for part in (".".join(str(key) for key in first["loc"]), first["msg"]) if part)

@@ -1,4 +1,4 @@
-"""The files of a bundle: which paths they may have, which there are in a folder, how large, and their digests.
+"""The files of a bundle: permitted paths, and the paths, sizes and digests in a folder.
 
 A path must mean the same file on every system, inside the bundle.
 """
@@ -16,25 +16,25 @@ from upwell.edge.bundle.base import BundleRefused, FileEntry, Refusal
 from upwell.shared.files import open_plain
 
 MAX_PATH_CHARS = 100
-"""What the plainest tar header holds."""
+"""The longest path that fits a plain tar header."""
 
 _PART = re.compile(r"[A-Za-z0-9_+@=](?:[A-Za-z0-9_+@=., -]*[A-Za-z0-9_+@=,-])?")
 _DEVICES = frozenset(["con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))])
 
 CHUNK_BYTES = 1 << 20
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were handled since the last call."""
+"""Called with the number of bytes processed since the last call."""
 
 
 def nobody(_count: int) -> None:
-    """Tell nobody of the progress."""
+    """Ignore the progress."""
 
 
 def sizes_in(folder: Path) -> Mapping[str, int]:
     """Size in bytes of each file under `folder`, by its POSIX path, in order.
 
-    Raises `BundleRefused`: `MISSING` where it is no folder or cannot be read, `UNCONFINED` where it holds a link, a
-    device or a name that does not fit a bundle.
+    Raises `BundleRefused`: `MISSING` if it is not a readable folder, `UNCONFINED` if it contains a link, a device or a
+    name that a bundle may not have.
     """
     if not folder.is_dir():
         raise BundleRefused(Refusal.MISSING, folder, "no such folder")
@@ -66,7 +66,7 @@ def _collect(folder: Path, prefix: str, sizes: dict[str, int]) -> None:
 
 
 def entry_of(source: Path, progress: Progress = nobody) -> FileEntry:
-    """Digest and size of a file, read once in chunks. Raises `BundleRefused` (`MISSING`) where it cannot be read."""
+    """Digest and size of a file, read once in chunks. Raises `BundleRefused` (`MISSING`) if it cannot be read."""
     digest, size_bytes = hashlib.sha256(), 0
     try:
         with open_plain(source) as file:
@@ -80,25 +80,25 @@ def entry_of(source: Path, progress: Progress = nobody) -> FileEntry:
 
 
 def read_small(path: Path, most_bytes: int, refusal: Refusal) -> bytes:
-    """A small file whole. Raises `BundleRefused` with `refusal` where it is larger or cannot be read."""
+    """Read a small file. Raises `BundleRefused` with `refusal` if it is too large or cannot be read."""
     try:
         with open_plain(path) as file:
             data = file.read(most_bytes + 1)
     except OSError as error:
         raise BundleRefused(refusal, path, f"cannot be read: {error.strerror}") from None
     if len(data) > most_bytes:
-        raise BundleRefused(refusal, path, f"larger than the {most_bytes} bytes that it may have")
+        raise BundleRefused(refusal, path, f"larger than the limit of {most_bytes} bytes")
     return data
 
 
 def why_unfit(path: str) -> str:
-    """Why `path` cannot be the path of a file in a bundle; empty where it can.
+    """Why a bundle may not contain a file at `path`; empty if it may.
 
     Parts are joined by `/` and made of ASCII letters, digits, space and `_+@=.,-`, beginning with a letter, digit or
     one of `_+@=`, so none is `..`, hidden, a Windows drive or stream, or spelt in two ways in Unicode.
     """
     if path.startswith("/") or ".." in path.split("/"):
-        return "it leads out of the bundle"
+        return "it points outside the bundle"
     if len(path) > MAX_PATH_CHARS:
         return f"it is longer than {MAX_PATH_CHARS} characters"
     for part in path.split("/"):
@@ -107,12 +107,12 @@ def why_unfit(path: str) -> str:
         if not _PART.fullmatch(part):
             return "expected names of letters, digits, spaces and _+@=.,- that begin with a letter or digit"
         if part.partition(".")[0].lower() in _DEVICES:
-            return f"{part!r} is a device on Windows"
+            return f"{part!r} is a device name on Windows"
     return ""
 
 
 def first_clash(files: Iterable[str], folders: Iterable[str] = ()) -> tuple[str, str] | None:
-    """Two paths that some file system would take for the same, or of which one is a file and the other is in it."""
+    """Two paths that some file system treats as equal, or a file and a path below it."""
     seen: dict[str, tuple[str, bool]] = {}  # by lower case: the spelling, and whether it is a file
     for path, is_file in [*((path, False) for path in folders), *((path, True) for path in files)]:
         parts = path.split("/")

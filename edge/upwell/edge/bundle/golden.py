@@ -1,10 +1,11 @@
-"""Golden vectors: requests and the answers that a model must give to them, kept beside it and asked when it loads.
+"""Golden vectors: requests with the expected answers, stored beside a model and checked when it loads.
 
-They are those of the signature, what callers send and get, so one file holds for every runtime and model file of a
-bundle. `golden.npz` holds uncompressed or deflated numpy arrays, rows first:
+They use the signature's inputs and outputs, as callers do, so one file serves every runtime and model file of a bundle.
+`golden.npz` contains uncompressed or deflated numpy arrays, rows first:
 
 - `in.<name>`, `out.<name>`: an input or output of the signature; BF16 as `<V2`, as numpy writes it;
-- `label` and `right`, where there are labels: the class of each row as INT64, and the share of rows that must name it;
+- `label` and `right`, where there are labels: the class of each row as INT64, and the share of rows that must get it
+  right;
 - `in_bytes.<name>` and `in_ends.<name>` (`out_...`) instead for BYTES: all elements one after the other as UINT8, and
   where each ends as INT64, in the shape of the input.
 """
@@ -36,12 +37,12 @@ _MAX_ARRAYS = 256
 _LABEL, _RIGHT = "label", "right"
 
 AnswerFunction = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-"""From the signature's inputs to its outputs."""
+"""Maps the signature's inputs to its outputs."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The class of each row, and the share of the rows that must be answered by theirs."""
+    """The class of each row, and the share of rows that must get it right."""
 
     classes: Array
     right: float
@@ -49,7 +50,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class GoldenVectors:
-    """Inputs and outputs of a signature, with the same rows where it has rows, and what is right where known."""
+    """Inputs and outputs of a signature, with equal rows if it has rows, and labels if known."""
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
@@ -57,7 +58,7 @@ class GoldenVectors:
 
 
 def answer_function(processor: Processor, runtime: Runtime) -> AnswerFunction:
-    """How a model answers what its callers send, beside the scheduler. Raises as `EdgeModel.run` does."""
+    """The function from callers' inputs to answers, bypassing the scheduler. Raises as `EdgeModel.run` does."""
 
     def answer(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         prepared = processor.pre(inputs)
@@ -68,7 +69,7 @@ def answer_function(processor: Processor, runtime: Runtime) -> AnswerFunction:
 
 
 def check_golden(processor: Processor, runtime: Runtime, golden: GoldenVectors, limits: Tolerances) -> Agreement:
-    """Ask the model for the golden vectors; a model that does not take them or fails on them has not passed."""
+    """Run the model on the golden vectors; rejecting them or failing on them counts as not passed."""
     signature = processor.signature
     missing = [one.name for one in signature.outputs if one.name not in golden.outputs]
     if missing:
@@ -76,7 +77,7 @@ def check_golden(processor: Processor, runtime: Runtime, golden: GoldenVectors, 
     try:
         answers = answer_function(processor, runtime)(golden.inputs)
     except UpwellError as error:
-        return Agreement(False, f"it does not answer the golden vectors: {error}")
+        return Agreement(False, f"it fails on the golden vectors: {error}")
     verdict = compare(signature.outputs, answers, golden.outputs, limits)
     if golden.labels is None or not verdict.passed:
         return verdict
@@ -88,7 +89,7 @@ def check_golden(processor: Processor, runtime: Runtime, golden: GoldenVectors, 
 
 
 def compare_labels(signature: Signature, answers: Mapping[str, Array], labels: Labels) -> Agreement:
-    """Whether enough rows name their class. Raises `ConfigError` where rows have no class, or there are other rows."""
+    """Whether enough rows get their class right. Raises `ConfigError` if labels and rows do not match."""
     judge = Judge(signature, box_score=1.0, with_labels=True)
     rows = len(answers[judge.output.name]) if signature.has_rows else 1
     classes = labels.classes.reshape(-1).tolist()
@@ -98,40 +99,42 @@ def compare_labels(signature: Signature, answers: Mapping[str, Array], labels: L
     found = [{name: array[row : row + 1] for name, array in answers.items()} for row in range(rows)]
     single = found if signature.has_rows else [answers]
     right = sum(judge.is_label(one, label) for one, label in zip(single, classes, strict=True))
-    text = f"{judge.output.name}: {right} of {rows} rows name their label, {labels.right * 100:.3g} % are needed"
+    text = f"{judge.output.name}: {right} of {rows} rows match their label, {labels.right * 100:.3g} % needed"
     return Agreement(right >= labels.right * rows, text)
 
 
 def record_golden(answer: AnswerFunction, inputs: Mapping[str, Array], labels: Labels | None = None) -> bytes:
-    """The `golden.npz` of these inputs (several rows, of several classes) and what `answer` says to them.
+    """The `golden.npz` of these inputs (several rows, of several classes) and their answers by `answer`.
 
-    The same arrays give the same bytes. Raises what `answer` raises, and `ConfigError` where an answer holds a value
-    that is not finite or the whole is larger than `MAX_BYTES`: nothing could ever pass such a check.
+    The same arrays give the same bytes. Raises what `answer` raises, and `ConfigError` if an answer contains a value
+    that is not finite or the whole exceeds `MAX_BYTES`: no model could pass such a check.
     """
     outputs = answer(inputs)
     for name, array in outputs.items():
         if is_float(array.dtype) and not np.isfinite(array.astype(np.float64)).all():
             raise ConfigError.at(
-                None, f"output {name!r} holds values that are not finite, so it is not a golden vector"
+                None, f"output {name!r} contains values that are not finite, so it is not a golden vector"
             )
     arrays: dict[str, Any] = {key: array for name, one in inputs.items() for key, array in _packed("in", name, one)}
     arrays.update({key: array for name, one in outputs.items() for key, array in _packed("out", name, one)})
     if labels is not None:
         arrays |= {_LABEL: labels.classes.astype(np.int64), _RIGHT: np.float64(labels.right).reshape(1)}
     if sum(array.nbytes for array in arrays.values()) > MAX_BYTES or len(arrays) > _MAX_ARRAYS:
-        raise ConfigError.at(None, f"golden vectors may have {MAX_BYTES >> 20} MiB and {_MAX_ARRAYS} arrays; use fewer")
+        raise ConfigError.at(
+            None, f"golden vectors may have at most {MAX_BYTES >> 20} MiB and {_MAX_ARRAYS} arrays; use fewer"
+        )
     stream = io.BytesIO()
     np.savez_compressed(
         stream, **dict(sorted(arrays.items()))
-    )  # entries of 1980, so that equal vectors are equal files
+    )  # a fixed date of 1980, so that equal vectors give equal files
     return stream.getvalue()
 
 
 def read_golden(path: Path) -> GoldenVectors:
     """The golden vectors in the file at `path`.
 
-    Raises `ConfigError` where there is none, where it is damaged or larger than `MAX_BYTES`, and where it holds what
-    are no golden vectors. Sizes are checked before memory is taken, and nothing is unpickled.
+    Raises `ConfigError` if the file is missing, damaged, larger than `MAX_BYTES` or no golden vectors. Sizes are
+    checked before memory is allocated, and nothing is unpickled.
     """
     try:
         with open_plain(path) as file:
@@ -140,11 +143,11 @@ def read_golden(path: Path) -> GoldenVectors:
         labels = _labels(arrays)
         inputs, outputs = (_unpacked(side, arrays) for side in ("in", "out"))
         if not inputs or not outputs:
-            raise ValueError("it holds no inputs or no outputs; expected arrays `in.<name>` and `out.<name>`")
+            raise ValueError("it has no inputs or no outputs; expected arrays `in.<name>` and `out.<name>`")
         if len(arrays) != sum(1 + array.dtype.hasobject for part in (inputs, outputs) for array in part.values()) + (
             2 * (labels is not None)
         ):
-            raise ValueError("it holds other arrays than `in.<name>` and `out.<name>`")
+            raise ValueError("it has arrays other than `in.<name>` and `out.<name>`")
     except OSError as error:
         raise ConfigError.at(path, f"the golden vectors cannot be read: {error.strerror or error}") from None
     except ValueError as error:
@@ -164,12 +167,12 @@ def _labels(arrays: Mapping[str, Array]) -> Labels | None:
 
 
 def _named_dtype(array: Array) -> Array:
-    """The array as it is, but BF16, which numpy writes as two bytes, as what it was."""
+    """The array, with BF16 restored, which numpy writes as two plain bytes."""
     try:
         if array.dtype == np.dtype("V2"):
             return array.view(numpy_dtype("BF16"))
         if oip_datatype(array.dtype) == "BYTES":
-            raise ValueError(f"an array of {array.dtype}; BYTES are kept as `in_bytes.<name>` and `in_ends.<name>`")
+            raise ValueError(f"an array of {array.dtype}; BYTES are stored as `in_bytes.<name>` and `in_ends.<name>`")
     except UpwellError as error:
         raise ValueError(str(error)) from None
     return array
@@ -203,7 +206,7 @@ def _unpacked(side: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 def _elements(key: str, data: bytes, ends: Array) -> Array:
     places = [0, *ends.reshape(-1).tolist()]
     if places[-1] != len(data) or any(end < start for start, end in itertools.pairwise(places)):
-        raise ValueError(f"the elements of {key!r} do not end where they say")
+        raise ValueError(f"the ends given for {key!r} do not match its bytes")
     elements = np.empty(len(places) - 1, np.object_)
     elements[:] = [data[start:end] for start, end in itertools.pairwise(places)]
     return elements.reshape(ends.shape)

@@ -1,7 +1,7 @@
-"""Keys that sign bundles and those that are trusted: PEM files of Ed25519 keys, or of keys on a NIST curve.
+"""Signing keys and trusted keys: PEM files of Ed25519 keys, or of keys on a NIST curve.
 
-Ed25519 is what to use. Keys on P-256, P-384 and P-521 are taken since the package `model-signing` takes no others.
-Needs the extra `bundle`; import it where a key is at hand and not before.
+Prefer Ed25519. Keys on P-256, P-384 and P-521 are accepted because the package `model-signing` supports no others.
+Needs the extra `bundle`; import it only once there is a key.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _EXPECTED = "expected an Ed25519 key (`openssl genpkey -algorithm ed25519`), or 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A key that signatures are checked with. `fingerprint` is `fingerprint_of` the key."""
+    """A key for checking signatures. `fingerprint` is `fingerprint_of` the key."""
 
     fingerprint: str
     key: Ed25519PublicKey | ec.EllipticCurvePublicKey
 
     def fits(self, signature: bytes, data: bytes) -> bool:
-        """Whether `signature` is of `data` by this key's other half."""
+        """Whether `signature` was made of `data` with this key's private half."""
         try:
             if isinstance(self.key, Ed25519PublicKey):
                 self.key.verify(signature, data)
@@ -76,7 +76,7 @@ def load_public_key(path: Path) -> PublicKey:
 
 
 def load_private_key(path: Path, passphrase: Callable[[], str]) -> PrivateKey:
-    """The private key in a PEM file; `passphrase` is asked only where the key is encrypted. Raises `ConfigError`."""
+    """The private key in a PEM file; `passphrase` is called only if the key is encrypted. Raises `ConfigError`."""
     data = read_file(path, "the key", _MAX_KEY_BYTES)
     if b"PUBLIC KEY" in data:
         raise ConfigError.at(path, "this is a public key; expected the private key that signs")

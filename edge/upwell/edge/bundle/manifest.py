@@ -17,7 +17,7 @@ from upwell.shared.errors import ConfigError
 
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_VERSION = (1 << 53) - 1
-"""The largest whole number that every reader of JSON takes as it is."""
+"""The largest integer that every JSON reader represents exactly."""
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -46,7 +46,7 @@ def new_manifest(name: str, version: int, files: Mapping[str, FileEntry]) -> Man
         key = "--version" if error.errors()[0]["loc"] == ("version",) else "--name"
         right = f"a whole number from 1 to {MAX_VERSION}"
         if key == "--name":
-            right = "up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first"
+            right = "up to 64 letters, digits, `.`, `_` and `-`, starting with a letter or digit"
         raise ConfigError.at(None, f"expected {right}, got {error.errors()[0]['input']!r}", key) from None
     return Manifest(name, version, dict(sorted(files.items())))
 
@@ -85,6 +85,8 @@ def read_manifest(folder: Path) -> Manifest:
     manifest = Manifest(read.name, read.version, files)
     if manifest_bytes(manifest) != data:
         raise BundleRefused(
-            Refusal.MALFORMED, path, "not as `upwell model pack` writes it; edited, or its line ends changed?"
+            Refusal.MALFORMED,
+            path,
+            "not as `upwell model pack` writes it; was it edited, or were its line endings changed?",
         )
     return manifest

@@ -22,4 +22,4 @@ def load_reference(folder: Path) -> DriftReference | None:
         data = read_file(plain_file(folder, REFERENCE_NAME), "the reference for drift", MAX_BYTES)
         return DriftReference.read(data)
     except ValueError as error:
-        raise ConfigError.at(path, f"no reference as `upwell model reference` writes it: {error}") from None
+        raise ConfigError.at(path, f"not a reference written by `upwell model reference`: {error}") from None
