@@ -99,7 +99,7 @@ def test_the_cpu_allowed_beside_the_npu_is_a_lie_that_the_buffers_give_away() ->
 
 @pytest.mark.parametrize("backend", ["NPU", "GPU"])
 def test_a_device_that_is_not_there_is_a_reason(backend: str) -> None:
-    with pytest.raises(AcceleratorNotUsable, match="plugin takes every node: look for the device") as error:
+    with pytest.raises(AcceleratorNotUsable, match="plugin takes every node: check the device") as error:
         load_runtime(DIGITS, RuntimeOptions(), npu(graph_backend=backend))
     assert "kLiteRtHwAcceleratorCpu" not in str(error.value)
     with pytest.raises(AcceleratorNotUsable, match="did not compile"):
@@ -108,7 +108,7 @@ def test_a_device_that_is_not_there_is_a_reason(backend: str) -> None:
 
 
 def test_an_option_that_openvino_does_not_know_is_a_reason() -> None:
-    with pytest.raises(AcceleratorNotUsable, match="look for the device, its driver and its options"):
+    with pytest.raises(AcceleratorNotUsable, match="check the device, its driver and its options"):
         load_runtime(DIGITS, RuntimeOptions(), npu(**{"configs_map.NONSENSE": "1"}))
 
 

@@ -97,11 +97,11 @@ def test_without_must_it_leaves_quantization_at_the_edges_to_the_cpu(digits: Pat
 def test_must_names_what_stays_behind(tmp_path: Path) -> None:
     path = chain(tmp_path, ["Sigmoid", REFUSED])
     assert OnnxRuntime(path, None, qnn()).placement == Placement("qnn", 2, 1, ("erf_1 (Erf)",))
-    assert refusal(path, qnn("must")).endswith("is a `must` but leaves 1 of 2 nodes on the CPU: erf_1 (Erf)")
+    assert refusal(path, qnn("must")).endswith("is required but leaves 1 of 2 nodes on the CPU: erf_1 (Erf)")
 
 
 def test_a_model_of_varying_size_is_not_taken_and_told_what_to_do() -> None:
-    advice = "; the batch of 'x' is open, and many accelerators take fixed sizes only: write `batch: 1`"
+    advice = "; the batch of 'x' is open, but many accelerators accept only fixed sizes: write `batch: 1`"
     for require, nodes in (("prefer", "took none of the 23 nodes"), ("must", "leaves 23 of 23 nodes on the CPU")):
         told = refusal(OPEN_DIGITS, qnn(require))
         assert nodes in told
@@ -192,7 +192,7 @@ def test_a_provider_that_fails_in_every_run_costs_no_answer(digits: Path, monkey
     for picture in pictures(3):
         np.testing.assert_array_equal(there.run({"x": picture})["logits"], here.run({"x": picture})["logits"])
     assert there.placement.nodes_on_accelerator == 0
-    assert "qnn failed while running, the model continues on the CPU: " in there.placement.reason
+    assert "qnn failed while running; the model continues on the CPU: " in there.placement.reason
 
 
 # --- Ahead of time

@@ -193,7 +193,7 @@ def for_another(handler: Handler, _: opamp_pb2.AgentToServer) -> None:
     ("answer", "words"),
     [
         (redirect, "307"), SLOWLY(endless, "RESOURCE_EXHAUSTED"), SLOWLY(drip, "DEADLINE_EXCEEDED"),
-        SLOWLY(garbage, "no message of OpAMP"), SLOWLY(for_another, "for another device"),
+        SLOWLY(garbage, "not an OpAMP message"), SLOWLY(for_another, "for another device"),
     ],
 )  # fmt: skip
 def test_an_answer_that_is_none_is_refused_and_said(
@@ -208,7 +208,7 @@ def test_an_answer_that_is_none_is_refused_and_said(
     ("change", "words"),
     [
         (wishing(b'{"release": 7}'), "release 7 is not signed"),
-        SLOWLY(wishing(b'{"release": 2}', b"x" * 32), "its hash is not that of its content"),
+        SLOWLY(wishing(b'{"release": 2}', b"x" * 32), "its hash does not match its content"),
         SLOWLY(wishing(b'{"release": "2"}'), "release: Input should be a valid integer"),
         SLOWLY(wishing(b"[" * 100_000), "Invalid JSON"),
         SLOWLY(wishing(b'{"statistics_s": 0}'), "statistics_s"),

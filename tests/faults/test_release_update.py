@@ -266,7 +266,7 @@ def test_a_payload_that_was_swapped_or_cut_is_not_taken_and_comes_later(device: 
     data = payload.read_bytes()
     for wrong in (data[:-3], data[:-1] + b" ", b""):
         payload.write_bytes(wrong)
-        with pytest.raises(FetchFailed, match="cannot be had"):
+        with pytest.raises(FetchFailed, match="cannot be fetched"):
             device.follower.look()
         assert device.served == [1]
     payload.write_bytes(data)
@@ -280,7 +280,7 @@ def test_a_body_without_an_end_is_cut_at_the_signed_length(device: Device, serve
         device.follower.look()
     assert not list((device.store.downloads).rglob("*.tar"))
     server.answers["metadata/timestamp.json"] = lambda: (200, {}, bytes(50_000_000))
-    assert "too long" in device.refuses(Refusal.UNTRUSTED)
+    assert "too large" in device.refuses(Refusal.UNTRUSTED)
 
 
 @pytest.mark.parametrize("to", ["http://example.com/", "file:///etc/passwd"])
@@ -363,7 +363,7 @@ def test_what_a_release_may_not_loosen() -> None:
         {"version": 1, "rules": [{"name": "ward", "match": {"tags": {"room": "ward"}}, "egress": "deny"}]}
     )
     floor = LocalFloor(keeps, endpoints=("registry.site:5000",))
-    with pytest.raises(BundleRefused, match="drops 'ward', which keeps data on this device") as caught:
+    with pytest.raises(BundleRefused, match="drops 'ward', which keep data on this device") as caught:
         floor.check_policy(7, Policy())
     assert caught.value.refusal is Refusal.LOOSENED
     floor.check_policy(7, keeps)

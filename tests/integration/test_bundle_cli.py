@@ -359,13 +359,13 @@ def test_labels_go_along_and_are_held_against_the_model_at_every_load(
     right = ["--labels", "digit", "--right", "100%"]
     code, _, err = upwell("pack", digits, "--version", 2, "--golden", labelled, *right, "--in-place")
     assert code == 1
-    assert "rows name their label, 100 % are needed" in err
+    assert "rows match their label, 100 % needed" in err
     with np.load(labelled) as data:
         wrong = {"image": data["image"], "digit": np.where(np.arange(200) % 2, data["digit"], (data["digit"] + 1) % 10)}
     np.savez(labelled, **wrong)  # as for a model that is right on half of them
     code, _, err = upwell("pack", digits, "--version", 2, "--golden", labelled, "--labels", "digit", "--in-place")
     assert code == 1
-    assert "90 % are needed" in err
+    assert "90 % needed" in err
 
 
 def test_another_model_can_say_what_is_right(upwell: Run, here: Path) -> None:

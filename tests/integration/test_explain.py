@@ -78,9 +78,7 @@ def test_an_unknown_id_is_one_sentence(config: Path, recorder: FlightRecorder) -
     result = run("nope", "-c", config)
     assert isinstance(result.exception, UnknownRequest)  # exit code 1 of `upwell`
     assert not isinstance(result.exception, ConfigError)
-    assert re.fullmatch(
-        r"no request 'nope' is recorded: the recorder holds .* back to [-\d :.+]+", str(result.exception)
-    )
+    assert re.fullmatch(r"no request 'nope' is recorded: the recorder has .* back to [-\d :.+]+", str(result.exception))
 
 
 def test_an_agent_that_never_ran_has_nothing(config: Path) -> None:
@@ -99,7 +97,7 @@ def test_without_a_state_dir_it_says_what_is_missing(config: Path) -> None:
     config.write_text(AGENT.replace("state_dir: state", "name: x"))
     result = run("a", "-c", config)
     assert isinstance(result.exception, ConfigError)
-    assert "agent.state_dir: not written" in str(result.exception)
+    assert "agent.state_dir: not set" in str(result.exception)
 
 
 def test_a_folder_that_cannot_be_read_is_said(config: Path, tmp_path: Path) -> None:

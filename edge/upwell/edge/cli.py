@@ -1,4 +1,5 @@
-"""What `upwell agent` does: run the agent for local callers. The command is above, where it can run pipelines, too."""
+"""Running the agent for local callers, as `upwell agent` does. The command itself lies in a higher layer, which also
+runs pipelines."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ from upwell.shared.telemetry.logs import set_up_logs
 
 DRAIN_S = 10.0
 SPARE_WORKERS = 4
-"""Calls beyond `max_requests` that still get a thread: health checks, and requests to be refused."""
+"""Threads beyond `max_requests`, for health checks and for refusing requests."""
 
 
 @dataclass(frozen=True)
 class Companion:
-    """What runs in the process of `upwell agent` beside it.
+    """What runs in the process of `upwell agent` together with it.
 
-    `on_result` is given the cloud's answers to kept cases. `run` is entered once the agent is there, and left before it
-    is closed; it gives pages to serve beside the metrics.
+    `on_result` gets the cloud's answers to spooled cases. `run` is entered once the agent is up, and left before it
+    closes; it returns pages to serve beside the metrics.
     """
 
     on_result: Callable[[SpoolResult], None]
@@ -43,10 +44,10 @@ class Companion:
 
 
 def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None = None) -> None:
-    """Run the agent until SIGTERM or Ctrl-C; what was accepted by then is answered first. Raises `ConfigError`."""
+    """Run the agent until SIGTERM or Ctrl-C; accepted requests are answered first. Raises `ConfigError`."""
     settings = config.agent
     console = set_up_logs(settings.log, logging.DEBUG if verbose else logging.INFO)
-    # It may fetch a model for minutes: until then a signal ends it at once, and again once it is closed.
+    # Fetching a model may take minutes: until serving starts, and after closing, a signal ends the process at once.
     with (
         ExitStack() as once_closed,
         assemble(config, None if companion is None else companion.on_result) as running,
@@ -90,14 +91,14 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
         _serve_until(stop, running)
         console.print("draining")
         if spool is not None:
-            spool.news.close()  # streams of results would not end by themselves
+            spool.news.close()  # otherwise streams of results would never end
         server.stop(DRAIN_S)
         if web is not None:
             web.stop(DRAIN_S)
 
 
 def _serve_until(stop: StopSignals, running: AgentCore) -> None:
-    """Wait for a stop signal, and tell systemd, where that started us, how we are."""
+    """Wait for a stop signal, and report to systemd if it started the process."""
     systemd = Systemd.of_environment()
     systemd.ready()
     systemd.ping_until(stop, lambda: not running.is_closed)

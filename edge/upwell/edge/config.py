@@ -1,4 +1,4 @@
-"""`agent.yaml`: what a person writes to deploy an agent."""
+"""`agent.yaml`: the configuration of an agent."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ClientTls(FilePart):
     @model_validator(mode="after")
     def _pair(self) -> ClientTls:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key go together; write both or neither")
+            raise ValueError("`cert` and `key` go together; write both or neither")
         return self
 
 
 class SpoolSection(FilePart):
-    """Cases kept for later; needs `state_dir`."""
+    """Requests stored to be sent to the cloud later; needs `state_dir`."""
 
     limit: Bytes = Field(256 << 20, gt=0, description="Most bytes kept; the oldest go first.")
     max_age: Seconds = Field(7 * 86400.0, gt=0, description="Older cases are dropped.")
@@ -47,7 +47,7 @@ class SpoolSection(FilePart):
 
 
 class TrustSection(FilePart):
-    """Whose signatures on bundles count."""
+    """The keys whose signatures on bundles are trusted."""
 
     keys: list[RelativePath] = Field(
         [],
@@ -63,7 +63,7 @@ class TrustSection(FilePart):
 
     @property
     def trust(self) -> Trust:
-        """For the verification of bundles."""
+        """The trust settings for verifying bundles."""
         return Trust(tuple(self.keys), bool(self.keys) if self.require is None else self.require)
 
 
@@ -72,9 +72,9 @@ class AgentSection(ServerKeys):
 
     name: str = Field("agent", min_length=1, description="Shown to callers in the server metadata, and in logs.")
     listen: tuple[ListenAddress, ...] = Field(
-        ("127.0.0.1:8001",), min_length=1, description="Where local callers reach it: HOST:PORT or unix:/PATH."
+        ("127.0.0.1:8001",), min_length=1, description="Addresses for local callers: HOST:PORT or unix:/PATH."
     )
-    state_dir: RelativePath | None = Field(None, description="A folder of this agent alone, made if missing.")
+    state_dir: RelativePath | None = Field(None, description="A folder used by this agent alone, created if missing.")
     max_requests: int = Field(
         DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; more are refused."
     )
@@ -104,12 +104,12 @@ class CloudSection(FilePart):
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """All of them, the preferred first."""
+        """All endpoints, the preferred one first."""
         return (self.endpoint, *self.fallbacks)
 
     @property
     def security(self) -> ClientSecurity:
-        """How the agent proves itself, and whom it believes."""
+        """The agent's credentials and the issuers it trusts."""
         tls = TlsFiles(self.tls.cert, self.tls.key, self.tls.ca) if self.tls else None
         return ClientSecurity(tls=tls, token_file=self.token_file, insecure=self.insecure)
 
@@ -138,12 +138,12 @@ class AgentConfig(FilePart):
         }
         for name, model in self.models.items():
             if model.edge is not None and model.edge.updates is not None and self.agent.state_dir is None:
-                found["models", name, "edge", "updates"] = "what is fetched needs a place; expected agent.state_dir"
+                found["models", name, "edge", "updates"] = "fetched files need a folder; expected agent.state_dir"
         found |= self._sources()
         if self.fleet is not None and self.agent.state_dir is None:
-            found["fleet",] = "the device's key and instance UID need a place; expected agent.state_dir"
+            found["fleet",] = "the device's key and instance UID need a folder; expected agent.state_dir"
         if self.agent.cases is not None and self.agent.cases.to is None and self.fleet is None:
-            found["agent", "cases"] = "cases that go by way of a fleet service need one; expected the section `fleet`"
+            found["agent", "cases"] = "delivery through a fleet service needs the section `fleet`"
         try:
             check_exposure([*self.agent.listen, *self.agent.listen_http], self.agent.security)
         except ConfigError as error:
@@ -158,24 +158,24 @@ class AgentConfig(FilePart):
         return self
 
     def _sources(self) -> dict[Location, str]:
-        """What is wrong with where the models come from."""
+        """Problems with the sources of the models."""
         found: dict[Location, str] = {}
         if self.release is not None and self.agent.state_dir is None:
-            found["release",] = "what is fetched needs a place; expected agent.state_dir"
+            found["release",] = "fetched files need a folder; expected agent.state_dir"
         for name, model in self.models.items():
             side = model.edge
             if side is None:
                 continue
             if self.release is not None and side.updates is not None:
-                text = "`release` alone decides what is installed; expected either that or updates"
+                text = "`release` alone decides what is installed; expected either `release` or `updates`"
                 found["models", name, "edge", "updates"] = text
             if self.release is None and side.updates is None and not side.has_source:
-                text = "expected bundle (a folder or archive), file (a model file), or updates"
+                text = "expected `bundle` (a folder or archive), `file` (a model file) or `updates`"
                 found["models", name, "edge"] = text
         return found
 
     def _endpoints(self) -> Iterator[tuple[Location, str]]:
-        """Where each endpoint stands in the file, and what it is."""
+        """Each endpoint with its position in the file."""
         if self.cloud is not None:
             yield ("cloud", "endpoint"), self.cloud.endpoint
             for index, endpoint in enumerate(self.cloud.fallbacks):

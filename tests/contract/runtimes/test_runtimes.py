@@ -226,5 +226,5 @@ class TestRuntimeContract:
 
     def test_takes_only_bytes_for_a_bytes_input(self, kind: Kind, tmp_path: Path) -> None:
         runtime = kind.identity(tmp_path, "BYTES")
-        with pytest.raises(InvalidRequest, match="'x' must hold bytes only"):
+        with pytest.raises(InvalidRequest, match="'x' must contain only bytes"):
             runtime.run({"x": np.array([["text", b""], [None, 3]], object)})

@@ -89,7 +89,7 @@ def test_must_refuses_a_partial_placement_and_names_the_nodes(load: Loader, tmp_
     with pytest.raises(AcceleratorNotUsable) as error:
         load(path, "must", claim=str(BuiltinOperator.ADD))
     text = str(error.value)
-    assert "'software' is a `must` but leaves 15 of 30 nodes on the CPU: 0 MUL t1, 2 MUL t3" in text
+    assert "'software' is required but leaves 15 of 30 nodes on the CPU: 0 MUL t1, 2 MUL t3" in text
     assert text.endswith("18 MUL t19 and 5 more")
 
 
@@ -151,7 +151,7 @@ def test_a_delegate_that_fails_while_running_costs_no_answer(load: Loader, model
 
 def test_a_bad_request_does_not_cost_the_delegate(load: Loader, model: Path) -> None:
     runtime = load(model, "prefer", claim="all")
-    with pytest.raises(InvalidRequest, match="does not take these shapes"):
+    with pytest.raises(InvalidRequest, match="does not accept these shapes"):
         runtime.run({"a": threes(2), "b": threes(3)})
     assert_works(runtime)
     assert runtime.placement.nodes_on_accelerator == 2

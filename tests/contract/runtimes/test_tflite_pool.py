@@ -100,7 +100,7 @@ def test_one_failure_leaves_the_delegate_in_every_interpreter(open_with: Opener)
 def test_a_bad_request_costs_one_interpreter_and_not_the_others(open_with: Opener) -> None:
     runtime = open_with(2)
     for _ in range(4):
-        with pytest.raises(InvalidRequest, match="does not take these shapes"):
+        with pytest.raises(InvalidRequest, match="does not accept these shapes"):
             runtime.run({"a": np.zeros((2, 3), np.float32), "b": np.zeros((5, 3), np.float32)})
         ask(runtime, 1)
     assert runtime.placement.nodes_on_accelerator == 2

@@ -130,7 +130,7 @@ def test_what_it_says_to_a_request_counts_too_and_an_answer_takes_it_back(caplog
         at.cloud.failure = None
         assert at.infer(rows_of(SURE)).route is Route.CLOUD
         assert missing(page) == {}
-        assert "the cloud has it now" in caplog.text
+        assert "the cloud has the model now" in caplog.text
 
 
 @pytest.mark.parametrize("rule", [DENY_ALL, STAY], ids=["deny", "stay"])

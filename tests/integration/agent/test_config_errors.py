@@ -60,7 +60,7 @@ ONE_LINE = {
     "an unknown key": (GOOD + "\nagnet: {}", "agent.yaml:2:1: agnet: unknown key; did you mean 'agent'?"),
     "an unknown version": (GOOD + "\nversion: 2", "agent.yaml:2:10: version: expected 1, got 2"),
     "no models": ("agent: {}", "agent.yaml:1:1: models: this key is missing"),
-    "no side": ("models: {m: {}}", "agent.yaml:1:13: models.m: expected edge, cloud or both"),
+    "no side": ("models: {m: {}}", "agent.yaml:1:13: models.m: expected `edge`, `cloud` or both"),
     "no cloud": ("models: {m: {cloud: {model: x}}}", "agent.yaml:1:"),
     "a number without unit": (
         GOOD + "\nagent: {max_message: 64}",
@@ -100,7 +100,7 @@ ONE_LINE = {
     "another suffix": ("models: {m: {edge: {file: agent.yaml}}}", "agent.yaml: expected a .onnx or .tflite file"),
     "a tflite package with onnx": (
         "models: {m: {edge: {file: good.onnx, runtime: onnx, package: tflite_runtime}}}",
-        "`package` chooses between TFLite packages",
+        "`package` chooses a TFLite package",
     ),
     "a broken model": ("models: {m: {edge: {file: broken.onnx}}}", "broken.onnx"),
     "a broken description": ("models: {m: {edge: {bundle: described}}}", "described/model.yaml:1:1: "),

@@ -47,7 +47,7 @@ def is_full(client: OipClient) -> bool:
     try:
         client.infer(SHORT, LIMIT_S)
     except RemoteError as error:
-        if "being handled already" not in str(error):
+        if "already being handled" not in str(error):
             raise
         return True
     return False
@@ -109,7 +109,7 @@ def test_a_second_agent_on_the_same_state_folder_is_refused_and_the_first_lives_
         second = in_process("agent", "-c", path)
         assert second.code == 2
         (said,) = (line for line in second.err.splitlines() if line.startswith("error: "))
-        wish = "another agent uses it; expected a folder of this agent's own"
+        wish = "another agent uses it; expected a separate folder for this agent"
         assert said == f"error: {folder / 'state'}: agent.state_dir: {wish}"
         with client_of(first.addresses[0]) as client:
             assert fact(ask(client, 0), "route") == "edge"
@@ -164,7 +164,7 @@ def test_more_callers_than_there_is_room_for_are_refused_and_none_is_lost(narrow
         call = accepted(client)
         refused = [client.infer_async(SHORT, LIMIT_S) for _ in range(3)]
         for one in refused:
-            with pytest.raises(RemoteError, match="1 requests are being handled already") as caught:
+            with pytest.raises(RemoteError, match="1 requests are already being handled") as caught:
                 one.result(LIMIT_S)
             assert caught.value.kind is RemoteErrorKind.RESOURCE_EXHAUSTED
         assert call.result(LIMIT_S).outputs["y"].shape == (4000, 512)

@@ -61,7 +61,7 @@ def test_a_version_that_has_proven_itself_is_left_only_below_the_floor(
             proven(agent, version)
         refused = in_process("model", "rollback", MODEL, "-c", config)
         assert refused.code == 1
-        assert "version 3 is below the floor: version 4 has proven itself here; --below-floor" in refused.err
+        assert "version 3 is below the floor: version 4 has proven itself here; use --below-floor" in refused.err
         assert serves(agent) == 4
         left(in_process("model", "rollback", MODEL, "-c", config, "--below-floor", "--json"), 4, 3)
         until(lambda: ask(agent) == 3 == serves(agent), APPEARS_S)
@@ -90,7 +90,7 @@ def test_a_version_on_trial_is_left_without_more_ado(
         until(lambda: ask(agent) == 2 == serves(agent), APPEARS_S)
         again = in_process("model", "rollback", MODEL, "-c", config)
         assert again.code == 2
-        assert "no version is installed here that could be left" in again.err
+        assert "no version is installed here to roll back" in again.err
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_a_proven_version_is_left_neither_unasked_nor_where_the_one_before_is_da
         proven(agent, 3)
         refused = in_process("model", "rollback", MODEL, "-c", config)
         assert refused.code == 1
-        assert "version 2 is below the floor: version 3 has proven itself here; --below-floor" in refused.err
+        assert "version 2 is below the floor: version 3 has proven itself here; use --below-floor" in refused.err
         shutil.rmtree(folder / f"state/bundles/{MODEL}/2")
         refused = in_process("model", "rollback", MODEL, "-c", config, "--below-floor")
         assert refused.code == 1

@@ -236,8 +236,8 @@ def test_where_the_policy_audits_nothing_no_trial_sends_anything_up(
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"right": 0.51, "scale": 0.05}, "requests are hard for it"),
-        ({"right": 0.92, "one_class": True}, "it gave one and the same answer to all of"),
+        ({"right": 0.51, "scale": 0.05}, "requests are hard only for it"),
+        ({"right": 0.92, "one_class": True}, "it gave the same answer to all"),
         ({"right": 0.51, "nan": True}, "not finite"),
     ],
     ids=["unsure", "one class", "not finite"],

@@ -146,7 +146,7 @@ def test_a_packed_bundle_and_a_broken_reference_are_refused(tmp_path: Path, bund
     (folder / "reference.json").write_text('{"version": 1, "quantities": {"odd": {}}}')
     done = CliRunner().invoke(build_app(["model"]), ["model", "pack", str(folder), "--version", "1"])
     assert isinstance(done.exception, ConfigError)
-    assert "reference.json: no reference as `upwell model reference` writes it" in str(done.exception)
+    assert "reference.json: not a reference written by `upwell model reference`" in str(done.exception)
     (folder / "manifest.json").write_text("{}")
     done = CliRunner().invoke(build_app(["model"]), ["model", "reference", str(folder), "--data", str(tmp_path)])
     assert isinstance(done.exception, ConfigError)

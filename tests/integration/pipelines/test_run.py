@@ -169,7 +169,7 @@ def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(
         assert (trace["amends"], trace["outcome"], trace["pipeline"]) == (event["amends"], "amended", "dock")
         assert trace["objects"][0]["answers"]["digits"]["label"] == now["digits"]["label"]
         words = explained(event["id"], "-c", agent)
-        assert f"id {event['id']}: amends {event['amends']} of the pipeline dock" in words
+        assert f"id {event['id']}: amends {event['amends']} of pipeline dock" in words
         assert "steps" in words.splitlines()  # of the frame of then
 
 

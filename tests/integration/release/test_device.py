@@ -124,7 +124,7 @@ def test_where_the_first_release_cannot_be_had_the_agent_says_why(
     config = write_device(folder, releases, None)
     ended = in_process("agent", "-c", config)
     assert ended.code == 2
-    assert "nothing is installed yet, and the first release cannot be had" in ended.err
+    assert "nothing is installed yet, and the first release cannot be fetched" in ended.err
 
 
 def test_health_says_when_there_is_no_clock(folder: Path, publisher: Publisher, releases: Releases) -> None:

@@ -61,12 +61,12 @@ def test_relative_paths_start_at_the_file_that_names_them(tmp_path: Path) -> Non
 ERRORS = [
     ("models: {}", "1:9: models: "),
     ("agent: {}", "1:1: models: this key is missing"),
-    ("models: {m: {}}", "1:13: models.m: expected edge, cloud or both"),
+    ("models: {m: {}}", "1:13: models.m: expected `edge`, `cloud` or both"),
     (
         "models: {m: {edge: {}}}",
-        "1:20: models.m.edge: expected bundle (a folder or archive), file (a model file), or updates",
+        "1:20: models.m.edge: expected `bundle` (a folder or archive), `file` (a model file) or `updates`",
     ),
-    ("models: {m: {edge: {bundle: b, file: f}}}", "1:20: models.m.edge: expected either bundle"),
+    ("models: {m: {edge: {bundle: b, file: f}}}", "1:20: models.m.edge: expected either `bundle`"),
     ("models: {m: {edge: {file: f, runtime: torch}}}", "1:39: models.m.edge.runtime: expected 'onnx' or 'tflite'"),
     ("models: {m: {edge: {file: f, thread: 1}}}", "1:30: models.m.edge.thread: unknown key; did you mean 'threads'?"),
     ("models: {m: {edge: {file: f, threads: 0}}}", "1:39: models.m.edge.threads: expected 1 or more, got 0"),
@@ -95,17 +95,18 @@ ERRORS = [
     (EDGE + "\ncloud: {endpoint: 'http://x'}", "2:19: cloud.endpoint: requests to http://x would cross the network"),
     (
         EDGE + "\ncloud: {endpoint: 'x:1', tls: {cert: c}}",
-        "2:31: cloud.tls: cert and key go together; write both",
+        "2:31: cloud.tls: `cert` and `key` go together; write both",
     ),
-    (EDGE + "\ncloud: {endpoint: 'x:1', tls: {key: c}}", "2:31: cloud.tls: cert and key go together"),
-    (EDGE + "\nrelease: {source: r, root: r.json}", "2:10: release: what is fetched needs a place"),
+    (EDGE + "\ncloud: {endpoint: 'x:1', tls: {key: c}}", "2:31: cloud.tls: `cert` and `key` go together"),
+    (EDGE + "\nrelease: {source: r, root: r.json}", "2:10: release: fetched files need a folder"),
     (
         EDGE + "\nrelease: {source: 'http://x/', root: r.json}",
         "2:19: release.source: 'http://x/metadata' is not protected",
     ),
     (
         "models: {m: {edge: {updates: {source: u}}}}\nagent: {state_dir: s}\nrelease: {source: r, root: r.json}",
-        "1:30: models.m.edge.updates: `release` alone decides what is installed; expected either that or updates",
+        "1:30: models.m.edge.updates: `release` alone decides what is installed; "
+        "expected either `release` or `updates`",
     ),
     (EDGE + "\nversion: 2", "2:10: version: expected 1, got 2"),
     (

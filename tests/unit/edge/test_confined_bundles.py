@@ -305,5 +305,5 @@ def test_a_tflite_model_names_no_other_file(tmp_path: Path, package: str) -> Non
     options = RuntimeOptions.model_validate({"package": package})
     load_runtime(path, options).close()
     path.write_bytes(bytes(builder.Output()))
-    with pytest.raises(ConfigError, match="weights in other files, which are not read"):
+    with pytest.raises(ConfigError, match="weights are in other files, which is not supported"):
         load_runtime(path, options)

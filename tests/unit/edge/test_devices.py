@@ -215,7 +215,7 @@ def test_a_library_whose_device_is_open_is_left_alone(software_delegate: Path) -
     finally:
         held.release()
     assert row.status == "found, not probed"
-    assert row.reason == "the device is open already"
+    assert row.reason == "the device is already open"
 
 
 def test_a_delegate_that_takes_nothing_says_so(software_delegate: Path) -> None:

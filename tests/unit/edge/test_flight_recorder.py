@@ -56,7 +56,7 @@ def test_an_unknown_id_says_how_far_back_it_goes(recorder: FlightRecorder) -> No
     with pytest.raises(UnknownRequest, match="no request 'x' is recorded: the recorder is empty"):
         recorder.find("x")
     recorder.note(request_trace("a"))
-    with pytest.raises(UnknownRequest, match=r"holds the last 1 requests, back to 2026-09-2\d "):
+    with pytest.raises(UnknownRequest, match=r"has the last 1 requests, back to 2026-09-2\d "):
         recorder.find("x")
 
 

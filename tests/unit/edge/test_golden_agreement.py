@@ -36,7 +36,7 @@ def test_classes_agree_by_argmax(wrong: int, passed: bool) -> None:
     answer = SEVERAL.copy()
     answer[:wrong] = np.roll(answer[:wrong], 1, axis=1)
     verdict = judged("probabilities", answer, SEVERAL)
-    assert verdict == Agreement(passed, f"y: argmax agrees in {100 - wrong} of 100 rows, 95 % are needed")
+    assert verdict == Agreement(passed, f"y: argmax agrees in {100 - wrong} of 100 rows, 95 % needed")
 
 
 def test_scores_may_differ_while_the_classes_agree() -> None:
@@ -97,7 +97,7 @@ def test_numbers_agree_by_relative_error(kind: str, dtype: Any) -> None:
     near[0] -= 10  # sqrt(5 * 100) / sqrt(20 * 10000) = 5 %
     far[0] -= 11
     assert judged(kind, near, reference, tolerance=0.0501).passed
-    assert judged(kind, far, reference) == Agreement(False, "y: relative error 5.5 %, at most 5 % is allowed")
+    assert judged(kind, far, reference) == Agreement(False, "y: relative error 5.5 %, at most 5 % allowed")
 
 
 def test_a_reference_of_zeros_allows_nothing_else() -> None:
@@ -129,7 +129,7 @@ def test_classes_and_labels_agree_by_equality(reference: Array) -> None:
     answer[:5] = answer[50]
     assert judged("tensor", answer, reference).passed
     answer[5] = answer[50]
-    assert judged("tensor", answer, reference) == Agreement(False, "y: 94 % equal values, 95 % are needed")
+    assert judged("tensor", answer, reference) == Agreement(False, "y: 94 % of the values are equal, 95 % needed")
 
 
 def test_every_output_that_fails_is_named_and_no_other() -> None:

@@ -143,7 +143,7 @@ def test_garbage_of_a_package_is_caught_and_the_other_one_taken(tmp_path: Path, 
     made.load_quantization_recipe(recipe.dynamic_wi8_afp32())
     made.quantize().export_model(str(model), overwrite=True)
     describe(folder, "{}")
-    with pytest.raises(ConfigError, match=r"scores: argmax agrees in \d+ of \d\d+ rows, 95 % are needed"):
+    with pytest.raises(ConfigError, match=r"scores: argmax agrees in \d+ of \d\d+ rows, 95 % needed"):
         load(folder, package="tflite_runtime")
     edge = load(folder)
     assert edge.runtime.version.startswith("ai-edge-litert")
@@ -175,7 +175,7 @@ def test_garbage_of_an_accelerator_is_caught(
     tmp_path: Path, load: Load, software_delegate: Path, right: Array, golden: bool
 ) -> None:
     edge = load(bundle(tmp_path / "b", golden=golden, tflite=0), software(software_delegate, wrong=1))
-    said = "it answers the golden vectors wrongly" if golden else "it does not answer as the CPU does"
+    said = "it answers the golden vectors wrongly" if golden else "its answers differ from the CPU's"
     assert all(reason.startswith(f"{said}: scores: relative error") for _, reason in reasons(edge))
     assert reasons(edge)[0][0].endswith("on software")
     assert (edge.state, edge.accelerator) == ("fallback", "")

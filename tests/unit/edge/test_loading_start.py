@@ -147,7 +147,7 @@ def test_a_device_that_is_in_use_elsewhere_is_left_alone(folder: Path, software_
     elsewhere = hold(str(library), {}, 0.0)
     loading = Loader("m", one, state_dir=tmp_path).start(WAIT_S)
     assert loading.model.state == "fallback"
-    assert "was never tried out with these options, and cannot be now" in loading.model.report.attempts[0].reason
+    assert "was never probed with these options, and cannot be probed now" in loading.model.report.attempts[0].reason
     elsewhere.release()
     loading = Loader("m", one, state_dir=tmp_path).start(WAIT_S)
     assert loading.model.accelerator == "software"

@@ -294,7 +294,7 @@ def test_what_the_device_has_no_time_for_does_not_count_against_the_rate_of_its_
                 at.infer(rows_of(SURE))
         at.agent.router.replace_policy(policy(text.replace("5s", "1h")))
         at.infer(rows_of(SURE))
-        with pytest.raises(Refused, match="sends more than its rate"):
+        with pytest.raises(Refused, match="exceeds its rate"):
             at.infer(rows_of(SURE))
 
 

@@ -144,7 +144,7 @@ def test_a_degraded_answer_is_told_with_the_cloud_s_words() -> None:
     told = text(one)
     for part in (
         "hardness of row 0: 0.1",
-        "up for hard: rows 0",
+        "offloaded for hard: rows 0",
         "device: predicted 10.0 ms, 10.0 ms",
         "cloud: predicted 90.0 ms, 20.0 ms",
         "the cloud: cloud_deadline: no answer in 900 ms",

@@ -163,7 +163,7 @@ def test_a_calibration_that_no_longer_fits_is_logged_once_and_its_return_too(
             for digest in ("C1", "C2", "C2"):
                 cell.identify_cloud("m", digest)
     lost, back = (record.getMessage() for record in caplog.records)
-    assert lost.startswith("model m: answers are uncalibrated: no calibration fits: the one for cloud_share 20% is for")
+    assert lost.startswith("model m: uncalibrated: no calibration fits: the one for cloud_share 20% is for")
     assert "cloud_digest C1, not C2" in lost
     assert back == "model m: a calibration fits"
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

@@ -61,7 +61,7 @@ def test_an_answer_of_the_cloud_that_is_not_finite_is_not_believed(dtype: npt.DT
 def test_a_plain_tensor_that_is_described_as_such_may_hold_anything() -> None:
     edge = edge_model()
     edge.check_cloud({"fp32": np.array([SURE], np.float32), "fp64": np.array([[math.nan]])}, 1)
-    with pytest.raises(ModelFailed, match="'fp32' holds values that are not finite"):
+    with pytest.raises(ModelFailed, match="'fp32' contains values that are not finite"):
         edge.check_cloud({"fp32": np.array([[math.nan, 0, 1]], np.float32), "fp64": np.array([[0.0]])}, 1)
 
 

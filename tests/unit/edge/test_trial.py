@@ -181,7 +181,7 @@ def test_answers_that_only_the_new_version_gives_too_late_count_as_failures(
         assert trial.run(slow, NOTHING, now_s[0] + 0.1) == "new"
     assert bool(rejected) is is_rejected
     if is_rejected:
-        assert rejected[0].endswith("an answer that came too late, and would not have before")
+        assert rejected[0].endswith("a late answer, where the previous version was in time")
 
 
 def test_what_is_under_way_on_a_version_that_was_left_has_the_former_one_behind_it() -> None:

@@ -111,7 +111,7 @@ def copied(path: Path, shape: list[int | str | None]) -> Path:
 def test_a_dimension_without_a_name_cannot_be_fixed(tmp_path: Path) -> None:
     path = copied(tmp_path / "m.onnx", [None, 3])
     with pytest.raises(
-        ConfigError, match=r"the first dimension of input 'x' is open and has no name; fix it in the file .*"
+        ConfigError, match=r"the first dimension of input 'x' is open but has no name; fix it in the file .*"
     ):
         load_runtime(path, RuntimeOptions(batch=1))
     model = onnx.load(path)

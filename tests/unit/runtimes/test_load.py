@@ -115,7 +115,7 @@ def test_the_accelerator_to_load_on_is_the_one_that_is_given(tmp_path: Path) -> 
 
 def test_litert_npu_is_a_way_of_its_own(tmp_path: Path) -> None:
     wanted = AcceleratorOptions(provider="litert_npu", options={"vendor": "acme"})
-    with pytest.raises(AcceleratorNotUsable, match=r"vendor is one of .*intel_openvino.*, got 'acme'"):
+    with pytest.raises(AcceleratorNotUsable, match=r"expected vendor to be one of .*intel_openvino.*, got 'acme'"):
         load_runtime(tflite_models.linear(tmp_path), RuntimeOptions(), wanted)
 
 

@@ -63,7 +63,7 @@ def test_must_names_the_nodes_left_on_the_cpu(tmp_path: Path) -> None:
     said = refusal(slow(tmp_path, size=4, layers=12), "azure", "must")
     assert "leaves 12 of 12 nodes on the CPU: layer_h1 (MatMul), " in said
     assert said.endswith(
-        "and 2 more; the batch of 'x' is open, and many accelerators take fixed sizes only: write `batch: 1`"
+        "and 2 more; the batch of 'x' is open, but many accelerators accept only fixed sizes: write `batch: 1`"
     )
 
 
@@ -158,7 +158,7 @@ def test_an_accelerator_that_fails_while_running_costs_no_answer(tmp_path: Path)
     for _ in range(2):
         assert_works(runtime)
     assert runtime.placement.nodes_on_accelerator == 0
-    assert runtime.placement.reason == "npu failed while running, the model continues on the CPU: device lost"
+    assert runtime.placement.reason == "npu failed while running; the model continues on the CPU: device lost"
 
 
 def test_a_bad_request_does_not_cost_the_accelerator(tmp_path: Path) -> None:

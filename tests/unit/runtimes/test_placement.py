@@ -22,7 +22,7 @@ PREFER = AcceleratorOptions(provider="npu")
 
 def test_must_needs_every_node() -> None:
     judge(MUST, from_nodes(MUST, 3, ()))
-    with pytest.raises(AcceleratorNotUsable, match=r"'npu' is a `must` but leaves 1 of 3 nodes on the CPU: nms$"):
+    with pytest.raises(AcceleratorNotUsable, match=r"'npu' is required but leaves 1 of 3 nodes on the CPU: nms$"):
         judge(MUST, from_nodes(MUST, 3, ("nms",)))
 
 
@@ -60,7 +60,7 @@ def test_an_accelerator_that_was_lost_has_no_nodes_and_is_logged(caplog: pytest.
     for runs in (1, 2):
         np.testing.assert_array_equal(runtime.run({"x": np.ones(2, np.float32)})["x"], np.ones(2, np.float32))
         assert on_cpu.runs == runs
-    gone = Placement("npu", 3, 0, (), "npu failed while running, the model continues on the CPU: unplugged")
+    gone = Placement("npu", 3, 0, (), "npu failed while running; the model continues on the CPU: unplugged")
     assert runtime.placement == gone
     assert caplog.messages == [f"m.onnx: {gone.reason}"]
 
@@ -77,7 +77,7 @@ def test_a_model_file_that_has_gone_says_so() -> None:
         raise ConfigError.at(Path("m.onnx"), "no such file; expected a model")
 
     runtime = FallbackRuntime(Path("m.onnx"), Unplugged(), gone)
-    with pytest.raises(ModelFailed, match=r"again after a failure: .*no such file; expected a model"):
+    with pytest.raises(ModelFailed, match=r"reopened after a failure: .*no such file; expected a model"):
         runtime.run({})
 
 

@@ -69,7 +69,7 @@ def test_a_library_that_crashes_is_a_reason_and_is_remembered(
     with pytest.raises(AcceleratorNotUsable, match=said):
         enter(crashing, tmp_path)
     request.getfixturevalue("no_child")
-    with pytest.raises(AcceleratorNotUsable, match=rf"{said}.*in an earlier start; delete .*{RESULTS_NAME}"):
+    with pytest.raises(AcceleratorNotUsable, match=rf"{said}.*at an earlier start; delete .*{RESULTS_NAME}"):
         enter(crashing, tmp_path)
     with pytest.raises(AcceleratorNotUsable, match="no process can be started"):
         enter(subject(tmp_path, software_delegate), tmp_path)  # other options: nothing is known
@@ -134,7 +134,7 @@ def test_what_is_open_elsewhere_is_not_tried_out(
     request.getfixturevalue("no_child")
     enter(known, tmp_path).release()  # what is remembered decides
     with pytest.raises(
-        AcceleratorNotUsable, match="was never tried out with these options, and cannot be now: the device is"
+        AcceleratorNotUsable, match="was never probed with these options, and cannot be probed now: the device is"
     ):
         enter(unknown, tmp_path)
     elsewhere.release()
@@ -151,9 +151,12 @@ def test_another_model_on_a_device_that_this_process_has_open_is_opened_and_mark
     request.getfixturevalue("no_child")
     enter(second, tmp_path).release()
     assert results(tmp_path) == ["", "suspect"]
-    with pytest.raises(AcceleratorNotUsable, match="may have crashed the agent before, and cannot be tried out now"):
+    with pytest.raises(AcceleratorNotUsable, match="may have crashed the agent before, and cannot be probed now"):
         enter(second, tmp_path)
-    with pytest.raises(AcceleratorNotUsable, match=r"with these options, .*; models of one agent share a device by"):
+    with pytest.raises(
+        AcceleratorNotUsable,
+        match=r"with these options, .*; models of one agent share a device only with equal options",
+    ):
         enter(subject(tmp_path, software_delegate, crash="load"), tmp_path)  # the same library by other options
     survived(second, tmp_path)
     assert results(tmp_path) == ["", ""]

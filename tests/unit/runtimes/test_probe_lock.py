@@ -53,7 +53,7 @@ def user(library: str = "lib.so", **options: str) -> DeviceLock:
 def test_any_number_may_use_a_device_and_nobody_tries_it_out_meanwhile() -> None:
     with another_process("hold", {}):
         users = [user(), user()]
-        with pytest.raises(DeviceBusy, match="the device is open already"):
+        with pytest.raises(DeviceBusy, match="the device is already open"):
             try_out("lib.so", {}, 0.0)
         for one in users:
             one.release()

@@ -81,7 +81,7 @@ def test_a_model_that_vanished_is_a_failure_and_not_the_end(options: RuntimeOpti
     with pytest.raises(InvalidRequest):
         runtime.run({**good, "b": np.ones((5, 3), np.float32)})
     path.unlink()
-    with pytest.raises(ModelFailed, match="cannot be opened again"):
+    with pytest.raises(ModelFailed, match="cannot be reopened"):
         runtime.run(good)
     path.write_bytes(content)
     np.testing.assert_array_equal(runtime.run(good)["sum"], np.full((2, 3), 2))
@@ -162,5 +162,5 @@ def test_a_package_that_cannot_be_imported_is_not_called_missing(
     forget(monkeypatch, "ai_edge_litert")
     monkeypatch.delitem(sys.modules, "ai_edge_litert")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"ai_edge_litert is installed and cannot be imported: .*a_library_it_needs"):
+    with pytest.raises(ConfigError, match=r"ai_edge_litert is installed but cannot be imported: .*a_library_it_needs"):
         find_package("ai_edge_litert")

@@ -108,7 +108,7 @@ def _decides_alike(output: LogicalOutput, answer: Floats, reference: Floats, lim
     counts = margin > INT8_STEPS * _step(output, reference)
     decided = int(counts.sum())
     agreed = int(np.count_nonzero((chosen == wanted) & counts))
-    text = f"{output.name}: argmax agrees in {agreed} of {decided} rows, {_percent(limits.agree)} are needed"
+    text = f"{output.name}: argmax agrees in {agreed} of {decided} rows, {_percent(limits.agree)} needed"
     passed = agreed >= limits.agree * decided
     most_of_one_class = int(np.unique(wanted[counts], return_counts=True)[1].max()) if decided else 0
     if not passed or most_of_one_class < limits.agree * decided:

@@ -94,9 +94,9 @@ def load_private_key(path: Path, passphrase: Callable[[], str]) -> PrivateKey:
 
 
 def fingerprint_of(key: Ed25519PublicKey | ec.EllipticCurvePublicKey) -> str:
-    """SHA-256 in hex of the public key in PEM, as `sha256sum` gives it for the file that openssl writes.
+    """SHA-256 in hex of the public key in PEM, equal to `sha256sum` of the file that openssl writes.
 
-    `model-signing` names keys in the same way.
+    `model-signing` identifies keys the same way.
     """
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(pem).hexdigest()

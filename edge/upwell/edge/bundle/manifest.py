@@ -1,4 +1,4 @@
-"""`manifest.json`: written in one way alone, and read with care, since it comes from strangers."""
+"""`manifest.json`: written in one canonical form, and read as untrusted input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _ManifestFile(_Part):
 
 
 def new_manifest(name: str, version: int, files: Mapping[str, FileEntry]) -> Manifest:
-    """A manifest of these files. Raises `ConfigError` where name or version cannot be those of a bundle."""
+    """A manifest of these files. Raises `ConfigError` if the name or version is not valid for a bundle."""
     try:
         _ManifestFile(format=1, name=name, version=version, files={"x": _FilePart(sha256="0" * 64, size_bytes=0)})
     except ValidationError as error:
@@ -52,7 +52,8 @@ def new_manifest(name: str, version: int, files: Mapping[str, FileEntry]) -> Man
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """The one text of a manifest: JSON with sorted keys, two spaces of indent, ASCII, and a line end."""
+    """The canonical text of a manifest: JSON with sorted keys, two spaces of indent, ASCII, and a newline at the
+    end."""
     document = {
         "format": 1,
         "name": manifest.name,
@@ -65,8 +66,8 @@ def manifest_bytes(manifest: Manifest) -> bytes:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the bundle in `folder`.
 
-    Raises `BundleRefused` (`MALFORMED`) where it is too large, no such document, lists a path that does not fit, or is
-    not written as `manifest_bytes` writes it (which also catches a key that is there twice).
+    Raises `BundleRefused` (`MALFORMED`) if it is too large, not a manifest, lists a path that a bundle may not have, or
+    differs from what `manifest_bytes` writes (which also catches duplicate keys).
     """
     path = folder / MANIFEST_NAME
     data = read_small(path, MAX_MANIFEST_BYTES, Refusal.MALFORMED)

@@ -1,4 +1,4 @@
-"""`reference.json`: what a model's rows were like when its bundle was made, for drift to be held against."""
+"""`reference.json`: statistics of a model's rows when its bundle was made, the reference for drift."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 20
 
 
 def load_reference(folder: Path) -> DriftReference | None:
-    """The reference of the bundle in `folder`; None where it has no such file. Raises `ConfigError`."""
+    """The reference of the bundle in `folder`; None without such a file. Raises `ConfigError`."""
     path = folder / REFERENCE_NAME
     if not os.path.lexists(path):
         return None

@@ -1,4 +1,4 @@
-"""Signing the files of a bundle, and telling who signed them."""
+"""Signing the files of a bundle, and checking who signed them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MAX_SIGNATURE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Signed:
-    """What a trusted key vouches for: files by their paths, with their SHA-256 in hex. `by` is its fingerprint."""
+    """The files that a trusted key signed: path -> SHA-256 in hex. `by` is the key's fingerprint."""
 
     digests: Mapping[str, str]
     by: str
 
 
 def sign_bundle(bundle: Bundle, key: PrivateKey) -> None:
-    """Write `model.sig` into the folder of a bundle whose files were checked, in the place of one that is there.
+    """Write `model.sig` into the folder of a bundle whose files were checked, replacing an existing one.
 
-    Raises `ConfigError` where it has no manifest or the file cannot be written.
+    Raises `ConfigError` if there is no manifest or the file cannot be written.
     """
     if bundle.manifest is None:
-        raise ConfigError.at(bundle.folder, f"it has no {MANIFEST_NAME} to sign; `upwell model pack` makes one")
+        raise ConfigError.at(bundle.folder, f"there is no {MANIFEST_NAME} to sign; run `upwell model pack` first")
     manifest = bundle.folder / MANIFEST_NAME
     digests = {path: entry.sha256 for path, entry in bundle.manifest.files.items()}
     digests[MANIFEST_NAME] = entry_of(manifest).sha256
@@ -43,10 +43,10 @@ def sign_bundle(bundle: Bundle, key: PrivateKey) -> None:
 
 
 def check_signature(folder: Path, trust: Trust) -> Signed | None:
-    """What the signature of the bundle in `folder` vouches for; None where nobody asks, or it may have none.
+    """The files that the bundle in `folder` is signed for; None if no signature is required and none is checked.
 
-    The files themselves are not looked at. Raises `BundleRefused` (`UNSIGNED`, `WRONG_SIGNATURE`), and `ConfigError`
-    where a key cannot be read.
+    The files themselves are not read. Raises `BundleRefused` (`UNSIGNED`, `WRONG_SIGNATURE`), and `ConfigError` if a
+    key cannot be read.
     """
     path = folder / SIGNATURE_NAME
     if not path.exists():
@@ -54,12 +54,12 @@ def check_signature(folder: Path, trust: Trust) -> Signed | None:
             raise BundleRefused(
                 Refusal.UNSIGNED,
                 folder,
-                f"a signature is required and there is no {SIGNATURE_NAME}; see `upwell model sign`",
+                f"a signature is required, but there is no {SIGNATURE_NAME}; see `upwell model sign`",
             )
         return None
     if not trust.keys:
         if trust.require:
-            raise ConfigError.at(None, "a signature is required and no key is trusted; name a public key")
+            raise ConfigError.at(None, "a signature is required, but no key is trusted; name a public key")
         return None
     keys = [public_key(key) for key in trust.keys]
     try:
@@ -77,14 +77,14 @@ def _signer(path: Path, envelope: Envelope, keys: list[PublicKey]) -> PublicKey:
             return key
     trusted = ", ".join(key.fingerprint[:16] for key in keys)
     if hinted:
-        why = "the signature was not made with that key, or what it signs was changed"
+        why = "the signature was not made with that key, or the signed content was changed"
     else:
         why = f"it was signed with key {envelope.hint[:16]!r}, which is not trusted"
     raise BundleRefused(Refusal.WRONG_SIGNATURE, path, f"{why}; trusted: {trusted}")
 
 
 def public_key(path: Path) -> PublicKey:
-    """The public key in a PEM file. Raises `ConfigError`, also where the extra `bundle` is missing."""
+    """The public key in a PEM file. Raises `ConfigError`, also if the extra `bundle` is missing."""
     try:
         from upwell.edge.bundle.keys import load_public_key
     except ModuleNotFoundError as error:
@@ -93,7 +93,7 @@ def public_key(path: Path) -> PublicKey:
 
 
 def private_key(path: Path, passphrase: Callable[[], str]) -> PrivateKey:
-    """The private key in a PEM file; `passphrase` is asked where it is encrypted. Raises `ConfigError` likewise."""
+    """The private key in a PEM file; `passphrase` is called if it is encrypted. Raises `ConfigError` likewise."""
     try:
         from upwell.edge.bundle.keys import load_private_key
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Opening a bundle: everything about it is checked before anybody uses any of it."""
+"""Opening a bundle: everything is checked before any of it is used."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _MODEL_SUFFIXES = (".onnx", ".tflite")
 def open_bundle(
     folder: Path, trust: Trust = NO_TRUST, newer_than: int | None = None, progress: Progress = nobody
 ) -> Bundle:
-    """The bundle in `folder`, verified: its files are those of its manifest and those that a trusted key signed.
+    """Open the bundle in `folder` and verify that its files match its manifest and a trusted signature.
 
-    `model.yaml` names no file outside it, and with `newer_than` its version is greater. A folder without a manifest is
-    a bundle of version 0 that nothing is known of, unless a signature is required. Each file is read once. Raises
-    `BundleRefused`, and `ConfigError` where a trusted key cannot be read.
+    `model.yaml` may name no file outside it, and with `newer_than` its version must be greater. Unless a signature is
+    required, a folder without a manifest is an unverified bundle of version 0. Each file is read once. Raises
+    `BundleRefused`, and `ConfigError` if a trusted key cannot be read.
     """
     if not folder.is_dir():
         raise BundleRefused(Refusal.MISSING, folder, "no such folder; expected a bundle")
@@ -51,7 +51,7 @@ def open_bundle(
     digests = {path: entry_of(folder / path, progress).sha256 for path in sizes if path != SIGNATURE_NAME}
     for path, entry in manifest.files.items():
         if digests[path] != entry.sha256:
-            raise BundleRefused(Refusal.TAMPERED, folder / path, f"differs from what {MANIFEST_NAME} says")
+            raise BundleRefused(Refusal.TAMPERED, folder / path, f"does not match {MANIFEST_NAME}")
     if signed is not None:
         _check_signed(folder, signed, digests)
     check_confined(folder, sizes)
@@ -65,17 +65,17 @@ def open_archive(
     newer_than: int | None = None,
     progress: Progress = nobody,
 ) -> Bundle:
-    """The bundle in the archive at `path`, verified as by `open_bundle` and then put at the folder `into`.
+    """Verify the archive at `path` as `open_bundle` does, then install it as the folder `into`.
 
-    `into` must not exist yet, and its parent must; it appears whole or not at all. `progress` hears of every byte
-    twice, written and read. Raises `BundleRefused`, and `ConfigError` where it cannot be written.
+    `into` must not exist, but its parent must; it appears atomically. `progress` counts every byte twice, as written
+    and as read. Raises `BundleRefused`, and `ConfigError` if it cannot be written.
     """
     with unpacked(path, into, progress) as folder:
         bundle = _from_archive(path, folder, trust, newer_than, progress)
         try:
             os.chmod(folder, 0o755)  # noqa: S103  as any folder of files that are no secret
             if os.path.lexists(into):
-                raise ConfigError.at(into, "exists already; a bundle is unpacked into a new folder")
+                raise ConfigError.at(into, "already exists; a bundle is unpacked into a new folder")
             folder.rename(into)
             sync_folder(into.parent)
         except OSError as error:
@@ -84,9 +84,9 @@ def open_archive(
 
 
 def _from_archive(path: Path, folder: Path, trust: Trust, newer_than: int | None, progress: Progress) -> Bundle:
-    """The bundle that was unpacked into `folder`; a refusal names the archive, not a folder that is gone by then."""
+    """The bundle unpacked into `folder`; a refusal names the archive, since the folder is deleted by then."""
     if not (folder / MANIFEST_NAME).is_file():
-        raise BundleRefused(Refusal.MALFORMED, path, f"holds no {MANIFEST_NAME}; expected a bundle")
+        raise BundleRefused(Refusal.MALFORMED, path, f"contains no {MANIFEST_NAME}; expected a bundle")
     try:
         return open_bundle(folder, trust, newer_than, progress)
     except BundleRefused as error:
@@ -98,9 +98,9 @@ def _from_archive(path: Path, folder: Path, trust: Trust, newer_than: int | None
 def _plain(folder: Path, trust: Trust, newer_than: int | None) -> Bundle:
     why = f"it has no {MANIFEST_NAME}"
     if os.path.lexists(folder / SIGNATURE_NAME):
-        raise BundleRefused(Refusal.MALFORMED, folder, f"{why}, and {SIGNATURE_NAME} signs nothing without it")
+        raise BundleRefused(Refusal.MALFORMED, folder, f"{why}, so {SIGNATURE_NAME} signs nothing")
     if trust.require:
-        raise BundleRefused(Refusal.UNSIGNED, folder, f"a signature is required and {why}; see `upwell model pack`")
+        raise BundleRefused(Refusal.UNSIGNED, folder, f"a signature is required, but {why}; see `upwell model pack`")
     if newer_than is not None:
         raise BundleRefused(
             Refusal.OLDER, folder, f"{why} and therefore no version, while version {newer_than} is installed"
@@ -109,14 +109,14 @@ def _plain(folder: Path, trust: Trust, newer_than: int | None) -> Bundle:
 
 
 def _check_sizes(folder: Path, manifest: Manifest, sizes: Mapping[str, int]) -> None:
-    """The files are those of the manifest, and as long as it says."""
+    """Check that the files and their sizes match the manifest."""
     listed = {MANIFEST_NAME, SIGNATURE_NAME, *manifest.files}
     for path in sizes:
         if path not in listed:
             raise BundleRefused(Refusal.TAMPERED, folder / path, f"is not listed in {MANIFEST_NAME}")
     for path, entry in manifest.files.items():
         if path not in sizes:
-            raise BundleRefused(Refusal.TAMPERED, folder / path, f"is listed in {MANIFEST_NAME} and missing")
+            raise BundleRefused(Refusal.TAMPERED, folder / path, f"is missing, though {MANIFEST_NAME} lists it")
         if sizes[path] != entry.size_bytes:
             refusal = Refusal.TRUNCATED if sizes[path] < entry.size_bytes else Refusal.TAMPERED
             message = f"has {sizes[path]} bytes, not the {entry.size_bytes} that {MANIFEST_NAME} lists"
@@ -130,7 +130,7 @@ def _check_version(folder: Path, version: int, newer_than: int | None) -> None:
 
 
 def _check_signed(folder: Path, signed: Signed, digests: Mapping[str, str]) -> None:
-    """The signature is of these files, all of them and no others."""
+    """Check that the signature covers exactly these files."""
     differing = sorted(path for path in {*signed.digests, *digests} if signed.digests.get(path) != digests.get(path))
     if differing:
         message = f"the signature covers other files: {differing[0]!r} differs; sign the bundle again"
@@ -138,9 +138,9 @@ def _check_signed(folder: Path, signed: Signed, digests: Mapping[str, str]) -> N
 
 
 def check_confined(folder: Path, files: Collection[str]) -> None:
-    """Refuse a bundle of which a description takes a file from outside: callers would see any of them.
+    """Refuse a bundle whose description names a file outside it, which would expose that file to callers.
 
-    `files` are those of the bundle. Raises `BundleRefused`: `UNCONFINED`, and `MALFORMED` where one is no YAML.
+    `files` are those of the bundle. Raises `BundleRefused`: `UNCONFINED`, and `MALFORMED` for invalid YAML.
     """
     for file in sorted(files):
         path = PurePosixPath(file)
@@ -162,7 +162,7 @@ def _check(folder: Path, path: Path) -> None:
 
 
 def _is_inside(folder: Path, base: Path, name: str) -> bool:
-    """Whether `name`, written in a file in `base`, means a file of the bundle, wherever the bundle lies."""
+    """Whether `name`, as written in a file in `base`, is a file of the bundle, wherever the bundle is."""
     if os.path.isabs(name) or name.startswith("~") or "\\" in name:
         return False
     try:
@@ -173,7 +173,7 @@ def _is_inside(folder: Path, base: Path, name: str) -> bool:
 
 
 def _named_files(value: Any, is_step: bool) -> Iterator[str]:
-    """Every text that names a file: under `labels`, except in a step, `{labels: scores}`, where it is a value; under
+    """Every string that names a file: under `labels`, except in a step, `{labels: scores}`, where it is a value; under
     `tokenizer`, and in the step `{tokenize: tokenizer.json}`."""
     if isinstance(value, list):
         for item in value:

@@ -1,1 +1,1 @@
-"""Cases: rows that are kept with their pictures and answers, to be labelled, trained with and evaluated by."""
+"""Cases: rows stored with their inputs and answers, for labelling, training and evaluation."""

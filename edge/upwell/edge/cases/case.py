@@ -1,4 +1,4 @@
-"""One case: the inputs of a row, what both sides said of it, and why it was kept."""
+"""One case: the inputs of a row, the answers of both sides, and why it was stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from upwell.shared.signature.signature import InputKind, OutputKind, Signature
 from upwell.shared.tensors import Array
 
 OVERHEAD_BYTES = 4096
-"""What one case takes on disk beside its tensors."""
+"""Disk space of a case beyond its tensors (bytes)."""
 
 
 class _Facts(BaseModel):
@@ -45,7 +45,7 @@ class OutputFacts(_Facts):
 
 
 class CaseSignature(_Facts):
-    """What the model takes and gives. Where `has_rows`, every tensor of a case has one row."""
+    """The model's inputs and outputs. With `has_rows`, every tensor of a case has one row."""
 
     has_rows: bool
     inputs: tuple[InputFacts, ...]
@@ -53,7 +53,7 @@ class CaseSignature(_Facts):
 
     @classmethod
     def of(cls, signature: Signature) -> CaseSignature:
-        """That of a model."""
+        """Make it from a model's signature."""
         return cls(
             has_rows=signature.has_rows,
             inputs=tuple(InputFacts(name=one.name, kind=one.kind) for one in signature.inputs),
@@ -62,7 +62,7 @@ class CaseSignature(_Facts):
 
     @property
     def answer(self) -> OutputFacts | None:
-        """The output that cases are labelled by: the first of classes, else boxes, else the first of all."""
+        """The output used for labelling: the first with classes, else the first with boxes, else the first."""
         for kinds in (("probabilities", "logits"), ("detections",)):
             for output in self.outputs:
                 if output.kind in kinds:
@@ -71,7 +71,7 @@ class CaseSignature(_Facts):
 
 
 class HardFacts(_Facts):
-    """How hardness was judged: the threshold of that moment, and whether a calibration fitted (`misfit` if not)."""
+    """How hardness was judged: the threshold at that time, and why no calibration applied (`misfit`)."""
 
     measure: str
     threshold: float | None = None
@@ -82,10 +82,10 @@ class HardFacts(_Facts):
 
 
 class CaseFacts(_Facts):
-    """What is known of a case beside its tensors. Times are Unix times; what nobody knows is None or empty.
+    """The facts about a case beside its tensors. Times are Unix times; unknown values are None or empty.
 
-    `inclusion` is the probability with which chance has put it into the evaluation set, 0 where it is not in there;
-    `sample` is that of a row that goes up, which no audit can choose.
+    `inclusion` is the probability of its random choice for the evaluation set, 0 if it is not in it; `sample` is that
+    of an offloaded row, which no audit can choose.
     """
 
     version: Literal[1] = 1
@@ -114,13 +114,13 @@ class CaseFacts(_Facts):
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether it belongs to the evaluation set, which training is not to see."""
+        """Whether it belongs to the evaluation set, which must not be trained on."""
         return self.inclusion > 0
 
 
 @dataclass(frozen=True)
 class CollectedCase:
-    """A case with its tensors, one row each. `edge` and `cloud` are empty where that side said nothing.
+    """A case with its tensors, one row each. `edge` and `cloud` are empty if that side gave no answer.
 
     Pictures are encoded: BYTES [1]. `request` is a serialized `InferRequest`, the answers are serialized responses.
     """
@@ -132,11 +132,11 @@ class CollectedCase:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes on disk."""
+        """Its size on disk."""
         return len(self.request) + len(self.edge) + len(self.cloud) + OVERHEAD_BYTES
 
     def inputs(self) -> Mapping[str, Array]:
-        """The inputs. Raises `InvalidRequest` where what lies on disk cannot be read."""
+        """The inputs. Raises `InvalidRequest` if the stored data cannot be read."""
         return parse_infer_request(self.request).inputs
 
     def pictures(self) -> dict[str, bytes]:
@@ -150,26 +150,26 @@ class CollectedCase:
         return found
 
     def edge_outputs(self) -> Mapping[str, Array]:
-        """What the device said. Raises `InvalidRequest`."""
+        """The device's outputs. Raises `InvalidRequest`."""
         return outputs_of(self.edge)
 
     def cloud_outputs(self) -> Mapping[str, Array]:
-        """What the cloud said. Raises `InvalidRequest`."""
+        """The cloud's outputs. Raises `InvalidRequest`."""
         return outputs_of(self.cloud)
 
 
 def request_bytes(model: str, inputs: Mapping[str, Array]) -> bytes:
-    """The inputs as they are kept. Raises `InvalidRequest` where no message can carry them."""
+    """The inputs in stored form. Raises `InvalidRequest` if no message can carry them."""
     return serialize_infer_request(InferRequest(model, inputs))
 
 
 def answer_bytes(model: str, outputs: Mapping[str, Array]) -> bytes:
-    """One row of an answer as it is kept. Raises `InvalidRequest`."""
+    """One row of an answer in stored form. Raises `InvalidRequest`."""
     return serialize_infer_response(InferResponse(model, outputs)) if outputs else b""
 
 
 def outputs_of(answer: bytes) -> Mapping[str, Array]:
-    """The outputs of a kept answer; none where there is none. Raises `InvalidRequest` where it cannot be read."""
+    """The outputs of a stored answer; empty without one. Raises `InvalidRequest` if it cannot be read."""
     try:
         return parse_infer_response(answer).outputs if answer else {}
     except InvalidRequest:
@@ -179,7 +179,7 @@ def outputs_of(answer: bytes) -> Mapping[str, Array]:
 
 
 def class_label(signature: CaseSignature, outputs: Mapping[str, Array]) -> str:
-    """The name of the class that an answer of one row says; empty where it says none."""
+    """The class name that a one-row answer gives; empty if it gives none."""
     answer = signature.answer
     if answer is None or answer.kind not in ("probabilities", "logits") or answer.name not in outputs:
         return ""

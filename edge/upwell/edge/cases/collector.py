@@ -1,4 +1,4 @@
-"""Collecting cases beside the requests: which rows are kept, and the way of each to the disk."""
+"""Collecting cases in the background: which rows are stored, and how they get to disk."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.tensors import Array
 
 _MOST_WAITING_BYTES = 64 << 20
-"""Memory for cases that wait for the disk."""
+"""Memory for cases waiting to be written (bytes)."""
 
 _MOST_TRACKS = 10_000
 TRACK = "track"
 """The tag with the tracks of a request's rows, separated by commas."""
 
 _LOSSLESS = UplinkEncoding("png")
-_draw = random.random  # for samples; keeps no secret
+_draw = random.random  # for sampling only, not for secrets
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SentLater:
-    """What of a request goes up later: `missed_rows` in one spooled case, or `audited_row` as an audit.
+    """The rows of a request that are sent later: `missed_rows` in one spooled case, or `audited_row` as an audit.
 
-    `audit_share` is the probability with which each of `easy_rows` was to be the audited one.
+    `audit_share` is the probability with which each of `easy_rows` could become the audited one.
     """
 
     missed_id: str = ""
@@ -72,7 +72,7 @@ class SentLater:
     audit_share: float = 0.0
 
     def awaits(self, row: int, has_rows: bool) -> tuple[str, int]:
-        """The id under which the cloud's answer to a row will come, and its row there; -1 for all of it."""
+        """The id under which the cloud will answer a row, and the row's index there; -1 for the whole answer."""
         if row == self.audited_row and self.audit_id:
             return self.audit_id, 0 if has_rows else -1
         if row in self.missed_rows and self.missed_id:
@@ -82,7 +82,7 @@ class SentLater:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row with what each side said of it; empty where it said nothing."""
+    """A row with each side's answer; empty if that side gave none."""
 
     number: int
     edge: Mapping[str, Array]
@@ -94,10 +94,10 @@ class _Row:
 
 
 class CaseCollector:
-    """Keeps rows as cases, as the policy's `collect` says. Safe to use from many threads; nothing raises because of
-    the disk, and nobody waits for it.
+    """Stores rows as cases, as the policy's `collect` says. Thread-safe; no caller waits for the disk or sees its
+    errors.
 
-    The file at `path` is made with the first case. `agent` is the name of this agent.
+    The file at `path` is created with the first case. `agent` is the name of this agent.
     """
 
     def __init__(self, path: Path, agent: str, router: RouterService) -> None:
@@ -109,16 +109,16 @@ class CaseCollector:
         self._distances: dict[int, tuple[VectorModel, DistanceFrom]] = {}
         self._references: dict[str, tuple[str, VectorReference]] = {}
         self._tracks: OrderedDict[tuple[str, str, str], bool] = OrderedDict()
-        """The tracks seen last, and whether a row of each was kept."""
+        """The most recent tracks, and whether a row of each was stored."""
         self._full: dict[tuple[str, str], str] = {}
-        """Model and source that had their share of a day, and that day."""
+        """Models and sources that reached their daily limit, with that day."""
         self._keeper: Keeper[CaseStore] | None = None
         self._closed = False
-        if path.exists():  # what lies there grows old
+        if path.exists():  # its cases may expire
             self._opened()
 
     def collect(self, done: RequestRecord, answer: Answer, collect: CollectSettings, later: SentLater) -> None:
-        """Keep those rows of an answered request that are to be kept. The policy must allow it."""
+        """Store the rows of an answered request that `collect` selects. The policy must allow it."""
         source = done.signals.request_facts.tags.get(collect.source, "")
         for row in self._rows(done):
             edge = done.model.edge
@@ -148,16 +148,16 @@ class CaseCollector:
         self._keeper.submit(lambda store: store.answer(result.spool_id, digest, row_of), len(result.answer))
 
     def counts(self) -> Mapping[str, int]:
-        """What has happened since the start, by cause."""
+        """Counts of events since the start, by cause."""
         with self._lock:
             return Counter(self._counts)
 
     def held(self) -> tuple[int, int]:
-        """How many cases lie on disk, and their bytes. Raises `SpoolUnavailable`."""
+        """The number of cases on disk, and their bytes. Raises `SpoolUnavailable`."""
         return (0, 0) if self._keeper is None else self._keeper.ask(lambda store: store.held())
 
     def close(self) -> None:
-        """Keep what waits for the disk, and close the database. Calling it twice is harmless."""
+        """Write the waiting cases and close the database. Calling it twice is harmless."""
         with self._lock:
             self._closed = True
         if self._keeper is not None:
@@ -175,7 +175,7 @@ class CaseCollector:
             self._counts.update(counts)
 
     def _rows(self, done: RequestRecord) -> Iterator[_Row]:
-        """The rows that somebody has answered."""
+        """The rows that have an answer."""
         edge, hard = done.model.edge, done.settings.hard
         threshold = math.nan if hard is None else self._router.threshold(hard)
         said: dict[int, tuple[Mapping[str, Array], float]] = {}
@@ -226,14 +226,14 @@ class CaseCollector:
         return distance
 
     def _distance(self, vectors: VectorModel) -> DistanceFrom:
-        """From the reference of a bundle; its covariance is inverted once."""
+        """The distance from a bundle's reference; its covariance is inverted once."""
         with self._lock:
             if id(vectors) not in self._distances:
                 self._distances = {id(vectors): (vectors, DistanceFrom(vectors))}
             return self._distances[id(vectors)][1]
 
     def _note_track(self, key: tuple[str, str, str]) -> bool:
-        """Whether nobody has seen the track before."""
+        """Whether the track is new."""
         with self._lock:
             is_new = key not in self._tracks
             self._tracks.setdefault(key, False)
@@ -245,7 +245,7 @@ class CaseCollector:
     def _is_spared(
         self, done: RequestRecord, row: _Row, collect: CollectSettings, why: tuple[Why, ...], source: str
     ) -> bool:
-        """Whether there is enough of its kind; of the evaluation set there never is, or its chances would be others."""
+        """Whether there is enough of its kind; never true for the evaluation set, whose probabilities would change."""
         if EVALUATED & set(why):
             return False
         model = done.model.name
@@ -340,7 +340,7 @@ def _part(edge: EdgeModel | None, outputs: Mapping[str, Array], index: int) -> M
 
 
 def _signature(edge: EdgeModel | None, row: _Row, done: RequestRecord) -> CaseSignature:
-    """That of the model on the device; without one, plain tensors by the names that were sent and answered."""
+    """The signature of the model on the device; without one, plain tensors by their names in request and answer."""
     if edge is not None:
         return CaseSignature.of(edge.signature)
     return CaseSignature.model_validate(
@@ -364,7 +364,7 @@ def _hard_facts(hard: HardSettings, threshold: float) -> HardFacts:
 
 
 def _encoded(array: Array, signature: CaseSignature, name: str) -> Array:
-    """Pixels of a picture [1, height, width, 1 or 3] as PNG, the rest as it is."""
+    """Pixels of a picture [1, height, width, 1 or 3] as PNG; anything else unchanged."""
     is_picture = any(one.name == name and one.kind == "image" for one in signature.inputs)
     if not is_picture or array.dtype != np.uint8 or array.ndim != 4:
         return array

@@ -1,4 +1,4 @@
-"""Bringing cases home: each is copied, once it is whole, into a folder, or by way of a fleet service."""
+"""Delivering cases: each is copied, once complete, to a folder, a fleet service or object storage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.units import Seconds
 
 FILE_NAME = "cases-home.json"
-"""Which cases have come home, in the agent's `state_dir`."""
+"""Record of the delivered cases, in the agent's `state_dir`."""
 
 _MAX_BYTES = 64 << 20
 _AT_ONCE = 200
@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 class CaseAway(UpwellError):
-    """It cannot be brought for now. `retry_after_s` says when to try again, if that is known; `is_said`, that another
-    part of the agent has said so already."""
+    """The case cannot be delivered for now. `retry_after_s` says when to try again, if known; `is_said`, that another
+    part of the agent has logged it already."""
 
     def __init__(self, text: str, retry_after_s: float | None = None, *, is_said: bool = False) -> None:
         super().__init__(text)
@@ -48,33 +48,33 @@ class CaseAway(UpwellError):
 
 
 class CaseRefused(UpwellError):
-    """This one is never taken; others may be."""
+    """The destination refuses this case for good; it may accept others."""
 
 
 Put = Callable[[bytes], None]
 
 
 class CaseHome(Protocol):
-    """A place that cases are brought to; `where` names it for people."""
+    """A destination for cases; `where` is its name in messages."""
 
     where: str
 
     def ready(self, id: str, size_bytes: int) -> Put:
-        """Whether it is there, asked before bytes are drawn from a budget: how to put a case that is so large.
+        """A function that stores a case of this size; called before bytes are taken from a budget.
 
         Both raise `CaseAway` and `CaseRefused`.
         """
 
 
 class FolderHome:
-    """A folder of this agent's own in a folder, a share or a stick."""
+    """The agent's own folder within a folder, a share or a USB stick."""
 
     def __init__(self, to: Path, agent: str) -> None:
         self._target = to / _folder_name(agent)
         self.where = str(self._target)
 
     def ready(self, id: str, size_bytes: int) -> Put:  # noqa: ARG002  every home is asked so
-        """Make it, if what lies above is there."""
+        """Create it if its parent exists."""
         try:
             self._target.mkdir(exist_ok=True)
         except OSError as error:
@@ -97,15 +97,16 @@ def _is_https(text: str) -> str:
 class CasesSection(FilePart):
     """Where the cases of `collect` are brought: one of `to`, `fleet` and `storage`; needs `state_dir`."""
 
-    to: RelativePath | None = Field(None, description="A folder, a share or a stick.")
-    fleet: bool = Field(False, description="The fleet service keeps them.")
+    to: RelativePath | None = Field(None, description="A folder, a network share or a USB stick.")
+    fleet: bool = Field(False, description="The fleet service stores them.")
     storage: Annotated[Endpoint, AfterValidator(_is_https)] | None = Field(
         None,
-        description="S3-compatible storage, https://HOST/BUCKET, by addresses that the fleet service signs.",
+        description="S3-compatible storage, https://HOST/BUCKET; the fleet service signs the addresses.",
     )
     storage_ca: RelativePath | None = Field(None, description="Issuers of its certificate; default: the system's.")
     key_file: RelativePath | None = Field(
-        None, description="32 bytes or 64 hexadecimal digits; each case is sealed with it (AES-256-GCM)."
+        None,
+        description="A file with a key, 32 bytes or 64 hexadecimal digits, that encrypts each case (AES-256-GCM).",
     )
     every: Seconds = Field(60.0, ge=1, le=86400, description="How often to look for new ones.")
 
@@ -114,15 +115,15 @@ class CasesSection(FilePart):
         if sum((self.to is not None, self.fleet, self.storage is not None)) != 1:
             raise ValueError("expected one of `to`, `fleet` and `storage`")
         if self.storage_ca is not None and self.storage is None:
-            raise ValueError("`storage_ca` goes with `storage`")
+            raise ValueError("`storage_ca` needs `storage`")
         return self
 
 
 class CaseCarrier:
-    """Copies cases home, each once, and again where the cloud's answer came later. Closes with the agent.
+    """Delivers each case once, and again if the cloud's answer comes later. Closes with the agent.
 
-    What the policy of that moment denies stays, and bytes are drawn from its budgets. A home that is away is tried
-    again, so a case whose receipt was lost comes twice, by the same name; what was copied is remembered in the file
+    What the policy denies at that time stays, and bytes are taken from its budgets. An unreachable destination is tried
+    again, so a case whose receipt was lost arrives twice, under the same name; delivered cases are recorded in the file
     `FILE_NAME`. Raises `ConfigError` for a wrong key.
     """
 
@@ -140,11 +141,11 @@ class CaseCarrier:
         self._thread.start()
 
     def counts(self) -> Mapping[str, int]:
-        """What became of cases: `sent`, `denied`, `over_budget`, `refused`, `failed`."""
+        """The outcomes of cases: `sent`, `denied`, `over_budget`, `refused`, `failed`."""
         return Counter(self._counts)
 
     def close(self) -> None:
-        """Stop. A share that hangs is left to its thread. Calling it twice is harmless."""
+        """Stop. A share that hangs is abandoned with its thread. Calling it twice is harmless."""
         self._stop.set()
         self._thread.join(_CLOSE_S)
 
@@ -204,7 +205,7 @@ class CaseCarrier:
         except CaseRefused as error:
             self._refused.add((facts.id, bool(case.cloud)))
             self._counts["refused"] += 1
-            _log.warning("the case %s is not taken by %s: %s", facts.id, self._home.where, error)
+            _log.warning("case %s was refused by %s: %s", facts.id, self._home.where, error)
             return True
         except CaseAway as error:
             self._retry_after_s = min(error.retry_after_s or 0.0, _LONGEST_PAUSE_S)
@@ -227,7 +228,7 @@ class CaseCarrier:
 
     def _complain(self, text: str) -> None:
         if not self._failed:
-            _log.warning("cases cannot be brought home for now: %s", text)
+            _log.warning("cases cannot be delivered for now: %s", text)
         self._failed = True
 
     def _load(self) -> dict[str, bool]:
@@ -237,7 +238,7 @@ class CaseCarrier:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            _log.warning("%s: cannot be read, so every case is brought home again", self._memory)
+            _log.warning("%s: cannot be read, so every case is delivered again", self._memory)
             return {}
 
     def _save(self) -> None:
@@ -248,5 +249,5 @@ class CaseCarrier:
 
 
 def _folder_name(agent: str) -> str:
-    """A folder of its own for each agent."""
+    """A separate folder name for each agent."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in agent).strip(".") or "agent"

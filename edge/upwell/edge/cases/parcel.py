@@ -1,4 +1,4 @@
-"""One case as one file, to be carried from the device: in the clear, or sealed with a key."""
+"""One case as one file for delivery: in the clear, or encrypted with a key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LENGTHS = struct.Struct(">IIII")
 
 
 class UnreadableCase(ValueError):
-    """A file that holds no case, was changed, or was sealed with another key."""
+    """The file is not a case, was changed, or was encrypted with another key."""
 
 
 def read_key(path: Path) -> bytes:
@@ -44,8 +44,9 @@ def read_key(path: Path) -> bytes:
 
 
 def pack(case: CollectedCase, key: bytes | None) -> bytes:
-    """The file: facts, inputs and both answers, each after its length. Sealed, all of it is AES-256-GCM's (NIST SP
-    800-38D) with a random nonce of 96 bits; the case's id, which names the file, is authenticated, too."""
+    """The file: facts, inputs and both answers, each with its length before it. With a key, all of it is encrypted by
+    AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce; the case's id, which names the file, is authenticated
+    too."""
     facts = case.facts.model_dump_json().encode()
     parts = (facts, case.request, case.edge, case.cloud)
     body = _LENGTHS.pack(*map(len, parts)) + b"".join(parts)
@@ -56,23 +57,23 @@ def pack(case: CollectedCase, key: bytes | None) -> bytes:
 
 
 def unpack(data: bytes, id: str, key: bytes | None) -> CollectedCase:
-    """The case of a file named for `id`. Raises `UnreadableCase`."""
+    """The case in a file named after `id`. Raises `UnreadableCase`."""
     head, body = data[: len(_CLEAR)], data[len(_CLEAR) :]
     if head == _SEALED:
         if key is None:
-            raise UnreadableCase("it is sealed; name the key with UPWELL_CASES_KEY_FILE")
+            raise UnreadableCase("it is encrypted; name the key file with UPWELL_CASES_KEY_FILE")
         from cryptography.exceptions import InvalidTag
 
         try:
             body = _aead(key).decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], id.encode())
-        except (InvalidTag, ValueError):  # the nonce or the tag is cut short, or the tag does not fit
-            raise UnreadableCase("it was changed, cut short, or sealed with another key") from None
+        except (InvalidTag, ValueError):  # the nonce or tag is truncated, or the tag does not match
+            raise UnreadableCase("it was changed, truncated, or encrypted with another key") from None
     elif head != _CLEAR:
-        raise UnreadableCase("it is no case")
+        raise UnreadableCase("it is not a case")
     try:
         lengths = _LENGTHS.unpack_from(body)
         if sum(lengths) != len(body) - _LENGTHS.size:
-            raise UnreadableCase("it was cut short")
+            raise UnreadableCase("it is truncated")
         parts, at = [], _LENGTHS.size
         for length in lengths:
             parts.append(body[at : at + length])
@@ -81,7 +82,7 @@ def unpack(data: bytes, id: str, key: bytes | None) -> CollectedCase:
     except (struct.error, ValidationError, ValueError) as error:
         raise UnreadableCase(f"it cannot be read: {type(error).__name__}") from None
     if facts.id != id:
-        raise UnreadableCase("it is another case than its name says")
+        raise UnreadableCase("its id does not match the file's name")
     return CollectedCase(facts, *parts[1:])
 
 
@@ -89,5 +90,7 @@ def _aead(key: bytes) -> AESGCM:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ModuleNotFoundError:
-        raise ConfigError.at(None, "sealing cases needs cryptography: pip install 'upwell[bundle]'") from None
+        raise ConfigError.at(
+            None, "encrypting cases needs the package cryptography: pip install 'upwell[bundle]'"
+        ) from None
     return AESGCM(key)

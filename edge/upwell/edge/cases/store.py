@@ -1,4 +1,4 @@
-"""The cases in their database. Every method runs inside `transaction`, in the keeper's thread alone."""
+"""The database of cases. Every method runs inside `transaction`, only in the keeper's thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE_NAME = "cases.db"
 _DAYS_KEPT = 7
 
 Kept: TypeAlias = Literal["kept", "refused_day", "refused_large"]
-"""What became of a case: its source has had its share of the day, or it is larger than the limit."""
+"""Outcomes of a case that is not stored: its source reached its daily limit, or it exceeds the size limit."""
 
 SCHEMA: tuple[Migration, ...] = (
     Migration(
@@ -33,12 +33,12 @@ SCHEMA: tuple[Migration, ...] = (
                 size_bytes INTEGER NOT NULL, spool_id TEXT NOT NULL, spool_row INTEGER NOT NULL,
                 signature INTEGER NOT NULL REFERENCES signatures, sealed INTEGER NOT NULL, facts TEXT NOT NULL
             )""",
-            # Apart, so that changing the facts does not rewrite the tensors.
+            # A separate table, so that changing the facts does not rewrite the tensors.
             """CREATE TABLE bodies (
                 id TEXT PRIMARY KEY REFERENCES cases ON DELETE CASCADE,
                 request BLOB NOT NULL, edge BLOB NOT NULL, cloud BLOB NOT NULL
             )""",
-            # The names of a thousand classes once, and not in each case.
+            # Stores the names of a thousand classes once, not in each case.
             "CREATE TABLE signatures (number INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)",
             """CREATE TABLE days (
                 day TEXT NOT NULL, model TEXT NOT NULL, source TEXT NOT NULL, kept INTEGER NOT NULL,
@@ -63,19 +63,19 @@ class CaseStore(TransactionalStore):
 
     @classmethod
     def open(cls, path: Path) -> CaseStore:
-        """The database at `path`, made if missing. Raises as `open_database`."""
+        """Open the database at `path`, created if missing. Raises as `open_database` does."""
         return cls(open_database(path, SCHEMA))
 
     def latest_s(self) -> float:
-        """The latest instant at which a case was kept; 0 without any."""
+        """The latest time at which a case was stored; 0 without any."""
         return float(self._connection.execute("SELECT coalesce(max(kept_s), 0) FROM cases").fetchone()[0])
 
     def add(
         self, case: CollectedCase, collect: CollectSettings, now_s: float, awaits: tuple[str, int] = ("", 0)
     ) -> Kept:
-        """Keep a case, and drop older ones of its model beyond the limit; what became of it.
+        """Store a case, and drop older ones of its model beyond the limit; returns the outcome.
 
-        `awaits` is the spooled case that the cloud's answer will come under, and the row in it, -1 for all of it.
+        `awaits` is the id of the spooled case that the cloud will answer, and the row in it, -1 for all of it.
         """
         facts = case.facts
         if not facts.is_evaluated and not self._counts_for_today(facts, collect.per_day):
@@ -101,7 +101,7 @@ class CaseStore(TransactionalStore):
         return "kept"
 
     def answer(self, spool_id: str, cloud_digest: str, row_of: Callable[[int], bytes]) -> None:
-        """Add the cloud's answer to the cases that await it; `row_of` gives that of a row, as it is kept."""
+        """Add the cloud's answer to the cases that await it; `row_of` gives the answer to a row in stored form."""
         found = self._connection.execute(
             "SELECT id, spool_row, facts, model FROM cases WHERE spool_id = ?", (spool_id,)
         ).fetchall()
@@ -117,7 +117,7 @@ class CaseStore(TransactionalStore):
             self.counted["answered"] += 1
 
     def expire(self, now_s: float) -> None:
-        """Drop what is too old."""
+        """Drop expired cases."""
         gone = self._connection.execute("DELETE FROM cases WHERE expires_s < ?", (now_s,)).rowcount
         if gone:
             self._held_bytes = {}
@@ -127,7 +127,7 @@ class CaseStore(TransactionalStore):
         self._connection.execute("DELETE FROM days WHERE day < ?", (day,))
 
     def held(self) -> tuple[int, int]:
-        """How many cases lie here, and their bytes."""
+        """The number of cases, and their bytes."""
         row = self._connection.execute("SELECT count(*), total(size_bytes) FROM cases").fetchone()
         return int(row[0]), int(row[1])
 
@@ -176,7 +176,7 @@ def facts_text(facts: CaseFacts) -> str:
 
 
 def read_case(row: sqlite3.Row | tuple[str, str, bytes, bytes, bytes]) -> CollectedCase:
-    """A case from a row of `READ`. Raises `ValueError` where what lies on disk cannot be read."""
+    """A case from a row of `READ`. Raises `ValueError` if the stored data cannot be read."""
     facts, signature, request, edge, cloud = row
     document = {**json.loads(facts), "signature": json.loads(signature)}
     return CollectedCase(CaseFacts.model_validate(document), request, edge, cloud)

@@ -1,4 +1,4 @@
-"""`upwell explain`: why a request was answered as it was, and what a pipeline did with the frame of an event."""
+"""`upwell explain`: why a request was answered as it was, and what a pipeline did with an event's frame."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 
 _WIDE = 1000
-_ID = "The id of an answer (`upwell infer` prints it, the log has it) or of a pipeline's event, or how it begins."
+_ID = "The id of an answer (see `upwell infer` or the log) or of a pipeline's event, or its first characters."
 
 
 def explain(
@@ -42,15 +42,15 @@ def explain(
     frames: Annotated[bool, typer.Option("--frames", help="With --last: frames of pipelines, not requests.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Tell why a request was answered as it was: signals, rule, predicted and actual times, reason.
+    """Explain an answer: signals, rule, predicted and actual times, reason.
 
-    Of an event it tells what the pipeline did with its frame: steps, objects, and the requests about them.
-    Works beside the running agent and after it.
+    For an event, show what the pipeline did with its frame: steps, objects, and the requests about them.
+    Works while the agent runs and after it has stopped.
     """
     if (id is None) == (last_count is None):
         raise ConfigError.at(None, "expected the id of a request or an event, or --last N to list some", "explain")
     if frames and last_count is None:
-        raise ConfigError.at(None, "lists frames; expected --last N beside it", "--frames")
+        raise ConfigError.at(None, "needs --last N", "--frames")
     state_dir = _state_dir(config)
     requests, of_frames = newest_lines(state_dir / FOLDER_NAME), newest_lines(state_dir / FRAMES_NAME)
     try:
@@ -70,7 +70,7 @@ def _state_dir(config: Path) -> Path:
     state_dir = load_yaml(config, AgentConfig).agent.state_dir
     if state_dir is None:
         raise ConfigError.at(
-            config, "not written, so the agent keeps its decisions in memory only; expected a folder", "agent.state_dir"
+            config, "not set, so the agent records decisions only in memory; expected a folder", "agent.state_dir"
         )
     return state_dir
 
@@ -87,11 +87,11 @@ def _tell(trace: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _tell_amended(state_dir: Path, id: str) -> None:
-    """What the pipeline did with the frame of an event that was amended, where that is still known."""
+    """Print what the pipeline did with the frame of an amended event, if that is still recorded."""
     try:
         _tell(find(newest_lines(state_dir / FRAMES_NAME), id), as_json=False)
     except UnknownRequest:
-        typer.echo("the frame of what it amends is not recorded any more")
+        typer.echo("the frame of the amended event is no longer recorded")
 
 
 def _list(traces: list[dict[str, Any]], as_json: bool) -> None:
@@ -106,7 +106,7 @@ def _list(traces: list[dict[str, Any]], as_json: bool) -> None:
         degraded = "yes" if (request_trace.get("answer") or {}).get("degraded") else ""
         cells = (local_time(request_trace["time"]), request_trace["id"], request_trace.get("model"), route, reason)
         table.add_row(*(Text(printable(str(cell))) for cell in cells), ms(request_trace.get("took_s")), degraded)
-    Console(highlight=False, width=_WIDE).print(table)  # a line too long for the terminal is better than a cut id
+    Console(highlight=False, width=_WIDE).print(table)  # better a long line than a truncated id
 
 
 def _list_frames(traces: list[dict[str, Any]], as_json: bool) -> None:
@@ -125,5 +125,5 @@ def _list_frames(traces: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def printable(text: str) -> str:
-    """Without control characters: a caller wrote the tags and the id, and a terminal would obey them."""
+    """The text without control characters: tags and ids come from callers, and a terminal would obey them."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)

@@ -1,4 +1,4 @@
-"""`upwell model rollback`: leave the installed version of a model for the one before."""
+"""`upwell model rollback`: go back from the installed version of a model to the previous one."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 
 TAKEN_WITHIN_S = 5.0
-"""An agent that runs has taken the request by then."""
+"""A running agent has accepted the request by then."""
 DONE_WITHIN_S = 600.0
-"""A model may have to be compiled for its accelerator."""
+"""Allows for compiling the model for its accelerator."""
 
 _POLL_S = 0.05
 
 
 def rollback(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name in agent.yaml.", show_default=False)],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name in agent.yaml.", show_default=False)],
     config: Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml of the device.")],
     below_floor: Annotated[
-        bool, typer.Option("--below-floor", help="Also leave a version that has proven itself, for an older one.")
+        bool, typer.Option("--below-floor", help="Go back even from a version that has proven itself.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Go back to the version of MODEL before the installed one, which is never installed on this device again.
+    """Go back to the previous version of MODEL; the present one is never installed on this device again.
 
-    A running agent does so at once, one that does not run at its next start. Exit code 1 where it refuses.
+    A running agent does so at once, a stopped one at its next start. Exit code 1 if it refuses.
     """
     folder = _folder(config, model)
     try:
         state = read_document(folder / STATE_NAME, VersionState)
         if state is None or not state.current:
-            problem = "no version is installed here that could be left; what agent.yaml names is served"
+            problem = "no version is installed here to roll back; the bundle in agent.yaml is served"
             raise ConfigError.at(None, problem, f"models.{model}.edge.updates")
         request = RollbackRequest(id=secrets.token_hex(8), version=state.current, below_floor=below_floor)
         place(folder, request)
@@ -71,13 +71,13 @@ def _folder(path: Path, model: str) -> Path:
         known = ", ".join(config.models)
         raise ConfigError.at(path, f"there is no model {model!r}; expected one of {known}", "models")
     if section.edge is None or section.edge.updates is None or config.agent.state_dir is None:
-        problem = "it has no `updates`, so agent.yaml alone says which version is served; change `bundle` there"
+        problem = "it has no `updates`, so agent.yaml alone chooses the version; change `bundle` there"
         raise ConfigError.at(path, problem, f"models.{model}.edge")
     return versions_folder(config.agent.state_dir, model)
 
 
 def _answer(folder: Path, request: RollbackRequest) -> RollbackAnswer | None:
-    """What the agent says; None where none takes the request."""
+    """The agent's answer; None if no agent accepts the request."""
     end_s = time.monotonic() + TAKEN_WITHIN_S
     while is_placed(folder):
         if time.monotonic() > end_s:
@@ -87,7 +87,7 @@ def _answer(folder: Path, request: RollbackRequest) -> RollbackAnswer | None:
     while (said := answer_to(folder, request)) is None:
         if time.monotonic() > end_s:
             return RollbackAnswer(
-                id=request.id, message="the agent has taken the request and has not answered; see its log"
+                id=request.id, message="the agent accepted the request but has not answered; see its log"
             )
         time.sleep(_POLL_S)
     return said

@@ -1,4 +1,4 @@
-"""`upwell spool`: look at the cases that wait for the cloud, and drop them. Works beside a running agent."""
+"""`upwell spool`: list or drop the cases waiting for the cloud. Works while the agent runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CASES_AT_ONCE, _PAGES_AT_ONCE = 100, 1000
 
 
 def list_cases(config: _Config, tag: _Tags = None, as_json: _Json = False) -> None:
-    """Show the cases that are kept: waiting, done (the answer is kept) or poisoned (set aside)."""
+    """List the spooled cases: waiting, done (answered) or poisoned (set aside)."""
     tags = _tags(tag or [])
     path = _database(config)
     items: list[dict[str, Any]] = []
@@ -50,12 +50,12 @@ def purge(
     config: _Config,
     tag: _Tags = None,
     every: Annotated[bool, typer.Option("--all", help="Drop every case.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Drop cases with these tags (all of them), or every case, with the answers that are kept; asks at a terminal.
+    """Drop the cases that have all these tags, or every case, with their answers; asks first at a terminal.
 
-    What is dropped is overwritten on disk. Answers that a sink has taken are not touched.
+    Dropped data is overwritten on disk. Answers already delivered to a sink are not touched.
     """
     if bool(tag) == every:
         raise ConfigError.at(None, "expected either --tag KEY=VALUE or --all")
@@ -77,7 +77,7 @@ def purge(
 def _database(config: Path) -> Path:
     state_dir = load_yaml(config, AgentConfig).agent.state_dir
     if state_dir is None:
-        raise ConfigError.at(config, "without a folder the agent keeps no cases; expected agent.state_dir", "agent")
+        raise ConfigError.at(config, "without a folder the agent spools no cases; expected agent.state_dir", "agent")
     return state_dir / FILE_NAME
 
 
@@ -101,12 +101,12 @@ def _matching(connection: sqlite3.Connection, tags: Mapping[str, str]) -> list[d
     for item in items:
         item["tags"] = json.loads(item["tags"])
         item["created_unix_s"] = item.pop("created_wall_s")
-    # As rules see it, a tag that is missing is the empty text.
+    # As in rules, a missing tag is the empty string.
     return [item for item in items if all(item["tags"].get(name, "") == value for name, value in tags.items())]
 
 
 def _purge(connection: sqlite3.Connection, ids: Sequence[str]) -> int:
-    # In small pieces, since the agent writes in between.
+    # In small batches, so that the agent can write in between.
     gone = 0
     for start in range(0, len(ids), _CASES_AT_ONCE):
         connection.execute("BEGIN IMMEDIATE")
@@ -118,7 +118,7 @@ def _purge(connection: sqlite3.Connection, ids: Sequence[str]) -> int:
         connection.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
         if connection.execute("PRAGMA page_count").fetchone()[0] >= before:
             break
-    # The log has older copies of the pages; a running agent that reads meanwhile puts this off to its next checkpoint.
+    # The write-ahead log has older copies of the pages; while an agent reads, this waits for its next checkpoint.
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     return gone
 

@@ -1,1 +1,1 @@
-"""Drift on the device: each row is measured, held against the bundle's reference, and what moved is told."""
+"""Drift on the device: rows are measured and compared with the bundle's reference, and changes are reported."""

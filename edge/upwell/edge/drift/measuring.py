@@ -1,4 +1,4 @@
-"""What drift looks at in one row of a model's answer."""
+"""The quantities of one row that drift detection observes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array
 
 NO_BOX = "(no box)"
-"""The class of a row in which a detector found nothing."""
+"""The class of a row without detections."""
 
 
 def measured(
@@ -30,7 +30,7 @@ def measured(
     hardness = scorer.score(outputs, hard, 1)[0] if scorer.can(hard) else math.nan
     brightness = sharpness = math.nan
     if picture is not None:
-        with suppress(InvalidRequest):  # one that cannot be decoded has no brightness
+        with suppress(InvalidRequest):  # a picture that cannot be decoded has no brightness
             brightness, sharpness = picture_quality(picture)
     return RowMeasures(
         hardness=hardness,
@@ -42,7 +42,7 @@ def measured(
 
 
 def row_label(signature: Signature, outputs: Mapping[str, Array]) -> str:
-    """The class that one row was answered with, of a detector that of its surest box; empty where there is none."""
+    """The class of a one-row answer, for a detector that of its best box; empty without one."""
     for output in signature.outputs:
         array = outputs.get(output.name)
         if array is None:
@@ -57,7 +57,7 @@ def row_label(signature: Signature, outputs: Mapping[str, Array]) -> str:
 
 
 def row_vector(signature: Signature, scorer: Scorer, outputs: Mapping[str, Array]) -> Floats | None:
-    """The row's embedding, else its logits; None where the model has neither, or numbers that are not finite."""
+    """The row's embedding, else its logits; None if the model has neither, or if a number is not finite."""
     embedding = next((one for one in signature.outputs if one.kind == "embedding"), None)
     if embedding is None:
         logits = scorer.logits(outputs, 0)

@@ -1,4 +1,5 @@
-"""Watching for drift beside the requests: rows wait in a short queue, one thread counts them, a file outlives it."""
+"""Drift detection in the background: rows wait in a short queue, one thread counts them, and a file survives
+restarts."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ from upwell.shared.routing.drift.reference import DriftReference
 from upwell.shared.tensors import Array
 
 FILE_NAME = "drift.json"
-"""What was counted, in the agent's `state_dir`."""
+"""The file with the counts, in the agent's `state_dir`."""
 ROWS_PER_S, BURST_ROWS = 20.0, 1000.0
-"""Rows of a model that are counted: chosen by when they come, not by what they show, so that the test stays right."""
+"""Limits the rows counted per model; chosen by time, not by content, so that the test stays valid."""
 
 MAX_BYTES = 8 << 20
 _MOST_WAITING = 1024
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A row that waits to be counted; an audit where `disagreed` is known."""
+    """A row waiting to be counted; an audit if `disagreed` is known."""
 
     model: str
     at_unix_s: float
@@ -51,7 +52,7 @@ class _Waiting:
 
 @dataclass(frozen=True)
 class _Watched:
-    """What was counted of the model that was loaded from `source`; `key` tells it and its reference from others."""
+    """The counts of the model loaded from `source`; `key` identifies the model and its reference."""
 
     source: ModelSource
     key: str
@@ -59,10 +60,10 @@ class _Watched:
 
 
 class DriftWatch:
-    """Holds the rows of models whose bundle has a reference against it. Safe to use from many threads.
+    """Compares rows with the reference in the model's bundle, if it has one. Thread-safe.
 
-    `tell` is called with the names of the models that have drifted, whenever those change. Only counts are kept, in
-    the file at `path`; nobody waits for it, and a full queue drops rows.
+    `tell` is called with the names of the drifted models whenever they change. Only counts are stored, in the file at
+    `path`; no caller waits for it, and a full queue drops rows.
     """
 
     def __init__(self, path: Path, tell: Callable[[frozenset[str]], None]) -> None:
@@ -107,12 +108,12 @@ class DriftWatch:
         self._put(_Waiting(model, time.time(), disagreed=disagreed))
 
     def reports(self) -> Mapping[str, DriftReport]:
-        """How each model stands that was counted since the start."""
+        """The report of each model counted since the start."""
         with self._lock:
             return dict(self._reports)
 
     def close(self) -> None:
-        """Count what waits, and write it. Calling it twice is harmless."""
+        """Count the waiting rows and write the file. Calling it twice is harmless."""
         with self._work:
             self._closed = True
             self._work.notify()
@@ -180,7 +181,7 @@ class DriftWatch:
         return True
 
     def _drift_of(self, model: str, edge: EdgeModel) -> ModelDrift:
-        """What was counted of the model under the reference of this version; all begins anew with another one."""
+        """The counts of the model under this version's reference; they start over with another reference."""
         held = self._models.get(model)
         if held is not None and held.source is edge.source:
             return held.drift
@@ -198,7 +199,7 @@ class DriftWatch:
         try:
             drift.restore(saved["state"])
         except (ValueError, KeyError, TypeError, IndexError):
-            _log.warning("%s: cannot read what was counted of %s; it begins anew", self._path, model)
+            _log.warning("%s: the drift counts of %s cannot be read and start over", self._path, model)
             return ModelDrift(reference)
         return drift
 
@@ -219,7 +220,7 @@ class DriftWatch:
             moved = ", ".join(f"{quantity} ({one.text})" for quantity, one in report.quantities.items() if one.moved)
             _log.warning("model %s: %s: %s", name, report.text, moved)
         for name in sorted(self._drifted - drifted):
-            _log.info("model %s: what had drifted is as in the reference again", name)
+            _log.info("model %s: no longer drifted from the reference", name)
         self._drifted = drifted
         self._tell(drifted)
 
@@ -232,12 +233,12 @@ class DriftWatch:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            _log.warning("%s: cannot read what was counted for drift, so it begins anew: %s", self._path, error)
+            _log.warning("%s: the drift counts cannot be read and start over: %s", self._path, error)
             return {}
         return models
 
     def _save(self) -> None:
-        """Write what was counted, if that has changed. A disk that does not take it is named once in the log."""
+        """Write the counts if they have changed. A failing disk is logged once."""
         self._saved_at_s = time.monotonic()
         if not self._changed:
             return
@@ -251,14 +252,14 @@ class DriftWatch:
             write_whole(self._path, json.dumps(document).encode(), 0o600)
         except OSError as error:
             if not self._failed:
-                _log.warning("%s: cannot save what was counted for drift: %s", self._path, error.strerror)
+                _log.warning("%s: the drift counts cannot be saved: %s", self._path, error.strerror)
             self._failed = True
             return
         self._failed = False
 
 
 def _picture(edge: EdgeModel, done: RequestRecord, row: int) -> bytes | Array | None:
-    """The row's encoded picture, or a copy of its pixels; None where the model takes none."""
+    """The row's encoded picture, or a copy of its pixels; None if the model takes no pictures."""
     for name in edge.pictures:
         array = done.sent_inputs.get(name)
         if array is None:

@@ -1,1 +1,1 @@
-"""The device's side of a fleet: it polls a service, says how it fares, and is told which release to run. No more."""
+"""The device's side of a fleet: it polls a service, reports its health, and learns which release to run."""

@@ -1,4 +1,4 @@
-"""Where cases are brought by way of a fleet service: to it, or to object storage at an address that it signs."""
+"""Delivery of cases through a fleet service: to it, or to object storage at an address that it signs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from upwell.shared.oip.http.https_call import HttpsCaller
 from upwell.shared.opamp.names import CASES_PATH, case_upload_s
 
 Service = Callable[[], HttpsCaller | None]
-"""How the service is called now, as this device; None while it cannot be."""
+"""Returns the current caller of the service, as this device; None while it cannot be called."""
 
 _CALL_S = 20.0
 _MAX_ANSWER_BYTES = 64 << 10
@@ -26,7 +26,7 @@ _S3_CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
 
 
 class FleetHome:
-    """The fleet service keeps the cases itself."""
+    """Delivery to the fleet service itself."""
 
     where = "the fleet service"
 
@@ -34,13 +34,13 @@ class FleetHome:
         self._service = service
 
     def ready(self, id: str, size_bytes: int) -> Put:  # noqa: ARG002  every home is asked so
-        """How to send it. Raises `CaseAway` while the service is not heard."""
+        """The function that sends it. Raises `CaseAway` while the service cannot be reached."""
         return partial(_put_to_fleet, _heard(self._service), id)
 
 
 class StorageHome:
-    """Object storage, by addresses that the fleet service signs. Only those below `storage` are called, so that the
-    service can open no other place. Raises `ConfigError` for a wrong address or wrong files."""
+    """Object storage, at addresses that the fleet service signs. Only addresses below `storage` are called, so that the
+    service cannot redirect cases elsewhere. Raises `ConfigError` for a wrong address or wrong files."""
 
     def __init__(self, storage: str, ca: TlsFiles, service: Service) -> None:
         address = parse_endpoint(storage)
@@ -49,7 +49,7 @@ class StorageHome:
         self._service = service
 
     def ready(self, id: str, size_bytes: int) -> Put:
-        """Have an address signed. Raises `CaseAway` and `CaseRefused`."""
+        """Get a signed address. Raises `CaseAway` and `CaseRefused`."""
         path = f"{CASES_PATH}/{id}/url?size_bytes={size_bytes}"
         received = _call(_heard(self._service), "POST", path, b"", _CALL_S)
         if received.status != HTTPStatus.OK:
@@ -57,20 +57,20 @@ class StorageHome:
         try:
             url = str(parse_json(received.body)["url"])
         except (ValueError, KeyError, TypeError):
-            raise CaseAway("the fleet service's answer holds no address") from None
+            raise CaseAway("the fleet service's answer has no address") from None
         target = url.removeprefix(self.where)
         if target == url or _PATH.fullmatch(target) is None:
-            # Not shown: whoever has an address may use it.
-            raise CaseAway(f"the fleet service names an address that is not below {self.where} (`storage`)")
+            # The address is not shown: whoever has it may use it.
+            raise CaseAway(f"the fleet service returned an address that is not below {self.where} (`storage`)")
         return partial(self._put, target)
 
     def _put(self, target: str, data: bytes) -> None:
         received = _call(self._caller, "PUT", target, data, case_upload_s(len(data)))
         if received.status == HTTPStatus.OK:
             return
-        found = _S3_CODE.search(received.body)  # what else it says may hold the signature
+        found = _S3_CODE.search(received.body)  # the rest of the body may contain the signature
         code = "" if found is None else found[1].decode()
-        text = f"it says {received.status}{' ' if code else ''}{code}"
+        text = f"it answered {received.status}{' ' if code else ''}{code}"
         if received.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or code == "EntityTooLarge":
             raise CaseRefused(text)
         if received.status < HTTPStatus.BAD_REQUEST:
@@ -90,7 +90,7 @@ def _heard(service: Service) -> HttpsCaller:
     except ConfigError as error:
         raise CaseAway(str(error)) from None
     if caller is None:
-        raise CaseAway("the fleet service is not heard, or the device has not enrolled yet", is_said=True)
+        raise CaseAway("the fleet service cannot be reached, or the device has not enrolled yet", is_said=True)
     return caller
 
 
@@ -106,7 +106,7 @@ def _fleet_error(received: Received) -> CaseAway | CaseRefused:
         told = str(parse_json(received.body)["detail"])[:200]
     except (ValueError, KeyError, TypeError):
         told = "no reason given"
-    text = f"the fleet service says {received.status}: {told if told.isprintable() else 'no reason given'}"
+    text = f"the fleet service answered {received.status}: {told if told.isprintable() else 'no reason given'}"
     if received.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return CaseRefused(text)
     return CaseAway(text, received.retry_after_s)

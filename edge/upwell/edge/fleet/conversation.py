@@ -1,7 +1,7 @@
-"""The conversation with a fleet service, without clock, socket or thread: what to say, what to make of answers.
+"""The protocol with a fleet service, without clock, socket or thread: messages to send and the handling of answers.
 
-What has not changed since the service last heard of it is left out (OpAMP's status compression). A message that was not
-answered is as good as not sent: all that it said is said again.
+Fields that have not changed since the service last received them are left out (OpAMP's status compression). An
+unanswered message counts as not sent: its content is sent again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from upwell.shared.opamp.names import DRIFT, EXPLAIN, SHADOW, STATISTICS
 from upwell.shared.opamp.wish import Wish, digest_of, read_wish
 
 LARGEST_DRIFT = 16 << 10
-"""Bytes of what is said of drift; models that stand as ever are left out first."""
+"""Maximum size of a drift report (bytes); unchanged models are left out first."""
 LARGEST_ANSWER = 48 << 10
-"""Bytes of an explanation; of a longer one the last lines are left out."""
+"""Maximum size of an explanation (bytes); the last lines of a longer one are left out."""
 
 _TYPES = {STATISTICS: "counted", DRIFT: "found", SHADOW: "lines"}
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Outgoing:
-    """A message, and what the service will know once it has answered it."""
+    """A message, and what the service knows once it has answered."""
 
     data: bytes
     said: dict[str, str]
@@ -47,7 +47,7 @@ class Outgoing:
 
 
 class Conversation:
-    """What this device has said and was told. Used by one thread."""
+    """The state of the conversation with the service. Used by one thread."""
 
     def __init__(self, view: AgentView, identity: FleetIdentity, shares: KeptShares, started_unix_ns: int) -> None:
         self._view = view
@@ -67,7 +67,7 @@ class Conversation:
 
     @property
     def has_news(self) -> bool:
-        """Whether something was asked, or came of what was wished, that the service waits for."""
+        """Whether there is an answer or outcome that the service waits for."""
         return bool(self._answers) or self._differs("wish", self._wish_status)
 
     def say(self, now_unix_s: float) -> Outgoing:
@@ -106,7 +106,7 @@ class Conversation:
         return message.SerializeToString()
 
     def hear(self, told: ServiceMessage, outgoing: Outgoing, now_unix_s: float) -> None:
-        """Take the answer to a message. Raises `OSError` where a certificate cannot be kept."""
+        """Process the answer to a message. Raises `OSError` if a certificate cannot be stored."""
         self._known |= outgoing.said
         self._answers.pop(outgoing.answered, None)
         if outgoing.shadow is not None and self._view.shadow is not None:
@@ -121,7 +121,7 @@ class Conversation:
         if told.certificate:
             self._complain(self._identity.take(told.certificate))
         for offer in told.ignored:
-            self._complain(f"it offered {offer}, which no device takes from a service")
+            self._complain(f"it offered {offer}, which no device accepts from a service")
         if told.wish is not None:
             self._heed(told.wish, told.wish_hash, now_unix_s)
         if told.question is not None:
@@ -130,8 +130,8 @@ class Conversation:
     def _add_custom(
         self, message: opamp_pb2.AgentToServer, outgoing: Outgoing, release: int | None, now_unix_s: float
     ) -> None:
-        """An answer that is waited for, else of what the service understands the kind that was said longest ago: a
-        message has room for one of them."""
+        """Add one custom message, since there is room for one: an answer that the service waits for, else the kind it
+        understands that was sent longest ago."""
         counts = self._counts.update(release, self._view.counts(), now_unix_s)
         if self._answers:
             outgoing.answered, answer = next(iter(self._answers.items()))
@@ -150,7 +150,7 @@ class Conversation:
                 return
 
     def _is_time(self, kind: str, now_unix_s: float) -> bool:
-        """Also where the clock was set back."""
+        """Whether the kind is due, also after the clock was set back."""
         said_at_unix_s = self._said_at_unix_s.get(kind, -math.inf)
         return not 0.0 <= now_unix_s - said_at_unix_s < self._wish.statistics_s
 
@@ -164,7 +164,7 @@ class Conversation:
         }  # fmt: skip
 
     def _drifted(self, said: dict[str, str], now_unix_s: float) -> dict[str, Any] | None:
-        """What is new of it: findings at once, figures as often as statistics."""
+        """What is new about drift: findings at once, figures as often as statistics."""
         models = within_bytes(self._view.drift(), LARGEST_DRIFT)
         has_found = self._is_news(said, "findings", {name: one.get("findings") for name, one in models.items()})
         if has_found or self._is_time(DRIFT, now_unix_s):
@@ -188,19 +188,21 @@ class Conversation:
         return True
 
     def _heed(self, body: bytes, wish_hash: bytes, now_unix_s: float) -> None:
-        """Do what is wished, or say why not. Whatever it is, it can do no more than choose among signed releases."""
+        """Apply the service's request, or report why not. It can do no more than choose among signed releases."""
         try:
             if wish_hash != digest_of(body):
-                raise ValueError("its hash is not that of its content")
+                raise ValueError("its hash does not match its content")
             wish = read_wish(body)
-            self._shares.take(wish.shares, now_unix_s)  # whatever becomes of the release: they can only tighten
+            self._shares.take(
+                wish.shares, now_unix_s
+            )  # even if the release is refused: shares can only tighten the policy
             if self._view.release is not None:
                 self._view.release.choose(wish.release, wish.not_before_unix_s, wish.shadow)
             elif wish.release is not None or wish.shadow is not None:
-                raise ValueError("agent.yaml has no `release`, so none can be chosen")
+                raise ValueError("agent.yaml has no `release` section, so no release can be chosen")
         except (ValueError, UpwellError) as error:
             self._wish_status = (wish_hash, "failed", str(error))
-            self._complain(f"what it wished is refused: {error}")
+            self._complain(f"its configuration is refused: {error}")
         else:
             self._wish, self._wish_status = wish, (wish_hash, "applied", "")
 
@@ -218,7 +220,7 @@ class Conversation:
             self._answers = {question_id: {"error": str(error)}}
 
     def _complain(self, text: str) -> None:
-        """Say once what is odd about the service."""
+        """Log once a problem with the service."""
         if text and text not in self._complained and len(self._complained) < 100:
             self._complained.add(text)
             _log.warning("the fleet service: %s", text)

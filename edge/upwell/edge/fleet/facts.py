@@ -1,4 +1,4 @@
-"""What a device says of itself, as values: taken from the agent, and compared with what the service knows already."""
+"""A device's facts as values, taken from the agent and compared with what the service already knows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Sections = Sequence[tuple[str, list[str]]]
 
 
 class ReleaseState(Protocol):
-    """How it stands with releases."""
+    """The device's state of releases."""
 
     @property
     def sequence(self) -> int:
@@ -34,21 +34,22 @@ class ReleaseState(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why the last one that was offered does not run, or cannot be fetched; empty where there is no such reason."""
+        """Why the last release offered does not run or cannot be fetched; empty if there is no problem."""
 
 
 class ReleaseChooser(Protocol):
-    """Who takes the choice of a release: among those that the holder of the release key has signed."""
+    """Accepts the choice of a release among those signed with the release key."""
 
     def choose(self, sequence: int | None, not_before_unix_s: float | None = None, shadow: int | None = None) -> None:
-        """Run that release, from then on; None: the newest. `shadow` runs beside. What may not run is refused."""
+        """Run that release from that time on; None means the newest. `shadow` runs in shadow. Unsuitable releases are
+        refused."""
 
     def status(self) -> ReleaseState:
-        """How it stands."""
+        """The present state."""
 
 
 class ShadowReport(Protocol):
-    """Lines of the request log of a release that runs beside, and why it does not, if it does not."""
+    """Request log lines of a shadow release, or why it does not run."""
 
     @property
     def release(self) -> int:
@@ -56,33 +57,33 @@ class ShadowReport(Protocol):
 
     @property
     def lines(self) -> Sequence[str]:
-        """Each is JSON."""
+        """The lines, each of them JSON."""
 
     @property
     def problem(self) -> str:
-        """Empty where it runs."""
+        """Why it does not run; empty if it does."""
 
 
 class ShadowTeller(Protocol):
-    """What a release that runs beside has recorded, for the service to calibrate it."""
+    """Reports the records of a shadow release, with which the service calibrates it."""
 
     def news(self) -> ShadowReport | None:
-        """What is to be told next; None for nothing."""
+        """The next report; None if there is none."""
 
     def told(self, news: Any) -> None:
-        """That was heard."""
+        """Mark the report as received."""
 
 
 ENOUGH_REQUESTS = 30
-"""Of fewer requests nobody says which share of them the policy wants up."""
+"""Minimum number of requests for stating which share of them the policy wants to offload."""
 
 MOST_MODELS = 64
 
 
 @dataclass(frozen=True)
 class DemandView:
-    """What a budget of the fleet is shared out by. `totals` grow from the start of the process on, `curve` has (share,
-    risk) of a model, `shares` are those in force, and `allow` sets them."""
+    """The figures by which a fleet's budget is divided. `totals` grow from the start of the process, `curve` gives
+    (share, risk) of a model, `shares` are those in force, and `allow` sets them."""
 
     totals: Callable[[], Mapping[str, ModelTotals]]
     curve: Callable[[str], Sequence[tuple[float, float]]]
@@ -92,9 +93,9 @@ class DemandView:
 
 @dataclass(frozen=True)
 class AgentView:
-    """What the fleet's side sees of the agent. `health` is the document of `/health`, `counts` grow from the start of
-    the process on, `now` is how link and spool stand, `drift` is the document of each model that is watched, `explain`
-    tells of one request (raises `UpwellError`), `configuration` are digests of what is in force.
+    """The agent as the fleet code sees it. `health` is the document of `/health`, `counts` grow from the start of the
+    process, `now` is the state of link and spool, `drift` is the document of each watched model, `explain` describes
+    one request (raises `UpwellError`), `configuration` has the digests of the files in force.
     """
 
     name: str
@@ -111,7 +112,7 @@ class AgentView:
 
 
 def attributes(view: AgentView, instance_uid: str) -> dict[str, str]:
-    """What the device is, and what runs its models where."""
+    """The device's attributes, and what runs each of its models."""
     found = {
         "service.name": "io.upwell.agent", "service.version": version("upwell"), "service.instance.id": instance_uid,
         AGENT_NAME: view.name, "os.type": platform.system().lower(), "os.version": platform.release(),
@@ -128,7 +129,7 @@ def attributes(view: AgentView, instance_uid: str) -> dict[str, str]:
 
 
 def resource_attributes(view: AgentView, instance: str, instance_uid: str) -> dict[str, str]:
-    """Whose metrics they are, in OpenTelemetry's names: the device, its version of Upwell, its release and its labels.
+    """The origin of metrics, by OpenTelemetry's names: the device, its version of Upwell, its release and its labels.
 
     What runs each model is in the metrics themselves.
     """
@@ -138,14 +139,14 @@ def resource_attributes(view: AgentView, instance: str, instance_uid: str) -> di
 
 
 def _board() -> str:
-    """The model of a board that has a device tree."""
+    """The board's model, from its device tree."""
     with suppress(OSError):
         return Path("/proc/device-tree/model").read_bytes()[:100].decode("utf-8", "replace").strip("\0\n ")
     return ""
 
 
 def within_bytes(documents: Mapping[str, Any], max_bytes: int) -> dict[str, Any]:
-    """As many of the documents as fit into so many bytes of JSON; those with `findings` go first."""
+    """As many of the documents as fit into `max_bytes` of JSON; those with `findings` first."""
     found: dict[str, Any] = {}
     for name, one in sorted(documents.items(), key=lambda item: not item[1].get("findings")):
         size_bytes = len(json.dumps({name: one}))
@@ -157,13 +158,13 @@ def within_bytes(documents: Mapping[str, Any], max_bytes: int) -> dict[str, Any]
 
 @dataclass
 class DemandRates:
-    """Demand as rates: of the time since it was last said."""
+    """Demand as rates over the time since the last report."""
 
     _before: Mapping[str, ModelTotals] = field(default_factory=dict)
     _at_s: float | None = None
 
     def rates(self, view: AgentView, now_s: float) -> tuple[dict[str, Any], Callable[[], None]]:
-        """`ModelDemand` by model, and what to call once that was said. `now_s` is monotonic."""
+        """`ModelDemand` by model, and a function to call once they are reported. `now_s` is monotonic."""
         totals = view.demand.totals()
         elapsed_s = math.inf if self._at_s is None else max(1e-3, now_s - self._at_s)
         found = {}
@@ -187,7 +188,7 @@ class DemandRates:
 
 @dataclass
 class ReleaseCounts:
-    """Counts of a process, told apart by the release that it ran: each begins anew when that changes."""
+    """Counts of a process per release: they start over when the release changes."""
 
     since_unix_s: float = field(default_factory=time.time)
     release: int | None = None
@@ -195,7 +196,7 @@ class ReleaseCounts:
     _last: Mapping[str, int] = field(default_factory=dict)
 
     def update(self, release: int | None, counts: Mapping[str, int], now_unix_s: float) -> dict[str, int]:
-        """What was counted under the release that runs now."""
+        """The counts under the present release."""
         if release != self.release:
             self.release, self.since_unix_s, self._before = release, now_unix_s, self._last
         self._last = dict(counts)

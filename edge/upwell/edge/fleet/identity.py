@@ -1,4 +1,4 @@
-"""Who the device is: a key that never leaves it, its instance UID, and the certificate that the service signed."""
+"""The device's identity: a key that never leaves it, its instance UID, and the certificate signed by the service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLDER_NAME = "fleet"
 """The folder in the agent's `state_dir`."""
 
 _RENEW_AT = 2 / 3
-"""So much of its time a certificate is used before a new one is asked for."""
+"""The share of a certificate's lifetime after which a new one is requested."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 class FleetIdentity:
     """The device's files in `folder`: `key.pem` (mode 0600), `instance_uid`, and once it has enrolled `cert.pem`.
 
-    Made where they are missing. A key that cannot be read is set aside for a new one, which must enrol. Raises
-    `ConfigError` where nothing can be written.
+    Missing files are created. A key that cannot be read is set aside for a new one, and the device must enrol again.
+    Raises `ConfigError` if nothing can be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class FleetIdentity:
         return self._certificate is not None
 
     def wants_certificate(self, now_unix_s: float) -> bool:
-        """Whether there is none, or it is time for another one."""
+        """Whether there is no certificate, or it is time to renew it."""
         if self._certificate is None:
             return True
         start, end = (
@@ -65,16 +65,17 @@ class FleetIdentity:
         return request.public_bytes(serialization.Encoding.PEM)
 
     def take(self, pem: bytes) -> str:
-        """Use this certificate from now on; why not, if it is refused. Raises `OSError` where it cannot be kept."""
+        """Use this certificate from now on; returns why it is refused, or "". Raises `OSError` if it cannot be
+        stored."""
         certificate = _certificate(pem)
         if certificate is None or certificate.public_key() != self._key.public_key():
-            return "the certificate offered is not for this device's key"
+            return "the offered certificate is not for this device's key"
         write_whole(self.certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o600)
         self._certificate = certificate
         return ""
 
     def forget_certificate(self) -> None:
-        """The service does not know it any more: the next poll is to enrol."""
+        """Drop a certificate that the service no longer knows: the next poll enrols again."""
         self._certificate = None
         with contextlib.suppress(OSError):
             self.certificate_file.replace(self.certificate_file.with_suffix(".refused"))
@@ -105,7 +106,7 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
         if isinstance(found, ec.EllipticCurvePrivateKey):
             path.chmod(0o600)
             return found
-        _log.error("%s is not the key that was written there: it is set aside, and the device must enrol anew", path)
+        _log.error("%s is damaged: it is set aside, and the device must enrol again", path)
         path.replace(path.with_suffix(".unreadable"))
     made = ec.generate_private_key(ec.SECP256R1())
     pem = made.private_bytes(
@@ -116,7 +117,7 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _instance_uid(path: Path) -> bytes:
-    """The UID kept there, or a new one: a UUID of version 7 (RFC 9562)."""
+    """The stored UID, or a new one: a UUID of version 7 (RFC 9562)."""
     if path.exists():
         with contextlib.suppress(ValueError):
             return uuid.UUID(path.read_text("ascii").strip()).bytes

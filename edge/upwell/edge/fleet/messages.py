@@ -1,4 +1,4 @@
-"""OpAMP's messages to and from the values of this side. What the service wrote is bounded here."""
+"""Conversion between OpAMP's messages and the device's values. Text from the service is limited here."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _LONGEST = 500
 
 
 class Unreadable(ValueError):
-    """What came is no message of a service."""
+    """The data is not a message from a service."""
 
 
 @dataclass(frozen=True)
 class ServiceMessage:
-    """What the service said. Empty or None: nothing of that. `ignored` names offers that no device takes, and
+    """The service's message; unset fields are empty or None. `ignored` lists offers that no device accepts, and
     `understands` the custom capabilities of the service."""
 
     wants_full_state: bool = False
@@ -58,11 +58,11 @@ class ServiceMessage:
 
 
 def read(data: bytes, instance_uid: bytes) -> ServiceMessage:
-    """The service's message. Raises `Unreadable`."""
+    """Parse the service's message. Raises `Unreadable`."""
     try:
         message = opamp_pb2.ServerToAgent.FromString(data)
     except DecodeError:
-        raise Unreadable("the answer is no message of OpAMP") from None
+        raise Unreadable("the answer is not an OpAMP message") from None
     if message.HasField("error_response"):
         return ServiceMessage(error=message.error_response.error_message[:_LONGEST] or "an error without a reason")
     if message.instance_uid != instance_uid:
@@ -110,12 +110,12 @@ def _ignored(message: opamp_pb2.ServerToAgent) -> tuple[str, ...]:
 
 
 def start(instance_uid: bytes, sequence_num: int) -> opamp_pb2.AgentToServer:
-    """A message that says nothing yet."""
+    """An empty message."""
     return opamp_pb2.AgentToServer(instance_uid=instance_uid, sequence_num=sequence_num, capabilities=CAPABILITIES)
 
 
 def put_description(message: opamp_pb2.AgentToServer, attributes: Mapping[str, str]) -> None:
-    """Say what the device is."""
+    """Add the device's attributes."""
     description = message.agent_description
     for key, value in attributes.items():
         is_identifying = key.startswith("service.")
@@ -125,7 +125,7 @@ def put_description(message: opamp_pb2.AgentToServer, attributes: Mapping[str, s
 
 
 def put_health(message: opamp_pb2.AgentToServer, document: Mapping[str, Any], started_unix_ns: int) -> None:
-    """Say how the agent and its models fare, by the document of `/health`."""
+    """Add the health of the agent and its models, from the document of `/health`."""
     health = message.health
     health.healthy = document.get("status") == "ok"
     health.start_time_unix_nano = started_unix_ns
@@ -140,7 +140,7 @@ def put_health(message: opamp_pb2.AgentToServer, document: Mapping[str, Any], st
 
 
 def put_configuration(message: opamp_pb2.AgentToServer, found: Mapping[str, str]) -> None:
-    """Say the digests of what is in force; the files themselves stay here, since they name secrets."""
+    """Add the digests of the configuration in force; the files themselves stay here, since they name secrets."""
     for name, digest in found.items():
         file = message.effective_config.config_map.config_map[name]
         file.body, file.content_type = digest.encode(), DIGEST_TYPE
@@ -148,14 +148,14 @@ def put_configuration(message: opamp_pb2.AgentToServer, found: Mapping[str, str]
 
 
 def put_wish_status(message: opamp_pb2.AgentToServer, wish_hash: bytes, status: str, error: str) -> None:
-    """Say what became of the service's wish."""
+    """Add the outcome of the service's request."""
     message.remote_config_status.last_remote_config_hash = wish_hash
     message.remote_config_status.status = _STATUSES[status]
     message.remote_config_status.error_message = error[:_LONGEST]
 
 
 def put_release(message: opamp_pb2.AgentToServer, sequence: int, phase: str, reason: str) -> None:
-    """Say which release runs (0: none), and why another one does not."""
+    """Add which release runs (0: none), and why another one does not."""
     package = message.package_statuses.packages[RELEASE_PACKAGE]
     package.name, package.agent_has_version = RELEASE_PACKAGE, str(sequence) if sequence else ""
     package.status = _PHASES.get(phase, opamp_pb2.PackageStatusEnum_Installed)
@@ -163,11 +163,11 @@ def put_release(message: opamp_pb2.AgentToServer, sequence: int, phase: str, rea
 
 
 def put_request(message: opamp_pb2.AgentToServer, csr: bytes) -> None:
-    """Ask for a certificate."""
+    """Add a certificate request."""
     message.connection_settings_request.opamp.certificate_request.csr = csr
 
 
 def put_custom(message: opamp_pb2.AgentToServer, capability: str, kind: str, body: Mapping[str, Any]) -> None:
-    """Say something that is ours alone."""
+    """Add a custom message of Upwell."""
     message.custom_message.capability, message.custom_message.type = capability, kind
     message.custom_message.data = json.dumps(body).encode()

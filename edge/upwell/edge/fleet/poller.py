@@ -1,4 +1,4 @@
-"""The thread that polls a fleet service, for as long as the agent runs, whether the service is there or not."""
+"""The thread that polls a fleet service as long as the agent runs, whether the service is up or not."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from upwell.shared.opamp.names import CONTENT_TYPE, PATH
 from upwell.shared.platform.background_thread import BackgroundThread
 
 CALL_S = 20.0
-"""A poll that has no whole answer by then has failed, however slowly the bytes come."""
+"""Time limit for a complete answer to a poll."""
 
 MAX_ANSWER_BYTES = 256 << 10
 LONGEST_PAUSE_S = 900.0
 MOST_RETRY_AFTER_S = 3600.0
 SOON_S = 0.2
 MOST_SOON = 8
-"""So many polls in a row may follow at once because there is news; then the usual pace holds again."""
+"""Maximum number of consecutive polls without a pause when there is news."""
 
 _SLOWEST_S, _FASTEST_S = 3600.0, 1.0
 _REFUSED_OFTEN = 3
@@ -45,7 +45,8 @@ _log = logging.getLogger(__name__)
 
 
 def pause_s(every_s: float, failures: int, retry_after_s: float | None, draw: float) -> float:
-    """Seconds to the next poll: `every_s` ± 10 %, doubled for each failure in a row, and what the service asked for.
+    """Seconds to the next poll: `every_s` ± 10 %, doubled for each failure in a row, and at least what the service asks
+    for.
 
     `draw` is uniform in [0, 1), so that devices that start together do not poll together.
     """
@@ -56,10 +57,10 @@ def pause_s(every_s: float, failures: int, retry_after_s: float | None, draw: fl
 
 
 class FleetPoller:
-    """Polls until `close`. Raises `ConfigError` for files that are wrong now.
+    """Polls until `close`. Raises `ConfigError` for wrong files.
 
-    The agent answers all the same while the service is gone, slow, hostile or wrong: nothing waits for it, and what is
-    kept for it does not grow.
+    The agent keeps answering while the service is down, slow, hostile or wrong: nothing waits for it, and the data held
+    for it is bounded.
     """
 
     def __init__(self, section: FleetSection, view: AgentView, folder: Path) -> None:
@@ -73,12 +74,12 @@ class FleetPoller:
         self._problem = ""
         self._last_heard_unix_s: float | None = None
         self._stop = threading.Event()
-        self._caller(is_enrolled=False)  # what is wrong with its files is said now
+        self._caller(is_enrolled=False)  # reports wrong files at the start
         self._thread = BackgroundThread("fleet", self._loop, self._stop.is_set)
         self._thread.start()
 
     def close(self) -> None:
-        """Say good-bye if that goes at once, and end. Calling it twice is harmless."""
+        """Sign off if that takes no time, and stop. Calling it twice is harmless."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -89,11 +90,11 @@ class FleetPoller:
 
     @property
     def instance_uid(self) -> str:
-        """Who the device is, as 32 hexadecimal digits."""
+        """The device's instance UID as 32 hexadecimal digits."""
         return self._identity.instance_uid.hex()
 
     def describe(self) -> HealthPart:
-        """For `/health`. A service that is gone is no problem of the agent's."""
+        """The part of `/health` about the fleet. An unreachable service is not a problem of the agent."""
         facts: dict[str, Any] = {
             "endpoint": self._section.endpoint, "instance_uid": self.instance_uid,
             "enrolled": self._identity.is_enrolled, "last_heard_unix_s": self._last_heard_unix_s,
@@ -102,9 +103,9 @@ class FleetPoller:
         return HealthPart(facts)
 
     def caller(self) -> HttpsCaller | None:
-        """To call the service as this device; None before it has enrolled and while the service is not heard.
+        """A caller of the service as this device; None before it has enrolled and while the service cannot be reached.
 
-        Raises `ConfigError` for files that are wrong.
+        Raises `ConfigError` for wrong files.
         """
         if not self._identity.is_enrolled or self._failures or self._last_heard_unix_s is None:
             return None
@@ -122,7 +123,7 @@ class FleetPoller:
             wait_s = pause_s(self._every_s, self._failures, retry_after_s, random.random())  # noqa: S311  as above
 
     def _poll(self) -> float | None:
-        """One poll; after how many seconds the service wants the next one, if it said so."""
+        """Poll once; returns the seconds until the service wants the next poll, if it says so."""
         self._shares.check(time.time())
         try:
             headers = {} if self._identity.is_enrolled else {"Authorization": f"Bearer {self._token()}"}
@@ -142,13 +143,13 @@ class FleetPoller:
         was_enrolled = self._identity.is_enrolled
         self._conversation.hear(told, outgoing, time.time())
         if not self._identity.is_enrolled:
-            raise Unreadable("the answer to the enrolment has no certificate for this device")
+            raise Unreadable("the enrolment's answer has no certificate for this device")
         if not was_enrolled:
             _log.info("enrolled with the fleet service %s", self._section.endpoint)
         if told.poll_s is not None:
             self._every_s = min(_SLOWEST_S, max(_FASTEST_S, told.poll_s))
         if self._failures:
-            _log.info("the fleet service answers again")
+            _log.info("the fleet service is answering again")
         self._failures = self._refused = 0
         self._problem = ""
         self._last_heard_unix_s = time.time()
@@ -160,10 +161,10 @@ class FleetPoller:
             told = ""
         if status == HTTPStatus.UNAUTHORIZED and self._identity.is_enrolled and self._section.enrol_token_file:
             self._refused += 1
-            if self._refused >= _REFUSED_OFTEN:  # not known any more, as after the loss of the service's database
+            if self._refused >= _REFUSED_OFTEN:  # no longer known, as after the service lost its database
                 self._refused = 0
                 self._identity.forget_certificate()
-        self._failed(f"it says {status}: {told or 'no reason given'}")
+        self._failed(f"it answered {status}: {told or 'no reason given'}")
         return retry_after_s
 
     def _failed(self, text: str) -> None:
@@ -174,7 +175,11 @@ class FleetPoller:
 
     def _token(self) -> str:
         if self._section.enrol_token_file is None:
-            raise ConfigError.at(None, "not enrolled yet, and no token to do so", "fleet.enrol_token_file")
+            raise ConfigError.at(
+                None,
+                "not enrolled yet, and there is no token; expected a file with a one-time token",
+                "fleet.enrol_token_file",
+            )
         return read_token(self._section.enrol_token_file)
 
     def _send(self, data: bytes, headers: Mapping[str, str], timeout_s: float) -> Received:

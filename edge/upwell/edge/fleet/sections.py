@@ -32,7 +32,7 @@ class FleetSection(FilePart):
 
     endpoint: Annotated[Endpoint, AfterValidator(_is_https)] = Field(description="The service: https://HOST:PORT.")
     ca: RelativePath | None = Field(
-        None, description="Issuers of its certificate, such as fleet-ca.pem; default: the system's."
+        None, description="Issuers of the service's certificate, such as fleet-ca.pem; default: the system's."
     )
     enrol_token_file: RelativePath | None = Field(None, description="A file with the one-time token to enrol with.")
     labels: dict[Label, Label] = Field({}, max_length=32, description="Labels of this device, for groups.")

@@ -1,4 +1,4 @@
-"""The shares of a fleet's budget that this device was told: kept over a restart, and for as long as they hold."""
+"""This device's shares of a fleet's budget, stored over restarts until they expire."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 class KeptShares:
-    """Shares by model, in `folder`. While the service says nothing the last ones hold for `keep_s`; then the device's
-    own policy does alone. Times are Unix seconds; a clock that was set back starts that time anew.
+    """Shares by model, in `folder`. While the service is silent the last ones stay valid for `keep_s`; then only the
+    device's own policy applies. Times are Unix seconds; setting the clock back restarts that time.
 
     `allow` is called with the shares whenever they change. Used by one thread.
     """
@@ -30,7 +30,7 @@ class KeptShares:
         self._heard_unix_s = self._written_unix_s = 0.0
 
     def load(self, now_unix_s: float) -> None:
-        """Take up what held before a restart."""
+        """Load the shares stored before a restart."""
         try:
             found = read_json(self._path)
             heard_unix_s = float(found["heard_unix_s"])
@@ -38,30 +38,30 @@ class KeptShares:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError):
-            _log.warning("%s cannot be read: the policy holds alone until the fleet service says its share", self._path)
+            _log.warning("%s cannot be read: only the policy applies until the fleet service sends shares", self._path)
             return
         self._shares, self._heard_unix_s = shares, min(heard_unix_s, now_unix_s)
         self._allow(shares)
         self.check(now_unix_s)
 
     def take(self, shares: Mapping[str, float], now_unix_s: float) -> None:
-        """The service says these. Raises `OSError` where they cannot be kept; they hold all the same."""
+        """Apply the service's shares. Raises `OSError` if they cannot be stored; they apply all the same."""
         if shares != self._shares:
             self._shares = dict(shares)
             self._allow(self._shares)
             self._write(now_unix_s)
 
     def heard(self, now_unix_s: float) -> None:
-        """The service answered: what it said last holds anew. Raises `OSError`."""
+        """Note that the service answered, which renews the last shares. Raises `OSError`."""
         self._heard_unix_s = now_unix_s
         if self._shares and abs(now_unix_s - self._written_unix_s) >= _WRITE_S:
             self._write(now_unix_s)
 
     def check(self, now_unix_s: float) -> None:
-        """Let go of shares that have held long enough without a word."""
+        """Drop shares that have expired while the service was silent."""
         self._heard_unix_s = min(self._heard_unix_s, now_unix_s)
         if self._shares and now_unix_s - self._heard_unix_s > self._keep_s:
-            _log.warning("nothing was heard of the fleet service for long: the policy alone says what goes up")
+            _log.warning("the fleet service has been silent too long: its shares no longer apply, only the policy")
             self._shares = {}
             self._allow({})
 

@@ -1,1 +1,1 @@
-"""The models that the agent serves: files on the device, their runtimes and the cloud models beside them."""
+"""The models that the agent serves: their files and runtimes on the device, and their models in the cloud."""

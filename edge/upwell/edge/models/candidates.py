@@ -1,4 +1,4 @@
-"""The ways to run a model of the configuration, in the order in which they are tried."""
+"""The ways to run a configured model, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from upwell.shared.files import Unconfined, plain_file
 
 _FILE_NAMES = ("model.onnx", "model.tflite")
 _ENTRY_POINTS = {"tflite": b"tflite_plugin_create_delegate", "onnx": b"CreateEpFactories"}
-"""What a library exports that a runtime can load: an external delegate, a plugin provider."""
+"""Symbols exported by libraries that a runtime can load: an external delegate, a plugin provider."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What there is of a model: its files, best first, and where its description would be."""
+    """The files of a model, best first, and the path of its description."""
 
     models: Sequence[Path]
     description: Path
@@ -43,7 +43,7 @@ class Candidate:
 
     @property
     def runtime(self) -> str:
-        """`onnx` or `tflite`. Raises `ConfigError` where nothing tells."""
+        """`onnx` or `tflite`. Raises `ConfigError` if unknown."""
         return runtime_of(self.path, self.options)
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Candidate:
         return f"{self.runtime}{package} on {self.accelerator.provider if self.accelerator else 'the CPU'}"
 
     def package_version(self) -> str:
-        """The runtime package and its version. Raises `ConfigError` where it is not installed."""
+        """The runtime package and its version. Raises `ConfigError` if it is not installed."""
         if self.runtime == "tflite":
             return find_package(self.options.package).version
         with needs_onnxruntime(self.path):
@@ -61,9 +61,9 @@ class Candidate:
 
 
 def files_of(side: EdgeSide, bundle: Bundle | None) -> ModelFiles:
-    """The files of `bundle`, or of the folder or file that the configuration names, if that is None.
+    """The files of `bundle`, or, if that is None, of the folder or file in the configuration.
 
-    Raises `ConfigError` where there is no model file, or none whose runtime is known.
+    Raises `ConfigError` if there is no model file with a known runtime.
     """
     if side.file is not None:
         runtime_of(side.file, side)
@@ -87,32 +87,32 @@ def files_of(side: EdgeSide, bundle: Bundle | None) -> ModelFiles:
 
 
 def is_there(folder: Path, name: str) -> bool:
-    """Whether a bundle has a file of that name. Raises `ConfigError` where something else is in its place."""
+    """Whether a bundle has a file of that name. Raises `ConfigError` if something else has that name."""
     if not os.path.lexists(folder / name):
         return False
     try:
         plain_file(folder, name)
     except Unconfined as error:
-        raise ConfigError.at(folder / name, f"is not read: {error}") from None
+        raise ConfigError.at(folder / name, f"cannot be read: {error}") from None
     return True
 
 
 def accelerated(side: EdgeSide, models: Sequence[Path]) -> Iterator[Candidate]:
-    """Each accelerator that is asked for, on the files that suit it."""
+    """Each configured accelerator with each file that suits it."""
     for accelerator in side.wanted_accelerators:
         everywhere = [one for path in models for one in _in_each_package(path, side, accelerator)]
-        # Where none suits, the runtimes themselves say why.
+        # If none suits, the runtimes report why.
         yield from [one for one in everywhere if _suits(accelerator, one.runtime)] or everywhere
 
 
 def on_cpu(side: EdgeSide, models: Sequence[Path]) -> Iterator[Candidate]:
-    """Each file on the CPU."""
+    """Each file, on the CPU."""
     for path in models:
         yield from _in_each_package(path, side, None)
 
 
 def _in_each_package(path: Path, side: EdgeSide, accelerator: AcceleratorOptions | None) -> Iterator[Candidate]:
-    """The file in its runtime; for TFLite in the package that was asked for, else in each that is installed."""
+    """The file in its runtime; for TFLite in the configured package, else in each installed one."""
     installed = [name for name in PREFERRED if importlib.util.find_spec(name)]
     if runtime_of(path, side) == "onnx" or side.package is not None or len(installed) < 2:
         yield Candidate(path, side, accelerator)
@@ -122,13 +122,13 @@ def _in_each_package(path: Path, side: EdgeSide, accelerator: AcceleratorOptions
 
 
 def _suits(accelerator: AcceleratorOptions, runtime: str) -> bool:
-    """Whether the runtime may know the accelerator: by the library's entry point, or by what needs no library."""
+    """Whether the runtime may support the accelerator, judged by the library's symbols or by its name."""
     if accelerator.library is None:
         known = (LITERT_NPU, XNNPACK)
         return accelerator.provider in known if runtime == "tflite" else accelerator.provider != LITERT_NPU
     try:
         with accelerator.library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             kinds = [name for name, entry in _ENTRY_POINTS.items() if data.find(entry) >= 0]
-    except (OSError, ValueError):  # a bare name, or nothing to be read
+    except (OSError, ValueError):  # a bare name, or an unreadable file
         kinds = []
     return not kinds or runtime in kinds

@@ -1,4 +1,4 @@
-"""A model on the device, whole or the head of a cut: how it runs, and what its answers are checked against."""
+"""A model on the device, whole or the head of a cut: running it and checking its answers."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ _NO_REPORT = LoadReport()
 
 
 class NotFinite(ModelFailed):
-    """Scores that are no finite numbers."""
+    """Scores are not finite numbers."""
 
 
 @quick
 @dataclass(frozen=True, slots=True)
 class EdgeRun:
-    """Outputs by logical name, the time that pre-processing, the model and post-processing took, and what ran it."""
+    """Outputs by logical name, the times of pre-processing, model and post-processing, and what ran it."""
 
     outputs: Mapping[str, Array]
     duration_s: float
     digest: str = ""
     exits: Mapping[str, Array] | None = None
-    """Of a head that answers early: what its tail takes."""
+    """The tail's inputs, for a head with an early exit."""
     candidates: CandidatesByOutput | None = None
-    """Of outputs of detections: what each row could have held."""
+    """The detection candidates of each row, by output."""
 
 
 class VersionComparison(Comparison["EdgeRun"], Protocol):
-    """How a version on trial compares with the one before. Safe to use from many threads."""
+    """The comparison of a version on trial with the previous one. Thread-safe."""
 
     def wants_audit(self) -> bool:
-        """Whether one more answer is to be held against the cloud's."""
+        """Whether another answer should be compared with the cloud's."""
 
     def audit(self, edge: EdgeModel, inputs: Mapping[str, Array], send: Callable[[str], None]) -> bool:
-        """Have the version before answer an audit, too, beside the requests; then `send` with its name."""
+        """Have the previous version answer an audit as well, in the background; then call `send` with its name."""
 
     def audited(self, name: str, cloud: Mapping[str, Array]) -> None:
         """The cloud has answered the audit of that name."""
@@ -68,8 +68,8 @@ class VersionComparison(Comparison["EdgeRun"], Protocol):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a model on the device was loaded from: its file by the digest, the bundle, None for a bare file, and what
-    came with it: calibrations, and what its rows were like."""
+    """The origin of a model on the device: its file's digest, its bundle (None for a bare file), and the bundle's
+    calibrations and drift reference."""
 
     digest: str
     bundle: Bundle | None = None
@@ -78,14 +78,14 @@ class ModelSource:
 
     @property
     def version(self) -> int:
-        """Of the bundle; 0 without one."""
+        """The bundle's version; 0 without a bundle."""
         return 0 if self.bundle is None else self.bundle.version
 
 
 class EdgeModel:
-    """A model on the device: runtime, signature, how its answers are measured, its scheduler.
+    """A model on the device: its runtime, signature, scorer and scheduler.
 
-    `exits` are the outputs that go up to a tail; of an accelerator's device `device_lock` is held while it is open.
+    `exits` are the outputs that go to a tail; `device_lock` is held while an accelerator's device is open.
     """
 
     def __init__(
@@ -101,25 +101,25 @@ class EdgeModel:
         self.runtime = runtime
         self.processor = processor
         self.exits = _specs(processor.signature, exits)
-        """Of a head that answers early: what goes up to its tail. Callers do not see it."""
+        """The tensors sent to the tail, for a head with an early exit. Callers do not see them."""
         outputs = tuple(output for output in processor.signature.outputs if output.name not in exits)
         self.signature = replace(processor.signature, outputs=outputs) if exits else processor.signature
-        """What callers see."""
+        """The signature that callers see."""
         self.pictures = frozenset(one.name for one in processor.signature.inputs if one.kind == "image")
         """The inputs that take encoded pictures."""
         self.source = source
         self.digest = source.digest
         self.report = report
         self.durations_s: Sequence[float] = ()
-        """Of runs of one row before it was served."""
+        """The times of one-row runs before it was served."""
         self.heads: tuple[Head, ...] | None = None
-        """Those of its bundle; None where heads do not change with the version."""
+        """The heads in its bundle; None if heads do not change with the version."""
         self.scheduler = EdfScheduler(runtime.instances)
-        """Taken over from the version before, so that the device's runs go on in turn during a switch."""
+        """Taken over from the previous version, so that runs on the device stay in order during a switch."""
         self.trial: Trial[EdgeRun] | None = None
         """Set while a new version has yet to prove itself."""
         self.versions: VersionComparison | None = None
-        """How it compares with the one before meanwhile."""
+        """The comparison with the previous version during the trial."""
         self._device_lock = device_lock
         if device_lock is not None:
             weakref.finalize(self, device_lock.release)
@@ -130,25 +130,25 @@ class EdgeModel:
         """Answer inputs that passed `signature.check_inputs` on the device, in the caller's thread.
 
         Raises `Refused`, `Superseded` and `DeadlineExceeded` as `EdfScheduler.acquire` does, `InvalidRequest` for a
-        picture that cannot be read and `ModelFailed` where the runtime fails.
+        picture that cannot be decoded and `ModelFailed` if the runtime fails.
         """
         with self.scheduler.acquire(deadline_s, run_request):
             trial = self.trial
             if trial is None:
                 return self._run_checked(inputs)
             if trial.is_proven:
-                self.trial = self.versions = None  # and with them the former version's memory
+                self.trial = self.versions = None  # which frees the previous version's memory
             return trial.run(self.run_now, inputs, deadline_s)
 
     def run_now(self, inputs: Mapping[str, Array]) -> EdgeRun:
-        """`run` beside the scheduler: for tests and warm-up, before the model is served."""
+        """`run` without the scheduler: for tests and warm-up, before the model is served."""
         self.signature.check_inputs(inputs)
         return self._run_checked(inputs)
 
     def _run_checked(self, inputs: Mapping[str, Array]) -> EdgeRun:
         started_s, processor = time.monotonic(), self.processor
         candidates: CandidatesByOutput | None = None
-        if processor.identity:  # nothing to prepare, and the inputs need not be checked twice
+        if processor.identity:  # no pre-processing, and the inputs were already checked
             rows = next(iter(inputs.values())).shape[0] if self.signature.has_rows else 1
             if processor.chunk in (0, rows):
                 outputs = self.runtime.run(inputs)
@@ -166,11 +166,11 @@ class EdgeModel:
 
     @property
     def exit_row_bytes(self) -> int:
-        """What one row of the exits takes on the wire."""
+        """The size of one row of the exits on the wire."""
         return sum(map(row_bytes, self.exits))
 
     def can_score(self, hards: Collection[HardSettings]) -> bool:
-        """Whether its outputs can be measured in any of these ways; of the same object it is not found out twice."""
+        """Whether its outputs can be measured in any of these ways; the result is cached per object."""
         asked, can = self._scores
         if asked is not hards:
             can = any(map(self.scorer.can, hards))
@@ -179,17 +179,17 @@ class EdgeModel:
 
     @property
     def accelerator(self) -> str:
-        """What runs nodes of it, by the evidence; empty for the CPU."""
+        """The accelerator that runs nodes of it, by evidence; empty for the CPU."""
         placement = self.runtime.placement
         return placement.accelerator if placement.nodes_on_accelerator else ""
 
     @property
     def state(self) -> State:
-        """`fallback` too where an accelerator was lost since the model was loaded."""
+        """The load report's state; `fallback` also if an accelerator was lost since loading."""
         return "fallback" if self.report.state == "ready" and self.runtime.placement.reason else self.report.state
 
     def facts(self, digest: str = "") -> dict[str, str]:
-        """What an answer says of the device's part; `digest` names the version that ran where it was another."""
+        """The facts about the device that go into an answer; `digest` names the version that ran if it was another."""
         placement = self.runtime.placement
         state: State = self.report.state
         return {
@@ -199,17 +199,17 @@ class EdgeModel:
         }
 
     def check_cloud(self, outputs: Mapping[str, Array], rows: int) -> None:
-        """Raise `ModelFailed` (`NotFinite`) unless the cloud's outputs are what the signature promises for `rows` rows.
+        """Raise `ModelFailed` (`NotFinite`) unless the cloud's outputs match the signature for `rows` rows.
 
         Floats must be finite, except in outputs that `model.yaml` declares as plain tensors.
         """
         self.signature.check_outputs(outputs, rows)
         name = self.not_finite(outputs)
         if name:
-            raise NotFinite(f"output {name!r} holds values that are not finite")
+            raise NotFinite(f"output {name!r} contains values that are not finite")
 
     def not_finite(self, outputs: Mapping[str, Array]) -> str:
-        """The first output that holds floats that are not finite, though they must be; empty where there is none."""
+        """The first output with values that are not finite though they must be; empty if there is none."""
         for output in self.signature.outputs:
             array = outputs[output.name]
             may_be_any = self.processor.is_described and output.kind == "tensor"
@@ -218,37 +218,37 @@ class EdgeModel:
         return ""
 
     def close(self) -> None:
-        """Free the runtime, and then the device."""
+        """Close the runtime, then release the device."""
         self.runtime.close()
         if self._device_lock is not None:
             self._device_lock.release()
 
 
 def row_bytes(spec: TensorSpec) -> int:
-    """What one row of a tensor takes; a dimension that varies counts as 1, since it is not known before."""
+    """The size of one row of a tensor; a dynamic dimension counts as 1, since it is unknown here."""
     return numpy_dtype(spec.datatype).itemsize * math.prod(max(1, dim) for dim in spec.shape[1:])
 
 
 def _specs(signature: Signature, names: Collection[str]) -> tuple[TensorSpec, ...]:
-    """The outputs of these names. Raises `ConfigError` for one that the model does not have."""
+    """The outputs with these names. Raises `ConfigError` for unknown names."""
     known = {output.name: output.spec for output in signature.outputs}
     missing = sorted(set(names) - set(known))
     if missing or (names and len(names) == len(known)):
-        problem = f"there is no output {missing[0]!r}" if missing else "nothing is left to answer with"
+        problem = f"there is no output {missing[0]!r}" if missing else "no output is left for callers"
         raise ConfigError.at(None, f"{problem}; the model gives {', '.join(known)}", "edge.exits")
     return tuple(known[name] for name in names)
 
 
 @dataclass(frozen=True)
 class FullModel:
-    """What the device knows of the model that was split, where that is the one it runs itself."""
+    """The whole of a split model, if the device runs it itself."""
 
     processor: Processor
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
     def post(self, outputs: Mapping[str, Array], prepared: Prepared) -> Mapping[str, Array]:
-        """The outputs of the signature from the model's own, which came from elsewhere. Raises `ModelFailed`."""
+        """Post-process model outputs computed elsewhere into the signature's outputs. Raises `ModelFailed`."""
         for spec in self.outputs:
             array = outputs.get(spec.name)
             if array is None or array.dtype != numpy_dtype(spec.datatype):
@@ -260,7 +260,7 @@ class FullModel:
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """What a head gave: what its tail takes, by name, and how the tail's answer becomes that of the whole."""
+    """A head's output: the tail's inputs by name, and the way to turn the tail's answer into that of the whole."""
 
     tensors: Mapping[str, Array]
     duration_s: float
@@ -269,7 +269,7 @@ class HeadOutput:
     prepared: Prepared | None = None
 
     def joined(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The whole's outputs, from those of the tail. Raises `ModelFailed` where the tail's are wrong."""
+        """The outputs of the whole from those of the tail. Raises `ModelFailed` if the tail's are wrong."""
         both = {**self.made, **outputs} if self.made else outputs
         if self.whole is None or self.prepared is None:
             return both
@@ -278,7 +278,7 @@ class HeadOutput:
 
 @dataclass(frozen=True)
 class Head:
-    """One cut: the head as a model on the device, and what the router and the cloud know its tail by."""
+    """One cut: the head as a model on the device, and the tail's names for router and cloud."""
 
     cut: CutFacts
     edge: EdgeModel
@@ -286,11 +286,11 @@ class Head:
     whole: FullModel | None = None
 
     def takes(self, rows: int) -> bool:
-        """Whether it can run so many rows at once, as its tail must, too."""
+        """Whether it can run this many rows at once, as its tail must too."""
         return rows == 1 or self.edge.signature.has_rows or not chunk_of(self.edge.runtime.inputs)
 
     def run(self, inputs: Mapping[str, Array], deadline_s: float, run_request: RunRequest) -> HeadOutput:
-        """Run it on inputs of the whole that were checked. Raises as `EdgeModel.run` does."""
+        """Run it on checked inputs of the whole. Raises as `EdgeModel.run` does."""
         taken = self.edge.signature.inputs
         own = inputs if len(taken) == len(inputs) else {one.name: inputs[one.name] for one in taken}
         run = self.edge.run(own, deadline_s, run_request)

@@ -1,4 +1,4 @@
-"""The heads of a split model that are ready on the device, as many as fit the memory given to them."""
+"""Loading the heads of a split model, as many as fit their memory limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from upwell.shared.signature.binding import sizes_fit
 from upwell.shared.tensors import TensorSpec
 
 AUTO_FOLDER = "split"
-"""Where `split: auto` looks: in the bundle, or beside the file."""
+"""The folder that `split: auto` searches, in the bundle or beside the file."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,17 +28,16 @@ _log = logging.getLogger(__name__)
 def load_heads(
     name: str, section: ModelSection, *, whole: EdgeModel | None, state_dir: Path | None
 ) -> tuple[Head, ...]:
-    """The heads of a model of the configuration, in the order of its `split.json`, while they fit the memory.
+    """Load a model's heads in the order of its `split.json`, while they fit the memory limit.
 
-    `whole` is the model on the device, whose scheduler the heads share, so that runs go on in turn. A head that
-    cannot be loaded is left, with a line in the log. Raises `ConfigError` for a folder that is named and is none, or is
-    wrong.
+    `whole` is the model on the device, whose scheduler the heads share, so that runs stay in order. A head that cannot
+    be loaded is skipped with a log line. Raises `ConfigError` if the configured folder is missing or wrong.
     """
     bundle = whole.source.bundle.folder if whole is not None and whole.source.bundle is not None else None
     place = _place(section, bundle)
     if place is None:
         return ()
-    # What a bundle names lies in the bundle; a plan that the configuration names has a folder of its own.
+    # Files named in a bundle lie in the bundle; a plan named in the configuration has its own folder.
     within = bundle if bundle is not None and section.split == "auto" else place.parent
     facts = load_yaml(place, SplitFacts, within=within)
     limit_bytes = section.split.memory if isinstance(section.split, SplitSection) else SplitSection(plan=place).memory
@@ -49,7 +48,7 @@ def load_heads(
         head_bytes = path.stat().st_size
         if used_bytes + head_bytes > limit_bytes:
             _log.warning(
-                "model %s: cut %s is not used: it does not fit into %d bytes for heads", name, cut.name, limit_bytes
+                "model %s: cut %s is not used: it exceeds the limit of %d bytes for heads", name, cut.name, limit_bytes
             )
             continue
         try:
@@ -61,7 +60,7 @@ def load_heads(
         grown_bytes = max(head_bytes, edge.report.memory_bytes)
         problem = _misfit(cut, edge, known) or _unlike(edge, whole)
         if not problem and used_bytes + grown_bytes > limit_bytes:
-            problem = f"it takes {grown_bytes} bytes and does not fit {limit_bytes} bytes for heads"
+            problem = f"it takes {grown_bytes} bytes and exceeds the limit of {limit_bytes} bytes for heads"
         if problem:
             _log.error("model %s: cut %s is not used: %s", name, cut.name, problem)
             edge.close()
@@ -76,7 +75,7 @@ def load_heads(
 
 
 def _place(section: ModelSection, bundle: Path | None) -> Path | None:
-    """The `split.json`; None where the model is not split."""
+    """The path of `split.json`; None if the model is not split."""
     if isinstance(section.split, SplitSection):
         plan = section.split.plan
         return plan / FILE_NAME if plan.is_dir() else plan
@@ -92,7 +91,7 @@ def _place(section: ModelSection, bundle: Path | None) -> Path | None:
 
 
 def _files(place: Path, facts: SplitFacts) -> Iterator[tuple[CutFacts, Path]]:
-    """Every cut with its head's file. Raises `ConfigError` for one that is outside the folder, or missing."""
+    """Every cut with its head's file. Raises `ConfigError` for a file that is missing or outside the folder."""
     for index, cut in enumerate(facts.cuts):
         try:
             yield cut, plain_file(place.parent, cut.head)
@@ -102,7 +101,7 @@ def _files(place: Path, facts: SplitFacts) -> Iterator[tuple[CutFacts, Path]]:
 
 
 def _side(section: ModelSection, path: Path, file_format: str) -> EdgeSide:
-    """The head's options: those of the whole on the device, as far as they are about the same runtime."""
+    """The head's options: those of the whole on the device, if it has the same runtime."""
     whole = section.edge
     if whole is None:
         return EdgeSide(file=path)
@@ -118,25 +117,25 @@ def _known(whole: EdgeModel | None, facts: SplitFacts) -> FullModel | None:
 
 
 def _misfit(cut: CutFacts, edge: EdgeModel, whole: FullModel | None) -> str:
-    """Why this file cannot be the head of the cut; empty where it can."""
+    """Why this file cannot be the head of the cut; empty if it can."""
     outputs = {output.name: output.spec for output in edge.signature.outputs}
     for tensor in cut.tensors:
         spec = outputs.get(tensor.name)
         if spec is None:
             return f"the head has no output {tensor.name!r}"
         if spec.datatype != tensor.datatype:
-            return f"output {tensor.name!r} is {spec.datatype}, and the tail takes {tensor.datatype}"
+            return f"output {tensor.name!r} is {spec.datatype}, but the tail takes {tensor.datatype}"
     unmade = [name for name in cut.outputs if name not in outputs]
     if unmade:
         return f"the head has no output {unmade[0]!r}"
     if cut.needs_post and whole is None:
-        return "its answer needs the description of the whole model, and the device runs another file or no such model"
+        return "its answer needs the whole model's description, but the device does not run that model file"
     missing = sorted(set(cut.raw_inputs) - {spec.name for spec in _inputs(edge, whole)})
-    return f"the tail takes the input {missing[0]!r}, which the head does not know" if missing else ""
+    return f"the tail takes the input {missing[0]!r}, which the head does not give" if missing else ""
 
 
 def _unlike(edge: EdgeModel, whole: EdgeModel | None) -> str:
-    """Why a head cannot take what callers give to the whole; empty where it can."""
+    """Why a head cannot take the whole model's inputs; empty if it can."""
     if whole is None:
         return ""
     given = {one.name: one for one in whole.signature.inputs}
@@ -146,7 +145,7 @@ def _unlike(edge: EdgeModel, whole: EdgeModel | None) -> str:
             return f"the head takes {one.name!r}, which is no input of the model: it takes {', '.join(given)}"
         is_same = (one.kind, one.spec.datatype) == (there.kind, there.spec.datatype)
         if not is_same or not sizes_fit(one.spec.shape[1:], there.spec.shape[1:]):
-            return f"the head takes {one.name!r} as {_said(one.spec)}, and the model takes it as {_said(there.spec)}"
+            return f"the head takes {one.name!r} as {_said(one.spec)}, but the model takes it as {_said(there.spec)}"
     return ""
 
 
@@ -155,7 +154,7 @@ def _said(spec: TensorSpec) -> str:
 
 
 def _inputs(edge: EdgeModel, whole: FullModel | None) -> tuple[TensorSpec, ...]:
-    """The inputs of the model that the device can prepare for a tail."""
+    """The model inputs that the device can prepare for a tail."""
     return tuple(edge.runtime.inputs) if whole is None else whole.inputs
 
 

@@ -1,8 +1,8 @@
-"""From the edge side of a configuration to a model that is loaded, tested and fit to be served.
+"""Loading and testing a model from the edge side of its configuration, until it can be served.
 
 The ways to run it are tried in order (`upwell.edge.models.candidates`). Each is opened, run once, and must answer the
-golden vectors; an accelerator without golden vectors must answer as the CPU does. What fails is left, with the reason.
-Some accelerators compile a model for minutes; the CPU may serve meanwhile.
+golden vectors; an accelerator without golden vectors must answer as the CPU does. What fails is skipped, with the
+reason. Some accelerators compile a model for minutes; the CPU may serve meanwhile.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from upwell.shared.signature.description import Golden, load_description
 from upwell.shared.signature.processor import Processor
 
 COMPILED_NAME = "compiled"
-"""The folder in `state_dir` where runtimes keep what accelerators compiled."""
+"""The folder in `state_dir` for models compiled by accelerators."""
 
 PATIENCE_S = 2.0
-"""An accelerator that is not ready after so long compiles, and the CPU serves meanwhile."""
+"""How long to wait for an accelerator before the CPU serves while it goes on compiling."""
 
 LONGEST_COMPILE_S = 1800.0
-"""An accelerator on which a new version is not ready after so long is left. What waits there cannot be ended."""
+"""How long a new version may take on an accelerator before that is skipped. The thread there cannot be ended."""
 
 _Outcome = tuple[EdgeModel | None, Sequence[RuntimeAttempt]]
 _log = logging.getLogger(__name__)
@@ -56,34 +56,34 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loading:
-    """A model that can be served, and, while an accelerator is being made ready, the one to serve afterwards.
+    """A model that can be served now, and the one to serve once an accelerator is ready.
 
-    `final` is None where `model` is final. Else it gives either the model on the accelerator or, where that came to
-    nothing, `model` itself, its report brought up to date. It never fails. Cancelling it is closing what it would give.
+    `final` is None if `model` is final. Otherwise it gives the model on the accelerator or, if that failed, `model`
+    itself with an updated report. It never fails. Cancelling it closes its result.
     """
 
     model: EdgeModel
     final: Future[EdgeModel] | None = None
 
     def close(self) -> None:
-        """Free what is there and what may come."""
+        """Close the model and any later one."""
         if self.final is not None and not self.final.cancel():
             self.final.result().close()
         self.model.close()
 
 
 class _Left(Exception):
-    """Why a candidate is not used."""
+    """The reason for skipping a candidate."""
 
 
 class Loader:
-    """Loads one model of the configuration, on its accelerators or on the CPU; to be used once.
+    """Loads one configured model on its accelerators or the CPU; for a single use.
 
-    `name` is the model's in the configuration. `bundle` was verified; without one the side's own folder or file is
-    loaded as it lies there. What the model names must lie in its bundle; that of a file, by default in its own folder,
-    else `within`. Without `state_dir` nothing is remembered between starts. One that `is_new` is first run by another
-    process on the CPU, so that a model that hangs or crashes is left. Raises `ConfigError` where there is no model
-    file, and for a description or golden vectors that cannot be read.
+    `name` is the model's name in the configuration. `bundle` was verified; without one the configured folder or file is
+    loaded as it is. Files that the model names must lie in its bundle; for a bare file in its own folder, or in
+    `within`. Without `state_dir` nothing is remembered between starts. A version that `is_new` first runs in another
+    process on the CPU, so that one that hangs or crashes is skipped. Raises `ConfigError` if there is no model file, or
+    if the description or golden vectors cannot be read.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Loader:
         self._state_dir = state_dir
         self._cache_dir = None if state_dir is None else state_dir / COMPILED_NAME
         described_by = self._files.description
-        # Whatever lies there is meant as the description, also where it turns out to be a folder or a broken link.
+        # Anything of that name counts as the description, even a folder or a broken link, so that it is reported.
         self._description = load_description(described_by, within) if os.path.lexists(described_by) else None
         wanted = self._description.golden if self._description else Golden()
         self._limits = Tolerances(wanted.tolerance, wanted.agree)
@@ -119,9 +119,9 @@ class Loader:
             _log.warning("%s is a bare file without a bundle: nothing %sverifies it", side.file, untested)
 
     def load(self) -> EdgeModel:
-        """The model, once its accelerator is ready or was left, if one is asked for.
+        """The model, once any configured accelerator is ready or was skipped.
 
-        Raises `ConfigError` with every attempt where it cannot be run, or not as it must be.
+        Raises `ConfigError` with every attempt if it cannot be run as required.
         """
         if not self.side.wanted_accelerators:
             return self._on_cpu("ready", [])
@@ -137,9 +137,9 @@ class Loader:
     def start(self, patience_s: float = PATIENCE_S) -> Loading:
         """The model as soon as it can be served.
 
-        An accelerator that is not ready within `patience_s` goes on getting ready on a thread of its own, which keeps
-        no process from ending; one that is a `must`, or whose model cannot run on the CPU, is waited for. Raises as
-        `load` does.
+        An accelerator that is not ready within `patience_s` continues in a daemon thread, which does not keep the
+        process alive; one with `require: must`, or whose model cannot run on the CPU, is waited for. Raises as `load`
+        does.
         """
         if not self.side.wanted_accelerators:
             return Loading(self._on_cpu("ready", []))
@@ -152,11 +152,11 @@ class Loader:
 
     @property
     def _is_a_must(self) -> bool:
-        """Whether the CPU will not do."""
+        """Whether the accelerator is required."""
         return any(one.require == "must" for one in self.side.wanted_accelerators)
 
     def _without_accelerator(self, attempts: Sequence[RuntimeAttempt]) -> EdgeModel:
-        """The model after every accelerator was left."""
+        """The model after every accelerator was skipped."""
         if self._is_a_must:
             raise self._failure(attempts)
         return self._on_cpu("fallback", attempts)
@@ -199,13 +199,13 @@ class Loader:
         return Loading(model, final)
 
     def _on_accelerator(self) -> _Outcome:
-        """The model on the first accelerator that can be used, if there is one, and what was left before it."""
+        """The model on the first usable accelerator, if any, and the attempts before it."""
         return self._first(accelerated(self.side, self._files.models), "ready", [])
 
     def _on_cpu(self, state: State, before: Sequence[RuntimeAttempt]) -> EdgeModel:
         """The model on the CPU, reported as in `state` after the attempts `before`.
 
-        Raises `ConfigError` with every attempt where it runs nowhere.
+        Raises `ConfigError` with every attempt if it runs nowhere.
         """
         edge, attempts = self._first(on_cpu(self.side, self._files.models), state, before)
         if edge is None:
@@ -213,7 +213,7 @@ class Loader:
         return edge
 
     def _failure(self, attempts: Sequence[RuntimeAttempt]) -> ConfigError:
-        """What to say where every attempt failed: of each all that is wrong, with its place where that is a file's."""
+        """The error if every attempt failed, with all problems of each, and their positions in files."""
         if len(attempts) == 1 and attempts[0] in self._errors:
             return self._errors[attempts[0]]
         problems: list[Problem] = []
@@ -277,7 +277,7 @@ class Loader:
         )
 
     def _processor(self, runtime: Runtime, batch: int | None) -> Processor:
-        """What goes before and after the model. Pictures are decoded whole where golden vectors ask for that."""
+        """The pre- and post-processing. Pictures are decoded at full size if the golden vectors require it."""
         processor = Processor(self._description, runtime.inputs, runtime.outputs, runtime.name, batch)
         golden, description = self._golden, self._description
         if golden is None or description is None or not any(one.dtype.hasobject for one in golden.inputs.values()):
@@ -286,12 +286,12 @@ class Loader:
         if check_golden(processor, runtime, golden, self._limits).passed:
             return processor
         if check_golden(exact, runtime, golden, self._limits).passed:
-            _log.info("model %s: pictures are decoded whole, as its golden vectors were", self.name)
+            _log.info("model %s: pictures are decoded at full size, as in its golden vectors", self.name)
             return exact
         return processor
 
     def _first_run_s(self, runtime: Runtime) -> float:
-        """Seconds of a first run on zeros, which pays for lazy initialization. Raises `ConfigError` where it fails."""
+        """Seconds of a first run on zeros, which pays for lazy initialization. Raises `ConfigError` if it fails."""
         zeros = {spec.name: blank(spec.datatype, spec.shape) for spec in runtime.inputs}
         started_s = time.monotonic()
         try:
@@ -301,7 +301,7 @@ class Loader:
         return time.monotonic() - started_s
 
     def _test(self, candidate: Candidate, processor: Processor, runtime: Runtime) -> CheckedBy:
-        """How the model's answers were checked. Raises `_Left` where they are wrong."""
+        """How the model's answers were checked. Raises `_Left` if they are wrong."""
         checked_by: CheckedBy = "nothing"
         wrong = ""
         if self._golden is not None:
@@ -315,7 +315,7 @@ class Loader:
                 verdict = check_with_cpu(processor, runtime, cpu, self._limits)
             finally:
                 cpu.close()
-            wrong = "" if verdict.passed else f"it does not answer as the CPU does: {verdict.text}"
+            wrong = "" if verdict.passed else f"its answers differ from the CPU's: {verdict.text}"
         if candidate.accelerator is not None:
             if not runtime.placement.nodes_on_accelerator:
                 raise _Left(runtime.placement.reason)
@@ -326,7 +326,7 @@ class Loader:
         return checked_by
 
     def _with_saturation(self, candidate: Candidate, wrong: str) -> str:
-        """The known cause of wrong answers on the CPU added to them; without wrong answers it is worth a line."""
+        """`wrong` with the known cause of wrong answers on the CPU; if nothing is wrong, that cause is logged."""
         saturates = saturation(candidate.path) if candidate.runtime == "onnx" else ""
         if saturates and not wrong:
             _log.warning("model %s: %s", self.name, saturates)
@@ -334,14 +334,14 @@ class Loader:
 
 
 def _drop(outcome: Future[_Outcome]) -> None:
-    """Nobody waits for it any more."""
+    """Close a result that nobody waits for."""
     edge, _ = outcome.result()
     if edge is not None:
         edge.close()
 
 
 def _golden_vectors(wanted: Golden, files: ModelFiles) -> GoldenVectors | None:
-    """Those that the description names, or that lie in the bundle. Raises `ConfigError`."""
+    """The golden vectors that the description names, or those in the bundle. Raises `ConfigError`."""
     path = wanted.file
     if path is None and files.bundle is not None and is_there(files.bundle.folder, GOLDEN_NAME):
         path = files.bundle.folder / GOLDEN_NAME

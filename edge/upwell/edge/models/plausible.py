@@ -1,4 +1,4 @@
-"""Whether answers are what the signature says they are, as far as numbers can tell."""
+"""Whether answers are plausible for the signature, judged by their values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from upwell.shared.tensors import Array
 
 _LEAST_TOLERANCE = 0.01
 _STEP = 1 / 256
-"""Of int8 probabilities: the sum may be off by one for each class."""
+"""Tolerance for int8 probabilities, whose sum may be off by one step for each class."""
 
 
 def implausible(outputs: Sequence[LogicalOutput], answers: Mapping[str, Array]) -> tuple[str, ...]:
-    """What contradicts the signature in these answers, one sentence for each output.
+    """The contradictions between these answers and the signature, one sentence per output.
 
-    Probabilities that are none are most often logits: hardness would then be computed from numbers that mean something
-    else, and thresholds would not hold. What is not finite says nothing here.
+    Wrong probabilities are most often logits: hardness would be computed from the wrong numbers, and thresholds would
+    not hold. Values that are not finite are ignored here.
     """
     return tuple(filter(None, (_unlike_probabilities(one, answers[one.name]) for one in outputs)))
 
@@ -36,6 +36,6 @@ def _unlike_probabilities(output: LogicalOutput, answer: Array) -> str:
     if low >= -_LEAST_TOLERANCE and high <= 1 + _LEAST_TOLERANCE and not is_sum_off:
         return ""
     return (
-        f"output {output.name!r} is `kind: probabilities`, but holds numbers from {low:.3g} to {high:.3g} with a sum "
+        f"output {output.name!r} is `kind: probabilities`, but has values from {low:.3g} to {high:.3g} with a sum "
         f"of {far:.3g}; for logits write `kind: logits`, or a `softmax` in `post`"
     )

@@ -1,4 +1,4 @@
-"""How a model came to run where it runs: what was tried, why it was left, and how it was checked."""
+"""The record of loading a model: what was tried, why it failed, and how the result was checked."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Literal
 from upwell.edge.runtimes.base import Placement
 
 State = Literal["ready", "compiling", "fallback"]
-"""`ready`: it runs where it should; `compiling`: on the CPU until the accelerator is; `fallback`: an accelerator that
-was asked for is not used, or was lost while running."""
+"""`ready`: it runs where it should; `compiling`: it runs on the CPU until the accelerator is ready; `fallback`: a
+configured accelerator is not used, or was lost while running."""
 
 CheckedBy = Literal["golden vectors", "the CPU's answers", "nothing"]
 
 
 @dataclass(frozen=True)
 class RuntimeAttempt:
-    """One way to run the model that was tried and left, such as `onnx on qnn`, and why."""
+    """One way to run the model that failed, such as `onnx on qnn`, and why."""
 
     what: str
     reason: str
@@ -25,10 +25,10 @@ class RuntimeAttempt:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading came to. `memory_bytes` is what the process grew by; 0 where that cannot be told.
+    """The result of loading. `memory_bytes` is the growth of the process; 0 if unknown.
 
-    `attempts` are those before the one that is used, in order; while `state` is `compiling` the accelerator that is
-    being made ready is no attempt yet.
+    `attempts` are the failed ones before the one in use, in order; while `state` is `compiling` the accelerator is not
+    among them yet.
     """
 
     state: State = "ready"
@@ -38,12 +38,12 @@ class LoadReport:
     warm_up_s: float = 0.0
     memory_bytes: int = 0
     remarks: Sequence[str] = ()
-    """What is odd about the model's answers, though it is served."""
+    """Problems with the model's answers that do not keep it from being served."""
 
 
 @dataclass(frozen=True)
 class ModelHealth:
-    """One model as the agent serves it now, for health, metrics and `upwell agent`'s log.
+    """One model as it is served now, for health, metrics and `upwell agent`'s log.
 
     `accelerator` is empty on the CPU. It is never set without node-assignment evidence and a check of its answers.
     """
@@ -59,4 +59,4 @@ class ModelHealth:
     reason: str = ""
     """Why it is not `ready`."""
     uncalibrated: str = ""
-    """Why no calibration fits what the policy asks of it; empty where one does, or none is needed."""
+    """Why no calibration fits the policy's targets; empty if one does, or none is needed."""

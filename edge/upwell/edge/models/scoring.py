@@ -1,4 +1,4 @@
-"""How hard each row of an edge answer was: from a model's outputs to the numbers that the router decides by."""
+"""The hardness of each row of an edge answer, computed from the model's outputs for the router."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from upwell.shared.signature.values import FLOATS
 from upwell.shared.tensors import Array
 
 GROUP = "upwell.hardness"
-"""The entry-point group of hardness functions."""
+"""The entry-point group for hardness functions."""
 
 HardnessFunction: TypeAlias = Callable[[Mapping[str, Array]], Sequence[float]]
-"""Outputs by name, read-only, all rows -> one finite number per row, larger where the row is harder."""
+"""Maps outputs by name (read-only, all rows) to one finite number per row, larger for harder rows."""
 
 _IOU = 0.45
-"""Candidates of one class that overlap by more are one group."""
+"""Candidates of one class that overlap by more form one group."""
 _MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 _log = logging.getLogger(__name__)
@@ -44,23 +44,23 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def hardness_function(name: str) -> HardnessFunction:
-    """The function of that name in the entry-point group `upwell.hardness`. Raises `ConfigError`."""
+    """Load the function of that name from the entry-point group `upwell.hardness`. Raises `ConfigError`."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
-        raise ConfigError.at(None, f"no hardness function {name!r}; installed in the group {GROUP} are: {known}")
+        raise ConfigError.at(None, f"there is no hardness function {name!r}; the group {GROUP} has: {known}")
     try:
         function = found[name].load()
     except Exception as error:  # noqa: BLE001  somebody else's module, which may fail in any way
         raise ConfigError.at(None, f"the hardness function {name!r} cannot be loaded: {error}") from None
     if not callable(function):
-        raise ConfigError.at(None, f"the hardness function {name!r} is {found[name].value}, which cannot be called")
+        raise ConfigError.at(None, f"the hardness function {name!r} is {found[name].value}, which is not callable")
     result: HardnessFunction = function
     return result
 
 
 class Scorer:
-    """Measures the outputs of one model. Safe to use from many threads."""
+    """Measures the outputs of one model. Thread-safe."""
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
@@ -72,15 +72,15 @@ class Scorer:
 
     @property
     def failures(self) -> int:
-        """How often a hardness function failed, or gave something other than one number per row."""
+        """How often a hardness function failed or did not return one number per row."""
         return sum(self._failures.copy().values())
 
     def can(self, hard: HardSettings) -> bool:
-        """Whether the outputs of this model can be measured so."""
+        """Whether these settings can measure this model's outputs."""
         return not self.problem(hard)
 
     def problem(self, hard: HardSettings) -> str:
-        """What keeps these settings from being measured, as a sentence; empty where nothing does."""
+        """Why these settings cannot measure this model, as a sentence; empty if they can."""
         key = (hard.measure, hard.output, hard.function)
         if key not in self._problems:
             self._problems[key] = self._problem(hard)
@@ -93,9 +93,9 @@ class Scorer:
         rows: int,
         candidates: CandidatesByOutput | None = None,
     ) -> tuple[float, ...]:
-        """The hardness of each of the `rows` rows in `outputs`; NaN, which is hard, where there is none to be had.
+        """The hardness of each of the `rows` rows in `outputs`; NaN, which counts as hard, if it cannot be computed.
 
-        `candidates` are those of outputs of detections. Asked only where `can` says so.
+        `candidates` are those of detection outputs. Call it only if `can` is true.
         """
         values = self._values(outputs, hard, rows, candidates)
         return values if len(values) == rows else (math.nan,) * rows
@@ -107,9 +107,9 @@ class Scorer:
         rows: int,
         candidates: CandidatesByOutput | None = None,
     ) -> tuple[dict[str, float], ...]:
-        """For each row every measure that applies, at temperature 1: what is written to logs.
+        """Every measure that applies to each row, at temperature 1, for request logs.
 
-        `output`, `function` and `box_score` are those of `hard`. A measure whose value is no number is left out.
+        `output`, `function` and `box_score` are those of `hard`. A measure without a numeric value is left out.
         """
         asked = [replace(hard, measure=measure, temperature=1.0) for measure in _MEASURES]
         columns = {one.measure: self.score(outputs, one, rows, candidates) for one in asked if self.can(one)}
@@ -120,7 +120,7 @@ class Scorer:
     def logits(self, outputs: Mapping[str, Array], row: int) -> tuple[float, ...] | None:
         """The logits of one row, ln p for probabilities; a single score as those of "no" and "yes".
 
-        None where the model gives no scores, or for that row several vectors, or numbers that are no scores.
+        None if the model gives no scores, or if the row has several vectors or invalid scores.
         """
         scores = self._signature.scores
         if scores is None:
@@ -135,7 +135,7 @@ class Scorer:
         if hard.measure in OF_CANDIDATES and self._measures_boxes(hard.measure):
             return ""
         if hard.measure in OF_BOXES | (OF_CANDIDATES - {"margin"}):
-            return "" if self._boxes else f"{hard.measure} needs an output of kind detections, and there is none"
+            return "" if self._boxes else f"{hard.measure} needs an output of kind detections, but the model has none"
         if hard.measure == "output":
             return self._output_problem(hard.output)
         if hard.measure == "function":
@@ -152,9 +152,7 @@ class Scorer:
             known = ", ".join(one.name for one in self._signature.outputs)
             return f"there is no output {name!r} to read hardness from; this model gives {known}"
         if output.spec.datatype not in FLOATS:
-            return (
-                f"hardness is floating point numbers, {name!r} is {output.spec.datatype}; a dequantize step makes them"
-            )
+            return f"hardness must be floating point, but {name!r} is {output.spec.datatype}; add a dequantize step"
         return ""
 
     def _scores_problem(self, measure: Measure) -> str:
@@ -163,11 +161,11 @@ class Scorer:
             return ""
         if scores is None:
             also = ", or detections or segments" if measure == "margin" else ""
-            return f"{measure} needs an output of kind probabilities or logits{also}, and there is none"
+            return f"{measure} needs an output of kind probabilities or logits{also}, but the model has none"
         if measure == "energy" and scores.kind != "logits":
-            return "energy needs logits, and the model gives probabilities, which have none"
+            return "energy needs logits, but the model gives probabilities"
         if measure == "logit_norm" and 0 < scores.spec.shape[-1] < 3:
-            return "logit_norm needs three classes or more; with two it says nothing"
+            return "logit_norm needs at least three classes; with two it is constant"
         return ""
 
     def _values(
@@ -196,7 +194,7 @@ class Scorer:
         return hardness(array, hard.measure, logits=scores.kind == "logits", temperature=hard.temperature)
 
     def _measures_boxes(self, measure: Measure) -> bool:
-        """Whether this measure is one of boxes here: the margin is one of classes where there are scores of those."""
+        """Whether this measure applies to boxes here; the margin applies to classes if there are class scores."""
         has_scores = measure == "margin" and self._signature.scores is not None
         return self._boxes is not None and measure in OF_CANDIDATES and not has_scores
 
@@ -219,9 +217,9 @@ class Scorer:
             self._note_failure(name, f"{type(error).__name__}: {error}")
             return ()
         if len(values) != rows:
-            self._note_failure(name, f"it gave {len(values)} values for {rows} rows")
+            self._note_failure(name, f"it returned {len(values)} values for {rows} rows")
         elif not all(map(math.isfinite, values)):
-            self._note_failure(name, "it gave a value that is not finite")
+            self._note_failure(name, "it returned a value that is not finite")
         return tuple(value if math.isfinite(value) else math.nan for value in values)
 
     def _note_failure(self, name: str, why: str) -> None:
@@ -229,13 +227,13 @@ class Scorer:
             self._failures[name] = self._failures.get(name, 0) + 1
             is_first = self._failures[name] == 1
         if is_first:
-            _log.warning("the hardness function %r failed, so its rows count as hard: %s", name, why)
+            _log.warning("the hardness function %r failed, so the rows count as hard: %s", name, why)
 
 
 def _keypoints(found: Array) -> Array:
     """The keypoints of detections as detections of their own, [rows, boxes · keypoints, 6].
 
-    A box that is sure says nothing of limbs that cannot be seen, so the share of low scores is counted among them.
+    A confident box says nothing about hidden limbs, so the share of low scores is counted among the keypoints.
     """
     points = found[:, :, FIELDS:].reshape(*found.shape[:2], -1, KEYPOINT)
     made = np.repeat(found[:, :, None, :FIELDS], points.shape[2], axis=2)
@@ -244,7 +242,7 @@ def _keypoints(found: Array) -> Array:
 
 
 def _hardest(array: Array) -> tuple[float, ...]:
-    """The largest value of each row; NaN where one is not finite or there is none."""
+    """The largest value of each row; NaN if a value is not finite or there is none."""
     if array.size == 0:
         return (math.nan,) * len(array)
     values = array.reshape(len(array), -1).astype(np.float64)
@@ -254,7 +252,7 @@ def _hardest(array: Array) -> tuple[float, ...]:
 
 
 def _read_only(array: Array) -> Array:
-    """The array, which the answer is made of, as nobody can change it."""
+    """A read-only view of the array, which belongs to the answer."""
     view: Array = array.view()
     view.flags.writeable = False
     return view

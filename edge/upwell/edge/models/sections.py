@@ -1,4 +1,4 @@
-"""`models` in `agent.yaml`: what runs on the device, what answers in the cloud, how one model is split over both."""
+"""`models` in `agent.yaml`: a model's side on the device, its side in the cloud, and how it is split."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class UpdatesSection(FilePart):
     )
     every: Seconds = Field(3600.0, ge=1.0, description="How often to look.")
     digest: str = Field(
-        "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Take this archive only: `sha256:…` of its bytes."
+        "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Accept only the archive with this digest, `sha256:…`."
     )
     ca: RelativePath | None = Field(None, description="Issuers of the server's certificate; default: the system's.")
 
     @property
     def place(self) -> str:
-        """The source as it may be shown: what follows `?` in an address may be a credential."""
+        """The source without what follows `?`, which may be a credential."""
         return self.source.partition("?")[0]
 
 
@@ -53,7 +53,7 @@ class EdgeSide(RuntimeOptions):
         description="A folder with a model and its model.yaml, or a packed archive.",
     )
     file: RelativePath | None = Field(
-        None, description="A model file; a .yaml of the same name beside it describes it."
+        None, description="A model file; a `.yaml` file of the same name beside it is its description."
     )
     exits: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
@@ -64,21 +64,21 @@ class EdgeSide(RuntimeOptions):
     @model_validator(mode="after")
     def _one_source(self) -> EdgeSide:
         if self.bundle is not None and self.file is not None:
-            raise ValueError("expected either bundle (a folder or archive) or file (a model file)")
+            raise ValueError("expected either `bundle` (a folder or archive) or `file` (a model file)")
         if self.file is not None and self.updates is not None:
-            raise ValueError("updates are for bundles; a bare file has no version")
+            raise ValueError("`updates` needs a bundle; a bare file has no version")
         return self
 
     @property
     def has_source(self) -> bool:
-        """Whether it names something that the device came with."""
+        """Whether it names a bundle or file on the device."""
         return self.bundle is not None or self.file is not None
 
 
 class CloudSide(FilePart):
     """The model in the cloud; without it the device answers alone."""
 
-    model: str = Field(min_length=1, description="Its name there.")
+    model: str = Field(min_length=1, description="The model's name in the cloud.")
 
 
 class SplitSection(FilePart):
@@ -105,7 +105,7 @@ class ModelSection(FilePart):
     @model_validator(mode="after")
     def _some_side(self) -> ModelSection:
         if self.edge is None and self.cloud is None and not isinstance(self.split, SplitSection):
-            raise ValueError("expected edge, cloud or both")
+            raise ValueError("expected `edge`, `cloud` or both")
         if self.edge is not None and self.edge.exits and (self.cloud is None or self.split != "off"):
-            raise ValueError("`edge.exits` go up to the tail that `cloud` names; expected cloud, and no split")
+            raise ValueError("`edge.exits` go to the tail that `cloud` names; expected `cloud`, and no `split`")
         return self

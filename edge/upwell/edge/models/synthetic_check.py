@@ -1,4 +1,4 @@
-"""Checking an accelerator without golden vectors: its answers to made-up requests against the CPU's own."""
+"""Checking an accelerator without golden vectors: synthetic requests, answered by it and by the CPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 ROWS = 8
 _SEED = 1
 _VARYING_SIZES = (32, 224, 1)
-"""Tried in this order for dimensions that vary, until the CPU takes one."""
+"""Sizes for dynamic dimensions, tried in this order until the CPU accepts one."""
 _PICTURE_SIDE, _PICTURE_PATCHES = 224, 4
 
 
 def check_with_cpu(processor: Processor, runtime: Runtime, cpu: Runtime, limits: Tolerances) -> Agreement:
-    """Ask both runtimes, which have the same model file, for the same made-up requests and compare the answers.
+    """Run the same synthetic requests on both runtimes, which have the same model file, and compare the answers.
 
-    Detectors are compared by the model's own tensors, since they find nothing in pictures of nothing. Where the CPU
-    cannot answer either, the check has not been passed: nothing is known of the accelerator's answers.
+    Detectors are compared by the model's own tensors, since they find nothing in synthetic pictures. If the CPU cannot
+    answer either, the check fails: nothing is known about the accelerator's answers.
     """
     problem: UpwellError | None = None
     for size in _VARYING_SIZES:
@@ -42,12 +42,13 @@ def check_with_cpu(processor: Processor, runtime: Runtime, cpu: Runtime, limits:
                 _compared(processor.signature, cpu), _answers(processor, runtime, requests), expected, limits
             )
         except UpwellError as error:
-            return Agreement(False, f"it fails where the CPU answers: {error}")
-    return Agreement(False, f"without golden vectors nothing checks it, since the CPU cannot answer either: {problem}")
+            return Agreement(False, f"it fails where the CPU succeeds: {error}")
+    return Agreement(False, f"it cannot be checked: there are no golden vectors, and the CPU fails too: {problem}")
 
 
 def synthetic_inputs(signature: Signature, size: int = _VARYING_SIZES[0]) -> dict[str, Array]:
-    """One request of `ROWS` rows (one where there are no rows), the same every time; `size` is for what varies."""
+    """One request of `ROWS` rows (one where there are no rows), the same every time; `size` is used for dynamic
+    dimensions."""
     random = np.random.default_rng(_SEED)
     return {one.name: _input(one, signature.has_rows, size, random) for one in signature.inputs}
 
@@ -82,7 +83,8 @@ def _input(one: LogicalInput, has_rows: bool, size: int, random: np.random.Gener
 
 
 def _tensor(spec: TensorSpec, shape: list[int], random: np.random.Generator) -> Array:
-    """Floats from 0 to 1 in one row, around 0 in the next; 8 and 16 bits in full, wider integers as indexes 0 and 1."""
+    """Floats from 0 to 1 in one row, around 0 in the next; the full range for 8 and 16 bits, indexes 0 and 1 for wider
+    integers."""
     dtype: np.dtype[Any] = numpy_dtype(spec.datatype)
     if dtype.hasobject:
         return np.full(shape, b"", np.object_)

@@ -1,4 +1,4 @@
-"""A new version of a model on trial: the version before answers where the new one fails, and comes back if it must."""
+"""The trial of a new model version: the previous version stands in for its failures and can be restored."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array
 
 RUNS = 200
-"""A new version has proven itself after so many runs, once it was compared often enough."""
+"""Number of runs after which a new version has proven itself, once it was compared often enough."""
 DURATION_S = 600.0
-"""Or, however few there were, after so long."""
+"""Time after which it has proven itself with fewer runs."""
 MIN_FAILURES = 3
 MAX_FAILED_SHARE = 0.05
-"""It is rejected once so many runs, and more than this share of all of them, have failed."""
+"""It is rejected once this many runs, and more than this share of all runs, have failed."""
 
-_LATE = "an answer that came too late, and would not have before"
+_LATE = "a late answer, where the previous version was in time"
 
 T = TypeVar("T")
 _Answer = TypeVar("_Answer", contravariant=True)
@@ -29,38 +29,38 @@ _log = logging.getLogger(__name__)
 
 
 class Comparison(Protocol[_Answer]):
-    """How the answers of two versions compare; see `upwell.edge.updates.comparing`. Safe to use from many threads."""
+    """Compares the answers of two versions; see `upwell.edge.updates.comparing`. Thread-safe."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the versions were compared often enough to rely on the new one."""
+        """Whether the versions were compared often enough to trust the new one."""
 
     def flaw(self, answer: _Answer) -> str:
-        """What makes an answer none, in a sentence; empty for one that is."""
+        """Why an answer is invalid, in a sentence; empty if it is valid."""
 
     def offer(self, inputs: Mapping[str, Array], answer: _Answer, judge: Callable[[], None]) -> None:
-        """Compare this answer of the new version, if it is time for one more, beside the requests; then `judge`."""
+        """Compare this answer of the new version in the background, if one is due; then call `judge`."""
 
     def complaint(self) -> str:
-        """Why the new version is worse than the one before; empty as long as that cannot be said."""
+        """Why the new version is worse than the previous one; empty while that is not established."""
 
 
 class Flawed(ModelFailed):
-    """An answer that no model should give; its text names outputs and nothing of a request."""
+    """An invalid answer; the text names outputs but nothing of the request."""
 
 
 def _shown(failure: Exception | None) -> str:
-    """A failure by its kind: its text may repeat what the request held, and this goes into logs and `/health`."""
+    """The kind of a failure: its text may repeat the request's content, and this goes into logs and `/health`."""
     return str(failure) if isinstance(failure, Flawed) else type(failure).__name__
 
 
 class Trial(Generic[T]):
-    """Counts how the runs of a new version end, and compares its answers. Safe to use from many threads.
+    """Counts the outcomes of a new version's runs, and compares its answers. Thread-safe.
 
-    `former` runs the version before, which takes `former_s` seconds (infinite where that is not known). Of `reject`,
-    with the reason, and `prove` one is called, once, on the thread of a request or of a comparison; it must return at
-    once. Once the new version `is_proven` the trial, and with it the former version, can be forgotten. Without a
-    `comparison` only failures count.
+    `former` runs the previous version, which takes `former_s` seconds (infinite if unknown). Exactly one of `reject`
+    (with the reason) and `prove` is called, once, on the thread of a request or a comparison; it must return at once.
+    Once the new version `is_proven`, the trial and the previous version can be dropped. Without a `comparison` only
+    failures count.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Trial(Generic[T]):
         return self.is_rejected or self.is_proven
 
     def run(self, new: _Run[T], inputs: Mapping[str, Array], deadline_s: float = math.inf) -> T:
-        """The new version's answer, or that of the former one where the new one fails. Raises what `new` raises.
+        """The new version's answer, or the previous one's if the new one fails. Raises what `new` raises.
 
-        An answer after the deadline (monotonic) counts as a failure where the former version had answered in time.
+        An answer after the deadline (monotonic) counts as a failure if the previous version would have been in time.
         """
         began_s = time.monotonic()
         try:
@@ -130,7 +130,7 @@ class Trial(Generic[T]):
             self._prove()
 
     def give_up(self, reason: str) -> bool:
-        """Condemn the version, whatever it did; False where the trial is over already."""
+        """Reject the version regardless of its runs; False if the trial is already over."""
         with self._lock:
             if self.is_over:
                 return False
@@ -139,23 +139,25 @@ class Trial(Generic[T]):
         return True
 
     def end(self) -> None:
-        """Judge no more, and tell nobody: the version is left. What is under way still has the former one behind it."""
+        """End the trial without a verdict, since the version is being replaced. Runs in progress keep their
+        stand-in."""
         with self._lock:
             self.is_rejected = True
 
     def _stand_in(self, inputs: Mapping[str, Array], error: Exception) -> T:
-        """What fails in both versions is not the new one's fault: the request was bad, or the device is."""
+        """The previous version's answer. A failure in both is not the new one's fault: the request or the device is
+        bad."""
         try:
             answer = self._former(inputs)
         except Exception as former_error:  # noqa: BLE001  the new version's is the one to tell
             if isinstance(former_error, InvalidRequest) and not isinstance(error, InvalidRequest):
-                self._note(error)  # the former version takes other inputs
+                self._note(error)  # the previous version takes other inputs
             raise error from None
         self._note(error)
         return answer
 
     def _better_one(self, inputs: Mapping[str, Array], answer: T, flaw: str) -> T:
-        """The former version's answer where that has no flaw, which then counts as a failure of the new one."""
+        """The previous version's answer if that is valid, which then counts as a failure of the new one."""
         assert self._comparison is not None  # noqa: S101  who else found the flaw
         try:
             former = self._former(inputs)

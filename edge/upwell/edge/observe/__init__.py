@@ -1,1 +1,1 @@
-"""What can be seen of an agent: metrics, health, request log, audits, flight recorder."""
+"""Observability of an agent: metrics, health, request log, audits, flight recorder."""

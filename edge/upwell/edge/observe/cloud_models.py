@@ -1,4 +1,4 @@
-"""Whether the cloud knows the models by the names that agent.yaml gives them: asked early, learnt from answers."""
+"""Checks early whether the cloud has the models that agent.yaml names, and learns from answers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.routing.reasons import Reason, Route
 
 TIMEOUT_S = 5.0
-"""For one question. Nobody waits for it."""
+"""Time limit for one query, which runs in the background."""
 
 _UP = frozenset({Route.CLOUD, Route.SPLIT})
 _log = logging.getLogger(__name__)
 
 
 class CloudModels:
-    """A wrong name would show only once a hard case came, hours later: so the cloud is asked once about each model.
+    """Asks the cloud once about each model, since a wrong name would otherwise show only with the first hard case.
 
-    At start, on a thread of its own, about those of which no rule says `egress: deny`; about the others after the first
-    request that may leave, so that a policy that keeps everything opens no connection. A cloud that does not answer
-    says nothing about names: then what it says to requests counts, as it does later in any case.
+    At the start, on its own thread, it asks about models without an `egress: deny` rule; about the others after the
+    first request that may leave, so that a policy that keeps everything local opens no connection. If the cloud does
+    not reply, its answers to requests tell.
     """
 
     def __init__(self, uplink: Uplink | None, models: Mapping[str, ServedModel], router: RouterService) -> None:
@@ -45,7 +45,7 @@ class CloudModels:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """Models that the cloud does not know, and by which name it was asked."""
+        """Models that the cloud does not have, with the names used there."""
         return self._missing.copy()
 
     def learn(self, done: RequestRecord, answer: Answer) -> None:
@@ -54,16 +54,16 @@ class CloudModels:
         if model in self._unasked and not verdict.egress_rule and verdict.route != "edge":
             self._begin([model])
         if answer.reason is Reason.CLOUD_MODEL_MISSING:
-            self._miss(model, _names(self._models[model])[0], "as it answered a request")
+            self._miss(model, _names(self._models[model])[0], "in answer to a request")
         elif model in self._missing and not _UP.isdisjoint(answer.routes) and self._missing.pop(model, ""):
-            _log.info("model %s: the cloud has it now", model)
+            _log.info("model %s: the cloud has the model now", model)
 
     def stop(self) -> None:
         """Ask nothing more."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Wait for what is under way. The uplink is closed before, so that it ends."""
+        """Wait for queries in progress. The uplink is closed first, so that they end."""
         self.stop()
         for thread in self._threads:
             thread.join()
@@ -86,9 +86,9 @@ class CloudModels:
                 except RemoteError as error:
                     if error.kind is RemoteErrorKind.NOT_FOUND:
                         self._miss(model, asked, str(error))
-                except EgressForbidden:  # by now, or of what has no tags: requests that may leave find out
+                except EgressForbidden:  # denied by now, or without tags: requests that may leave will tell
                     continue
-                except ConfigError as error:  # what this device would prove itself with: requests say so too
+                except ConfigError as error:  # the device's own credentials are wrong: requests report it too
                     _log.debug("model %s: the cloud was not asked: %s", model, error)
 
     def _miss(self, model: str, asked: str, text: str) -> None:
@@ -101,5 +101,5 @@ class CloudModels:
 
 
 def _names(served: ServedModel) -> list[str]:
-    """What the model and its tails are called up there."""
+    """The names of the model and its tails in the cloud."""
     return [name for name in (served.cloud_model, *(head.cut.tail for head in served.heads)) if name]

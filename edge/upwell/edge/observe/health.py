@@ -1,4 +1,4 @@
-"""What an agent says of its models: where each runs, how that is known, and why it is not where it should be."""
+"""The health of an agent's models: where each runs, the evidence, and why it is not where it should be."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAMED_NODES = 10
 
 
 def health_of(models: Iterable[ServedModel], misfit: Callable[[str], str]) -> Sequence[ModelHealth]:
-    """The health of every model that has an edge side, and of every head that is ready, as `model/cut`.
+    """The health of every model with an edge side, and of every loaded head, as `model/cut`.
 
-    `misfit` says by model why no calibration fits.
+    `misfit` gives the reason why no calibration fits a model.
     """
     found: list[ModelHealth] = []
     for model in models:
@@ -67,14 +67,14 @@ def summary(health: ModelHealth) -> str:
 
 @dataclass(frozen=True)
 class HealthPart:
-    """What something around the agent says of itself: facts as JSON can hold them, and what is wrong, in sentences."""
+    """The health of something around the agent: facts for JSON, and problems in sentences."""
 
     facts: Mapping[str, Any]
     problems: Sequence[str] = ()
 
 
 def release_part(client: ReleaseClient, cloud: Mapping[str, str]) -> HealthPart:
-    """The device's releases; `cloud` says of which models the cloud has another than the release was made with."""
+    """The device's releases; `cloud` describes models whose cloud version differs from the release's."""
     status = client.status()
     problems = [f"release {status.sequence}: {text}" for text in cloud.values()]
     problems += (
@@ -84,9 +84,9 @@ def release_part(client: ReleaseClient, cloud: Mapping[str, str]) -> HealthPart:
 
 
 def drift_part(reports: Mapping[str, DriftReport]) -> HealthPart:
-    """Whether what the models are given and say is still what their bundles were made with.
+    """Whether the models' inputs and answers still match their bundles' references.
 
-    It is no problem of the agent, which serves as before.
+    Drift is not a problem of the agent, which serves as before.
     """
     return HealthPart({name: report.document() for name, report in reports.items()})
 
@@ -98,11 +98,10 @@ def document(
     missing: Mapping[str, str],
     parts: Mapping[str, HealthPart],
 ) -> dict[str, Any]:
-    """The whole as JSON can hold it, as it is served at `/health`.
+    """The document served at `/health`, ready for JSON.
 
-    `status` is `ok`, or `degraded` where a model is not where it should be or the agent itself has `problems`.
-    `missing` are the models that the cloud does not know, and the names by which it was asked. `parts` are what runs
-    around the agent, by the key under which it stands.
+    `status` is `ok`, or `degraded` if a model is not where it should be or the agent has `problems`. `missing` are the
+    models that the cloud does not have, with their names there. `parts` are the parts around the agent, by their keys.
     """
     problems = [*problems, *(problem for part in parts.values() for problem in part.problems)]
     return {
@@ -124,10 +123,10 @@ def _described(health: ModelHealth) -> dict[str, Any]:
 
 
 def health_families(models: Sequence[ModelHealth]) -> Iterator[GaugeMetricFamily]:
-    """The same for Prometheus."""
-    states = GaugeMetricFamily("upwell_model_state", "1 for the state that the model is in.", labels=["model", "state"])
+    """The health as Prometheus metrics."""
+    states = GaugeMetricFamily("upwell_model_state", "1 for the model's present state.", labels=["model", "state"])
     nodes = GaugeMetricFamily(
-        "upwell_model_nodes", "Nodes of the model by what runs them.", labels=["model", "accelerator"]
+        "upwell_model_nodes", "Nodes of the model by the accelerator that runs them.", labels=["model", "accelerator"]
     )
     for one in models:
         for state in _STATES:
@@ -139,11 +138,11 @@ def health_families(models: Sequence[ModelHealth]) -> Iterator[GaugeMetricFamily
     yield from (states, nodes)
     gauges: Mapping[str, tuple[str, Callable[[ModelHealth], float]]] = {
         "version": ("Version of the model's bundle; 0 without one.", lambda one: one.version),
-        "load_seconds": ("Time that loading and testing took.", lambda one: one.report.load_s),
-        "warm_up_seconds": ("Time that the first run took.", lambda one: one.report.warm_up_s),
-        "uncalibrated": ("1 where no calibration fits a target that the policy names for the model.",
+        "load_seconds": ("Time taken by loading and testing.", lambda one: one.report.load_s),
+        "warm_up_seconds": ("Time taken by the first run.", lambda one: one.report.warm_up_s),
+        "uncalibrated": ("1 if no calibration fits a target of the model's policy.",
                          lambda one: float(bool(one.uncalibrated))),
-        "memory_bytes": ("What the process grew by; NaN if unknown.", lambda one: one.report.memory_bytes or math.nan),
+        "memory_bytes": ("Memory that loading took; NaN if unknown.", lambda one: one.report.memory_bytes or math.nan),
     }  # fmt: skip
     for name, (text, value) in gauges.items():
         gauge = GaugeMetricFamily(f"upwell_model_{name}", text, labels=["model"])

@@ -1,4 +1,4 @@
-"""How many answers there were, by model, route and reason, and how long they took: counted in a microsecond."""
+"""The agent's metrics: answers and their times by model, route and reason, counted in a microsecond."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2
 
 
 KEPT_THOUGH_WANTED = DEGRADED | {Reason.BUDGET_SPENT, Reason.FLEET_SHARE}
-"""Reasons of answers of the device where the policy alone would have asked the cloud."""
+"""Reasons of edge answers for which the policy alone would have asked the cloud."""
 
 
 @dataclass(frozen=True)
 class ModelTotals:
-    """Requests for a model: all, those that went up, those that the policy wanted up; and the bytes sent."""
+    """Requests for a model: all, offloaded ones, those the policy wanted to offload; and the bytes sent."""
 
     requests: int = 0
     up: int = 0
@@ -45,7 +45,7 @@ class ModelTotals:
     sent_bytes: int = 0
 
     def since(self, before: ModelTotals) -> ModelTotals:
-        """What came to it since then."""
+        """The difference from an earlier total."""
         return ModelTotals(
             self.requests - before.requests, self.up - before.up, self.wanted - before.wanted,
             self.sent_bytes - before.sent_bytes,
@@ -54,7 +54,7 @@ class ModelTotals:
 
 @dataclass(slots=True)
 class _Times:
-    """Of some answers; `counts` has one place for each bucket and one for what is longer."""
+    """A histogram of times; `counts` has one entry per bucket and one for longer times."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     sum_s: float = 0.0
@@ -62,7 +62,7 @@ class _Times:
 
 
 class AnswerTally(Collector):
-    """Counts answers under one lock, and makes metrics of them when scraped.
+    """Counts answers under one lock, and turns them into metrics when scraped.
 
     The client library's own counter and histogram take eight calls and three locks for each answer.
     """
@@ -81,7 +81,7 @@ class AnswerTally(Collector):
             times.sum_s += took_s
 
     def by_route(self) -> dict[Route, int]:
-        """How many answers each route gave."""
+        """The number of answers by route."""
         found: dict[Route, int] = {}
         with self._lock:
             for (_, route, _), times in self._answers.items():
@@ -89,7 +89,7 @@ class AnswerTally(Collector):
         return found
 
     def by_model(self) -> dict[str, dict[tuple[Route, Reason], int]]:
-        """How many answers each route gave for which reason."""
+        """The number of answers by route and reason, for each model."""
         found: dict[str, dict[tuple[Route, Reason], int]] = {}
         with self._lock:
             for (model, route, reason), times in self._answers.items():
@@ -115,13 +115,13 @@ class AnswerTally(Collector):
 
 
 class _Scraped(Collector):
-    """What a function gives when it is scraped."""
+    """Collects the metrics that a function returns."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Call it."""
+        """Call the function."""
         return self._families()
 
 
@@ -143,7 +143,7 @@ class AgentMetrics:
         self.registry.register(self.answers)
         self._degraded = Counter(
             "upwell_degraded",
-            "Answers of the device where the policy wanted the cloud.",
+            "Edge answers where the policy wanted the cloud.",
             ("model", "reason"),
             registry=self.registry,
         )
@@ -154,9 +154,11 @@ class AgentMetrics:
             "upwell_late", "Answers that came after their deadline.", ("model",), registry=self.registry
         )
         self._audits = Counter(
-            "upwell_audits", "Answers of the cloud to audits.", ("model", "agrees"), registry=self.registry
+            "upwell_audits", "Audits that the cloud answered.", ("model", "agrees"), registry=self.registry
         )
-        self._up = Counter("upwell_uplink_bytes", "Bytes of messages sent up.", ("model",), registry=self.registry)
+        self._up = Counter(
+            "upwell_uplink_bytes", "Bytes of messages sent to the cloud.", ("model",), registry=self.registry
+        )
         self._rules = Counter(
             "upwell_rule_errors",
             "Requests kept on the device because a rule could not be evaluated.",
@@ -171,7 +173,7 @@ class AgentMetrics:
         self.export(lambda: health_families(health()))
 
     def export(self, families: Callable[[], Iterable[Metric]]) -> None:
-        """Have this called when the registry is scraped, and export what it gives."""
+        """Call this function when the registry is scraped, and export its metrics."""
         self.registry.register(_Scraped(families))
 
     def rule_failed(self, rule: str) -> None:
@@ -191,11 +193,11 @@ class AgentMetrics:
         self._late.labels(model).inc()
 
     def audited(self, model: str, *, agrees: bool) -> None:
-        """Count what the cloud said of an answer that was audited."""
+        """Count the result of an audit."""
         self._audits.labels(model, str(agrees).lower()).inc()
 
     def totals(self) -> dict[str, int]:
-        """What was counted since the start, over all models, as a fleet service is told it."""
+        """The totals over all models since the start, as reported to a fleet service."""
         routes = self.answers.by_route()
         audits = _values(self._audits)
         degraded: dict[str, int] = {}
@@ -214,7 +216,7 @@ class AgentMetrics:
         }
 
     def demand(self) -> dict[str, ModelTotals]:
-        """What was asked of each model since the start, and of that what went up or was wanted there."""
+        """The requests per model since the start, with those offloaded or wanted in the cloud."""
         sent = {labels[0]: count for labels, count in _values(self._up).items()}
         found = {}
         for model, answers in self.answers.by_model().items():
@@ -227,12 +229,12 @@ class AgentMetrics:
         return found
 
     def sent(self, model: str, size_bytes: int) -> None:
-        """Count bytes that went up, whatever became of them."""
+        """Count bytes sent to the cloud, whatever the outcome."""
         self._up.labels(model).inc(size_bytes)
 
 
 def _values(counter: Counter) -> dict[tuple[str, ...], int]:
-    """By the values of its labels."""
+    """The counter's values by label values."""
     samples = (sample for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total"))
     return {tuple(sample.labels.values()): int(sample.value) for sample in samples}
 
@@ -246,11 +248,11 @@ def counter_by(name: str, text: str, label: str, counts: Mapping[str, int]) -> M
 
 
 def update_families(updates: Mapping[str, UpdateStatus]) -> Iterable[Metric]:
-    """How the updates fare: looks at each source by outcome, bytes fetched, and whether the last offer was refused."""
+    """Metrics of updates: checks by outcome, bytes fetched, and whether the last offer was refused."""
     looks = CounterMetricFamily("upwell_update_looks", "Checks for a new version.", labels=["model", "outcome"])
     fetched = CounterMetricFamily("upwell_update_bytes", "Bytes of bundles fetched.", labels=["model"])
     refused = GaugeMetricFamily(
-        "upwell_update_refused", "1 if the newest version offered was refused.", labels=["model", "refusal"]
+        "upwell_update_refused", "1 if the newest offered version was refused.", labels=["model", "refusal"]
     )
     for model, status in updates.items():
         for outcome, count in status.looks.items():
@@ -262,17 +264,17 @@ def update_families(updates: Mapping[str, UpdateStatus]) -> Iterable[Metric]:
 
 
 def release_families(client: ReleaseClient) -> Iterable[Metric]:
-    """Which release is installed, and in which phase that is."""
+    """The installed release and its phase."""
     status = client.status()
-    phase = GaugeMetricFamily("upwell_release_phase", "1 for the phase that the release is in.", labels=["phase"])
+    phase = GaugeMetricFamily("upwell_release_phase", "1 for the release's present phase.", labels=["phase"])
     phase.add_metric([status.phase], 1.0)
     return GaugeMetricFamily("upwell_release_sequence", "The installed release; 0 if none.", status.sequence), phase
 
 
 _SPOOL_COUNTS = {
     "kept": "Cases written to the spool.",
-    "unnamed": "Of these, cases whose id came too late for their answer.",
-    "answered": "Kept cases that the cloud answered.",
+    "unnamed": "Cases written too late to give their id in the answer.",
+    "answered": "Spooled cases that the cloud answered.",
     "poisoned": "Cases set aside.",
     "denied": "Cases dropped because the policy no longer lets them leave the device.",
     "failed_writes": "Cases lost because the disk was full, read-only or broken.",
@@ -282,7 +284,7 @@ _SPOOL_LOST = ("refused_busy", "refused_large", "refused_unfit", "dropped_full",
 
 
 def spool_families(spool: Spool) -> Iterator[Metric]:
-    """What the spool has done; and what lies on disk, left out while the disk cannot be asked."""
+    """The spool's counters and its contents on disk, which are left out while the disk cannot be read."""
     counts = spool.counts()
     for name, text in _SPOOL_COUNTS.items():
         yield CounterMetricFamily(f"upwell_spool_{name}", text, getattr(counts, name))
@@ -292,8 +294,8 @@ def spool_families(spool: Spool) -> Iterator[Metric]:
         held = spool.held()
     except SpoolUnavailable:
         return
-    yield GaugeMetricFamily("upwell_spool_waiting", "Cases that wait for the cloud.", held.waiting)
-    yield GaugeMetricFamily("upwell_spool_bytes", "Bytes that cases and results take.", held.size_bytes)
+    yield GaugeMetricFamily("upwell_spool_waiting", "Cases waiting for the cloud.", held.waiting)
+    yield GaugeMetricFamily("upwell_spool_bytes", "Disk space of cases and results.", held.size_bytes)
     yield GaugeMetricFamily("upwell_spool_oldest_seconds", "Age of the oldest waiting case.", held.oldest_waiting_s)
 
 
@@ -302,25 +304,25 @@ _CASES_LOST = ("refused_day", "refused_large", "refused_busy", "refused_unfit", 
 
 
 def case_families(collector: CaseCollector) -> Iterator[Metric]:
-    """What was collected; and what lies on disk, left out while the disk cannot be asked."""
+    """Counters of collected cases and their size on disk, which is left out while the disk cannot be read."""
     counts = collector.counts()
-    yield CounterMetricFamily("upwell_cases_kept", "Rows kept as cases.", counts.get("kept", 0))
-    text = "Cases that the cloud has answered since."
+    yield CounterMetricFamily("upwell_cases_kept", "Rows stored as cases.", counts.get("kept", 0))
+    text = "Cases that the cloud answered later."
     yield CounterMetricFamily("upwell_cases_answered", text, counts.get("answered", 0))
     lost = {name: counts.get(name, 0) for name in _CASES_LOST}
-    yield counter_by("upwell_cases_lost", "Cases dropped or not taken.", "why", lost)
+    yield counter_by("upwell_cases_lost", "Cases dropped or not accepted.", "why", lost)
     try:
         number, size_bytes = collector.held()
     except SpoolUnavailable:
         return
     yield GaugeMetricFamily("upwell_cases_held", "Cases on disk.", number)
-    yield GaugeMetricFamily("upwell_cases_bytes", "Bytes that cases take.", size_bytes)
+    yield GaugeMetricFamily("upwell_cases_bytes", "Disk space of cases.", size_bytes)
 
 
 def drift_families(watch: DriftWatch) -> Iterator[Metric]:
-    """Which quantities have moved from the references of the bundles, and how far."""
+    """Which quantities have drifted from the bundles' references, and how far."""
     labels = ["model", "quantity"]
-    moved = GaugeMetricFamily("upwell_drift", "1 while the quantity has moved from the reference.", labels=labels)
+    moved = GaugeMetricFamily("upwell_drift", "1 while the quantity has drifted from the reference.", labels=labels)
     text = "Total variation between the recent rows and the reference."
     distance = GaugeMetricFamily("upwell_drift_distance", text, labels=labels)
     for model, report in watch.reports().items():
@@ -331,13 +333,15 @@ def drift_families(watch: DriftWatch) -> Iterator[Metric]:
 
 
 def router_families(state: RouterState) -> Iterator[Metric]:
-    """What the router knows: the link (NaN without a sample), the breakers, the audits."""
+    """The router's state: the link (NaN without a sample), the breakers, the audits."""
     yield GaugeMetricFamily("upwell_link_rtt_seconds", "Estimated round trip to the cloud.", state.link.rtt_s)
     inverse = state.link.inverse_bandwidth_s_per_byte
     bandwidth = 1.0 / inverse if inverse > 0 else math.nan
     text = "Estimated bandwidth to the cloud; NaN if unknown."
     yield GaugeMetricFamily("upwell_link_bytes_per_second", text, bandwidth)
-    breakers = GaugeMetricFamily("upwell_breaker_open", "1 while the cloud is not asked.", labels=["model"])
+    breakers = GaugeMetricFamily(
+        "upwell_breaker_open", "1 while the breaker is open and the cloud is not asked.", labels=["model"]
+    )
     now_s = time.monotonic()
     for key, breaker in state.breakers.items():
         breakers.add_metric([key or "*"], float(breaker.is_open or state.is_held(key, now_s)))
@@ -346,12 +350,12 @@ def router_families(state: RouterState) -> Iterator[Metric]:
 
 
 def _audits(state: RouterState) -> Iterator[GaugeMetricFamily]:
-    """How often the cloud disagrees with what the device kept, with an exact 95 % interval."""
+    """How often the cloud disagrees with answers kept on the device, with an exact 95 % interval."""
     texts = {
-        "disagreement": "Share of audited answers of the device that the cloud disagrees with.",
+        "disagreement": "Share of audited edge answers with which the cloud disagrees.",
         "disagreement_low": "Lower end of its 95 % interval.",
         "disagreement_high": "Upper end of its 95 % interval.",
-        "alarm": "1 where audits say that the promised risk no longer holds.",
+        "alarm": "1 if audits show that the promised risk no longer holds.",
         "count": "Audits counted.",
     }
     families = {name: GaugeMetricFamily(f"upwell_audit_{name}", text, labels=["scope"]) for name, text in texts.items()}

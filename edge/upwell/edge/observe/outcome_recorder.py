@@ -1,4 +1,4 @@
-"""Log lines of requests as they happen, for simulation and calibration."""
+"""Recording outcomes as they happen: log lines for simulation and calibration, spooled cases and audits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from upwell.shared.tensors import Array
 
 
 def log_lines(done: RequestRecord) -> dict[int, LogLine]:
-    """A line for each row that the device answered. Where the cloud answered too, its answer is taken as right."""
+    """A line for each row that the device answered. If the cloud answered too, its answer counts as correct."""
     edge = done.model.edge
     if edge is None:
         return {}
@@ -55,7 +55,7 @@ def log_lines(done: RequestRecord) -> dict[int, LogLine]:
 def with_cloud(
     line: LogLine, reply: CloudReply, edge: Mapping[str, Array], cloud: Mapping[str, Array], judge: Judge | None
 ) -> LogLine:
-    """The line with what the cloud said of the same row."""
+    """The line completed with the cloud's answer to the same row."""
     agrees = None if judge is None else judge.agrees(edge, cloud)
     return line.model_copy(
         update={
@@ -69,7 +69,7 @@ def with_cloud(
 
 
 def judge_of(edge: EdgeModel, hard: HardSettings | None) -> Judge | None:
-    """Who says whether the two sides agree; None for a model whose answers nobody can compare."""
+    """The judge of agreement between both sides; None for a model whose answers cannot be compared."""
     try:
         return Judge(edge.signature, box_score=(hard or HardSettings()).box_score, with_labels=False)
     except ConfigError:
@@ -116,29 +116,30 @@ LOG_NAME = "requests.jsonl"
 """The request log's name in the agent's `state_dir`."""
 
 _SCOPE, LINE_FACT, _TRIAL, SHADOW_FACT = "upwell.scope", "upwell.log", "upwell.trial", "upwell.shadow"
-"""Parameters of the device's answer in an audit: whose threshold kept the case, the log line to be completed, the name
-that a trial gave it, and that it is of a release that only runs beside."""
+"""Parameters of the device's answer in an audit: the threshold that kept the row, the log line to complete, the name
+given by a trial, and the mark of a shadow release."""
 
 _NO_FACTS: Mapping[str, Parameter] = MappingProxyType({})
 _log = logging.getLogger(__name__)
-_draw = random.random  # for samples; keeps no secret
+_draw = random.random  # for sampling only, not for secrets
 SPOOLED = DEGRADED | {Reason.BUDGET_SPENT, Reason.FLEET_SHARE}
-"""Why a case that wanted the cloud may be kept for later: the cloud or a budget was in the way, not a rule."""
+"""Reasons for spooling a row that missed the cloud: a failing cloud or a spent budget, not a rule."""
 
 
 @dataclass(frozen=True)
 class _Audit:
-    """The row of a request that is audited, and what of it goes up."""
+    """The audited row of a request, and the case to send."""
 
     row: int
     case: Case
 
 
 class OutcomeRecorder:
-    """Keeps what the policy says: cases in the `spool` (`spool`, `audit`), lines in the `log` (`record`, `explore`).
+    """Records what the policy asks for: cases in the `spool` (`spool`, `audit`), lines in the `log` (`record`,
+    `explore`).
 
-    Rows become cases of the `collector` (`collect`). Rows are counted for `drift`. Nothing of a request that must
-    not leave the device is kept for the cloud, written to the log, collected or counted. Safe to use from many threads.
+    It also passes rows to the `collector` (`collect`) and to `drift`. Nothing of a request with denied egress is
+    spooled, logged, collected or counted. Thread-safe.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class OutcomeRecorder:
         self._collector = collector
 
     def keep(self, done: RequestRecord, answer: Answer) -> Answer:
-        """The answer, with the id under which what is missing from it was kept."""
+        """The answer, with the id of the spooled case for its missing rows."""
         if any(one is not None and one.verdict.denial is not None for one in (done.first, done.second)):
             return answer
         settings = done.settings
@@ -163,14 +164,14 @@ class OutcomeRecorder:
         if not (settings.record_bytes or audits or missed or settings.collect is not None or is_watched):
             return answer
         verdict = self._router.judge(done.signals)
-        if verdict.denial is not None:  # by a policy that came while the request was under way
+        if verdict.denial is not None:  # by a policy that took effect during the request
             return answer
         if is_watched:
             self._drift.observe(done)
         lines = log_lines(done) if settings.record_bytes else {}
         audit = self._audit_case(done, lines if explored else {}) if audits else None
         spooled = self._missed_case(done, answer, missed) if missed else None
-        # Before they are sent: the answer may be there at once.
+        # Before the case is sent, since its answer may come at once.
         share = 1.0 if wants_more else 1.0 - (1.0 - settings.audit) * (1.0 - settings.explore)
         self._collect(done, answer, verdict, self._sent_later(done, spooled, tuple(sorted(missed)), audit, share))
         if audit is not None:
@@ -192,7 +193,7 @@ class OutcomeRecorder:
         try:
             self._collector.collect(done, answer, collect, later)
         except Exception:  # noqa: BLE001  a case is not worth an answer
-            _log.exception("model %s: a case could not be collected", done.model.name)
+            _log.exception("model %s: collecting a case failed", done.model.name)
 
     def _sent_later(
         self, done: RequestRecord, spooled: Case | None, rows: tuple[int, ...], audit: _Audit | None, share: float
@@ -209,7 +210,7 @@ class OutcomeRecorder:
         )
 
     def _missed_case(self, done: RequestRecord, answer: Answer, missed: Mapping[int, Reason]) -> Case | None:
-        """The rows that wanted the cloud and missed it; None where nobody would send them."""
+        """The rows that wanted the cloud and missed it; None if they are not spooled."""
         if self._spool is None or not done.model.cloud_model:
             return None
         rows = tuple(sorted(missed))
@@ -217,14 +218,14 @@ class OutcomeRecorder:
         return case_of(done, "spool", rows, str(missed[rows[0]]), outputs)
 
     def _wants_more(self, done: RequestRecord) -> bool:
-        """Whether a version on trial is to be audited beyond the policy's share; not where that is nothing."""
+        """Whether a version on trial is audited beyond the policy's share; never if that share is zero."""
         edge, can_audit = done.model.edge, self._spool is not None and bool(done.model.cloud_model)
         if edge is None or edge.versions is None or not can_audit or not done.settings.audit:
             return False
         return bool(_easy(done)) and edge.versions.wants_audit()
 
     def _audit_case(self, done: RequestRecord, lines: Mapping[int, LogLine]) -> _Audit | None:
-        """One row that the device was sure of, with the device's answer, for the cloud to say what it thinks."""
+        """One row that the device was sure of, with the device's answer, for the cloud to answer as well."""
         easy = _easy(done)
         if self._spool is None or not easy or done.model.edge is None or not done.model.cloud_model:
             return None
@@ -238,14 +239,14 @@ class OutcomeRecorder:
         return _Audit(row, case_of(done, "audit", (row,), str(Reason.EASY), outputs, facts))
 
     def _send_audit(self, done: RequestRecord, case: Case, verdict: Verdict) -> None:
-        """Keep it for the cloud; a version on trial has the one before answer it first."""
+        """Spool the audit; during a trial, the previous version answers it first."""
         edge = done.model.edge
         is_compared = edge is not None and edge.versions is not None and self._compare(edge, case, verdict)
         if self._spool is not None and not is_compared:
             self._spool.put(case, verdict, 0.0)
 
     def _compare(self, edge: EdgeModel, case: Case, verdict: Verdict) -> bool:
-        """Have the version before answer an audit, too, before it is kept; False where nothing is done."""
+        """Have the previous version answer an audit before it is spooled; False if there is no comparison."""
         spool, versions, response = self._spool, edge.versions, case.edge
         if spool is None or versions is None or response is None:
             return False
@@ -262,9 +263,9 @@ class OutcomeRecorder:
 
 
 class AuditResults:
-    """Learns from the cloud's answers to kept cases: for the `collector`, and from audits for the router, for trials of
-    versions, and for the `log`. `audited` is told the model of each audit, and whether both sides agree; `shadowed` is
-    given those of a release that only runs beside."""
+    """Passes on the cloud's answers to spooled cases: to the `collector`, and for audits to the router, to trials of
+    versions and to the `log`. `audited` gets the model of each audit and whether both sides agree; `shadowed` gets the
+    audits of a shadow release."""
 
     def __init__(
         self,
@@ -283,7 +284,7 @@ class AuditResults:
         self._shadowed = shadowed
 
     def take(self, result: SpoolResult) -> None:
-        """Learn from an answer of the cloud to a case that was kept. Called by the spool, for each at least once."""
+        """Process the cloud's answer to a spooled case. Called by the spool at least once for each."""
         self._collector.answered(result)
         served, edge = self._models.get(result.model), result.edge_response()
         if result.kind != "audit" or served is None or served.edge is None or edge is None:
@@ -292,7 +293,7 @@ class AuditResults:
         try:
             served.edge.check_cloud(cloud.outputs, 1)
         except ModelFailed as error:
-            _log.warning("the cloud's answer to the audit %s cannot be compared: %s", result.spool_id, error)
+            _log.warning("the cloud's answer to audit %s cannot be compared: %s", result.spool_id, error)
             return
         settings = self._router.settings(result.model)
         judge = judge_of(served.edge, settings.hard)
@@ -325,7 +326,7 @@ def case_of(
     outputs: Mapping[str, Array],
     facts: Mapping[str, Parameter] = _NO_FACTS,
 ) -> Case:
-    """Rows of a request to be sent later, with the device's answer to them."""
+    """A case of some rows of a request, to be sent later, with the device's answer to them."""
     edge = InferResponse(done.model.name, outputs, id=done.id, parameters=facts) if outputs else None
     tags = dict(done.signals.request_facts.tags)
     caller = current_caller()
@@ -339,7 +340,7 @@ def _easy(done: RequestRecord) -> list[int]:
 
 
 def _is_kept(settings: Settings, reason: Reason) -> bool:
-    """Whether a case that missed the cloud for this reason is kept for later."""
+    """Whether a row that missed the cloud for this reason is spooled."""
     if settings.spool:
         return reason in SPOOLED
     return reason in DEGRADED and settings.on_failure(reason) == "spool"

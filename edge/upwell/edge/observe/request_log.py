@@ -1,4 +1,4 @@
-"""A request log on the device: written beside the requests, never in their way, and never larger than it may be."""
+"""A request log on the device, written in the background and limited in size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.log import LogLine
 
 QUEUE_LINES = 512
-"""Lines that may wait for the disk; one more is dropped."""
+"""Maximum number of lines waiting to be written; more are dropped."""
 _CLOSE_S = 5.0
 _TAIL_BYTES = 1 << 16
 
@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """Appends log lines to a JSONL file from a thread of its own. Safe to use from many threads.
+    """Appends log lines to a JSONL file from its own thread. Thread-safe.
 
-    The file and its one predecessor, `<name>.1`, together never hold more than the limit last given; both have mode
-    0600. What the disk does not take (full, read-only, gone) is counted and forgotten; nobody waits for it.
+    The file and its one predecessor, `<name>.1`, together never exceed the latest limit; both have mode 0600. Lines
+    that the disk does not take (full, read-only, gone) are counted and dropped; callers never wait.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,21 +37,21 @@ class RequestLog:
         self._closed = False
         self._fails = False
         self.written = 0
-        """Lines in the file."""
+        """Lines written to the file."""
         self.dropped = 0
-        """Lines that found the queue full, or the log closed."""
+        """Lines dropped because the queue was full or the log closed."""
         self.failed = 0
-        """Lines that the disk did not take, or that are too long for it."""
+        """Lines lost because writing failed or they were too long."""
         self._thread = BackgroundThread("request-log", self._write_all, lambda: self._closed)
         self._thread.start()
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The three by name."""
+        """The three counters by name."""
         return {"written": self.written, "dropped": self.dropped, "failed": self.failed}
 
     def append(self, line: LogLine, limit_bytes: int) -> None:
-        """Have the line written soon, to files of at most `limit_bytes` together; returns at once."""
+        """Queue a line for files of at most `limit_bytes` in total; returns at once."""
         with self._news:
             if self._closed or len(self._waiting) >= QUEUE_LINES:
                 self.dropped += 1
@@ -61,7 +61,7 @@ class RequestLog:
             self._news.notify()
 
     def close(self) -> None:
-        """Write what waits, for at most five seconds. Calling it twice is harmless."""
+        """Write the waiting lines, for at most five seconds. Calling it twice is harmless."""
         with self._news:
             self._closed = True
             self._news.notify()
@@ -78,7 +78,7 @@ class RequestLog:
             self._write(lines, half_bytes)
 
     def _write(self, lines: list[LogLine], half_bytes: int) -> None:
-        _remove_larger(Path(f"{self._path}.1"), half_bytes)  # the limit may have been lowered since
+        _remove_larger(Path(f"{self._path}.1"), half_bytes)  # the limit may have been lowered meanwhile
         texts = [encode_line(line) for line in lines]
         fitting = [text for text in texts if len(text) <= half_bytes]
         self.failed += len(texts) - len(fitting)
@@ -106,14 +106,14 @@ class RequestLog:
 
 
 def encode_line(line: LogLine) -> bytes:
-    """The line as JSON with a newline; what has its default is left out."""
+    """The line as JSON with a newline; defaults are left out."""
     return line.model_dump_json(exclude_defaults=True).encode() + b"\n"
 
 
 @contextmanager
 def open_log(path: Path) -> Iterator[int]:
-    """The file open for reading and appending (made if missing), of mode 0600 and with whole lines only: of a line that
-    a dying process left unfinished nothing stays. Raises `OSError`."""
+    """Open the file for reading and appending, created with mode 0600 if missing; an incomplete last line, left by a
+    dying process, is removed. Raises `OSError`."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
     file = os.open(path, flags, 0o600)
     try:
@@ -125,7 +125,7 @@ def open_log(path: Path) -> Iterator[int]:
 
 
 def append_line(file: int, text: bytes) -> None:
-    """Append the whole line or nothing of it. Raises `OSError`."""
+    """Append the whole line or nothing. Raises `OSError`."""
     before_bytes = _size_bytes(file)
     try:
         if os.write(file, text) != len(text):

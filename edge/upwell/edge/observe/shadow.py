@@ -1,4 +1,4 @@
-"""A release beside the one that is served: its models answer the same requests, and what they say is only recorded."""
+"""The shadow release: its models answer the same requests as the served ones, and the answers are only recorded."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.tensors import Array
 
 EVERY_S = 0.1
-"""Between two requests that the models of a release beside answer: frames that follow each other say the same twice."""
+"""Pause between two requests that the shadow models answer, since consecutive frames are much alike."""
 MOST_AUDITS = 2000
-"""So many of its answers go up to be compared, where the policy audits at all."""
+"""Number of its answers that are audited, if the policy audits at all."""
 MOST_LINES = 2000
-"""So many lines wait to be told; the oldest go first."""
+"""Maximum number of unreported lines; the oldest are dropped first."""
 MOST_BYTES = 4 << 20
-"""So many bytes of them."""
+"""Maximum bytes of unreported lines."""
 SAVE_S = 30.0
-"""A crash forgets what came since the last time they were saved; one that was told is no more than a second older."""
+"""Time between saves; a crash loses the lines since the last one."""
 FILE_NAME = "shadow.json"
-"""Lines that were not told yet, in the agent's `state_dir`."""
+"""The file of unreported lines, in the agent's `state_dir`."""
 TOLD_BYTES = 32 << 10
-"""So much of them is told with one poll."""
+"""Maximum bytes of lines reported in one poll."""
 
 _WAITS_S = 30.0
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShadowNews:
-    """Lines of the request log that were not told yet, and why the release does not run beside, if it does not."""
+    """Unreported lines of the request log, or why the shadow release does not run."""
 
     release: int
     lines: tuple[str, ...]
@@ -57,11 +57,11 @@ class ShadowNews:
 
 
 class ReleaseShadow:
-    """What runs beside. Safe to use from many threads; no request waits for it, and nothing that it says is answered.
+    """Runs the shadow release. Thread-safe; no request waits for it, and no caller gets its answers.
 
-    A row is run when the device is idle, by the policy's word goes up as an audit is, and becomes one line without
-    tags or tensors. Of a request that must not leave the device nothing is kept. With a `folder` what was not told yet
-    outlives a restart, and so do the audits that the spool holds.
+    A row is run when the device is idle, is sent as an audit if the policy says so, and becomes one line without tags
+    or tensors. Nothing is recorded of a request with denied egress. With a `folder` unreported lines survive a restart,
+    and so do spooled audits.
     """
 
     def __init__(self, router: RouterService, folder: Path | None = None) -> None:
@@ -75,10 +75,10 @@ class ReleaseShadow:
         self._is_busy = False
         self._next_s = -math.inf
         self.release = 0
-        """The release that runs beside; 0 for none."""
+        """The shadow release; 0 for none."""
 
     def begin(self, release: int, edges: Mapping[str, EdgeModel], problem: str = "") -> None:
-        """Run these beside what is served, or say why nothing does."""
+        """Run these models in shadow, or report why none runs."""
         with self._lock:
             if release != self._kept.release:
                 self._kept, self._is_changed = _Kept(release), True
@@ -87,11 +87,11 @@ class ReleaseShadow:
             self.release, self._edges, self._problem = release, edges, problem
 
     def end(self) -> None:
-        """Run nothing beside any more."""
+        """Stop the shadow release."""
         self.begin(0, {})
 
     def news(self) -> ShadowNews | None:
-        """What is to be told next; None for nothing."""
+        """The next report; None if there is none."""
         with self._lock:
             lines: list[str] = []
             size_bytes = 0
@@ -104,7 +104,7 @@ class ReleaseShadow:
             return ShadowNews(self.release, tuple(lines), self._problem) if is_news else None
 
     def told(self, news: ShadowNews) -> None:
-        """That was heard."""
+        """Mark the report as received."""
         with self._lock:
             if news.release == self.release:
                 self._problem = ""
@@ -114,7 +114,7 @@ class ReleaseShadow:
                 self._is_changed, self._saved_at_s = True, -math.inf
 
     def offer(self, done: RequestRecord, spool: Spool | None) -> None:
-        """A request was answered: have it answered beside, too, if it is time for one more. Returns at once."""
+        """Have the shadow models answer a finished request as well, if one is due. Returns at once."""
         edge, now_s = self._edges.get(done.model.name), time.monotonic()
         if edge is None or done.model.edge is None:
             return
@@ -124,18 +124,20 @@ class ReleaseShadow:
             if self._is_busy or now_s < self._next_s:
                 return
             self._is_busy, self._next_s = True, now_s + EVERY_S
-        inputs = {name: array.copy() for name, array in done.inputs_of((0,)).items()}  # the caller may change its own
+        inputs = {
+            name: array.copy() for name, array in done.inputs_of((0,)).items()
+        }  # the caller may change its arrays
         threading.Thread(target=self._answer, args=(edge, done, inputs, spool), name="shadow", daemon=True).start()
 
     def audited(self, line: LogLine) -> None:
-        """The cloud has answered a row that was answered beside."""
+        """Complete the line of a row that the cloud has now answered."""
         with self._lock:
             if line.edge_digest in self._kept.digests:
                 self._kept.add(_text(line))
                 self._is_changed = True
 
     def save(self) -> None:
-        """Write what was not told yet, now and then. A disk that does not take it is named once in the log."""
+        """Save unreported lines from time to time. A failing disk is logged once."""
         with self._lock:
             if self._path is None or not self._is_changed or time.monotonic() - self._saved_at_s < SAVE_S:
                 return
@@ -148,11 +150,11 @@ class ReleaseShadow:
                 self._path.unlink(missing_ok=True)
         except OSError as error:
             if not self._has_failed:
-                _log.warning("%s: what is said beside would not outlive a restart: %s", self._path, error.strerror)
+                _log.warning("%s: records of the shadow release cannot be saved: %s", self._path, error.strerror)
             self._has_failed = True
 
     def close(self) -> None:
-        """Save what there is."""
+        """Save the unreported lines."""
         self._saved_at_s = -math.inf
         self.save()
 
@@ -162,7 +164,7 @@ class ReleaseShadow:
         except FileNotFoundError:
             return _Kept()
         except (OSError, ValueError, KeyError, TypeError):
-            _log.warning("%s cannot be read: what was said beside before the restart is lost", self._path)
+            _log.warning("%s cannot be read: the shadow release's records from before the restart are lost", self._path)
             return _Kept()
 
     def _answer(self, edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array], spool: Spool | None) -> None:
@@ -201,7 +203,7 @@ class ReleaseShadow:
 
 
 class _Kept:
-    """Of one release: lines that were not told, within `MOST_LINES` and `MOST_BYTES`, and how many audits went up."""
+    """The unreported lines of one release, within `MOST_LINES` and `MOST_BYTES`, and its number of audits."""
 
     def __init__(self, release: int = 0, digests: frozenset[str] = frozenset(), audits: int = 0) -> None:
         self.release, self.digests, self.audits = release, digests, audits
@@ -210,31 +212,31 @@ class _Kept:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> _Kept:
-        """What a file holds. Raises `ValueError`, `KeyError` and `TypeError` for one that does not hold that."""
+        """Read it from a file's content. Raises `ValueError`, `KeyError` and `TypeError` if that is malformed."""
         kept = cls(int(found["release"]), frozenset(map(str, found["digests"])), int(found["audits"]))
         for line in found["lines"]:
             kept.add(_text(LogLine.model_validate_json(line)))
         return kept
 
     def document(self) -> dict[str, Any]:
-        """It as JSON can hold it."""
+        """The content for JSON."""
         lines = [*self.lines]
         return {"release": self.release, "digests": sorted(self.digests), "audits": self.audits, "lines": lines}
 
     def add(self, line: str) -> None:
-        """Keep a line; the oldest make room."""
+        """Add a line, dropping the oldest if there is no room."""
         self.lines.append(line)
         self._size_bytes += len(line)
         while len(self.lines) > MOST_LINES or self._size_bytes > MOST_BYTES:
             self.drop()
 
     def drop(self) -> None:
-        """Forget the oldest line."""
+        """Drop the oldest line."""
         self._size_bytes -= len(self.lines.popleft())
 
 
 def _text(line: LogLine) -> str:
-    """The line; without logits where it could not be told with them."""
+    """The line as text, without logits if it would be too long."""
     text = line.model_dump_json(exclude_defaults=True)
     return (
         text
@@ -244,7 +246,7 @@ def _text(line: LogLine) -> str:
 
 
 def _run_aside(edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array]) -> EdgeRun | None:
-    """What the model answers when nobody else wants the device; None where it does not."""
+    """The model's answer if the device is idle; None if it is not, or the model fails."""
     served = done.model.edge
     assert served is not None  # noqa: S101  asked before
     try:
@@ -253,7 +255,7 @@ def _run_aside(edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array]
         with served.scheduler.acquire(time.monotonic() + _WAITS_S, request):
             return edge.run_now(inputs)
     except UpwellError as error:
-        _log.debug("not answered beside: %s", error)
+        _log.debug("no shadow answer: %s", error)
     except Exception:  # noqa: BLE001  whatever a runtime throws: the request itself was answered
-        _log.debug("not answered beside", exc_info=True)
+        _log.debug("no shadow answer", exc_info=True)
     return None

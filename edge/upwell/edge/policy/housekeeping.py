@@ -1,4 +1,4 @@
-"""What an agent looks after once a second: whether its policy has changed, and what a restart must not forget."""
+"""The agent's periodic jobs: checking for a changed policy, and saving state for a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from upwell.shared.routing.estimators.budget import BudgetLedger
 
 PERIOD_S = 1.0
 BUDGETS_NAME = "budgets.json"
-"""What is spent of the budgets, in the agent's `state_dir`."""
+"""The file of spent budgets, in the agent's `state_dir`."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Housekeeping:
         self._thread.start()
 
     def close(self) -> None:
-        """Do each job a last time. Calling it twice is harmless."""
+        """Run each job a last time and stop. Calling it twice is harmless."""
         self._stop.put(None)
         self._thread.join()
 
@@ -54,9 +54,9 @@ class Housekeeping:
 
 
 class BudgetFile:
-    """Keeps what is spent of the budgets in a file, so that a restart does not give it all again.
+    """Saves the spent budgets in a file, so that a restart does not reset them.
 
-    Written whole and atomically whenever it has changed; a crash forgets what was spent since the last time.
+    The file is replaced atomically whenever they have changed; a crash loses what was spent since.
     """
 
     def __init__(self, path: Path, router: RouterService) -> None:
@@ -66,7 +66,7 @@ class BudgetFile:
         self._saved = self._load()
 
     def save(self) -> None:
-        """Write it if it has changed. A disk that does not take it is named once in the log."""
+        """Write the file if the budgets have changed. A failing disk is logged once."""
         budgets = self._router.state.budgets
         if budgets == self._saved:
             return
@@ -74,7 +74,7 @@ class BudgetFile:
             write_whole(self._path, json.dumps(budgets.to_json()).encode(), 0o600)
         except OSError as error:
             if not self._failed:
-                _log.warning("%s: cannot save how much of the budgets is spent: %s", self._path, error.strerror)
+                _log.warning("%s: the spent budgets cannot be saved: %s", self._path, error.strerror)
             self._failed = True
             return
         self._saved, self._failed = budgets, False
@@ -85,9 +85,7 @@ class BudgetFile:
         except FileNotFoundError:
             return self._router.state.budgets
         except (OSError, ValueError) as error:
-            _log.warning(
-                "%s: cannot read how much of the budgets was spent, so they start from zero: %s", self._path, error
-            )
+            _log.warning("%s: the spent budgets cannot be read and start from zero: %s", self._path, error)
             return self._router.state.budgets
         self._router.restore(ledger)
         return ledger

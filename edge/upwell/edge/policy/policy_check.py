@@ -1,4 +1,4 @@
-"""Whether an agent can do what a policy asks for: at start, and before a changed file takes over."""
+"""Checks that an agent can do what a policy requires, at the start and before a changed policy takes effect."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ _log = logging.getLogger(__name__)
 
 
 def check_policy(policy: Policy, models: Iterable[ServedModel], path: Path | None, *, has_state_dir: bool) -> None:
-    """Raise `ConfigError` for what this agent cannot do at all; log what one of its models cannot be measured by."""
+    """Raise `ConfigError` for what this agent cannot do; log models whose hardness cannot be measured."""
     problems: dict[str, None] = {}
     for model in models:
         for settings in _all_settings(policy, model):
             wanted = [name for name, is_on in _kept(settings).items() if is_on]
             if wanted and not has_state_dir:
-                problems[f"{', '.join(wanted)} need a folder to write to; expected agent.state_dir in agent.yaml"] = (
-                    None
-                )
+                problems[f"{', '.join(wanted)} need a folder; expected agent.state_dir in agent.yaml"] = None
             hard = settings.hard
             if hard is None or model.edge is None:
                 continue
@@ -34,7 +32,7 @@ def check_policy(policy: Policy, models: Iterable[ServedModel], path: Path | Non
                 except ConfigError as error:
                     problems[error.problems[0].message] = None
             elif problem := model.edge.scorer.problem(hard):
-                _log.info("model %s: this policy finds no request hard: %s", model.name, problem)
+                _log.info("model %s: no request counts as hard under this policy: %s", model.name, problem)
     if problems:
         raise ConfigError([Problem(path, None, None, "", text) for text in problems])
 
@@ -45,7 +43,7 @@ def _all_settings(policy: Policy, model: ServedModel) -> Iterator[Settings]:
 
 
 def _kept(settings: Settings) -> dict[str, bool]:
-    """What of the settings writes to disk, and whether it is asked for."""
+    """The settings that write to disk, and whether each is in use."""
     return {
         "spool": settings.spool or "spool" in settings.on_cloud_failure.values(),
         "audit": settings.audit > 0,

@@ -1,4 +1,4 @@
-"""The policy file of a running agent: what is put there takes over, what is wrong or unfinished does not."""
+"""The policy file of a running agent: valid changes take effect, wrong or unfinished ones do not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from upwell.shared.routing.policy.policy import Policy
 
 
 class PolicyFile(SettledFile[Policy]):
-    """A policy file; `take` gets each new policy. Raises `ConfigError` where it is wrong at construction."""
+    """A policy file; `take` gets each new policy. Raises `ConfigError` if it is wrong at construction."""
 
     def __init__(self, path: Path, take: Callable[[Policy], str], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(path, lambda: load_yaml(path, Policy), take, "policy", clock)
 
     @property
     def policy(self) -> Policy:
-        """The policy that is in force."""
+        """The policy in force."""
         return self.value

@@ -1,4 +1,4 @@
-"""Where the pure router meets the clock: its state, one lock around it, and the time of day."""
+"""The router in a running agent: its state behind one lock, and the clock."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from upwell.shared.routing.policy.rules import RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Settings
 
 MODEL_PAIR_HOLDS_S = 10.0
-"""So long a cloud's digest is believed: two versions behind one endpoint must not compile the policy each time."""
+"""Minimum time between changes of a cloud's digest, since two versions behind one endpoint would recompile the policy
+each time."""
 
 PROBE_AFTER_S, PROBE_AFTER_LATE_S = 5.0, 0.5
-"""A link of which nothing was heard for so long is worth an empty call while requests come that may leave; sooner where
-the last that was heard is that an answer was late."""
+"""A link without samples for this long is probed with an empty call while requests come that may leave; sooner if the
+last answer was late."""
 
 LAG_S, MOST_LAG, QUICK_S = 0.05, 8, 0.02
-"""So late, and so many at once, runs are learnt that took less than the last: one by one they would cost each request
-more than the decision does. The first of a model is learnt at once, and so is whatever follows a run that was slow."""
+"""How late, and how many at once, runs faster than the last are learned: one at a time they would cost each request
+more than the decision. A model's first run is learned at once, and so is whatever follows a slow run."""
 
 MOST_LOGGED = 100
-"""So many lines about calibrations are remembered as told."""
+"""Maximum number of remembered log lines about calibrations."""
 
 _Carried: TypeAlias = Sequence[Calibration]
 _NOTHING: Mapping[str, _Carried] = MappingProxyType({})
@@ -45,8 +46,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelChange:
-    """A model that is another one from now on: what calibrations go by, those that it brought, and seconds of runs of
-    one row that it did already."""
+    """A replaced model: its pair for calibrations, the calibrations in its bundle, and its first one-row run times
+    (s)."""
 
     model: str
     model_pair: ModelPair
@@ -55,9 +56,9 @@ class ModelChange:
 
 
 class RouterService:
-    """Owns the `RouterState`. Every method is safe to call from many threads and holds the lock for microseconds.
+    """Owns the `RouterState`. Thread-safe; every method holds the lock for microseconds.
 
-    `model_pairs` say, by model, which calibrations fit: those of the policy, and those that came with the models.
+    `model_pairs` identify the matching calibrations of each model, from the policy and from the bundles.
     """
 
     def __init__(
@@ -69,25 +70,25 @@ class RouterService:
         self._logged: set[tuple[str, str]] = set()
         self._use(policy)
         self.recent = RouterState()
-        """What is known, but for runs of the device that are learnt in a moment; immutable."""
+        """The state without the runs that are still to be learned; immutable."""
         self._ran: deque[Run] = deque()
         self._learn_at_s = math.inf
         self._identified_at_s = -math.inf
         self.sent_at_s = -math.inf
-        """When a message last began to leave, of a live request or of one that was kept (monotonic)."""
+        """When the last message began to be sent, for a live or a spooled request (monotonic)."""
         self._lock = threading.Lock()
         self._tell_misfits()
 
     def _use(self, policy: Policy) -> None:
-        """Compile the policy. Nothing changes where that raises."""
+        """Compile the policy. If that raises, nothing changes."""
         router = _compiled(policy, self._model_pairs, self._carried)
         self._policy, self._router, self.digest = policy, router, policy.digest
         self.hards: Callable[[str], Collection[HardSettings]] = router.hards
-        """Every way in which the policy may ask whether a row of a model is hard."""
+        """Every hardness setting that the policy may apply to a model."""
 
     @property
     def state(self) -> RouterState:
-        """All that is known now; immutable."""
+        """The present state; immutable."""
         if self._ran:
             with self._lock:
                 self._learn_runs()
@@ -95,20 +96,20 @@ class RouterService:
 
     @property
     def policy(self) -> Policy:
-        """What it decides by."""
+        """The policy in force."""
         return self._policy
 
     def settings(self, model: str) -> Settings:
-        """What the policy comes to for a model where no rule says otherwise."""
+        """The policy's settings for a model without any rule."""
         return self._router.settings(model)
 
     def hard_of(
         self, model: str, model_pair: ModelPair, carried: _Carried, policy: Policy | None = None
     ) -> HardSettings | None:
-        """When a row of a model is hard, if it were this one; None where nobody asks, or no threshold of its own says.
+        """The hardness setting that applies to a row of this model; None if there is none, or no threshold of its own.
 
-        By the policy of now, or by the one that it is to be served with.
-        One that is held to a share of requests is not its own: it follows what was measured before.
+        It uses the present policy, or the one that the model will be served with.
+        A threshold for a share of requests is not the model's own: it follows earlier measurements.
         """
         known = self._model_pairs.get(model, ModelPair())
         model_pairs = {**self._model_pairs, model: replace(model_pair, cloud_digest=known.cloud_digest)}
@@ -116,7 +117,7 @@ class RouterService:
         return hard if hard is not None and hard.calibrated and math.isnan(hard.cloud_share) else None
 
     def decide(self, signals: Signals) -> Decision:
-        """A decision, with what it needs for itself (probe slots, budgets) already taken."""
+        """Decide, and acquire what the decision needs (probe slots, budgets)."""
         now_s = time.monotonic()
         if now_s >= self._learn_at_s:
             with self._lock:
@@ -131,34 +132,34 @@ class RouterService:
                 self.recent, granted = router.acquire(self.recent, decision, now_s)
             if granted:
                 return decision
-            # Another request took it in between: with it taken, the next decision does not ask for it.
+            # Another request took it meanwhile; the next decision will not ask for it.
 
     def acquire_hedge(self, decision: Decision) -> bool:
-        """Whether a second request may be sent for this decision now; it is paid for then."""
+        """Whether a hedge may be sent for this decision now; if so, it is charged."""
         with self._lock:
             self.recent, granted = self._router.acquire_hedge(self.recent, decision, time.monotonic())
         return granted
 
     def acquire_retry(self, decision: Decision) -> bool:
-        """Whether the budgets allow one more message for this decision; it is paid for then."""
+        """Whether the budgets allow another message for this decision; if so, it is charged."""
         with self._lock:
             self.recent, granted = self._router.acquire_retry(self.recent, decision)
         return granted
 
     def settle(self, decision: Decision, sent_bytes: int | None) -> None:
-        """Correct what a message drew from budgets, once its size is known; None where none was sent."""
+        """Correct a message's charge once its size is known; None if none was sent."""
         if decision.draws:
             with self._lock:
                 self.recent = self._router.settle(self.recent, decision, sent_bytes)
 
     def give_back(self, decision: Decision) -> None:
-        """Return all that a decision took which nobody will act on."""
+        """Return all that was acquired for a decision that is not carried out."""
         self.settle(decision, None)
         if decision.probes:
             self.observe(CloudDropped(decision.model, decision.probes))
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn from an outcome."""
+        """Update the state with an outcome."""
         if isinstance(outcome, EdgeRan):
             self.ran(outcome.model, outcome.rows, outcome.duration_s)
             return
@@ -173,7 +174,7 @@ class RouterService:
             _log_alarms(before.audits, after.audits)
 
     def ran(self, model: str, rows: int, duration_s: float) -> None:
-        """Learn from a run of the device. Quick ones are learnt together, by the next decision after `LAG_S`."""
+        """Learn from a run on the device. Fast ones are learned in batches, by the next decision after `LAG_S`."""
         now_s = time.monotonic()
         self._ran.append((model, rows, duration_s, now_s))
         count = len(self._ran)
@@ -183,19 +184,19 @@ class RouterService:
             self._learn_at_s = now_s
 
     def _learn_runs(self) -> None:
-        """Learn what the device ran; under the lock."""
+        """Learn the pending runs; call it under the lock."""
         self._learn_at_s = math.inf
         self.recent = self._router.ran(self.recent, [self._ran.popleft() for _ in range(len(self._ran))])
 
     def replace_policy(self, policy: Policy) -> None:
-        """Decide by another policy from now on. What was learnt stays."""
+        """Decide by another policy from now on. What was learned stays."""
         with self._lock:
             self._use(policy)
             self._logged.clear()
         self._tell_misfits()
 
     def identify_cloud(self, model: str, digest: str) -> None:
-        """Note which model answers up there: it decides which calibration fits."""
+        """Note which model answers in the cloud: it decides which calibration matches."""
         known = self._model_pairs.get(model, ModelPair())
         if not digest or digest == known.cloud_digest:
             return
@@ -211,9 +212,9 @@ class RouterService:
         self._tell_misfits()
 
     def replace_models(self, changes: Sequence[ModelChange], policy: Policy | None = None) -> None:
-        """From now on these models are others, or run elsewhere, and with `policy` it decides; all of it at once.
+        """Replace these models, or where they run, and the policy by `policy`, all at once.
 
-        What was learnt of their run times is forgotten. What their cloud is stays known.
+        Their learned run times are dropped. The digests of their cloud models are kept.
         """
         with self._lock:
             former = {one.model: self._model_pairs.get(one.model, ModelPair()) for one in changes}
@@ -221,7 +222,8 @@ class RouterService:
                 known = former[one.model]
                 pair = replace(one.model_pair, cloud_digest=known.cloud_digest, has_drifted=known.has_drifted)
                 self._model_pairs = {**self._model_pairs, one.model: pair}
-                # A version that brings none goes on from what the one before brought: those fit only what they name.
+                # A version without calibrations keeps the previous version's: those apply only to the digests they
+                # name.
                 carried = one.carried or self._carried.get(one.model, ())
                 self._carried = {**self._carried, one.model: carried}
             self._use(policy or self._policy)
@@ -238,7 +240,7 @@ class RouterService:
         self._tell_misfits()
 
     def set_drifted(self, models: Collection[str]) -> None:
-        """The rows of these models have drifted, those of no other have: for them `on_drift` holds."""
+        """Set the models whose rows have drifted, to which `on_drift` applies."""
         with self._lock:
             former = self._model_pairs
             self._model_pairs = {name: replace(pair, has_drifted=name in models) for name, pair in former.items()}
@@ -247,11 +249,11 @@ class RouterService:
         self._tell_misfits()
 
     def cloud_digest(self, model: str) -> str:
-        """Of the model that answers up there; empty as long as that is not known."""
+        """The digest of the cloud model; empty while unknown."""
         return self._model_pairs.get(model, ModelPair()).cloud_digest
 
     def keeps(self, model: str) -> bool:
-        """Whether requests of a model stay on the device, or some may have to: by a rule with `egress`, or by all."""
+        """Whether all or some requests of a model may have to stay on the device because of an `egress` rule."""
         rules = (rule.match.model for rule in self._policy.rules if rule.egress is not None)
         if any(named is None or model in ([named] if isinstance(named, str) else named) for named in rules):
             return True
@@ -259,11 +261,11 @@ class RouterService:
         return bool(verdict.egress_rule) or verdict.route == "edge"
 
     def misfit(self, model: str) -> str:
-        """Why no calibration fits what the policy asks of this model; empty where one does, or none is needed."""
+        """Why no calibration fits the policy's targets for this model; empty if one does, or none is needed."""
         return "; ".join(self._router.misfits(model))
 
     def _tell_misfits(self) -> None:
-        """Say it once for each change, and not again where two versions answer in turn."""
+        """Log each change once, and not again if two versions answer in turn."""
         for model in self._model_pairs:
             misfit = self.misfit(model)
             if misfit == self._misfits.get(model, ""):
@@ -275,12 +277,12 @@ class RouterService:
                 self._logged.clear()
             self._logged.add((model, misfit))
             if misfit:
-                _log.warning("model %s: answers are uncalibrated: %s", model, misfit)
+                _log.warning("model %s: uncalibrated: %s", model, misfit)
             else:
                 _log.info("model %s: a calibration fits", model)
 
     def wants_probe(self) -> bool:
-        """Whether an empty call is worth its bytes: nothing is under way, and nothing was heard for a while."""
+        """Whether the link should be probed: no call is in progress, and there was no sample for a while."""
         state = self.recent
         last = state.link.samples[-1] if state.link.samples else None
         is_away = any(breaker.is_open for breaker in state.breakers.values())
@@ -289,63 +291,62 @@ class RouterService:
         return state.backlog.is_idle and time.monotonic() - heard_at_s >= after_s
 
     def threshold(self, hard: HardSettings) -> float:
-        """Where hard begins now."""
+        """The present threshold of hardness."""
         return threshold_of(self.recent, hard)
 
     def curve(self, model: str) -> Sequence[tuple[float, float]]:
-        """(share, risk): what it is worth to send up the hardest, as the last calibration says that fits; empty where
-        none says it."""
+        """(share, risk) of offloading the hardest rows, from the last calibration that matches; empty without one."""
         pair = self._model_pairs.get(model, ModelPair())
         carried = self._carried.get(model, ())
         named = [*carried, *(one for one in self._policy.calibrations if one.model == model)]
         return next((one.curve for one in reversed(named) if one.curve and not one.misfits(pair)), ())
 
     def shares(self) -> Mapping[str, float]:
-        """The shares that a fleet allows, by model."""
+        """The shares of a fleet's budget, by model."""
         return {model: one.share for model, one in self.recent.allowances.items()}
 
     def allow(self, shares: Mapping[str, float]) -> None:
-        """Let at most these shares of the models' rows go up, whatever the policy says; the policy alone for others."""
+        """Limit the offloaded share of these models' rows beyond the policy; for others only the policy applies."""
         with self._lock:
             self.recent = self._router.allow(self.recent, shares)
 
     def verdict(self, model: str, tags: Mapping[str, str], row_sizes_bytes: tuple[int, ...]) -> Verdict:
-        """What the policy of now says about a request of rows of these sizes."""
+        """The present policy's verdict on a request with rows of these sizes."""
         return self.judge(
             Signals(RequestFacts(model, tags, max(row_sizes_bytes), 0.0), row_sizes_bytes, time.monotonic())
         )
 
     def judge(self, signals: Signals, known: RouterState | None = None) -> Verdict:
-        """What the policy of now says about a request at this time of day.
+        """The present policy's verdict on a request at this time of day.
 
-        `known` is what was learnt before the request's own message was said to be sent; all there is without it.
+        `known` is the state before the request's own message was sent; by default the present state.
         """
         signals = replace(signals, request_facts=replace(signals.request_facts, wall_time_s=time.time()))
         return self._router.verdict(self.recent if known is None else known, signals, time.monotonic())
 
     def charge(self, model: str, size_bytes: int) -> bool:
-        """Take the message of a kept case from the model's budgets; False where they do not have it to spare."""
+        """Charge the message of a spooled case to the model's budgets; False if they cannot spare it."""
         with self._lock:
             self.recent, paid = self._router.charge(self.recent, model, size_bytes, time.time())
         return paid
 
     def restore(self, budgets: BudgetLedger) -> None:
-        """Take over what was spent before a restart."""
+        """Restore what was spent before a restart."""
         with self._lock:
             self.recent = replace(self.recent, budgets=budgets)
 
 
 def _compiled(policy: Policy, model_pairs: Mapping[str, ModelPair], carried: Mapping[str, _Carried]) -> Router:
-    """The policy for these models, with the calibrations that came with them."""
-    # A model may go by another name here than where it was calibrated.
+    """The policy compiled for these models, with the calibrations from their bundles."""
+    # A model may have another name here than where it was calibrated.
     brought = [one.model_copy(update={"model": name}) for name, each in carried.items() for one in each]
-    # Those of the policy stand last: between two that fit equally the later one holds.
+    # Those of the policy come last: of two equal matches the later one wins.
     whole = policy.model_copy(update={"calibrations": [*brought, *policy.calibrations]}) if brought else policy
     return Router(whole, model_pairs)
 
 
 def _log_changes(before: Mapping[str, Breaker], after: Mapping[str, Breaker]) -> None:
-    """Say when the cloud is given up and when it is back: once each, where every request would flood the log."""
+    """Log when the cloud fails and when it is back, once each, so that requests do not flood the log."""
     for key, breaker in after.items():
         was_open = key in before and before[key].is_open
         if breaker.is_open and not was_open:

@@ -1,1 +1,1 @@
-"""Releases: bundles, policy, pipelines and calibrations as one signed unit, from a repository to what is served."""
+"""Releases: bundles, policy, pipelines and calibrations as one signed unit, from the repository to serving."""

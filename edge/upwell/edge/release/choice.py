@@ -1,4 +1,4 @@
-"""Which of the signed releases this device is to take, and from when: the word of whoever may only choose."""
+"""The choice among signed releases for this device, and its start time, made by a party that may only choose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 class ReleaseChoice(BaseModel):
-    """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names; `shadow` runs beside, None for none."""
+    """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names; `shadow` is the shadow release, None
+    for none."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -25,7 +26,7 @@ class ReleaseChoice(BaseModel):
 
 
 class KeptChoice:
-    """A choice that outlives the process. Safe to use from many threads."""
+    """A choice that survives the process. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,11 +38,11 @@ class KeptChoice:
 
     @property
     def now(self) -> ReleaseChoice:
-        """What holds now."""
+        """The present choice."""
         return self._choice
 
     def keep(self, choice: ReleaseChoice) -> bool:
-        """Hold to this from now on; whether it is another one. A disk that does not take it is named in the log."""
+        """Set the choice; returns whether it changed. A failing disk is logged."""
         with self._lock:
             if choice == self._choice:
                 return False
@@ -49,5 +50,9 @@ class KeptChoice:
             try:
                 write_whole(self._path, choice.model_dump_json().encode(), 0o600)
             except OSError as error:
-                _log.error("%s: the choice of a release holds until a restart: %s", self._path, error.strerror)
+                _log.error(
+                    "%s: the choice of a release cannot be saved and is lost on a restart: %s",
+                    self._path,
+                    error.strerror,
+                )
         return True

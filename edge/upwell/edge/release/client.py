@@ -1,4 +1,4 @@
-"""What others may ask of a device's releases, and hear of them: the fleet's agent, health and metrics."""
+"""The interface to a device's releases for the fleet code, health and metrics."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Phase = Literal["serving", "fetching", "trial", "refused", "rolled_back"]
 
 @dataclass(frozen=True)
 class ReleaseStatus:
-    """How this device's releases fare.
+    """The state of this device's releases.
 
-    `sequence` and `digest` (`sha256:…` of the signed document) are of what is installed, 0 and empty for what
-    agent.yaml names; `former` is what it would go back to. `refused`: the last offer is not served, and `reason` says
-    why; `rolled_back`: it was served and left. A repository that cannot be reached is a `reason` in any phase.
+    `sequence` and `digest` (`sha256:…` of the signed document) are those of the installed release, 0 and empty for what
+    agent.yaml names; `former` is the release to go back to. `refused`: the last offer is not served, for the `reason`
+    given; `rolled_back`: it was served and rolled back. In any phase an unreachable repository can be the `reason`.
     """
 
     sequence: int
@@ -37,10 +37,10 @@ class ReleaseStatus:
 
 
 class ReleaseClient:
-    """Restricts what the device takes, and says how that fares. Safe to use from many threads.
+    """Restricts the releases that the device installs, and reports its state. Thread-safe.
 
-    Nothing here can make it run what is not signed, go below its floor, or go further back than to the release before,
-    and that only within the time that the signed release itself allows.
+    It can never make the device run unsigned content, loosen its floor, or go back further than to the previous
+    release, and that only within the time that the signed release allows.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class ReleaseClient:
         self._updater = Updater([follower])
         chosen = choice.now
         if self._store.state.trying or chosen.shadow or chosen.sequence not in (None, self._store.state.current):
-            self._updater.look_now()  # what the last process was told, or died of: whoever chose waits for word of it
+            self._updater.look_now()  # reports at once on a choice made before the restart
 
     def choose(self, sequence: int | None, not_before_unix_s: float | None = None, shadow: int | None = None) -> None:
-        """Take this release and no other, None for the newest; what comes new, not before then. `shadow` runs beside.
+        """Install only this release (None: the newest), and not before that time. `shadow` runs in shadow.
 
-        It is kept over restarts, takes effect soon, and `status` says what came of it. An older release is refused,
-        but for the one before the installed one (0 for what agent.yaml names): the device goes back to that while the
-        installed one is on trial, or for so long after it was installed as its signed document allows.
+        The choice survives restarts and takes effect soon; `status` reports the result. An older release is refused,
+        except the previous one (0 for what agent.yaml names): the device goes back to that while the installed one is
+        on trial, or as long after its installation as its signed document allows.
         """
         if self._choice.keep(ReleaseChoice(sequence=sequence, not_before_unix_s=not_before_unix_s, shadow=shadow)):
             self._updater.look_now()
 
     def status(self) -> ReleaseStatus:
-        """How it fares now."""
+        """The present state."""
         state, about = self._store.state, self._follower.status
         phase: Phase = "serving"
         reason = about.message or about.failure
@@ -94,12 +94,12 @@ class ReleaseClient:
 
     @property
     def notice(self) -> str:
-        """What this device cannot tell, or lost; empty if nothing."""
+        """What this device cannot check or has lost; empty if nothing."""
         return "; ".join(filter(None, (self._source.notice, self._store.notice)))
 
     @property
     def installed(self) -> ReleaseUnit | None:
-        """The installed release; None where there is none, or where it is damaged, which the next start will say."""
+        """The installed release; None if there is none or it is damaged, which the next start reports."""
         sequence = self._store.state.current
         if sequence != self._known[0]:
             try:
@@ -109,9 +109,9 @@ class ReleaseClient:
         return self._known[1]
 
     def run_pipelines(self, companion: ReleaseCompanion) -> None:
-        """Have this run the pipelines of each release, beginning with those of the installed one, if it has any."""
+        """Let `companion` run the pipelines of each release, beginning with the installed one."""
         self._units.attach(companion, self.installed)
 
     def close(self) -> None:
-        """Look for nothing more."""
+        """Stop looking for releases."""
         self._updater.close()

@@ -1,4 +1,4 @@
-"""The document of a release, `releases/N.json` in its repository: what belongs together, by digest.
+"""The document of a release, `releases/N.json` in its repository: the files that belong together, by digest.
 
 The document and every file that it names are TUF targets, so the key that signs `targets` says what may run. A file
 lies at `payload/SHA256` there, or in the OCI registry that the document names.
@@ -20,7 +20,7 @@ from upwell.shared.errors import ConfigError
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_BUNDLES = 100
 BACK_WITHIN_S = 86400.0
-"""So long after it was installed a release may be taken back, unless it says otherwise."""
+"""Default time after its installation during which a release may be taken back."""
 
 _DOCUMENT_PATH = re.compile(r"releases/([1-9][0-9]{0,15})\.json")
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -33,7 +33,8 @@ class _Part(BaseModel):
 
 
 class Payload(_Part):
-    """A file of a release. `source` is the artifact in an OCI registry that holds it; empty: the repository does."""
+    """A file of a release. `source` is the artifact in an OCI registry that contains it; empty if the repository
+    does."""
 
     sha256: Annotated[str, Field(pattern=_SHA256)]
     size_bytes: Annotated[int, Field(ge=0)]
@@ -46,17 +47,18 @@ class Payload(_Part):
 
 
 class ReleasedBundle(Payload):
-    """The archive of a bundle; `digests` are those of its model files, as answers and calibrations name them."""
+    """The archive of a bundle; `digests` are those of its model files, as in answers and calibrations."""
 
     version: Annotated[int, Field(ge=1, le=MAX_VERSION)]
     digests: list[Annotated[str, Field(pattern=_DIGEST)]]
 
 
 class ReleaseDocument(_Part):
-    """A release: what a device of this name runs together.
+    """A release: everything that a device runs together.
 
-    `bundles` go by the names of models in agent.yaml, `cloud` by those of models in the cloud. What is None stays what
-    agent.yaml names. For `back_within_s` after it was installed, a device may be sent back to the release before.
+    The keys of `bundles` are names of models in agent.yaml, those of `cloud` are names of models in the cloud. A part
+    that is None stays as agent.yaml says. For `back_within_s` after the installation, a device may be sent back to the
+    previous release.
     """
 
     format: Literal[1] = 1
@@ -77,7 +79,7 @@ class ReleaseDocument(_Part):
 
     @property
     def text(self) -> bytes:
-        """As it is written and signed."""
+        """The text that is written and signed."""
         return self.model_dump_json(indent=2).encode() + b"\n"
 
 
@@ -93,13 +95,14 @@ def sequence_of(path: str) -> int | None:
 
 
 def parse_document(data: bytes, sequence: int) -> ReleaseDocument:
-    """The release `sequence`. Raises `BundleRefused` (`MALFORMED`) for what is none, or another one."""
+    """Parse the document of release `sequence`. Raises `BundleRefused` (`MALFORMED`) if it is malformed or another
+    release."""
     try:
         document = ReleaseDocument.model_validate_json(data)
     except ValidationError as error:
         raise BundleRefused(Refusal.MALFORMED, None, f"release {sequence}: {first_problem(error)}") from None
     if document.sequence != sequence:
-        problem = f"{document_path(sequence)} holds release {document.sequence}"
+        problem = f"{document_path(sequence)} contains release {document.sequence}"
         raise BundleRefused(Refusal.MALFORMED, None, problem)
     for payload in document.payloads:
         if payload.source:

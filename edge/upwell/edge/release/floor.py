@@ -1,4 +1,4 @@
-"""What no release may loosen on this device, whoever signed it."""
+"""The device's floor: limits that no release may loosen, whoever signed it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from upwell.shared.routing.policy.policy import Policy
 
 @dataclass(frozen=True)
 class LocalFloor:
-    """The device's own word: `keeps` is the policy whose `egress: deny` holds, and `endpoints` and `folders` are all
-    that a release may name. `home` is the host that releases come from."""
+    """The device's own limits: `keeps` is the policy whose `egress: deny` must hold, and a release may name only these
+    `endpoints` and `folders`. `home` is the host that releases come from."""
 
     keeps: Policy
     endpoints: Collection[str] = ()
@@ -25,15 +25,15 @@ class LocalFloor:
     home: str = ""
 
     def check_policy(self, sequence: int, policy: Policy) -> None:
-        """Raise `BundleRefused` (`LOOSENED`) for a policy that lets go what this device keeps."""
+        """Raise `BundleRefused` (`LOOSENED`) for a policy that lets data leave which this device keeps."""
         dropped = dropped_denies(self.keeps, policy)
         if dropped:
             names = ", ".join(map(repr, dropped))
-            problem = f"release {sequence} drops {names}, which keeps data on this device by egress: deny"
+            problem = f"release {sequence} drops {names}, which keep data on this device by egress: deny"
             raise BundleRefused(Refusal.LOOSENED, None, problem)
 
     def check_sources(self, document: ReleaseDocument) -> None:
-        """Raise `BundleRefused` (`LOOSENED`) for files in a registry that this device may not ask."""
+        """Raise `BundleRefused` (`LOOSENED`) for files in a registry that this device may not contact."""
         for payload in document.payloads:
             if payload.source:
                 registry = Reference.parse(payload.source).registry
@@ -48,8 +48,8 @@ class LocalFloor:
             raise BundleRefused(Refusal.LOOSENED, None, problem)
 
     def check_folder(self, sequence: int, path: Path) -> None:
-        """Raise `BundleRefused` (`LOOSENED`) for a path that is in none of `folders`, links followed."""
+        """Raise `BundleRefused` (`LOOSENED`) for a path outside all `folders`, after following links."""
         real = path.resolve()
         if not any(real.is_relative_to(one.resolve()) for one in self.folders):
-            problem = f"release {sequence} names {path}, which is in none of `floor.folders` of this device"
+            problem = f"release {sequence} names {path}, which is outside `floor.folders` of this device"
             raise BundleRefused(Refusal.LOOSENED, None, problem)

@@ -1,4 +1,4 @@
-"""Looks for new releases as for new versions of a model, within what was chosen."""
+"""Looks for new releases as for new versions of a model, within the choice made."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from upwell.edge.updates.sources.base import Progress
 from upwell.edge.updates.version_store import VersionStore
 
 GoBack = Callable[[int], bool]
-"""Serves the release before the installed one again, by its sequence; False where that must not be."""
+"""Goes back to the previous release, by its sequence; returns False if that is not allowed."""
 
 
 class ReleaseFollower(UpdateFollower):
-    """As an `UpdateFollower`, within what was chosen. `go_back` and `look_beside` are set once there is an agent."""
+    """An `UpdateFollower` within the choice made. `go_back` and `look_beside` are set once there is an agent."""
 
     def __init__(
         self, store: VersionStore, section: Followed, activate: Activate, source: ReleaseSource, choice: KeptChoice
@@ -27,7 +27,7 @@ class ReleaseFollower(UpdateFollower):
         self.look_beside: Callable[[], None] = lambda: None
 
     def look(self, progress: Progress | None = None) -> Outcome:
-        """See what there is, unless the choice is to wait; or go back, where that was chosen."""
+        """Look for a release unless the choice says to wait; or go back if that was chosen."""
         self.look_beside()
         choice, current = self._choice.now, self.store.state.current
         chosen = choice.sequence

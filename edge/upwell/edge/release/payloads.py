@@ -1,4 +1,4 @@
-"""The files of a release, brought to the device: by digest, taken up where they broke off, and each of them once."""
+"""Fetching the files of a release: by digest, resumable, and each only once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def fetched_unit(
     progress: Progress,
     former: Path | None = None,
 ) -> Path:
-    """The folder of a release under `into`, with all of its files; what is there of an earlier attempt is used.
+    """Fetch a release with all its files into a folder under `into`; an earlier attempt is resumed.
 
-    Bundles that the release in the folder `former` has as well are not fetched. Raises `FetchFailed` and
+    Bundles that are also in the release in the folder `former` are not fetched. Raises `FetchFailed` and
     `BundleRefused`.
     """
     document, data = release
@@ -46,7 +46,7 @@ def fetched_unit(
 def _fetched(
     repository: ReleaseRepository, place: RepositoryPlace, into: Path, progress: Progress, payload: Payload
 ) -> Path:
-    """A file, verified. One that is not what was signed is the fault of who sent it alone, and is tried again."""
+    """A verified file. One that differs from the signed one is the sender's fault, and is tried again."""
     folder = into / payload.sha256[:16]
     try:
         if payload.source:
@@ -54,7 +54,7 @@ def _fetched(
         offer = AvailableBundle(payload.sha256, payload.sha256, payload.size_bytes)
         return place.fetch(repository.payload_path(payload.path), offer, folder, progress)
     except BundleRefused as error:
-        raise FetchFailed(f"the file {payload.sha256[:16]}… of the release cannot be had: {error}") from None
+        raise FetchFailed(f"the file {payload.sha256[:16]}… of the release cannot be fetched: {error}") from None
 
 
 def _from_registry(payload: Payload, folder: Path, progress: Progress) -> Path:

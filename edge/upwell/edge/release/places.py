@@ -1,4 +1,4 @@
-"""Where a repository of releases lies: a folder (a USB stick, a share), or a web server."""
+"""Locations of a repository of releases: a folder (a USB stick, a share) or a web server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGETS_NAME = "targets"
 """The two folders of a repository."""
 
 SLOW_AFTER_S = 60.0
-"""Metadata that is not there by then, and a file that came at less than `SLOWEST_BYTES_PER_S`, are given up."""
+"""Time limit for metadata, and the period over which a file must reach `SLOWEST_BYTES_PER_S`."""
 SLOWEST_BYTES_PER_S = 200.0
 
 _CHUNK_BYTES = 1 << 20
@@ -32,38 +32,38 @@ _NOT_THERE = frozenset({403, 404, 410})
 
 
 class NotThere(FetchFailed):
-    """The repository has no file of that path."""
+    """The repository has no file at that path."""
 
 
 class RepositoryPlace(Protocol):
-    """Files by their paths in a repository. Used by one thread at a time, but for `close`."""
+    """Reads files of a repository by their paths. Used by one thread at a time, except `close`."""
 
     def read(self, path: str) -> Iterator[bytes]:
-        """A small file in pieces. Raises `NotThere` and `FetchFailed`; how much is too much the caller says."""
+        """Read a small file in pieces. Raises `NotThere` and `FetchFailed`; the caller limits the size."""
         ...
 
     def fetch(self, path: str, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
-        """A file of known size and digest, in the folder `into`, where what broke off is taken up again.
+        """Fetch a file of known size and digest into the folder `into`, resuming an interrupted one.
 
-        Raises `FetchFailed`, and `BundleRefused` where it is not what was offered.
+        Raises `FetchFailed`, and `BundleRefused` if it differs from the offer.
         """
         ...
 
     def close(self) -> None:
-        """End what is under way, from any thread. Twice is harmless."""
+        """Stop transfers, from any thread. Calling it twice is harmless."""
         ...
 
 
 def check_place(text: str) -> None:
-    """Raise `ConfigError` for what names no repository."""
+    """Raise `ConfigError` unless `text` names a repository."""
     if text.startswith(SCHEME):
-        problem = "a registry holds payloads alone, which a release names by itself"
+        problem = "a registry contains only payloads, which the release itself names"
         raise ConfigError.at(None, f"{problem}; expected a folder or https://HOST/PATH")
     check_source(text if names_folder(text) else f"{text.rstrip('/')}/metadata")
 
 
 def open_place(text: str, ca: Path | None = None) -> RepositoryPlace:
-    """The repository that `text` names: a folder, `file:///…` or `https://…`. Raises `ConfigError`."""
+    """Open the repository that `text` names: a folder, `file:///…` or `https://…`. Raises `ConfigError`."""
     check_place(text)
     if names_folder(text) or text.startswith("file:"):
         return FolderPlace(Path(unquote(urlsplit(text).path) if text.startswith("file:") else text))
@@ -73,14 +73,14 @@ def open_place(text: str, ca: Path | None = None) -> RepositoryPlace:
 
 
 class FolderPlace:
-    """A `RepositoryPlace`: a folder, which may be a stick that is pulled out at any time."""
+    """A `RepositoryPlace` in a folder, which may be a USB stick that is unplugged at any time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_closed = False
 
     def read(self, path: str) -> Iterator[bytes]:
-        """Of a plain file in there."""
+        """Read a plain file of the folder."""
         try:
             if not self._folder.is_dir():
                 raise FetchFailed(f"{self._folder}: no such folder; expected a repository of releases")
@@ -94,11 +94,11 @@ class FolderPlace:
             raise FetchFailed(f"{self._folder / path}: cannot be read: {error.strerror or error}") from None
 
     def fetch(self, path: str, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
-        """A copy."""
+        """Copy the file."""
         return fetch_archive(offer, into, progress, partial(self._copy, path))
 
     def close(self) -> None:
-        """End a copy that is under way."""
+        """Stop a copy in progress."""
         self._is_closed = True
 
     def _copy(self, path: str, archive: Partial) -> None:
@@ -113,7 +113,7 @@ class FolderPlace:
 
 
 class WebPlace:
-    """A `RepositoryPlace`: any web server of files. Resumes where it supports ranges; needs `upwell[bundle]`."""
+    """A `RepositoryPlace` on any web server. Resumes if the server supports ranges; needs `upwell[bundle]`."""
 
     def __init__(self, url: str, ca: Path | None = None) -> None:
         try:
@@ -125,7 +125,7 @@ class WebPlace:
         self._web = Web(ca)
 
     def read(self, path: str) -> Iterator[bytes]:
-        """As it comes, for `SLOW_AFTER_S` at most."""
+        """Stream the file, for at most `SLOW_AFTER_S`."""
         end_s = time.monotonic() + SLOW_AFTER_S
         with self._open(path, {}) as response:
             self._check(response)
@@ -135,7 +135,7 @@ class WebPlace:
                 yield data
 
     def fetch(self, path: str, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
-        """The file, fetched or taken up again; its digest alone says whether the pieces fit together."""
+        """Fetch or resume the file; only its digest shows whether the pieces fit together."""
         from upwell.edge.updates.sources.web import download
 
         watch = unless_slow(progress)
@@ -147,7 +147,7 @@ class WebPlace:
         )
 
     def close(self) -> None:
-        """End what is under way."""
+        """Stop transfers."""
         self._web.close()
 
     def _open(self, path: str, headers: object) -> requests.Response:
@@ -163,7 +163,7 @@ class WebPlace:
 
 
 def unless_slow(progress: Progress) -> Progress:
-    """`progress` that ends, by `FetchFailed`, what comes more slowly than `SLOWEST_BYTES_PER_S` for `SLOW_AFTER_S`."""
+    """Wrap `progress` to raise `FetchFailed` below `SLOWEST_BYTES_PER_S` for `SLOW_AFTER_S`."""
     began_s, began_bytes = time.monotonic(), -1
 
     def watch(there_bytes: int, whole_bytes: int) -> None:
@@ -175,14 +175,14 @@ def unless_slow(progress: Progress) -> Progress:
         if now_s - began_s < SLOW_AFTER_S:
             return
         if there_bytes - began_bytes < SLOWEST_BYTES_PER_S * (now_s - began_s):
-            raise FetchFailed(f"it comes at less than {SLOWEST_BYTES_PER_S:.0f} bytes/s; what came is kept")
+            raise FetchFailed(f"the transfer is slower than {SLOWEST_BYTES_PER_S:.0f} bytes/s; it resumes later")
         began_s, began_bytes = now_s, there_bytes
 
     return watch
 
 
 def check_small(pieces: Iterator[bytes], most_bytes: int, what: str) -> bytes:
-    """The pieces joined. Raises `BundleRefused` (`TOO_LARGE`) beyond so many bytes."""
+    """Join the pieces. Raises `BundleRefused` (`TOO_LARGE`) beyond `most_bytes`."""
     found = bytearray()
     for data in pieces:
         found += data

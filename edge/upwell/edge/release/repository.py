@@ -1,6 +1,6 @@
-"""A repository of releases as a device sees it: TUF's client workflow, by python-tuf, over a `RepositoryPlace`.
+"""A device's client of a release repository: TUF's client workflow, by python-tuf, over a `RepositoryPlace`.
 
-Needs the extra `release`; import it where a repository is asked and not before.
+Needs the extra `release`; import it only when a repository is used.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _PlaceFetcher(FetcherInterface):
 
 
 class ReleaseRepository:
-    """What a repository offers, verified from `root` on: the root metadata that the device trusts, as bytes.
+    """A repository's content, verified from `root` on, the bytes of the trusted root metadata.
 
-    `folder` keeps the metadata that was verified last, against going back. Used by one thread at a time.
+    `folder` stores the last verified metadata, against rollback attacks. Used by one thread at a time.
     """
 
     def __init__(self, place: RepositoryPlace, root: bytes, folder: Path) -> None:
@@ -52,11 +52,10 @@ class ReleaseRepository:
         self._targets: Mapping[str, TargetFile] = {}
 
     def refresh(self, *, has_clock: bool) -> Mapping[int, TargetFile]:
-        """The documents of all releases that are signed, by sequence. With `has_clock` nothing may have expired.
+        """The documents of all signed releases, by sequence. With `has_clock` expired metadata is refused.
 
-        Raises `FetchFailed`, and `BundleRefused` (`UNTRUSTED`) for what TUF's specification says to refuse: signatures
-        that are missing or wrong, metadata that has expired or is older than what was seen before, files that do not
-        belong together.
+        Raises `FetchFailed`, and `BundleRefused` (`UNTRUSTED`) for what TUF's specification refuses: missing or wrong
+        signatures, metadata that is expired or older than seen before, and files that do not belong together.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,23 +71,23 @@ class ReleaseRepository:
             updater.refresh()
             self._targets = Metadata[Targets].from_file(str(self._folder / "targets.json")).signed.targets
         except DownloadHTTPError as error:
-            raise FetchFailed(f"there is no repository of releases, or a part of it is missing: {error}") from None
+            raise FetchFailed(f"there is no release repository, or a part of it is missing: {error}") from None
         except DownloadError as error:
             cause = error.__cause__
             if isinstance(cause, FetchFailed):
                 raise cause from None
             raise BundleRefused(
-                Refusal.UNTRUSTED, None, f"its metadata is too long or cannot be read: {error}"
+                Refusal.UNTRUSTED, None, f"the metadata is too large or cannot be read: {error}"
             ) from None
         except (RepositoryError, ValueError) as error:
-            raise BundleRefused(Refusal.UNTRUSTED, None, f"its metadata is refused: {error}") from None
+            raise BundleRefused(Refusal.UNTRUSTED, None, f"the metadata is refused: {error}") from None
         except OSError as error:
             raise FetchFailed(f"{self._folder}: cannot be written: {error.strerror or error}") from None
         found = {sequence_of(path): target for path, target in self._targets.items()}
         return {sequence: target for sequence, target in found.items() if sequence is not None}
 
     def document(self, sequence: int) -> tuple[ReleaseDocument, bytes]:
-        """The document of a release that `refresh` found, and its bytes; its files are signed as well.
+        """The document of a release found by `refresh`, and its bytes; its files are checked to be signed as well.
 
         Raises `FetchFailed` and `BundleRefused`.
         """
@@ -98,7 +97,9 @@ class ReleaseRepository:
         try:
             target.verify_length_and_hashes(data)
         except RepositoryError as error:
-            raise BundleRefused(Refusal.DIGEST_MISMATCH, None, f"{what} is not what was signed: {error}") from None
+            raise BundleRefused(
+                Refusal.DIGEST_MISMATCH, None, f"{what} does not match its signature: {error}"
+            ) from None
         document = parse_document(data, sequence)
         for payload in document.payloads:
             signed = self._targets.get(payload.path)
@@ -108,30 +109,32 @@ class ReleaseRepository:
         return document, data
 
     def path(self, target: TargetFile) -> str:
-        """Where a target lies in the repository."""
+        """The path of a target in the repository."""
         return f"{TARGETS_NAME}/{target.get_prefixed_paths()[0]}"
 
     def payload_path(self, path: str) -> str:
-        """Where the target of that path lies; it is one of those that `document` has checked."""
+        """The location of the target with that path, which `document` has checked."""
         return self.path(self._targets[path])
 
 
 def _ignore_expiry(updater: Updater) -> None:
-    """Judge what expires by a time before any of it: python-tuf has no public way to say that there is no clock."""
+    """Judge expiry by a time before any expiry date: python-tuf has no public way to work without a clock."""
     trusted: Any = getattr(updater, "_trusted_set", None)
     if not isinstance(getattr(trusted, "reference_time", None), datetime.datetime):
-        _log.error("this version of python-tuf cannot work without a clock; what expires is judged by this one")
+        _log.error(
+            "this version of python-tuf cannot work without a clock; expiry is judged by the unsynchronised clock"
+        )
         return
     trusted.reference_time = _LONG_AGO
 
 
 def read_root(path: Path) -> bytes:
-    """The root metadata in a file. Raises `ConfigError` where it is none."""
+    """Read the root metadata from a file. Raises `ConfigError` if it is malformed."""
     data = read_file(path, "the root metadata")
     try:
         is_root = Metadata.from_bytes(data).signed.type == "root"
     except (RepositoryError, ValueError):
         is_root = False
     if not is_root:
-        raise ConfigError.at(path, "it is no root metadata; expected N.root.json of the repository", "root")
+        raise ConfigError.at(path, "not root metadata; expected N.root.json of the repository", "root")
     return data

@@ -1,4 +1,4 @@
-"""`release` in `agent.yaml`: where releases come from, whom the device trusts, and what no release may loosen."""
+"""`release` in `agent.yaml`: where releases come from, which keys the device trusts, and what no release may loosen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _source(value: object, info: ValidationInfo) -> object:
 
 
 class FloorSection(FilePart):
-    """What no release may loosen."""
+    """Limits that no release may loosen."""
 
     policy: RelativePath | None = Field(
         None, description="A policy whose `egress: deny` every release must keep. Default: `policy`."
@@ -43,7 +43,7 @@ class ReleaseSection(FilePart):
     """Releases alone decide which bundles, policy and pipelines run here, in place of `updates`; needs `state_dir`."""
 
     source: Annotated[str, BeforeValidator(_source)] = Field(
-        min_length=1, description="The repository of releases: a folder (a stick, a share) or `https://…`."
+        min_length=1, description="The release repository: a folder (a USB stick, a network share) or `https://…`."
     )
     root: RelativePath = Field(description="The root metadata trusted at first: `N.root.json`.")
     every: Seconds = Field(3600.0, ge=1.0, description="How often to look.")
@@ -56,10 +56,10 @@ class ReleaseSection(FilePart):
 
     @property
     def digest(self) -> str:
-        """Whatever is signed."""
+        """Empty: any signed file is accepted."""
         return ""
 
     @property
     def place(self) -> str:
-        """The source as it may be shown: what follows `?` in an address may be a credential."""
+        """The source without what follows `?`, which may be a credential."""
         return self.source.partition("?")[0]

@@ -20,9 +20,7 @@ from upwell.edge.release.sections import ReleaseSection
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.version_store import VersionStore
 
-NO_CLOCK = (
-    "the clock is not synchronised: what has expired cannot be told, and the sequence of releases alone is enforced"
-)
+NO_CLOCK = "the clock is not synchronised: expiry is not checked, only the sequence of releases"
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +32,10 @@ class _Picked:
 
 
 class ReleaseSource:
-    """A `Source`: the chosen one of the releases that are signed, else the newest. Raises `ConfigError`.
+    """A `Source` of signed releases: the chosen one, else the newest. Raises `ConfigError`.
 
-    Beside what a `Source` raises, `newest` raises `BundleRefused` for a release that is older than what is installed,
-    was rolled back here, or names what the floor does not allow; nothing of it is fetched then. Needs the extra
-    `release`.
+    `newest` also raises `BundleRefused` for a release that is older than the installed one, was rolled back here, or
+    names what the floor does not allow; nothing of it is fetched. Needs the extra `release`.
     """
 
     def __init__(
@@ -55,10 +52,10 @@ class ReleaseSource:
         self._picked: _Picked | None = None
         self.is_fetching = False
         self.notice = ""
-        """What this device cannot tell of a repository; empty if nothing."""
+        """What this device cannot check about the repository; empty if nothing."""
 
     def newest(self) -> AvailableBundle | None:
-        """The release to take; None where the repository has none."""
+        """The release to install; None if the repository has none."""
         known = self._repository.refresh(has_clock=self._has_clock())
         if not known:
             return None
@@ -73,7 +70,7 @@ class ReleaseSource:
         return AvailableBundle(f"release {hashlib.sha256(data).hexdigest()}")
 
     def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:  # noqa: ARG002  as a `Source` has it
-        """The folder of the release that `newest` picked."""
+        """Fetch the release that `newest` picked into a folder."""
         from upwell.edge.release.payloads import fetched_unit
 
         picked = self._picked
@@ -88,7 +85,8 @@ class ReleaseSource:
             self.is_fetching = False
 
     def bring(self, sequence: int, into: Path) -> Path:
-        """The folder of that release under `into`, whatever runs. Raises `FetchFailed` and `BundleRefused`."""
+        """Fetch that release into a folder under `into`, whichever one runs. Raises `FetchFailed` and
+        `BundleRefused`."""
         from upwell.edge.release.payloads import fetched_unit
 
         if sequence not in self._repository.refresh(has_clock=self._has_clock()):
@@ -107,7 +105,7 @@ class ReleaseSource:
         has_clock = self._section.clock == "trusted" or is_synchronised()
         notice = "" if has_clock else NO_CLOCK
         if notice != self.notice:
-            _log.warning("the release: %s", notice or "the clock is synchronised now: what has expired is refused")
+            _log.warning("the release: %s", notice or "the clock is synchronised now: expired metadata is refused")
         self.notice = notice
         return has_clock
 
@@ -119,25 +117,25 @@ class ReleaseSource:
             raise BundleRefused(Refusal.BLOCKLISTED, None, problem)
         if sequence < state.floor or sequence < state.current:
             problem = f"release {sequence} is older than release {max(state.floor, state.current)}, which is installed"
-            expected = "an older one is taken when it is signed as a new sequence (`upwell release add --like`)"
+            expected = "to go back, sign it under a new sequence (`upwell release add --like`)"
             raise BundleRefused(Refusal.OLDER, None, f"{problem}; {expected}")
 
 
 def home_of(source: str) -> str:
-    """The host that releases come from, with its port where it names one."""
+    """The host that releases come from, with its port if given."""
     return urlsplit(source).netloc
 
 
 _SYNCHRONISED = Path("/run/systemd/timesync/synchronized")
-"""systemd-timesyncd makes it at its first synchronisation since the start."""
+"""Created by systemd-timesyncd at the first synchronisation after boot."""
 _TIME_ERROR = 5
 
 
 def is_synchronised() -> bool:
-    """Whether something has set the clock by others since the machine was started (NTP, PTP, GPS).
+    """Whether the clock was synchronised since boot (NTP, PTP, GPS).
 
-    The kernel knows it on Linux (`adjtimex(2)`, whose TIME_ERROR means that the clock is not synchronised). Elsewhere
-    the operating system sets it, and it counts as synchronised.
+    On Linux the kernel knows (`adjtimex(2)` returns TIME_ERROR while the clock is not synchronised). Elsewhere the
+    operating system sets the clock, and it counts as synchronised.
     """
     if not sys.platform.startswith("linux"):
         return True

@@ -1,4 +1,4 @@
-"""The releases of a device from its start on: which one it begins with, what follows it, and what runs beside."""
+"""Releases on a device: the one at the start, the follower of new ones, and the shadow release."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReleaseStart:
-    """What is installed, and the follower of what is new.
+    """The installed release, and the follower of new ones.
 
-    `local` is the policy of agent.yaml, and `has_factory` whether that names something to serve for every model.
-    Raises `ConfigError`, also where nothing is installed and the first release cannot be had.
+    `local` is the policy of agent.yaml, and `has_factory` whether agent.yaml names something to serve for every model.
+    Raises `ConfigError`, also if nothing is installed and the first release cannot be fetched.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ReleaseStart:
             self._fetch_first()
 
     def units(self, before: int | None = None) -> Iterator[tuple[int, ReleaseUnit | None, Policy]]:
-        """What can be served, the newest first: sequence, release, policy; 0 and None for what agent.yaml names."""
+        """The candidates for serving, newest first: sequence, release, policy; 0 and None for what agent.yaml names."""
         while (bundle := self.store.open(before)) is not None:
             before = bundle.version
             if bundle.version == 0:
@@ -77,12 +77,12 @@ class ReleaseStart:
             try:
                 unit, policy = opened(bundle, self._parts)
             except BundleRefused as error:
-                _log.error("the release %d is not used: %s", bundle.version, error)
+                _log.error("release %d is not used: %s", bundle.version, error)
                 continue
             yield bundle.version, unit, policy
 
     def follow(self, agent: UnitAgent, starts: Mapping[str, ModelStart]) -> tuple[ReleaseClient, UnitSwitching]:
-        """From now on releases take the place of what is served in the agent. A trial that a restart broke goes on."""
+        """Let releases replace what the agent serves. A trial interrupted by a restart continues."""
         parts = replace(self._parts, load={name: start.load_again for name, start in starts.items()})
         units = UnitSwitching(agent, Switching(agent, lambda *_: None), self.store, parts)
         self._activate = units.activate
@@ -107,24 +107,24 @@ class ReleaseStart:
         return self._activate(bundle)
 
     def _take_first(self, bundle: Bundle) -> Callable[[], None]:
-        """The first of all is loaded by the agent that is made with it."""
+        """Do nothing: the agent under construction loads the first release itself."""
         opened(bundle, self._parts)
         return lambda: None
 
     def _fetch_first(self) -> None:
-        _log.info("the release: fetching it from %s", self._section.place)
+        _log.info("fetching the first release from %s", self._section.place)
         try:
             self.follower.look()
             problem = self.follower.status.message or self.follower.status.failure
         except FetchFailed as error:
             problem = str(error)
         if self.store.open() is None:
-            text = f"nothing is installed yet, and the first release cannot be had: {problem}"
+            text = f"nothing is installed yet, and the first release cannot be fetched: {problem}"
             raise ConfigError.at(None, text, "release")
 
 
 class ShadowFollower:
-    """Keeps what runs beside to what was chosen. `look` is called by one thread at a time."""
+    """Keeps the shadow release at the chosen one. `look` is called by one thread at a time."""
 
     def __init__(
         self, shadow: RunsBeside, source: ReleaseSource, store: VersionStore, parts: UnitParts, choice: KeptChoice
@@ -136,12 +136,12 @@ class ShadowFollower:
         self._choice = choice
 
     def look(self) -> None:
-        """Run beside what was chosen. What cannot be had is tried again with the next look; what is no good is said."""
+        """Run the chosen shadow release. A failed fetch is tried again at the next look; a refusal is reported."""
         wanted = self._choice.now.shadow or 0
         if wanted and wanted == self._shadow.release:
             return
         folder = self._store.folder.parent / SHADOW_NAME
-        if self._shadow.release or not wanted:  # else it may be the one that ran beside before a restart
+        if self._shadow.release or not wanted:  # else it may be the shadow release from before a restart
             self._shadow.end()
         shutil.rmtree(folder, ignore_errors=True)
         if not wanted or wanted == self._store.state.current:
@@ -149,12 +149,12 @@ class ShadowFollower:
         try:
             edges = self._loaded(wanted, folder)
         except FetchFailed as error:
-            _log.warning("release %d cannot be fetched to run beside: %s", wanted, error)
+            _log.warning("shadow release %d cannot be fetched: %s", wanted, error)
         except UpwellError as error:
-            _log.warning("release %d does not run beside: %s", wanted, error)
+            _log.warning("shadow release %d does not run: %s", wanted, error)
             self._shadow.begin(wanted, {}, str(error))
         else:
-            _log.info("release %d runs beside what is served", wanted)
+            _log.info("shadow release %d is running", wanted)
             self._shadow.begin(wanted, edges)
 
     def _loaded(self, wanted: int, folder: Path) -> dict[str, EdgeModel]:

@@ -1,4 +1,4 @@
-"""All of a release brought into an agent that serves, between two requests, on trial, and out again."""
+"""Switching a serving agent to a release between two requests, its trial, and going back."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy
 
-GONE_BACK = "the release before it was chosen"
-"""Why a release that was left so is not installed again."""
+GONE_BACK = "the previous release was chosen"
+"""The reason for not installing a release again after going back from it."""
 
 _log = logging.getLogger(__name__)
 
 
 class RunsBeside(Protocol):
-    """Models that answer the requests as well, so that what they say is recorded and nobody hears of it."""
+    """Shadow models: they answer the same requests, and the answers are only recorded."""
 
     @property
     def release(self) -> int:
-        """The release that they are of; 0 for none."""
+        """Their release; 0 for none."""
 
     def begin(self, release: int, edges: Mapping[str, EdgeModel], problem: str = "") -> None:
-        """Run these, or say why nothing does."""
+        """Run these models, or report why none runs."""
 
     def end(self) -> None:
-        """Run nothing any more."""
+        """Stop the shadow models."""
 
 
 class UnitAgent(ServingAgent, Protocol):
-    """The agent, as far as switching a release goes."""
+    """The part of the agent needed for switching a release."""
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
-        """What is served now."""
+        """The models served now."""
 
     @property
     def shadow(self) -> RunsBeside:
-        """What runs beside."""
+        """The shadow release."""
 
     def replace_unit(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
-        """Serve all of this from now on, between two requests."""
+        """Serve these models with this policy from the next request on."""
 
 
 class ReleaseCompanion(Protocol):
-    """What runs the pipelines of a release around the agent."""
+    """Runs the pipelines of a release around the agent."""
 
     def check(self, unit: ReleaseUnit) -> None:
         """Raise `ConfigError` for pipelines that cannot run here, `BundleRefused` for those that must not."""
 
     def take(self, unit: ReleaseUnit | None) -> None:
-        """Run those of this release from now on; with None, or where it has none, those of agent.yaml."""
+        """Run the pipelines of this release from now on; those of agent.yaml if it has none, or for None."""
 
 
 @dataclass(frozen=True)
 class FormerServing:
-    """What was served before a release: the edge sides that it replaced, the policy, and the release that it was."""
+    """What was served before a release: the edge sides it replaced, the policy, and the previous release."""
 
     edges: Mapping[str, EdgeModel]
     policy: Policy
@@ -79,7 +79,7 @@ class FormerServing:
 
 @dataclass
 class _Trial:
-    """A release that has yet to prove itself: which models still have to, and where it goes back to."""
+    """A release on trial: the models that have yet to prove themselves, and what to go back to."""
 
     sequence: int
     former: FormerServing
@@ -89,9 +89,9 @@ class _Trial:
 
 
 class LoadModel(Protocol):
-    """Loads a bundle of one model and warms it up; with None what agent.yaml names, None where that is nothing.
+    """Loads and warms up a bundle of one model; for None what agent.yaml names, None if that is nothing.
 
-    One that `is_new` may hang or crash, and is refused then.
+    A bundle that `is_new` may hang or crash; it is then refused.
     """
 
     def __call__(self, bundle: Bundle | None, *, is_new: bool = False) -> EdgeModel | None:
@@ -100,8 +100,8 @@ class LoadModel(Protocol):
 
 @dataclass(frozen=True)
 class UnitParts:
-    """What a device reads releases with: whose bundles count, its floor, its own policy, and how a bundle of each of
-    its models is loaded and warmed up."""
+    """What a device needs to open releases: trusted keys, its floor, its own policy, and a loader for each of its
+    models."""
 
     trust: Trust
     floor: LocalFloor
@@ -123,12 +123,13 @@ class UnitSwitching:
         self._unit: ReleaseUnit | None = None
 
     def attach(self, companion: ReleaseCompanion, unit: ReleaseUnit | None) -> None:
-        """Have this run the pipelines of each release, beginning with those of `unit`, which is served."""
+        """Let `companion` run the pipelines of each release, beginning with `unit`, which is served."""
         self._companion, self._unit = companion, None
         self._run_pipelines(unit)
 
     def activate(self, bundle: Bundle) -> Callable[[], None]:
-        """Load and test a release; what serves it. Raises `BundleRefused` where it is no good here."""
+        """Load and test a release; returns a function that serves it. Raises `BundleRefused` if it does not work
+        here."""
         unit, policy = opened(bundle, self._parts)
         try:
             check_policy(policy, self._agent.models.values(), None, has_state_dir=True)
@@ -149,16 +150,16 @@ class UnitSwitching:
         return partial(self._switch, unit, edges, policy)
 
     def resume(self, sequence: int, former: FormerServing) -> None:
-        """Go on with the trial of what is served, which a restart broke."""
+        """Continue the trial of the served release after a restart."""
         edges = {name: self._agent.model(name).edge for name in former.edges}
         served = {name: edge for name, edge in edges.items() if edge is not None}
         self._try_out(sequence, served, former, self._agent.router.policy)
 
     def go_back(self, target: int) -> bool:
-        """Leave the installed release for the one before it, `target`, 0 for what agent.yaml names.
+        """Go back from the installed release to the previous one, `target`, 0 for what agent.yaml names.
 
-        False where that must not be: it has proven itself, and has been installed for longer than its document allows.
-        Raises `BundleRefused` where the one before cannot be used.
+        False if that is not allowed: it has proven itself, and was installed longer ago than its document allows.
+        Raises `BundleRefused` if the previous one cannot be used.
         """
         trial, state = self._trial, self._store.state
         if trial is not None and self._reject(trial, GONE_BACK):
@@ -177,7 +178,7 @@ class UnitSwitching:
         return True
 
     def load_former(self, bundle: Bundle) -> FormerServing:
-        """An installed release, or of version 0 what agent.yaml names, loaded. Raises `BundleRefused`."""
+        """Load an installed release, or for version 0 what agent.yaml names. Raises `BundleRefused`."""
         unit, policy = (None, self._parts.local) if bundle.version == 0 else opened(bundle, self._parts)
         edges: dict[str, EdgeModel] = {}
         try:
@@ -189,12 +190,12 @@ class UnitSwitching:
         except BundleRefused:
             raise
         except UpwellError as error:
-            text = f"release {bundle.version} does not run here any more: {error}"
+            text = f"release {bundle.version} no longer runs here: {error}"
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, text) from None
         return FormerServing(edges, policy, unit)
 
     def poll(self) -> None:
-        """Prove what changed no model, and so has nothing to be compared, once it has served for long enough."""
+        """Prove a release that changed no model, and so has nothing to compare, once it has served long enough."""
         trial = self._trial
         if trial is not None and not trial.waiting and time.monotonic() - trial.began_s >= DURATION_S:
             self._prove(trial, "")
@@ -211,7 +212,7 @@ class UnitSwitching:
             return
         new_s, former_s = statistics.median(new.durations_s), statistics.median(former.durations_s)
         if former_s <= deadline_s < new_s:
-            text = f"{name!r} takes {new_s * 1e3:.0f} ms here, and {former_s * 1e3:.0f} ms before"
+            text = f"{name!r} takes {new_s * 1e3:.0f} ms here, the previous version {former_s * 1e3:.0f} ms"
             raise BundleRefused(Refusal.TOO_SLOW, None, f"{text}; the deadline is {deadline_s * 1e3:.0f} ms")
 
     def _switch(self, unit: ReleaseUnit, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
@@ -235,7 +236,7 @@ class UnitSwitching:
                 trial.is_over = True
         for served in self._agent.models.values():
             if served.edge is not None:
-                served.edge.trial = served.edge.versions = None  # its own predecessor is needed no more
+                served.edge.trial = served.edge.versions = None  # its own predecessor is no longer needed
 
     def _try_out(self, sequence: int, edges: Mapping[str, EdgeModel], former: FormerServing, policy: Policy) -> None:
         if not self._store.state.is_on_trial:
@@ -251,7 +252,7 @@ class UnitSwitching:
         self._reject(trial, f"model {name}: {reason}")
 
     def _reject(self, trial: _Trial, reason: str) -> bool:
-        """Serve what was there before, all of it, at once; the disk is told in the background."""
+        """Serve everything from before again, at once; the disk is updated in the background."""
         with self._lock:
             if trial.is_over:
                 return False
@@ -259,7 +260,7 @@ class UnitSwitching:
         for name in trial.former.edges:
             edge = self._switching.current(name)
             if edge is not None and edge.trial is not None:
-                edge.trial.end()  # requests under way keep the former version behind them
+                edge.trial.end()  # requests in progress keep their stand-in
         self._agent.replace_unit(trial.former.edges, trial.former.policy)
         _log.error("went back from release %d to what was served before: %s", trial.sequence, reason)
         in_background("roll-back", partial(self._roll_back, trial, reason))
@@ -279,9 +280,9 @@ class UnitSwitching:
 
 
 def opened(bundle: Bundle, parts: UnitParts) -> tuple[ReleaseUnit, Policy]:
-    """A release whose files were verified, and the policy that it comes to here.
+    """Open a release with verified files, and combine its policy with the device's.
 
-    Raises `BundleRefused`, also where it would loosen what this device keeps to.
+    Raises `BundleRefused`, also if it would loosen the device's floor.
     """
     unit = open_unit(bundle.folder, parts.trust)
     policy = unit.policy_over(parts.local)

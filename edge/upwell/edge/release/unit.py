@@ -1,4 +1,4 @@
-"""A release as a folder on a device: a bundle of bundles, so that all of it is verified and kept as one.
+"""A release as a folder on a device: a bundle of bundles, verified and stored as one.
 
 release.json          the signed document
 manifest.json         name, sequence, and the SHA-256 of every file here
@@ -33,7 +33,7 @@ PIPELINES_NAME = "pipelines.yaml"
 
 @dataclass(frozen=True)
 class ReleaseUnit:
-    """A release on disk whose every part was read. `policy` and `pipelines` are None where it has none."""
+    """A release on disk, with every part read. `policy` and `pipelines` are None if it has none."""
 
     folder: Path
     document: ReleaseDocument
@@ -42,7 +42,7 @@ class ReleaseUnit:
     calibrations: tuple[Calibration, ...] = ()
     pipelines: Path | None = None
     digest: str = ""
-    """`sha256:…` of the document, and so of all that it names."""
+    """`sha256:…` of the document, which covers all that it names."""
 
     @property
     def sequence(self) -> int:
@@ -50,7 +50,7 @@ class ReleaseUnit:
         return self.document.sequence
 
     def policy_over(self, local: Policy) -> Policy:
-        """What a device with this policy of its own decides by: the release's, with the release's calibrations."""
+        """The policy for a device with the policy `local`: the release's policy and calibrations."""
         policy = self.policy or local
         if not self.calibrations:
             return policy
@@ -63,17 +63,17 @@ def read_document(folder: Path) -> bytes:
 
 
 def bundle_folder(folder: Path, document: ReleaseDocument, model: str) -> Path:
-    """Where the bundle of a model lies in the folder of a release."""
+    """The folder of a model's bundle within the folder of a release."""
     return folder / f"b{sorted(document.bundles).index(model)}"
 
 
 def assemble_unit(
     data: bytes, document: ReleaseDocument, into: Path, payload: Callable[[Payload], Path], former: Path | None = None
 ) -> None:
-    """Make the folder `into`, which must not exist, of a release's document and its files.
+    """Assemble a release's document and files in the folder `into`, which must not exist.
 
-    `payload` gives a file, which is verified as it is put there. Of the release in the folder `former` bundles that are
-    the same are copied. Raises `BundleRefused`, `ConfigError` and `OSError`; the folder may be half made then.
+    `payload` gives a file, which is verified when it is stored. Equal bundles are copied from the release in the folder
+    `former`. Raises `BundleRefused`, `ConfigError` and `OSError`; the folder may then be incomplete.
     """
     into.mkdir(mode=0o700, parents=True)
     write_whole(into / DOCUMENT_NAME, data)
@@ -85,7 +85,7 @@ def assemble_unit(
         else:
             found = open_archive(_checked(payload(bundle), bundle), target)
             if found.version != bundle.version:
-                problem = f"the bundle of {name!r} has version {found.version}; the release says {bundle.version}"
+                problem = f"the bundle of {name!r} has version {found.version}; the release names {bundle.version}"
                 raise BundleRefused(Refusal.TAMPERED, None, problem)
     for part, file_name in (
         (document.policy, POLICY_NAME),
@@ -99,7 +99,7 @@ def assemble_unit(
 
 
 def open_unit(folder: Path, trust: Trust) -> ReleaseUnit:
-    """The release in `folder`, of which `open_bundle` has verified the files; each bundle is verified by `trust`.
+    """Open the release in `folder`, whose files `open_bundle` has verified; each bundle is verified with `trust`.
 
     Raises `BundleRefused` for a part that cannot be used.
     """
@@ -123,7 +123,7 @@ def _sequence_in(folder: Path) -> int:
 
 
 def _same_bundle(former: Path, name: str, sha256: str) -> Path | None:
-    """The folder of the bundle of this archive in another release; None where it has another one or was damaged."""
+    """The folder of this archive's bundle in another release; None if it has another one or is damaged."""
     try:
         open_bundle(former)
         document = parse_document(read_document(former), _sequence_in(former))
@@ -134,7 +134,7 @@ def _same_bundle(former: Path, name: str, sha256: str) -> Path | None:
 
 
 def _checked(path: Path, payload: Payload) -> Path:
-    """The file, which is what the release names. Raises `BundleRefused`."""
+    """The file, checked against the release. Raises `BundleRefused`."""
     digest, size_bytes = hashlib.sha256(), 0
     with open_plain(path) as file:
         while data := file.read(1 << 20):

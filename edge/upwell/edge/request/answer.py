@@ -1,4 +1,4 @@
-"""What the agent gives back: the outputs and the facts about them."""
+"""The agent's answer: the outputs and the facts about them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from upwell.shared.values import quick
 @quick
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time went, in seconds; None where that part did not take place.
+    """The times of the parts of a request, in seconds; None for a part that did not take place.
 
-    `uplink_s` is the whole wait for the cloud as the device sees it; the cloud's own two parts lie within it.
+    `uplink_s` is the device's whole wait for the cloud, including the cloud's own two parts.
     """
 
     total_s: float
@@ -28,18 +28,17 @@ class Timings:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer with its reason. `routes` has one entry for each row; `route` is `mixed` where they differ.
+    """One answer with its reason. `routes` has one entry per row; `route` is `mixed` if they differ.
 
-    `spool_id` names the case that was kept for the cloud, empty where none was: its result comes later, and is about
-    `spool_rows` of the request.
-    Where the device had a part, `accelerator` names what ran nodes of its model by the evidence, `cpu` where none did,
-    and `edge_state` says whether that is what was asked for (`ready`, `compiling`, `fallback`). `cut` is where a model
-    was split that head and tail answered together.
+    `spool_id` is the id of the case spooled for the cloud, empty without one; its result comes later, for the rows
+    `spool_rows`. If the device took part, `accelerator` names what ran nodes of its model by evidence, or `cpu`, and
+    `edge_state` says whether that is as configured (`ready`, `compiling`, `fallback`). `cut` is the cut of a split
+    model answered by head and tail.
 
-    `labels` are the names of classes by output, where the device's `model.yaml` has some: those of its last dimension,
-    or of a detection's class. `hardness` has a number for each row, by the measure of the policy: NaN for one that the
-    device did not score (it went up at once, or its scores are not finite). It is empty where none was asked for.
-    `agent` is the name of the agent that answered, `version` that of its Upwell.
+    `labels` are the class names by output, if the device's `model.yaml` has some: those of its last dimension, or of a
+    detection's class. `hardness` has a number for each row, by the policy's measure: NaN if the device did not score it
+    (it was offloaded at once, or its scores are not finite). It is empty if the policy needs none. `agent` is the name
+    of the agent that answered, `version` that of its Upwell.
     """
 
     outputs: Mapping[str, Array]

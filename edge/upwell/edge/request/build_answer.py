@@ -1,4 +1,4 @@
-"""The answer, put together of what the device and the cloud gave."""
+"""Building the answer from the outputs of the device and the cloud."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UPWELL_VERSION = package_version("upwell")
 
 
 def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
-    """The answer of the agent of that name to a request of which every row has one, put together now."""
+    """Build the answer of the agent called `agent` to a request whose rows all have answers."""
     device = edge = done.model.edge
     routes = flow.routes
     replies: Replies = ()
@@ -61,6 +61,6 @@ def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
 
 
 def _hardness(done: RequestRecord) -> tuple[float, ...]:
-    """By row; empty where the device scored none."""
+    """The hardness by row; empty if the device scored none."""
     found = done.hardness
     return tuple(found.get(row, math.nan) for row in done.parts.all) if found else ()

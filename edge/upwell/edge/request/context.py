@@ -1,4 +1,4 @@
-"""What a request is handled with: what all requests share, and its place in a trace where it has one."""
+"""The context of a request: what all requests share, and the request's place in a trace, if any."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from upwell.shared.telemetry.tracer import Tracer
 
 
 class RequestMetrics(Protocol):
-    """Who counts the bytes that leave."""
+    """Counts the bytes sent to the cloud."""
 
     def sent(self, model: str, size_bytes: int) -> None:
-        """A message of so many bytes was sent for this model."""
+        """Count a message of this size, sent for this model."""
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What every request is handled with; of a request that is in a trace, a copy of its own.
+    """The context shared by all requests; a traced request has its own copy.
 
-    `agent` is the name that answers carry. `trace` is set where `tracer` records the request; `traceparent` is what the
-    cloud is told of one that is not recorded.
+    `agent` is the name that answers carry. `trace` is set if `tracer` records the request; `traceparent` is what the
+    cloud is sent if it is not recorded.
     """
 
     router: RouterService
@@ -38,7 +38,7 @@ class RequestContext:
     traceparent: str = ""
 
     def placed(self, traceparent: str, arrived_s: float) -> RequestContext:
-        """The context for a request whose caller sent `traceparent`; without a tracer that is passed on as it is."""
+        """The context for a request whose caller sent `traceparent`; without a tracer it is passed on unchanged."""
         if self.tracer is None:
             place = Place.parse(traceparent)
             return self if place is None else replace(self, traceparent=str(place))

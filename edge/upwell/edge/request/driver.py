@@ -1,6 +1,6 @@
-"""Drives the flow of one request with the real things: the device's runs, calls to the cloud, the monotonic clock.
+"""Drives the flow of one request with real runs on the device, calls to the cloud, and the monotonic clock.
 
-The caller's own thread does it all: while a call to the cloud is under way it waits, or runs the edge model beside it.
+All of it happens in the caller's thread: during a call to the cloud it waits, or runs the edge model meanwhile.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Call:
-    """A call under way, the attempt that it is for, and its place in the request's trace, where that is recorded."""
+    """A call in progress, its attempt, and its span in the request's trace, if that is recorded."""
 
     call: CloudCall
     attempt: int
@@ -66,7 +66,7 @@ class _Call:
 class RequestDriver:
     """One request. Made and run once, in one thread."""
 
-    # What most requests leave as it is.
+    # Most requests never change these.
     _edge_s: float | None = None
     _edge_digest = ""
     _run_request = RUN_REQUESTS["normal"]
@@ -82,7 +82,7 @@ class RequestDriver:
         self._parts = RowParts(len(signals.row_sizes_bytes))
 
     def run(self) -> tuple[Answer, RequestRecord]:
-        """The answer, and all that is known of the request. Raises `UpwellError` where there is none to give."""
+        """Run the request; returns the answer and the record. Raises `UpwellError` if there is no answer."""
         flow, perform = self._flow, PERFORM
         began_s = time.monotonic()
         try:
@@ -101,7 +101,7 @@ class RequestDriver:
                     if asked is Admit or asked is Score:
                         self._note_decision(asked is Score, began_s)
         except Refused:
-            if flow.turned_away:  # it does not count against the rate of its source
+            if flow.turned_away:  # it does not count towards its source's rate
                 self._give_back_admission()
             raise
         done = self.record()
@@ -109,7 +109,7 @@ class RequestDriver:
         return build_answer(done, flow, self._context.agent), done
 
     def record(self) -> RequestRecord | None:
-        """All that is known of the request; None where it ended before anything was decided."""
+        """The record of the request; None if it ended before the first decision."""
         flow = self._flow
         if flow.first is None:
             return None
@@ -120,7 +120,7 @@ class RequestDriver:
 
     def _note_decision(self, is_second: bool, began_s: float) -> None:
         decision = self._flow.second if is_second else self._flow.first
-        if decision is None:  # nothing could be measured
+        if decision is None:  # there was no decision to learn from
             return
         if self._context.trace is not None:
             add_decision(self._context.trace, decision, began_s)
@@ -131,7 +131,7 @@ class RequestDriver:
         if uplink is not None and signals.may_offload and not decision.verdict.egress_rule:
             uplink.note_candidate(partial(self._context.router.judge, signals))
 
-    # What the flow asks for.
+    # The flow's actions.
 
     def _admit(self, action: Admit) -> int:
         decision, signals = action.decision, self._flow.signals
@@ -204,7 +204,7 @@ class RequestDriver:
         message = Message.of(InferRequest(model=model, inputs=inputs, id=self._id), self._context.traceparent)
         if not action.attempt:
             self._messages: dict[int, Message] = {}
-            # Reentrant, so that gRPC's threads may tell of ends at any time.
+            # Reentrant, so that gRPC's threads may report the end of a call at any time.
             self._news: SimpleQueue[None] = SimpleQueue()
         self._messages[action.attempt] = message
         return len(message.data)
@@ -216,7 +216,7 @@ class RequestDriver:
         message = self._messages[action.attempt]
         if place is not None:
             message = replace(message, traceparent=str(place))
-        # Rules may look at the link: as it is without this message.
+        # Rules may use the link, so it is taken without this message.
         judge = partial(context.router.judge, self._flow.signals, action.known)
         apart_from = self._calls[action.apart_from].call if action.apart_from else None
         try:
@@ -238,7 +238,7 @@ class RequestDriver:
                 self._news.get(timeout=min(left_s, threading.TIMEOUT_MAX))
 
     def _ended(self, name: str) -> CallEnded | None:
-        """How a call ended that was not yet told of; None while it goes on."""
+        """The end of a call that was not yet reported; None while it is in progress."""
         call = self._calls[name]
         if call.has_ended:
             return None
@@ -250,13 +250,13 @@ class RequestDriver:
             try:
                 outcome = self._checked(call.attempt, outcome)
             except ModelFailed as error:
-                # A request may deserve it (what is not a number goes in and comes out), so it speaks against nobody.
+                # The request itself may cause it (NaN in, NaN out), so it counts against neither side.
                 is_blameless = isinstance(error, NotFinite)
                 outcome = call.call.reject(str(error))
         return self._record_end(name, outcome, is_blameless=is_blameless)
 
     def _checked(self, number: int, reply: CloudReply) -> CloudReply:
-        """The reply as an answer of the whole model. Raises `ModelFailed` where it is none."""
+        """The reply as an answer of the whole model. Raises `ModelFailed` if it is invalid."""
         half, edge = self._halves.get(number), self._model.edge
         if half is not None:
             reply = replace(reply, response=replace(reply.response, outputs=half.joined(reply.response.outputs)))

@@ -1,4 +1,4 @@
-"""All that is known of one request once it has been answered, or could not be."""
+"""The record of one request, once it was answered or failed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from upwell.shared.values import quick
 @quick
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request. `first` was decided before the device ran, `second` after it, None where nothing was asked then.
+    """One request. `first` is the decision before the device ran, `second` the one after it, None if there was none.
 
-    `sent_inputs` are the inputs as they go up; `hardness` is by row, for those that the device scored;
+    `sent_inputs` are the inputs as sent to the cloud; `hardness` is by row, for the rows that the device scored;
     `edge_digest` names the version that ran on the device.
     """
 
@@ -40,17 +40,17 @@ class RequestRecord:
 
     @property
     def settings(self) -> Settings:
-        """What the policy came to."""
+        """The policy's settings for the request."""
         return self.first.verdict.settings
 
     @property
     def replies(self) -> Mapping[int, CloudReply]:
-        """Rows that the cloud answered, and the answer that each is in."""
+        """The rows that the cloud answered, each with its reply."""
         return {row: a.outcome for a in self.attempts if isinstance(a.outcome, CloudReply) for row in a.rows}
 
     @property
     def missed(self) -> Mapping[int, Reason]:
-        """Rows that wanted the cloud and that it did not answer, and why."""
+        """The rows that wanted the cloud but got no answer from it, with the reason."""
         kept = {
             row: decision.obstacle
             for decision in (self.first, self.second)
@@ -61,7 +61,7 @@ class RequestRecord:
         return {**kept, **failed}
 
     def inputs_of(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
-        """The inputs of these rows as they go up."""
+        """The inputs of these rows as sent to the cloud."""
         if len(rows) == self.parts.rows or self.model.edge is None:
             return self.sent_inputs
         return self.model.edge.signature.select_rows(self.sent_inputs, rows)

@@ -1,4 +1,4 @@
-"""One request as the agent takes it: its id, its inputs and rows, and the signals that the router decides by."""
+"""One request to the agent: its id, its inputs and rows, and the signals for the router."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ from upwell.shared.values import quick
 @quick
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asks. `inputs` maps the signature's names to arrays with rows; instants are of the monotonic clock.
+    """A caller's request. `inputs` maps the signature's names to arrays with rows; times are monotonic.
 
-    `deadline_s` is infinite where the caller has none, `id` empty where it gave none, `traceparent` its place in a
-    trace.
+    `deadline_s` is infinite and `id` empty if the caller gave none; `traceparent` is its place in a trace.
     """
 
     model: str
@@ -47,16 +46,16 @@ _AT_ONCE = 64
 
 
 class Ids:
-    """As random UUIDs. Many are made at once: to write one such number takes as long as a whole decision.
+    """Random UUIDs, made in batches, since formatting one takes as long as a whole decision.
 
-    Safe to use from many threads.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
         self._ready: list[str] = []
 
     def new(self) -> str:
-        """One that was not given before."""
+        """A new id."""
         try:
             return self._ready.pop()
         except IndexError:
@@ -65,14 +64,14 @@ class Ids:
 
 
 Replies: TypeAlias = Sequence[tuple[tuple[int, ...], CloudReply]]
-"""What the cloud answered, each with the rows of the request that it is about."""
+"""The cloud's answers, each with the rows of the request that it covers."""
 
 
 _ONE = (0,)
 
 
 class RowParts:
-    """What the device answered so far, in parts of one or several rows."""
+    """The device's answers so far, in parts of one or several rows."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -80,7 +79,7 @@ class RowParts:
         self.edge: list[tuple[tuple[int, ...], EdgeRun]] = []
 
     def merged(self, replies: Replies, signature: Signature | None) -> Mapping[str, Array]:
-        """The cloud's rows, and the edge's where the cloud has none. Without a `signature` the cloud has all."""
+        """The cloud's rows, and the edge's for the others. Without a `signature` the cloud has all rows."""
         if not replies and len(self.edge) == 1:
             return self.edge[0][1].outputs
         lifted = {row for rows, _ in replies for row in rows}
@@ -98,14 +97,14 @@ class RowParts:
 
 
 def size_bytes(inputs: Mapping[str, Array]) -> int:
-    """Bytes of a request to a model whose signature only the cloud knows. Raises `InvalidRequest`."""
+    """The size of a request whose signature only the cloud knows. Raises `InvalidRequest`."""
     try:
         return sum(
             sum(len(item) + 4 for item in array.flat) if array.dtype == np.object_ else array.nbytes
             for array in inputs.values()
         )
     except TypeError:
-        raise InvalidRequest("an array of objects holds something other than bytes") from None
+        raise InvalidRequest("an object array contains something other than bytes") from None
 
 
 _CHANNELS = (1, 3)
@@ -135,7 +134,8 @@ def _array(name: str, value: object, is_picture: bool) -> Array:
 
 
 def _with_rows(pixels: Array) -> Array:
-    """Pixels as [rows, height, width, channels]; three dimensions that end in 1 or 3 are one picture with channels."""
+    """Pixels as [rows, height, width, channels]; with three dimensions, the last 1 or 3, it is one picture with
+    channels."""
     if pixels.ndim == 2:
         return pixels[None, :, :, None]
     if pixels.ndim == 3:
@@ -144,7 +144,7 @@ def _with_rows(pixels: Array) -> Array:
 
 
 def as_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
-    """The tags as rules see them, in a copy: `checked_tags`. Raises `InvalidRequest`."""
+    """A copy of the tags as rules see them: `checked_tags`. Raises `InvalidRequest`."""
     try:
         return checked_tags(tags)
     except ValueError as error:
@@ -152,8 +152,8 @@ def as_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def signals_of(context: RequestContext, model: ServedModel, request: Request) -> tuple[Signals, Mapping[str, Array]]:
-    """The signals, and the inputs as the whole model in the cloud takes them: pictures are encoded before anything is
-    decided, since it is the bytes really sent that decide. Raises `InvalidRequest` for inputs that do not fit.
+    """The signals, and the inputs as the whole model in the cloud takes them. Pictures are encoded before the decision,
+    which depends on the bytes really sent. Raises `InvalidRequest` for wrong inputs.
     """
     edge, entry_model, inputs = model.edge, model.entry_model, request.inputs
     rows = entry_model.signature.check_inputs(inputs) if entry_model else 1

@@ -1,4 +1,4 @@
-"""What the spans of a request say: the request, each decision, each run of the device, each call to the cloud."""
+"""The spans of a request: the request, each decision, each run on the device, each call to the cloud."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUEST, DECIDE, EDGE, HEAD, UPLINK = (f"upwell.agent.{part}" for part in ("infe
 
 
 def add_decision(trace: Trace, decision: Decision, began_s: float) -> None:
-    """A decision has been made, before the device ran or after it."""
+    """Add the span of a decision, made before or after the device ran."""
     facts: dict[str, bool | int | float | str] = {
         "upwell.plan": str(decision.plan),
         "upwell.reason": str(decision.reason),
@@ -33,7 +33,7 @@ def add_decision(trace: Trace, decision: Decision, began_s: float) -> None:
 
 
 def add_run(trace: Trace, name: str, rows: int, duration_s: float) -> None:
-    """A run of the device has ended now, for so many rows."""
+    """Add the span of a run on the device that has just ended."""
     ended_s = time.monotonic()
     trace.add(name, ended_s - duration_s, ended_s, {"upwell.rows": rows})
 
@@ -41,10 +41,10 @@ def add_run(trace: Trace, name: str, rows: int, duration_s: float) -> None:
 def end_request(
     context: RequestContext, request: Request, done: RequestRecord | None, outcome: Answer | Exception
 ) -> None:
-    """The request has been answered, or not; nothing happens where it is not recorded.
+    """End the request's span, whether it was answered or not; does nothing if it is not recorded.
 
-    Spans leave the device, so they hold codes alone: no text of an error, in which a model may repeat what it was
-    given, and no tag.
+    Spans leave the device, so they contain only codes: no tags, and no error texts, in which a model may repeat its
+    inputs.
     """
     tracer, trace = context.tracer, context.trace
     if tracer is None or trace is None:
@@ -66,15 +66,15 @@ def end_request(
 
 
 def _may_leave(context: RequestContext, done: RequestRecord | None) -> bool:
-    """Whether a request may leave: as it was decided, and by the policy as it is now."""
+    """Whether a request may leave, by its decision and by the present policy."""
     if done is None or done.first.verdict.denial is not None:
         return False
     return context.router.judge(done.signals).denial is None
 
 
 def hashed(told_id: str) -> str:
-    """The caller's id of a request that stays on the device, as it may be told outside: alike for the same id while
-    this process lives. With a key that nobody knows, since ids can be few enough to be tried."""
+    """The hashed form, for use off the device, of a caller's id of a request that must stay: equal for equal ids within
+    this process. The hash has a secret key, since a few ids could be guessed."""
     digest = hashlib.blake2b(told_id.encode("utf-8", "surrogatepass"), digest_size=16, key=_ID_KEY)
     return f"hash:{digest.hexdigest()}"
 

@@ -1,1 +1,1 @@
-"""Runtimes on the device: opening, evidence, coverage, probing."""
+"""Runtimes on the device: loading, placement evidence, coverage, probing."""

@@ -1,4 +1,4 @@
-"""What runs a model on the device, whatever runtime is behind it."""
+"""The interface of runtimes on the device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from upwell.shared.tensors import Array, TensorSpec
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the nodes of a model run, and how we know.
+    """Where the nodes of a model run, by evidence.
 
-    `accelerator` is what was asked for (a provider or delegate), empty for the CPU. It is reported as
-    used only where `nodes_on_accelerator` > 0, and that number comes from the runtime's own node
-    assignment, never from a list of providers that are merely loaded. `reason` says why an accelerator
-    that was asked for is not used; `left_on_cpu` names the nodes that stayed behind.
+    `accelerator` is the configured provider or delegate, empty for the CPU. It is reported as used only if
+    `nodes_on_accelerator` > 0, and that number comes from the runtime's own node assignment, never from a list of
+    loaded providers. `reason` says why a configured accelerator is not used; `left_on_cpu` names the nodes left on the
+    CPU.
     """
 
     accelerator: str = ""
@@ -29,7 +29,7 @@ class Placement:
 class Runtime(Protocol):
     """A loaded model that runs on the device.
 
-    `run` may be called from any thread; up to `instances` calls run at one time, and more wait for each other.
+    `run` may be called from any thread; up to `instances` calls run at once, further ones wait.
     """
 
     name: str
@@ -40,24 +40,23 @@ class Runtime(Protocol):
     outputs: tuple[TensorSpec, ...]
     placement: Placement
     instances: int
-    """How many runs it does at one time."""
+    """The number of concurrent runs."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once.
 
-        `inputs` holds an array for each of `self.inputs`, of its dtype and of a shape that fits it; the
-        result holds a fresh array (never a view into the runtime's memory) for each of `self.outputs`.
-        Raises `InvalidRequest` where a shape or dtype does not fit and `ModelFailed` where the runtime
-        itself fails; the runtime stays usable after either.
+        `inputs` has an array of matching dtype and shape for each of `self.inputs`; the result has a new array (never a
+        view into the runtime's memory) for each of `self.outputs`. Raises `InvalidRequest` for a wrong shape or dtype
+        and `ModelFailed` if the runtime fails; the runtime stays usable after either.
         """
         ...
 
     def close(self) -> None:
-        """Free the model. Calling it twice is harmless; `run` after it raises `ModelFailed`."""
+        """Free the model. Calling it twice is harmless; `run` raises `ModelFailed` afterwards."""
         ...
 
 
 def runtime_name(runtime: Runtime) -> str:
-    """What a log calls a runtime: its name, and the accelerator if that really runs nodes (`onnx`, `onnx+qnn`)."""
+    """The name of a runtime in logs, with the accelerator if that really runs nodes (`onnx`, `onnx+qnn`)."""
     placement = runtime.placement
     return f"{runtime.name}+{placement.accelerator}" if placement.nodes_on_accelerator else runtime.name

@@ -1,4 +1,4 @@
-"""What of a model an accelerator takes: node by node, with an estimate of the work."""
+"""The coverage of a model by an accelerator: node by node, with an estimate of the work."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 class NodeCover:
     """One node of the model as the runtime sees it.
 
-    `partition` is the index of the accelerator's partition that took it, or None on the CPU. `work` is its estimated
-    number of multiplications (elements written where it multiplies nothing), NaN where shapes are not known.
+    `partition` is the index of the accelerator's partition that contains it, or None on the CPU. `work` is its
+    estimated number of multiplications (elements written, if it multiplies nothing), NaN if shapes are unknown.
     """
 
     name: str
@@ -25,7 +25,7 @@ class NodeCover:
 class Coverage:
     """Where each node of a model runs on one accelerator.
 
-    `source` says how that is known: `graph assignment`, `profile` (ONNX Runtime), `delegate walk`, `compiled model` or
+    `source` is the evidence: `graph assignment`, `profile` (ONNX Runtime), `delegate walk`, `compiled model` or
     `partition plan` (TFLite). `nodes` are in the order of the model's main graph.
     """
 
@@ -36,17 +36,17 @@ class Coverage:
 
     @property
     def taken(self) -> Sequence[NodeCover]:
-        """Those on the accelerator."""
+        """The nodes on the accelerator."""
         return [node for node in self.nodes if node.partition is not None]
 
     @property
     def left_on_cpu(self) -> Sequence[NodeCover]:
-        """The others."""
+        """The nodes on the CPU."""
         return [node for node in self.nodes if node.partition is None]
 
     @property
     def partitions(self) -> int:
-        """How many parts of the graph the accelerator runs, each with a hop there and back."""
+        """The number of partitions on the accelerator, each with a transfer there and back."""
         return len({node.partition for node in self.taken})
 
     @property
@@ -56,6 +56,6 @@ class Coverage:
 
     @property
     def work_share(self) -> float:
-        """Share of the estimated work on the accelerator; NaN where the work of some node is not known."""
+        """Share of the estimated work on the accelerator; NaN if the work of some node is unknown."""
         total = sum(node.work for node in self.nodes)
         return sum(node.work for node in self.taken) / total if total > 0 else math.nan

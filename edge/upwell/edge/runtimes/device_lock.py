@@ -1,9 +1,9 @@
-"""Who has a device open, over all processes of this machine.
+"""Locks on accelerator devices, across all processes of this machine.
 
-Opening some devices breaks whoever has them open already (a second process that opens a USB accelerator unplugs it from
-the first), so nothing may try one out while it is in use. Locks are files in the machine's temporary folder, held by
-`flock`: shared while a device is open, exclusively while it is tried out. They end with the process, however that ends.
-Agents with temporary folders of their own do not see each other's, and on Windows there are none.
+Opening some devices breaks the process that already uses them (a second process that opens a USB accelerator
+disconnects the first), so a device must not be probed while in use. Locks are files in the machine's temporary folder,
+held by `flock`: shared while a device is open, exclusive while it is probed. They end with the process, however that
+ends. Agents with separate temporary folders do not see each other's locks, and Windows has none.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ _POLL_S = 0.02
 
 
 class DeviceBusy(Exception):
-    """Somebody else has the device open, or is trying it out; or there is no telling."""
+    """Another process has the device open or is probing it; or that is unknown."""
 
 
 class DeviceLock:
-    """A lock that is held until `release`, which may be called twice, and by whoever has inherited `descriptors`."""
+    """A lock held until `release`, which may be called twice; processes that inherit `descriptors` hold it too."""
 
     def __init__(self, descriptors: list[int]) -> None:
         self.descriptors = descriptors
 
     def release(self) -> None:
-        """Let others have the device."""
+        """Release the device."""
         while self.descriptors:
             with suppress(OSError):
                 os.close(self.descriptors.pop())
 
 
 def hold(library: str, options: Mapping[str, str], patience_s: float) -> DeviceLock:
-    """The lock of whoever has the device open; any number of processes may hold it.
+    """Take the shared lock for using the device; any number of processes may hold it.
 
-    Waits up to `patience_s` for somebody who tries the device out, then raises `DeviceBusy`.
+    Waits up to `patience_s` for a process that probes the device, then raises `DeviceBusy`.
     """
     every, device, _ = _names(library, options)
     return _wait(lambda: _lock([every, device], exclusive=False), patience_s)
 
 
 def try_out(library: str, options: Mapping[str, str], patience_s: float) -> DeviceLock:
-    """The lock of the one process that tries the device out.
+    """Take the exclusive lock for probing the device.
 
-    Waits up to `patience_s` for another that tries it out. Raises `DeviceBusy`, at once where it is in use.
+    Waits up to `patience_s` for another probing process. Raises `DeviceBusy`, at once if the device is in use.
     """
     every, device, any_device = _names(library, options)
     names = [every] if device == any_device else [device, any_device]
 
     def attempt() -> DeviceLock | None:
-        shared = _lock(names, exclusive=False)  # which who uses it lets others have, and who tries it out does not
+        shared = _lock(names, exclusive=False)  # compatible with users of the device, but not with a probing process
         if shared is None:
             return None
         shared.release()
         alone = _lock(names, exclusive=True)
         if alone is None:
-            raise DeviceBusy("the device is open already")
+            raise DeviceBusy("the device is already open")
         return alone
 
     return _wait(attempt, patience_s)
@@ -80,15 +80,15 @@ def _wait(attempt: Callable[[], DeviceLock | None], patience_s: float) -> Device
         if lock is not None:
             return lock
         if time.monotonic() >= until_s:
-            raise DeviceBusy("another process is trying the device out")
+            raise DeviceBusy("another process is probing the device")
         time.sleep(_POLL_S)
 
 
 def _names(library: str, options: Mapping[str, str]) -> tuple[str, str, str]:
-    """Lock files: of the library, of the device that the options name, and of whoever names none.
+    """The lock files of the library, of the device that the options name, and of users that name no device.
 
-    Who names no device may be on any. So to try out a named device neither it nor any unnamed one may be in use, and to
-    try out an unnamed one no device of the library may be.
+    A user that names no device may be on any. So probing a named device requires that neither it nor an unnamed one is
+    in use, and probing an unnamed one that no device of the library is.
     """
     named = sorted((key, value) for key, value in options.items() if "device" in key.lower())
 
@@ -99,7 +99,8 @@ def _names(library: str, options: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _lock(names: list[str], *, exclusive: bool) -> DeviceLock | None:
-    """All of these, or None where another lock forbids one. Raises `DeviceBusy` where a file cannot be used."""
+    """Lock all of these files, or return None if another lock conflicts. Raises `DeviceBusy` if a file cannot be
+    used."""
     descriptors: list[int] = []
     lock = DeviceLock(descriptors)
     try:
@@ -115,11 +116,11 @@ def _lock(names: list[str], *, exclusive: bool) -> DeviceLock | None:
 
 
 def _opened(path: Path) -> int:
-    """The lock file, made if missing. Read-only, so that it serves every user, whoever made it; never a link."""
+    """Open the lock file, created if missing; read-only, so that it works for every user, and never a link."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     for _ in range(2):
         try:
-            # Without O_CREAT: in a folder like /tmp that is refused for another user's file (fs.protected_regular).
+            # Without O_CREAT, which is refused for another user's file in folders like /tmp (fs.protected_regular).
             descriptor = os.open(path, flags)
         except FileNotFoundError:
             try:
@@ -131,4 +132,4 @@ def _opened(path: Path) -> int:
             os.close(descriptor)
             raise OSError(errno.EINVAL, "it is not a plain file", str(path))
         return descriptor
-    raise OSError(errno.EAGAIN, "it comes and goes", str(path))
+    raise OSError(errno.EAGAIN, "it keeps being deleted", str(path))

@@ -1,4 +1,4 @@
-"""The official fake runtime: a Python function behind the interface that every real runtime has."""
+"""The official fake runtime: a Python function behind the `Runtime` interface."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from upwell.shared.tensors import Array, TensorSpec
 
 @dataclass
 class Behaviour:
-    """What each run of a fake does; it may be changed between runs.
+    """The behaviour of each run of a fake; it may be changed between runs.
 
-    It waits for `gate` (if there is one) to be set, then takes `latency_s`, then raises `ModelFailed` with the text in
-    `failure` if there is one, else answers.
+    A run waits for `gate` to be set (if given), takes `latency_s`, then raises `ModelFailed` with the text `failure`
+    (if given) or answers.
     """
 
     latency_s: float = 0.0
@@ -29,9 +29,9 @@ class Behaviour:
 
 
 class FakeRuntime:
-    """Runs `function` as the model, up to `instances` runs at one time.
+    """Runs `function` as the model, up to `instances` runs at once.
 
-    `runs` counts the runs that were begun with valid inputs.
+    `runs` counts the runs started with valid inputs.
     """
 
     name: str = "fake"
@@ -83,7 +83,7 @@ class FakeRuntime:
         try:
             answer = self._function(inputs)
             return {spec.name: np.array(answer[spec.name]) for spec in self.outputs}
-        except Exception as error:  # the function stands for a model, which may fail in any way
+        except Exception as error:  # a model may fail in any way
             raise ModelFailed(f"the fake model failed: {error}") from error
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks on what goes into a runtime: the model file once, the inputs of every run in well under a microsecond each."""
+"""Checks of the model file, once, and of the inputs of every run, in well under a microsecond each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 
 def check_file(path: Path) -> None:
-    """Raise `ConfigError` unless `path` is a file that can be read and holds something."""
+    """Raise `ConfigError` unless `path` is a readable, non-empty file."""
     try:
         with open_plain(path) as file:
             if not file.read(1):
@@ -27,16 +27,16 @@ def check_file(path: Path) -> None:
 
 
 def unkept_batch(path: Path, batch: int, why: str) -> ConfigError:
-    """The error where a model cannot be run with the `batch` that is written for it."""
+    """The error for a model that cannot be run with the configured `batch`."""
     return ConfigError.at(path, f"`batch: {batch}` cannot be used: {why}")
 
 
 class InputCheck:
     """Compares the inputs of a run with the model's specifications.
 
-    Calling it checks names, dtypes and the elements of BYTES inputs, which runtimes take without a word when they
-    are wrong (ONNX Runtime reads big-endian numbers as little-endian ones and lets a caller replace a weight that
-    is also an input). Shapes are left to the runtime or to `mismatch`.
+    Calling it checks names, dtypes and the elements of BYTES inputs, for which runtimes report no errors (ONNX Runtime
+    reads big-endian numbers as little-endian, and lets a caller replace a weight that is also an input). Shapes are
+    checked by the runtime or by `mismatch`.
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
@@ -45,12 +45,12 @@ class InputCheck:
         self._bytes_names = tuple(spec.name for spec in specs if spec.datatype == "BYTES")
 
     def __call__(self, inputs: Mapping[str, Array]) -> None:
-        """Raise `InvalidRequest` with what was expected if a name or dtype does not fit."""
+        """Raise `InvalidRequest` with the expected input for a wrong name or dtype."""
         if not self._names_and_dtypes_fit(inputs):
             raise InvalidRequest(self.mismatch(inputs))
         for name in self._bytes_names:
             if not all(isinstance(element, bytes) for element in inputs[name].flat):
-                raise InvalidRequest(f"input {name!r} must hold bytes only")
+                raise InvalidRequest(f"input {name!r} must contain only bytes")
 
     def _names_and_dtypes_fit(self, inputs: Mapping[str, Array]) -> bool:
         if len(inputs) != len(self._dtypes):
@@ -62,7 +62,7 @@ class InputCheck:
         return True
 
     def mismatch(self, inputs: Mapping[str, Array]) -> str:
-        """What does not fit, shapes included, as one sentence; empty if everything does."""
+        """What is wrong, shapes included, as one sentence; empty if nothing is."""
         return "; ".join(self._problems(inputs))
 
     def _problems(self, inputs: Mapping[str, object]) -> Iterator[str]:
@@ -86,11 +86,11 @@ def describe(spec: TensorSpec) -> str:
 
 
 def shape_fits(wanted: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether `shape` has the rank and the fixed dimensions of `wanted`, in which -1 varies."""
+    """Whether `shape` has the rank and the fixed dimensions of `wanted`, where -1 is dynamic."""
     return len(wanted) == len(shape) and all(want in (-1, have) for want, have in zip(wanted, shape, strict=True))
 
 
 def blank(datatype: str, shape: Sequence[int]) -> Array:
-    """Zeros, or empty strings for BYTES, with 1 for each dimension that varies."""
+    """Zeros, or empty strings for BYTES, with 1 for each dynamic dimension."""
     sizes = [1 if size < 0 else size for size in shape]
     return np.full(sizes, b"", np.object_) if datatype == "BYTES" else np.zeros(sizes, numpy_dtype(datatype))

@@ -1,4 +1,4 @@
-"""Choosing the runtime of a model file. Runtimes are imported when one is needed, not before."""
+"""Choosing and importing the runtime of a model file, only when it is needed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BY_SUFFIX = {".onnx": "onnx", ".tflite": "tflite"}
 
 
 def runtime_of(path: Path, options: RuntimeOptions) -> str:
-    """The runtime that `options` names or the suffix of `path` tells: `onnx` or `tflite`.
+    """The runtime named in `options` or implied by the suffix of `path`: `onnx` or `tflite`.
 
-    Raises `ConfigError` where neither does.
+    Raises `ConfigError` if neither gives one.
     """
     runtime = options.runtime or _BY_SUFFIX.get(path.suffix.lower())
     if runtime is None:
@@ -37,13 +37,12 @@ def load_runtime(
 ) -> Runtime:
     """Load the model at `path` on `accelerator`, or on the CPU for None.
 
-    `options.accelerator` is not looked at: whoever calls this decides which one is tried. `cache_dir` is where a
-    runtime may keep what an accelerator compiled, for the next start.
+    `options.accelerator` is ignored: the caller decides which one is tried. In `cache_dir` a runtime may store what an
+    accelerator compiled, for the next start.
 
-    Raises `ConfigError` where the runtime is unknown or its package is not installed (naming the extra that brings
-    it) and for everything that is wrong with the model, and `AcceleratorNotUsable` where `accelerator` takes no node
-    of it here, or with `require: must` not every node. Nothing falls back to the CPU while it is loaded; an accelerator
-    that fails later does (`FallbackRuntime`).
+    Raises `ConfigError` if the runtime is unknown or its package is not installed (naming the extra), and for any
+    problem with the model; and `AcceleratorNotUsable` if `accelerator` takes no node here, or not every node with
+    `require: must`. Loading never falls back to the CPU; an accelerator that fails later does (`FallbackRuntime`).
     """
     options = options or RuntimeOptions()
     if accelerator is None:
@@ -70,10 +69,10 @@ def _open(
 
 
 def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
-    """What `accelerator` takes of the model at `path`, whatever `accelerator.require` says.
+    """The coverage of the model at `path` by `accelerator`, whatever `accelerator.require` says.
 
-    Raises `ConfigError` as `load_runtime` does, and `AcceleratorNotUsable` where the accelerator cannot be loaded or
-    refuses the model; where it takes nothing the coverage says so.
+    Raises `ConfigError` as `load_runtime` does, and `AcceleratorNotUsable` if the accelerator cannot be loaded or
+    refuses the model; if it takes no node, the coverage says so.
     """
     if runtime_of(path, options) == "tflite":
         from upwell.edge.runtimes.tflite.coverage import coverage_of as tflite_coverage_of
@@ -86,7 +85,7 @@ def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOpt
 
 @contextlib.contextmanager
 def needs_onnxruntime(path: Path) -> Iterator[None]:
-    """Around an import of a module that imports ONNX Runtime: a missing one is a `ConfigError` that names the extra."""
+    """Turn a missing ONNX Runtime, during an import, into a `ConfigError` that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What a person may say about the runtime of a model: which one, how many threads, which accelerator."""
+"""The configuration of a model's runtime: which one, how many threads, which accelerator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from upwell.shared.config.yaml import resolve
 
 LITERT_NPU = "litert_npu"
-"""The provider name of LiteRT's own way to an NPU (`CompiledModel`)."""
+"""The provider name for LiteRT's own NPU path (`CompiledModel`)."""
 
 MAX_DEFAULT_THREADS = 4
 MAX_BATCH = 65536
@@ -40,7 +40,7 @@ class AcceleratorOptions(BaseModel):
         "delegate in `library`, or `litert_npu` without one.",
     )
     require: Literal["must", "prefer", "cpu"] = Field(
-        "prefer", description="must: every node, or it is not used; prefer: the CPU takes the rest; cpu: do not use it."
+        "prefer", description="must: all nodes, or it is not used; prefer: the CPU runs the rest; cpu: do not use it."
     )
     library: Annotated[Path, BeforeValidator(_library)] | None = Field(
         None,
@@ -51,12 +51,12 @@ class AcceleratorOptions(BaseModel):
     )
 
     def option_texts(self) -> dict[str, str]:
-        """The options as text, which is how every provider and delegate takes them."""
+        """The options as text, the form that every provider and delegate takes."""
         return {key: str(value) for key, value in self.options.items()}
 
 
 class RuntimeOptions(BaseModel):
-    """How a model file is run on the device."""
+    """How a model file runs on the device."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,24 +87,24 @@ class RuntimeOptions(BaseModel):
     @model_validator(mode="after")
     def _package_is_for_tflite(self) -> RuntimeOptions:
         if self.package is not None and self.runtime == "onnx":
-            raise ValueError("`package` chooses between TFLite packages and has no meaning with `runtime: onnx`")
+            raise ValueError("`package` chooses a TFLite package and does not apply to `runtime: onnx`")
         return self
 
     @property
     def thread_count(self) -> int:
-        """Threads to use: what was asked for, or one per core that this process may use, 4 at most."""
+        """Threads to use: the configured number, or one per core that this process may use, at most 4."""
         return self.threads or min(MAX_DEFAULT_THREADS, usable_cores())
 
     @property
     def instance_count(self) -> int:
-        """Runs at one time on the CPU: what was asked for, or, where `threads` was, as many as the cores allow."""
+        """Concurrent runs on the CPU: the configured number, or, if `threads` is set, as many as the cores allow."""
         if self.instances is not None:
             return self.instances
         return 1 if self.threads is None else max(1, usable_cores() // self.threads)
 
     @property
     def wanted_accelerators(self) -> tuple[AcceleratorOptions, ...]:
-        """Those to try, in order."""
+        """The accelerators to try, in order."""
         return tuple(one for one in self.accelerator if one.require != "cpu")
 
 

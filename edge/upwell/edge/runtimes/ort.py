@@ -1,10 +1,10 @@
-"""The one way to ONNX Runtime on the device: its own telemetry is off before anything of it is loaded.
+"""The only import of ONNX Runtime on the device: its telemetry is disabled before it is loaded.
 
-As it is imported, ONNX Runtime makes a device id and a queue of events under `~/.cache` and looks up its maker's host,
-with names of models, graphs and paths. `upwell.edge` has set the variable that forbids it, whatever imports it first;
-a program that imported ONNX Runtime before Upwell has its events disabled from here on.
+When imported, ONNX Runtime creates a device id and an event queue under `~/.cache` and contacts its vendor's host, with
+names of models, graphs and paths. `upwell.edge` sets the variable that prevents this; in a program that imported ONNX
+Runtime before Upwell, events are disabled from here on.
 
-Here alone a name is used that ONNX Runtime keeps to itself.
+Only this module uses a private name of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ onnxruntime.disable_telemetry_events()
 
 
 def openvino_devices() -> tuple[str, ...]:
-    """The devices that an ONNX Runtime with OpenVINO in it finds here, which it tells nowhere in public."""
+    """The OpenVINO devices that ONNX Runtime finds here, for which it has no public function."""
     state = importlib.import_module("onnxruntime.capi._pybind_state")
     return tuple(state.get_available_openvino_device_ids())

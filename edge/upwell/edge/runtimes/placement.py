@@ -1,4 +1,4 @@
-"""What a placement means for the model: on the accelerator, not usable there, or lost while running."""
+"""Judging a placement: on the accelerator, not usable there, or lost while running."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ class AcceleratorNotUsable(Exception):
 
 
 class AcceleratorFailed(ModelFailed):
-    """A run on the accelerator failed, by its fault or by the request's; the text is the runtime's own."""
+    """A run on the accelerator failed, because of it or of the request; the text is the runtime's own."""
 
 
 def judge(wanted: AcceleratorOptions, placement: Placement) -> None:
     """Raise `AcceleratorNotUsable` unless the evidence shows a node on the accelerator, or every node for `must`.
 
-    For `must` the text names the first ten nodes that were left on the CPU and says how many there are.
+    For `must` the text gives the number of nodes left on the CPU and names the first ten.
     """
     left = placement.left_on_cpu
     if wanted.require == "must" and left:
         raise AcceleratorNotUsable(
-            f"accelerator {wanted.provider!r} is a `must` but {left_behind(left, placement.nodes)}"
+            f"accelerator {wanted.provider!r} is required but {left_behind(left, placement.nodes)}"
         )
     if not placement.nodes_on_accelerator:
         raise AcceleratorNotUsable(placement.reason or f"{wanted.provider} took none of the {placement.nodes} nodes")
 
 
 def left_behind(left: tuple[str, ...], nodes: int) -> str:
-    """`leaves 2 of 9 nodes on the CPU: a, b`; ten are named at most."""
+    """`leaves 2 of 9 nodes on the CPU: a, b`; at most ten are named."""
     more = f" and {len(left) - _NAMED_NODES} more" if len(left) > _NAMED_NODES else ""
     return f"leaves {len(left)} of {nodes} nodes on the CPU: {', '.join(left[:_NAMED_NODES])}{more}"
 
 
 def from_nodes(wanted: AcceleratorOptions, nodes: int, left_on_cpu: tuple[str, ...]) -> Placement:
-    """The placement that evidence shows: all of `nodes` but `left_on_cpu` are on the accelerator."""
+    """The placement shown by evidence: all of `nodes` except `left_on_cpu` are on the accelerator."""
     return Placement(wanted.provider, nodes, nodes - len(left_on_cpu), left_on_cpu)
 
 
 class FallbackRuntime:
-    """A model on an accelerator that never costs an answer: what fails there is run again on the CPU.
+    """A model on an accelerator that never loses an answer: a run that fails there is repeated on the CPU.
 
-    Where the CPU answers, the accelerator was at fault: from then on the model runs on the CPU, and `placement.reason`
-    says so. Where the CPU fails too, the request was at fault, its failure is raised, and the accelerator stays.
+    If the CPU answers, the accelerator was at fault: the model then stays on the CPU, and `placement.reason` says so.
+    If the CPU fails too, the request was at fault: the error is raised, and the accelerator stays in use.
     """
 
     def __init__(self, path: Path, accelerated: Runtime, open_on_cpu: Callable[[], Runtime]) -> None:
@@ -92,15 +92,15 @@ class FallbackRuntime:
         try:
             on_cpu = self._open_on_cpu()
         except ConfigError as error:
-            raise ModelFailed(f"the model cannot be opened again after a failure: {error}") from None
+            raise ModelFailed(f"the model cannot be reopened after a failure: {error}") from None
         try:
             answer = on_cpu.run(inputs)
         except BaseException:
             on_cpu.close()
             raise
-        reason = f"{self.placement.accelerator} failed while running, the model continues on the CPU: {failure}"
+        reason = f"{self.placement.accelerator} failed while running; the model continues on the CPU: {failure}"
         _log.warning("%s: %s", self._path, reason)
-        # The accelerator's runtime is freed with its last run.
+        # The accelerator's runtime is freed after its last run.
         self._runtime = on_cpu
         self.placement = replace(self.placement, nodes_on_accelerator=0, left_on_cpu=(), reason=reason)
         return answer

@@ -1,10 +1,10 @@
-"""Trying an unknown library, or a new model, out in a process of its own before it may enter the agent's.
+"""Probing an unknown library or a new model in a separate process before the agent opens it.
 
 A delegate or provider library that crashes or hangs takes its process with it, and so does a model. So the first
 process to open a model with such a library is a child (`upwell.edge.runtimes.probe_child`), under the device's
-exclusive lock and never while anybody has the device open. What came of it is remembered by everything that the answer
-may depend on: the digests of library and model, the versions of runtime package and driver, the options. A new model on
-the CPU is tried out once, without a lock.
+exclusive lock and never while the device is open elsewhere. The outcome is remembered under everything it may depend
+on: the digests of library and model, the versions of runtime package and driver, the options. A new model on the CPU is
+probed once, without a lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from upwell.shared.digest import model_digest, sha256_of
 from upwell.shared.files import parse_json, read_json, write_whole
 
 TIMEOUT_S = 120.0
-"""What takes longer to open a model and run it once hangs."""
+"""Time limit for opening a model and running it once, after which it counts as hung."""
 RESULTS_NAME = "probes.json"
 
 _MAX_RESULTS = 64
@@ -42,32 +42,32 @@ _KILL_S = 5.0
 _SYSTEM_FOLDERS = ("/usr/local/lib", "/lib", "/usr/lib", f"/lib/{platform.machine()}-linux-gnu",
                    f"/usr/lib/{platform.machine()}-linux-gnu")  # fmt: skip
 _DRIVERS = ("nvidia", "apex", "galcore", "rknpu", "intel_vpu", "amdxdna", "hailo_pci", "qaic", "mali", "ethosu")
-"""Kernel modules of accelerators; those that say a version in /sys/module count as drivers."""
+"""Kernel modules of accelerators; those with a version in /sys/module count as drivers."""
 
 _CRASHES = frozenset(
     getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 )
-"""How a process ends by its own fault. Others may have sent any other signal."""
+"""Signals that mean a crash of the process itself; other signals may come from outside."""
 
 _SUSPECT = "suspect"
-"""Remembered while a model is opened that was not tried out; it stays where that ends the process."""
+"""Stored while an unprobed model is opened; it remains if that ends the process."""
 
 _opened: set[tuple[str, str]] = set()
-"""What this process has opened and survived: libraries with their options."""
+"""Libraries, with their options, that this process has opened successfully."""
 _lock = threading.Lock()
 
 
 class ProbeCrashed(AcceleratorNotUsable):
-    """What was tried crashed the probing process; it would crash this one."""
+    """The subject crashed the probing process, and would crash this one."""
 
 
 class ProbeHung(AcceleratorNotUsable):
-    """What was tried was not ready in time."""
+    """The subject was not ready in time."""
 
 
 @dataclass(frozen=True)
 class ProbeSubject:
-    """What is to be opened: a model, its options, the accelerator (with a library), and the runtime's version."""
+    """The subject of a probe: a model, its options, the accelerator (with a library), and the runtime's version."""
 
     path: Path
     options: RuntimeOptions
@@ -77,17 +77,17 @@ class ProbeSubject:
 
     @property
     def library(self) -> str:
-        """The library as it is named in messages and locks: its real path where that can be found."""
+        """The library's name in messages and locks: its real path if it can be found."""
         found = _located(self.accelerator.library)
         return str(self.accelerator.library) if found is None else str(found)
 
     @property
     def means(self) -> tuple[str, str]:
-        """The library and its options, with which another model may be opened."""
+        """The library with its options, which other models may share."""
         return self.library, repr(sorted(self.accelerator.option_texts().items()))
 
     def key(self) -> str:
-        """A digest of everything that a probe's outcome may depend on; empty where the library cannot be found."""
+        """A digest of everything that a probe's outcome may depend on; empty if the library cannot be found."""
         library = _located(self.accelerator.library)
         if library is None:
             return ""
@@ -104,12 +104,11 @@ class ProbeSubject:
 
 
 def enter(subject: ProbeSubject, state_dir: Path | None, timeout_s: float = TIMEOUT_S) -> DeviceLock:
-    """Make sure that opening the model is safe, and hold the device; the caller releases it once it is closed.
+    """Make sure that opening the model is safe, and lock the device; the caller releases it after closing the model.
 
-    While this process has the device open itself by the same options, another model is not tried out before it is
-    opened; `survived` tells that this went well, and where it did not the next start knows. Raises
-    `AcceleratorNotUsable` that says what happened to the child, what is remembered of an earlier one, or that the
-    device is in use and nothing is known.
+    While this process itself has the device open with the same options, another model is opened without a probe;
+    `survived` records success, and after a crash the next start knows. Raises `AcceleratorNotUsable` with what happened
+    to the child or to an earlier one, or because the device is in use and nothing is known.
     """
     library, options = subject.library, subject.accelerator.option_texts()
     _try_out(subject, None if state_dir is None else state_dir / RESULTS_NAME, timeout_s)
@@ -120,7 +119,7 @@ def enter(subject: ProbeSubject, state_dir: Path | None, timeout_s: float = TIME
 
 
 def survived(subject: ProbeSubject, state_dir: Path | None) -> None:
-    """The model was opened in this process, and run unless it was refused, and the process goes on."""
+    """Record that this process opened the model, ran it unless it was refused, and survived."""
     with _lock:
         _opened.add(subject.means)
     if state_dir is not None:
@@ -135,19 +134,19 @@ def _try_out(subject: ProbeSubject, results: Path | None, timeout_s: float) -> N
     if known == "":
         return
     if known not in (None, _SUSPECT):
-        raise AcceleratorNotUsable(f"{known} (in an earlier start; delete {results} to try it again)")
+        raise AcceleratorNotUsable(f"{known} (at an earlier start; delete {results} to try again)")
     try:
         lock = device_lock.try_out(subject.library, subject.accelerator.option_texts(), timeout_s)
     except DeviceBusy as error:
         if known == _SUSPECT:
-            why = f"{subject.library} may have crashed the agent before, and cannot be tried out now: {error}"
+            why = f"{subject.library} may have crashed the agent before, and cannot be probed now: {error}"
             raise AcceleratorNotUsable(why) from None
         with _lock:
             is_ours = subject.means in _opened
             shares = subject.library in [library for library, _ in _opened]
         if not is_ours:
-            why = f"{subject.library} was never tried out with these options, and cannot be now: {error}"
-            advice = "; models of one agent share a device by the same options" if shares else ""
+            why = f"{subject.library} was never probed with these options, and cannot be probed now: {error}"
+            advice = "; models of one agent share a device only with equal options" if shares else ""
             raise AcceleratorNotUsable(f"{why}{advice}") from None
         _remember(results, key, _SUSPECT)
         return
@@ -162,9 +161,9 @@ def _try_out(subject: ProbeSubject, results: Path | None, timeout_s: float) -> N
 
 
 def run_child(subject: ProbeSubject, timeout_s: float, lock: DeviceLock) -> None:
-    """Open the model in a child process, which takes part in `lock`, and run it once.
+    """Open the model in a child process, which shares `lock`, and run it once.
 
-    Raises `ProbeCrashed`, `ProbeHung` or a plain `AcceleratorNotUsable` that says how it failed or was refused there.
+    Raises `ProbeCrashed`, `ProbeHung` or a plain `AcceleratorNotUsable` with the failure or refusal.
     """
     about = {
         "accelerator": subject.accelerator.model_dump(mode="json"),
@@ -176,9 +175,9 @@ def run_child(subject: ProbeSubject, timeout_s: float, lock: DeviceLock) -> None
 def try_on_cpu(path: Path, options: RuntimeOptions, timeout_s: float) -> None:
     """Open a model on the CPU in a child process and run it once.
 
-    Raises `ProbeCrashed` and `ProbeHung`; what else is wrong with it is said where it is opened in earnest.
+    Raises `ProbeCrashed` and `ProbeHung`; other problems are reported when it is really opened.
     """
-    if not sys.executable:  # inside a program that does not say where Python is
+    if not sys.executable:  # embedded in a program without a known Python executable
         return
     try:
         _probe(path, options, path.name, {"accelerator": None, "cache_dir": None}, timeout_s, ())
@@ -216,25 +215,25 @@ def _probe(
         raise ProbeCrashed(f"{name} crashed the probing process with {signal.Signals(-code).name}{said}")
     else:
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
-        raise AcceleratorNotUsable(f"the process that tried {name} out ended with {how}{said}")
+        raise AcceleratorNotUsable(f"the process that probed {name} ended with {how}{said}")
 
 
 def _talk(request: bytes, noise: IO[bytes], timeout_s: float, descriptors: Sequence[int]) -> tuple[int | None, bytes]:
-    """The child's exit code, None where it was ended for hanging, and what it answered."""
+    """The child's exit code, None if it was killed for hanging, and its answer."""
     command = [sys.executable, "-m", "upwell.edge.runtimes.probe_child"]
     try:
         child = subprocess.Popen(  # noqa: S603  no shell, and no text of a user's in it
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise,
-            cwd=Path(sys.executable).anchor,  # Python looks for modules where it is started
-            pass_fds=descriptors,  # so that the device stays locked where a driver keeps the child from ending
+            cwd=Path(sys.executable).anchor,  # Python searches for modules in the working directory
+            pass_fds=descriptors,  # so that the device stays locked if a driver keeps the child alive
         )  # fmt: skip
     except OSError as error:
-        raise AcceleratorNotUsable(f"no process can be started to try it out: {error.strerror}") from None
+        raise AcceleratorNotUsable(f"no process can be started to probe it: {error.strerror}") from None
     try:
         answer, _ = child.communicate(request, timeout_s)
     except subprocess.TimeoutExpired:
         child.kill()
-        with suppress(subprocess.TimeoutExpired):  # a driver can keep a process alive that was killed
+        with suppress(subprocess.TimeoutExpired):  # a driver can keep a killed process alive
             child.communicate(timeout=_KILL_S)
         return None, b""
     return child.returncode, answer
@@ -250,7 +249,7 @@ def _said(noise: IO[bytes]) -> str:
 
 
 def driver_versions() -> Mapping[str, str]:
-    """What can be known of drivers without knowing the vendor: the kernel's release and its modules' own versions."""
+    """The versions of drivers as far as known without the vendor: the kernel's release and its modules' versions."""
     versions = {"kernel": platform.release()}
     places = {name: Path("/sys/module") / name / "version" for name in _DRIVERS}
     places["nvidia"] = Path("/proc/driver/nvidia/version")
@@ -261,7 +260,7 @@ def driver_versions() -> Mapping[str, str]:
 
 
 def _located(library: Path | None) -> Path | None:
-    """The library's file; for a bare name, where the system's loader would most likely find it."""
+    """The library's file; for a bare name, where the system's loader most likely finds it."""
     if library is None:
         return None
     if library.name != str(library):
@@ -272,7 +271,7 @@ def _located(library: Path | None) -> Path | None:
 
 
 def _read(results: Path) -> dict[str, str]:
-    """What is remembered: why by key, empty where all went well. A file that cannot be read says nothing."""
+    """The stored outcomes: reason by key, empty for success. An unreadable file counts as empty."""
     try:
         found = read_json(results, _MAX_RESULTS_BYTES)
     except (OSError, ValueError):
@@ -284,7 +283,7 @@ def _read(results: Path) -> dict[str, str]:
 
 
 def _remember(results: Path | None, key: str, why: str) -> None:
-    """Keep the outcome with the newest before it. A disk that does not take it costs another probe next time."""
+    """Store the outcome with the most recent ones. If writing fails, the next start probes again."""
     if results is None or not key:
         return
     with _lock, suppress(OSError):

@@ -1,9 +1,9 @@
-"""The process that opens a model and runs it once, so that the agent need not be the first: with an unknown library,
-or a new model on the CPU.
+"""The child process that opens a model and runs it once before the agent does: with an unknown library, or a new model
+on the CPU.
 
 It takes one JSON object on standard input (`path`, `options`, `accelerator`, `cache_dir`, `timeout_s`, `parent`) and
-prints one on standard output: `{"refused": reason}`, the reason empty where all went well. It ends with its parent
-process (on Linux), and after `timeout_s` at the latest, also where a library hangs.
+prints one on standard output: `{"refused": reason}`, the reason empty on success. It ends with its parent process (on
+Linux), and after `timeout_s` at the latest, even if a library hangs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ except ImportError:  # Windows
 
 _PR_SET_PDEATHSIG = 1
 _NICE = 5
-"""On the CPU the agent's requests go before."""
+"""Lowers the priority, so that the agent's requests come first on the CPU."""
 
 
 def main() -> None:
-    """Probe as told on standard input."""
+    """Probe the subject given on standard input."""
     request = json.load(sys.stdin)
     _end_with(request["parent"])
     if hasattr(signal, "alarm"):
-        signal.alarm(int(request["timeout_s"]) + 1)  # ends this process even while a library keeps the GIL
+        signal.alarm(int(request["timeout_s"]) + 1)  # ends this process even while a library holds the GIL
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answer = os.dup(1)
@@ -45,13 +45,13 @@ def main() -> None:
     reason = probe(request)
     with os.fdopen(answer, "w", encoding="utf-8") as out:
         json.dump({"refused": reason}, out)
-    # Some libraries crash when they are unloaded at the end of the process; the agent never unloads one.
+    # Some libraries crash when unloaded at the end of the process; the agent never unloads one.
     sys.stderr.flush()
     os._exit(0)
 
 
 def probe(request: dict[str, Any]) -> str:
-    """Open the model and run it once on zeros; why that was refused, or nothing."""
+    """Open the model and run it once on zeros; returns why that was refused, or ""."""
     cache_dir, accelerator = request["cache_dir"], request["accelerator"]
     if accelerator is None and hasattr(os, "nice"):
         os.nice(_NICE)
@@ -69,10 +69,10 @@ def probe(request: dict[str, Any]) -> str:
 
 
 def _end_with(parent: int) -> None:
-    """Be ended by the kernel when the thread that waits for this process ends."""
+    """Ask the kernel to end this process when the waiting parent thread ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended before that was said
+        if os.getppid() != parent:  # the parent ended before this took effect
             os._exit(1)
 
 

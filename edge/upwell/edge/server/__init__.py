@@ -1,1 +1,1 @@
-"""The agent as a whole: its core, how it is assembled, its dataplane, its state folder."""
+"""The agent as a whole: its core, its assembly, its dataplane, its state folder."""

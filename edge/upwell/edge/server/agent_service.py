@@ -22,20 +22,20 @@ from upwell.shared.oip.grpc.calls import client_name
 SERVICE = "upwell.rpc.agent.v1.AgentService"
 
 MAX_STREAMS, MAX_PER_CLIENT = 16, 4
-"""Streams at once, and of one client. Each holds a thread of the server, so that many more workers belong to it."""
+"""Maximum number of streams in total and per client. Each uses a thread, so the server gets that many more workers."""
 
 MAX_AGE_S = 3600.0
-"""A stream ends after so long; its client goes on where it was with another one."""
+"""Maximum duration of a stream; the client continues with another one."""
 
 IDLE_S = 900.0
-"""A stream that has had nothing to say for so long ends."""
+"""Idle time after which a stream ends."""
 
 _LARGEST_SEQUENCE = 2**63 - 1
 _KINDS = {"spool": pb.KIND_SPOOL, "audit": pb.KIND_AUDIT}
 
 
 def add_agent_service(server: grpc.Server, spool: Spool, *, idle_s: float = IDLE_S) -> None:
-    """Serve the spool's results on `server`, before it is started. Streams end when the spool's news are closed."""
+    """Serve the spool's results on `server`, before it is started. Streams end when the spool's news closes."""
     streams = _Streams(spool, idle_s)
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(streams.results)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Results": handler}),))
@@ -58,7 +58,7 @@ class _Streams:
         if refusal:
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         try:
-            context.add_callback(self._spool.news.publish)  # so that a stream whose caller has left notices it
+            context.add_callback(self._spool.news.publish)  # so that a stream notices that its caller has left
             yield from self._follow(min(since, _LARGEST_SEQUENCE), context)
         except SpoolUnavailable as error:
             if not self._spool.news.is_closed:
@@ -70,14 +70,14 @@ class _Streams:
                 self._open[client] -= 1
 
     def _begin(self, client: str) -> str:
-        """Take a place for a stream of this client; why there is none, if so."""
+        """Reserve a stream for this client; returns why there is none, or ""."""
         with self._lock:
             if self._open[client] >= MAX_PER_CLIENT:
-                return f"this client has {MAX_PER_CLIENT} result streams open already"
+                return f"this client already has {MAX_PER_CLIENT} result streams open"
             if self._open.total() >= MAX_STREAMS:
-                return f"{MAX_STREAMS} result streams are open already"
+                return f"{MAX_STREAMS} result streams are already open"
             self._open[client] += 1
-            self._open += Counter()  # without those that have none
+            self._open += Counter()  # drops clients without streams
         return ""
 
     def _follow(self, since: int, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -86,7 +86,7 @@ class _Streams:
         while context.is_active() and not news.is_closed:
             seen = news.count
             results = self._spool.results(since, BATCH_BYTES)
-            caller = renewed(caller)  # after the wait: a token may be gone, or may do less, since the stream began
+            caller = renewed(caller)  # after the wait, since a token may have been removed or restricted meanwhile
             for result in results:
                 if may_read_result(caller, result.model, result.owner):
                     yield _message(result).SerializeToString()

@@ -1,4 +1,4 @@
-"""From files to a running agent: load what `agent.yaml` names, warm it up, put it together."""
+"""Assembling a running agent from its files: loading what `agent.yaml` names and warming it up."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 WARM_UP_RUNS = 5
 
 FOR_OTHER_CALLERS = ("listen", "listen_http", "tls", "tokens", "insecure", "limits", "max_requests", "log")
-"""Keys of `agent` that mean nothing in a program that holds the agent."""
+"""Keys of `agent` that have no effect in a program that embeds the agent."""
 
 _BLANK_PICTURE = np.zeros((1, 224, 224, 3), np.uint8)
 
@@ -70,7 +70,8 @@ _log = logging.getLogger(__name__)
 
 
 def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | None = None) -> AgentCore:
-    """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
+    """Build the agent of an `agent.yaml`, with its models loaded and warmed up. Raises `ConfigError` with every problem
+    found."""
     policy = load_yaml(config.policy, Policy) if config.policy else Policy()
     _warn_of_unknown_models(policy, config)
     section, cloud = config.agent, None
@@ -83,7 +84,7 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
                 _log.error("%s", state_dir.explained)
             clear_unpacked(state_dir.path)
         if config.cloud is not None:
-            for endpoint in config.cloud.endpoints:  # what is wrong with the files is said before models are loaded
+            for endpoint in config.cloud.endpoints:  # reports wrong files before models are loaded
                 open_client(endpoint, config.cloud.security).close()
             cloud = UplinkSettings(
                 config.cloud.endpoint, config.cloud.security, section.max_message, config.cloud.fallbacks
@@ -125,7 +126,7 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
 
 
 def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
-    """Have a fleet service and a collector told how it fares until the agent is closed. Raises `ConfigError`."""
+    """Report to a fleet service and a metrics collector until the agent is closed. Raises `ConfigError`."""
     agent_digest = digest_of(config.model_dump_json().encode()).hex()
     view = AgentView(
         name=agent.name,
@@ -153,7 +154,7 @@ def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
             config.agent.otlp, agent.metrics.registry.collect, partial(resource_attributes, view, instance, uid)
         )
         agent.close_with(push.close)
-        text = "Pushes of the metrics, by what became of them."
+        text = "Pushes of the metrics, by outcome."
         agent.metrics.export(lambda: [counter_by("upwell_otlp_pushes", text, "became", push.became)])
     return poller
 
@@ -175,7 +176,7 @@ def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection, vi
 
 
 def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:
-    """What a fleet sees of the link and of the cases that wait; None for what is not known."""
+    """The state of the link and of waiting cases for the fleet; None for unknown values."""
     link = agent.router.state.link
     inverse = link.inverse_bandwidth_s_per_byte
     found: dict[str, float | None] = {
@@ -190,14 +191,14 @@ def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:
 
 
 def _drift(agent: AgentCore) -> dict[str, Any]:
-    """What a fleet sees of how far each model's rows have drifted, by model."""
+    """The drift of each model's rows for the fleet, by model."""
     return {} if agent.drift is None else {name: one.document() for name, one in agent.drift.reports().items()}
 
 
 def embedded_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> AgentCore:
-    """The same in a program that calls it itself: it serves its metrics, and what others would call is left out.
+    """Build the agent for a program that embeds it: it serves its metrics, but no addresses for other callers.
 
-    Raises `ConfigError` also where the metrics cannot be served.
+    Raises `ConfigError`, also if the metrics cannot be served.
     """
     config = load_yaml(path, AgentConfig)
     section = config.agent
@@ -205,9 +206,7 @@ def embedded_agent(path: Path, on_result: Callable[[SpoolResult], None] | None =
     ignored += [] if config.pipelines is None else ["pipelines"]
     agent = assemble(config, on_result)
     if ignored:
-        _log.warning(
-            "%s: ignored where a program embeds the agent; only `upwell agent` uses them: %s", path, ", ".join(ignored)
-        )
+        _log.warning("%s: ignored in an embedded agent; only `upwell agent` uses them: %s", path, ", ".join(ignored))
     if section.metrics is not None:
         try:
             _log.info("metrics on %s", serve_metrics(agent, section.metrics))
@@ -218,9 +217,10 @@ def embedded_agent(path: Path, on_result: Callable[[SpoolResult], None] | None =
 
 
 def serve_metrics(agent: AgentCore, address: str, pages: Mapping[str, Page] | None = None) -> str:
-    """Answer `GET /metrics`, `GET /health` and `pages` at `HOST:PORT` until the agent is closed; where the metrics are.
+    """Answer `GET /metrics`, `GET /health` and `pages` at `HOST:PORT` until the agent is closed; returns the metrics'
+    address.
 
-    Port 0 takes a free one. Raises `ConfigError` where it cannot listen.
+    Port 0 means any free port. Raises `ConfigError` if it cannot listen.
     """
     where = parse_address(address)
     all_pages: dict[str, Page] = {
@@ -228,12 +228,12 @@ def serve_metrics(agent: AgentCore, address: str, pages: Mapping[str, Page] | No
     }  # fmt: skip
     server = serve_pages(where.host, where.port, agent.metrics.registry, "agent.metrics", all_pages)
     agent.close_with(server.server_close)
-    agent.close_with(server.shutdown)  # called before: parts are closed in the reverse order
+    agent.close_with(server.shutdown)  # called earlier: parts are closed in reverse order
     return f"http://{Address(where.host, server.server_port)}/metrics"
 
 
 def _release(config: AgentConfig, local: Policy) -> ReleaseStart | None:
-    """The device's releases, where agent.yaml says where they come from."""
+    """The device's releases; None if agent.yaml has no `release`."""
     section, state_dir = config.release, config.agent.state_dir
     if section is None or state_dir is None:
         return None
@@ -245,9 +245,9 @@ def _release(config: AgentConfig, local: Policy) -> ReleaseStart | None:
 def load_newest(
     config: AgentConfig, local: Policy, release: ReleaseStart | None, on_failure: ExitStack
 ) -> tuple[list[ModelStart], Policy]:
-    """Every model, and the policy: of the newest release of which all can be used, else what agent.yaml names.
+    """Load every model and the policy from the newest release that is usable as a whole, else from agent.yaml.
 
-    Raises `ConfigError` with what is wrong with the oldest.
+    Raises `ConfigError` with the problem of the oldest.
     """
     has_state_dir = config.agent.state_dir is not None
     failure: ConfigError | None = None
@@ -263,11 +263,11 @@ def load_newest(
                 continue
             on_failure.push(attempt.pop_all())
             return starts, policy
-    raise failure or ConfigError.at(None, "no release that is installed can be used", "release")
+    raise failure or ConfigError.at(None, "no installed release can be used", "release")
 
 
 def _follow_releases(agent: AgentCore, release: ReleaseStart, starts: Sequence[ModelStart]) -> None:
-    """Serve new releases as they come, and say how that fares."""
+    """Serve new releases as they come, and report their state."""
     client, units = release.follow(agent, {start.name: start for start in starts if start.name in agent.models})
     agent.release = client
     agent.close_with(Housekeeping(units.poll).close)
@@ -277,7 +277,7 @@ def _follow_releases(agent: AgentCore, release: ReleaseStart, starts: Sequence[M
 
 
 def _other_clouds(agent: AgentCore, client: ReleaseClient) -> Mapping[str, str]:
-    """What to say of models whose cloud answers with another digest than the installed release was made with."""
+    """Messages about models whose cloud model has another digest than the installed release was made with."""
     unit = client.installed
     said: dict[str, str] = {}
     if unit is None:
@@ -292,9 +292,9 @@ def _other_clouds(agent: AgentCore, client: ReleaseClient) -> Mapping[str, str]:
 def load_models(
     config: AgentConfig, on_failure: ExitStack, bundles: Mapping[str, Bundle] = MappingProxyType({})
 ) -> list[ModelStart]:
-    """Every model of the configuration, from `bundles` where one is there.
+    """Load every configured model, from `bundles` if it has one there.
 
-    Raises one `ConfigError` with what is wrong with any of them.
+    Raises one `ConfigError` with the problems of all of them.
     """
     around = Surroundings(config.agent.state_dir, config.agent.trust.trust, bundles)
     starts: list[ModelStart] = []
@@ -316,9 +316,9 @@ def load_models(
 
 
 def _shared_out(sections: Mapping[str, ModelSection]) -> Mapping[str, ModelSection]:
-    """The sections with the cores divided among the models on the device, so that two do not fight for them.
+    """The sections with the cores divided among the models on the device, so that these do not compete for them.
 
-    One that says how many threads it wants keeps them.
+    A configured number of threads is kept.
     """
     on_device = sum(section.edge is not None for section in sections.values())
     if on_device < 2:
@@ -334,7 +334,7 @@ def _shared_out(sections: Mapping[str, ModelSection]) -> Mapping[str, ModelSecti
 
 
 def _carry_cases(agent: AgentCore, section: CasesSection, folder: Path, poller: FleetPoller | None) -> None:
-    """Bring cases home until the agent is closed. Raises `ConfigError`."""
+    """Deliver cases until the agent is closed. Raises `ConfigError`."""
     home: CaseHome
     if section.to is not None:
         home = FolderHome(section.to, agent.name)
@@ -348,7 +348,7 @@ def _carry_cases(agent: AgentCore, section: CasesSection, folder: Path, poller: 
         )
     carrier = CaseCarrier(section, home, folder / CASES_NAME, agent.router)
     agent.close_with(carrier.close)
-    text = "Cases brought home, or why not."
+    text = "Cases delivered, or why not."
     agent.metrics.export(lambda: [counter_by("upwell_cases_home", text, "became", carrier.counts())])
 
 
@@ -364,12 +364,12 @@ def _keep_current(agent: AgentCore, starts: Sequence[ModelStart], followers: Seq
 
 
 def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:
-    """A policy may serve many agents, so a model that this one lacks is no error; a misspelt one is worth a line."""
+    """Log models that the policy names but this agent lacks: a policy may be shared, but the name may be a typo."""
     named = set(policy.models)
     for rule in policy.rules:
         named.update([rule.match.model] if isinstance(rule.match.model, str) else rule.match.model or [])
     for name in sorted(named - set(config.models)):
-        _log.warning("%s names the model %r, which this agent does not serve", config.policy, name)
+        _log.warning("%s names model %r, which this agent does not serve", config.policy, name)
 
 
 def _example(one: LogicalInput) -> Array:
@@ -379,11 +379,11 @@ def _example(one: LogicalInput) -> Array:
 
 
 def warm_up(name: str, edge: EdgeModel) -> None:
-    """Run the model on zeros, and note how long a request takes. Raises `ConfigError` if it cannot run."""
+    """Run the model on zeros, and measure the time of a request. Raises `ConfigError` if it cannot run."""
     zeros = {spec.name: blank(spec.datatype, spec.shape) for spec in edge.runtime.inputs}
     empty = {one.name: _example(one) for one in edge.signature.inputs}
     try:
-        edge.runtime.run(zeros)  # pays for lazy initialization, and is no sample
+        edge.runtime.run(zeros)  # does lazy initialization, so it is not measured
         runs = [_timed_run(edge, empty, zeros) for _ in range(WARM_UP_RUNS)]
     except UpwellError as error:
         raise ConfigError.at(None, f"the model fails on a run with zeros: {error}", f"models.{name}.edge") from None
@@ -396,7 +396,7 @@ def warm_up(name: str, edge: EdgeModel) -> None:
 
 
 def _timed_run(edge: EdgeModel, empty: Mapping[str, Array], zeros: Mapping[str, Array]) -> EdgeRun:
-    """A whole request, or the bare model, without outputs, where what `model.yaml` describes takes no blank request."""
+    """Time a whole request, or just the model (without outputs) if its processing does not accept a blank request."""
     try:
         return edge.run_now(empty)
     except (InvalidRequest, ModelFailed):

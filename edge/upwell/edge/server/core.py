@@ -1,4 +1,4 @@
-"""What an agent is made of, and how a request goes through it."""
+"""The core of an agent: its parts, and the handling of a request."""
 
 from __future__ import annotations
 
@@ -68,26 +68,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AgentParts:
-    """What an agent has beside its models, its cloud and its policy. It closes `state_dir` and `tracer`."""
+    """The parts of an agent besides its models, cloud and policy. The agent closes `state_dir` and `tracer`."""
 
     name: str = "agent"
     state_dir: StateDir | None = None
-    """Where it keeps what a restart must not forget; without it nothing is kept."""
+    """The folder for state that survives a restart; without it nothing is stored."""
     recorder_limit: int | None = None
     spool: SpoolLimits = field(default_factory=SpoolLimits)
     sinks: Sequence[Sink] = ()
-    """Who is given the cloud's answers to kept cases."""
+    """The sinks of the cloud's answers to spooled cases."""
     tracer: Tracer | None = None
     policy_file: Path | None = None
-    """Where the policy came from; changes of it take over."""
+    """The policy file; its changes take effect."""
     followers: Sequence[UpdateFollower] = ()
-    """What looks for new versions of the models."""
+    """The followers that look for new versions of the models."""
 
 
 class AgentCore:
-    """Serves models in this process. Safe to use from many threads; close it, or use it as a context manager.
+    """Serves models in this process. Thread-safe; close it, or use it as a context manager.
 
-    Raises `ConfigError` for a cloud or a policy file that is wrong.
+    Raises `ConfigError` for a wrong cloud section or policy file.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class AgentCore:
         self._parts = parts
         self._models = {model.name: model for model in models}
         self.models: Mapping[str, ServedModel] = MappingProxyType(self._models)
-        """What is served now. A request keeps to the version that it found here."""
+        """The models served now. A request keeps the version that it found here."""
         self.release: ReleaseClient | None = None
-        """The releases of this device, where agent.yaml has any; set as it starts."""
+        """The device's releases if agent.yaml has `release`; set at the start."""
         self._switching = threading.Lock()
         self.router = RouterService(
             policy,
@@ -117,7 +117,7 @@ class AgentCore:
         for ran in _warm_up_runs(models):
             self.router.observe(ran)
         self._policy_file = None if parts.policy_file is None else PolicyFile(parts.policy_file, self._take_policy)
-        if self._policy_file is not None and self._policy_file.policy != policy:  # written while the models were loaded
+        if self._policy_file is not None and self._policy_file.policy != policy:  # changed while the models were loaded
             self._policy_file.problem = self._take_policy(self._policy_file.policy)
         self.uplink = None if cloud is None else Uplink(cloud, self.router.observe, self.router.wants_probe)
         self.metrics = AgentMetrics(lambda: self.router.state, self.health, parts.name, self._policy_problem)
@@ -126,16 +126,16 @@ class AgentCore:
         self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
         self.spool: Spool | None = None
         self.shadow: ReleaseShadow = ReleaseShadow(self.router, folder)
-        """What a release says that only runs beside the one that is served."""
+        """The shadow release."""
         self._log: RequestLog | None = None
         self.collector: CaseCollector | None = None
         self.drift: DriftWatch | None = None
         self._outcome_recorder: OutcomeRecorder | None = None
         jobs = [] if self._policy_file is None else [self._policy_file.poll]
         jobs.append(self.shadow.save)
-        jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same turn
+        jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same round
         if folder is not None:
-            # Before anything is sent: what a restart finds in the spool must not be paid for twice.
+            # Before anything is sent, so that cases found in the spool after a restart are not charged twice.
             jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
             self._log = RequestLog(folder / LOG_NAME)
             self.collector = CaseCollector(folder / CASES_NAME, parts.name, self.router)
@@ -170,7 +170,7 @@ class AgentCore:
         )
 
     def _export(self, parts: AgentParts) -> None:
-        """Export what the parts do, of those that there are."""
+        """Export the metrics of the parts that exist."""
         export, log, spool, tracer = self.metrics.export, self._log, self.spool, parts.tracer
         if log is not None:
             text = "Lines of the request log."
@@ -188,13 +188,13 @@ class AgentCore:
         export(lambda: update_families(self._updates()))
 
     def _take_policy(self, policy: Policy) -> str:
-        """Decide by this policy from now on, or say why not."""
+        """Use this policy from now on; returns why not, or ""."""
         former = self.router.policy
         dropped = dropped_denies(former, policy)
         if dropped and policy.replaces != former.digest:
             return (
-                f"without {', '.join(map(repr, dropped))} what stayed on the device by egress: deny could leave it; "
-                f"if that is meant, write `replaces: {former.digest}` into the file"
+                f"without {', '.join(map(repr, dropped))}, data kept on the device by egress: deny could leave it; "
+                f"if that is intended, write `replaces: {former.digest}` into the file"
             )
         try:
             check_policy(policy, self.models.values(), None, has_state_dir=self._parts.state_dir is not None)
@@ -202,19 +202,19 @@ class AgentCore:
             return str(error)
         self.router.replace_policy(policy)
         for name in dropped:
-            _log.warning("the policy no longer has the egress rule %r, as its `replaces` says", name)
+            _log.warning("the policy no longer has the egress rule %r, as allowed by its `replaces`", name)
         _log.info("the policy has changed: %s", self.router.digest)
         return ""
 
     def _policy_problem(self) -> str:
-        """Why what is in the policy file is not in force; empty where it is."""
+        """Why the policy file is not in force; empty if it is."""
         return "" if self._policy_file is None else self._policy_file.problem
 
     def _updates(self) -> Mapping[str, UpdateStatus]:
         return {follower.store.model: follower.status for follower in self._parts.followers}
 
     def health_document(self) -> dict[str, Any]:
-        """What `/health` says, as JSON can hold it."""
+        """The content of `/health`, ready for JSON."""
         state_dir, problem = self._parts.state_dir, self._policy_problem()
         problems = [state_dir.explained] if state_dir is not None and state_dir.problem else []
         problems += [f"the policy file is not in force: {problem}"] if problem else []
@@ -233,7 +233,7 @@ class AgentCore:
         id: str = "",
         traceparent: str = "",
     ) -> Answer:
-        """Answer one request, wherever that is best: see `upwell.edge.Agent.infer`."""
+        """Answer one request on the best route: see `upwell.edge.Agent.infer`."""
         arrived_s = time.monotonic()
         served = self._models.get(model) or self.model(model)
         arrays = as_arrays(inputs, served)
@@ -252,7 +252,7 @@ class AgentCore:
         if request.traceparent or context.tracer is not None:
             context = context.placed(request.traceparent, request.arrived_s)
         try:
-            if not request.arrived_s < request.deadline_s:  # so that NaN is no deadline to work for either
+            if not request.arrived_s < request.deadline_s:  # written so that a NaN deadline is refused too
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
             driver = RequestDriver(context, served, request, request.id or self._ids.new())
             answer, done = driver.run()
@@ -268,7 +268,7 @@ class AgentCore:
         return self._kept(done, answer, context, request)
 
     def _kept(self, done: RequestRecord, answer: Answer, context: RequestContext, request: Request) -> Answer:
-        """The answer, once what is to be kept of the request is on its way to the disk."""
+        """The answer, after everything to be stored about the request is queued for the disk."""
         if self._outcome_recorder is not None:
             answer = self._outcome_recorder.keep(done, answer)
         if self.shadow.release:
@@ -284,7 +284,7 @@ class AgentCore:
             RequestTrace.of(done, answer, self.router.recent, time.monotonic(), self.router.digest)
         )
         if answer.cloud_digest:
-            if not answer.cut:  # a tail is not the model in the cloud that calibrations are about
+            if not answer.cut:  # a tail is not the cloud model that calibrations refer to
                 self.router.identify_cloud(model, answer.cloud_digest)
             if self.spool is not None:
                 self.spool.cloud_answered()
@@ -296,10 +296,10 @@ class AgentCore:
         return answer
 
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
-        """Answer with this edge side from now on; requests under way end on the one that they began with.
+        """Serve this edge side from now on; requests in progress finish with the one they started with.
 
-        It is loaded, tested and warmed up. Nothing is closed: the one before goes once the last request that holds it
-        has ended. With `former` nothing happens, and the answer is False, unless that is what is served now.
+        It must be loaded, tested and warmed up. Nothing is closed: the previous one is freed after its last request.
+        With `former`, does nothing and returns False unless that is served now.
         """
         with self._switching:
             if former is not None and self.model(name).edge is not former:
@@ -308,12 +308,12 @@ class AgentCore:
         return True
 
     def replace_unit(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
-        """Answer with these edge sides and decide by this policy from now on, all of it between two requests."""
+        """Serve these edge sides with this policy from the next request on."""
         with self._switching:
             self._replace(edges, policy)
 
     def _replace(self, edges: Mapping[str, EdgeModel], policy: Policy | None) -> None:
-        """Under the lock of switching."""
+        """Replace edge sides and policy; call it under the switching lock."""
         changed: dict[str, ServedModel] = {}
         for name, edge in edges.items():
             served = self.model(name)
@@ -334,11 +334,11 @@ class AgentCore:
         self._models.update(changed)
 
     def health(self) -> Sequence[ModelHealth]:
-        """How each model on the device fares: where it runs, how that is known, and why it is not where it should."""
+        """The health of each model on the device: where it runs, the evidence, and why it is not where it should be."""
         return health_of(self.models.values(), self.router.misfit)
 
     def model(self, name: str) -> ServedModel:
-        """The model of that name. Raises `ModelNotFound` with those that there are."""
+        """The model of that name. Raises `ModelNotFound`, which lists the models."""
         try:
             return self.models[name]
         except KeyError:
@@ -350,11 +350,11 @@ class AgentCore:
         return self._closed
 
     def describe_with(self, name: str, part: Callable[[], HealthPart]) -> None:
-        """Have `/health` say this, too, under `name`."""
+        """Add this part to `/health` under `name`."""
         self._health_parts[name] = part
 
     def close_with(self, part: Callable[[], None]) -> None:
-        """Have this called first when the agent is closed."""
+        """Call this first when the agent is closed."""
         self._on_close.callback(part)
 
     def close(self) -> None:
@@ -365,8 +365,8 @@ class AgentCore:
         if self.spool is not None:
             self.spool.news.close()
         if self.uplink is not None:
-            self.uplink.close()  # first, since it ends the call that the spool may have under way
-        # The spool may spend of a budget yet, which housekeeping saves.
+            self.uplink.close()  # first, since it ends a call of the spool in progress
+        # The spool may still spend a budget, which housekeeping saves.
         for part in (
             self._cloud_models,
             self.spool,
@@ -401,7 +401,7 @@ class AgentCore:
 
 
 def _warm_up_runs(models: Sequence[ServedModel]) -> Iterator[EdgeRan]:
-    """What is known of the device's speed before the first request: of each model and of its heads."""
+    """The run times known before the first request, of each model and its heads."""
     for model in models:
         for duration_s in model.edge.durations_s if model.edge else ():
             yield EdgeRan(model.name, 1, duration_s)

@@ -1,4 +1,4 @@
-"""The agent as an Open Inference Protocol server sees it: tags and facts travel as parameters."""
+"""The agent's Open Inference Protocol dataplane: tags and facts travel as parameters."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TAG_PREFIX = "upwell.tag."
 METADATA_TIMEOUT_S = 2.0
 
 VERSION = "1"
-"""The only version of each model that an agent serves."""
+"""The one version of each model that an agent serves."""
 
 
 class AgentDataplane(Dataplane):
@@ -60,13 +60,13 @@ class AgentDataplane(Dataplane):
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Answer a request; its facts are in the response's parameters (`upwell.route`, `upwell.reason`, ...).
 
-        Raises `Refused` at once where `max_requests` are being handled already.
+        Raises `Refused` at once if `max_requests` are already being handled.
         """
         arrived_s = time.monotonic()
         if call.cancelled.is_set():
             raise CallerLeft("the caller has left")
         if not self._room.acquire(blocking=False):
-            raise Refused(f"{self._max_requests} requests are being handled already; try again later")
+            raise Refused(f"{self._max_requests} requests are already being handled; try again later")
         try:
             return self._infer(request, call, arrived_s)
         except BaseException:
@@ -94,9 +94,9 @@ class AgentDataplane(Dataplane):
         )
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
-        """The signature of a model; of one that only the cloud serves, what the cloud says.
+        """The signature of a model; the cloud's for one that only the cloud serves.
 
-        Raises `NoAllowedRoute` where the policy lets no such question leave.
+        Raises `NoAllowedRoute` if the policy forbids asking the cloud.
         """
         _check_version(model, version)
         if self._agent.is_closed:
@@ -114,24 +114,25 @@ class AgentDataplane(Dataplane):
         )
 
     def server_metadata(self) -> ServerMetadata:
-        """Name, version and the library versions that decide whether both sides process alike."""
+        """Name, version, and the library versions on which equal processing on both sides depends."""
         return ServerMetadata(self._agent.name, package_version("upwell"), (*extensions(), *INTROSPECTION))
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
-        """Ready once made; a model is ready if it is served."""
+        """Whether the agent (always) or a model (if it is served) is ready."""
         return not self._agent.is_closed and (
             model is None or (model in self._agent.models and version in ("", VERSION))
         )
 
     def config(self, model: str, version: str = "") -> ModelConfig:
-        """See `Introspection.config`. The model's runtime places it; the queue is the agent's own."""
+        """See `Introspection.config`. The placement is the runtime's, the queue the agent's."""
         found = self.metadata(model, version)
         return ModelConfig(
             model, found.versions, found.platform, "upwell", found.inputs, found.outputs, placement="KIND_MODEL"
         )
 
     def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        """See `Introspection.statistics`. `compute` is the run on the device, of what did not run there the cloud's."""
+        """See `Introspection.statistics`. `compute` is the run on the device, or in the cloud if the device did not
+        run."""
         if model:
             _check_version(model, version)
             self._agent.model(model)
@@ -149,7 +150,7 @@ class AgentDataplane(Dataplane):
         self._counter.ran(model, VERSION, len(answer.routes), times.compute_s, time.time())
 
     def _cloud_metadata(self, served: ServedModel) -> ModelMetadata:
-        """Of the whole up there, or else of a head and its tail."""
+        """The metadata of the whole in the cloud, or else of a head and its tail."""
         assert self._agent.uplink is not None  # noqa: S101  the configuration demands one for such a model
         head = None if served.cloud_model or not served.heads else served.heads[0]
         judge = partial(self._agent.router.verdict, served.name, {}, (METADATA_BYTES,))
@@ -157,7 +158,7 @@ class AgentDataplane(Dataplane):
         try:
             found = self._agent.uplink.metadata(asked, judge, METADATA_TIMEOUT_S)
         except EgressForbidden as error:
-            raise NoAllowedRoute(f"{error}, and the model has no edge side that could say what it takes") from None
+            raise NoAllowedRoute(f"{error}, and the model has no edge side to describe its inputs") from None
         except RemoteError as error:
             raise CloudFailed(f"{REASONS.get(error.kind, 'cloud_error')}: {error}") from None
         if head is None or served.entry_model is None:
@@ -168,10 +169,10 @@ class AgentDataplane(Dataplane):
 
 
 def _tags(parameters: Mapping[str, Parameter]) -> dict[str, str]:
-    """The request's tags. Raises `InvalidRequest` for one that is no text.
+    """The request's tags. Raises `InvalidRequest` for a tag that is not a string.
 
-    Nothing is converted: `true` written as a bool, an int or a text would not be the same to a rule that keeps
-    requests on the device.
+    Nothing is converted: to a rule that keeps requests on the device, `true` as a bool, an int or a string would
+    differ.
     """
     tags = {}
     for name, value in parameters.items():

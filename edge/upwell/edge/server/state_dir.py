@@ -1,4 +1,4 @@
-"""The folder that belongs to one agent: made private, and held by one process at a time."""
+"""The state folder of one agent: private, and locked by one process at a time."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from upwell.shared.errors import ConfigError
 
 try:
     import fcntl
-except ImportError:  # Windows has no such lock; there the folder is only made
+except ImportError:  # Windows has no such lock; there the folder is only created
     fcntl = None  # type: ignore[assignment]
 
 LOCK_NAME = "agent.lock"
 _BEARABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
-"""What a running agent bears of its disk, too: nothing can be written any more, and the device answers all the same."""
+"""Disk errors that a running agent tolerates: nothing can be written, but the device keeps answering."""
 
 
 class StateDir:
-    """A folder with mode 0700, locked until `close`; the lock ends with the process, however that ends.
+    """A folder with mode 0700, locked until `close` or the end of the process.
 
-    `problem` says why nothing can be written there; empty where it can.
+    `problem` says why nothing can be written there; empty if it can.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `ConfigError` where the folder cannot be made or read, or another agent holds it."""
+        """Raises `ConfigError` if the folder cannot be created or read, or another agent uses it."""
         self.path = path
         self.problem = ""
         self._lock: IO[bytes] | None = None
@@ -41,12 +41,12 @@ class StateDir:
         except OSError:
             self.close()
             raise ConfigError.at(
-                path, "another agent uses it; expected a folder of this agent's own",
+                path, "another agent uses it; expected a separate folder for this agent",
                 "agent.state_dir",
             ) from None  # fmt: skip
 
     def _opened(self, path: Path) -> IO[bytes] | None:
-        """The file of the lock; where it is missing and cannot be made, nobody writes here, and none is needed."""
+        """Open the lock file; None if it cannot be created, since then nobody can write here."""
         try:
             file = path.open("ab")
         except OSError as error:
@@ -60,11 +60,11 @@ class StateDir:
 
     @property
     def explained(self) -> str:
-        """The problem and what it means, for log and health."""
+        """The problem and its consequences, for log and health."""
         lost = "budgets, cases, logs and new versions are lost on a restart"
         return f"{self.path} cannot be written: {self.problem}; {lost}, and the agent keeps answering"
 
     def close(self) -> None:
-        """Let another agent have it."""
+        """Release the folder."""
         if self._lock is not None:
             self._lock.close()

@@ -1,1 +1,1 @@
-"""Cases kept on disk for the cloud, and its answers to them until they have been taken."""
+"""Cases stored on disk for the cloud, and its answers until they are delivered."""

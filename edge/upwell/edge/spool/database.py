@@ -1,4 +1,4 @@
-"""The file of a database: opened private, durable, in our version and whole; set aside when it is damaged."""
+"""Opening a database file: private, durable, migrated and checked; a damaged one is set aside."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from upwell.edge.spool.schema import STEPS, VERSION, Migration, migrate, version_of
 
 REOPEN_S = 5.0
-"""How long a database that cannot be opened is left alone."""
+"""Pause before a database that could not be opened is tried again."""
 
 WELL_AFTER_S = 60.0
-"""A disk is well again when something was written and nothing has failed for so long: one that is nearly full takes
-the small and not the large, and would be ill and well in turn."""
+"""How long writes must succeed before a disk counts as healthy again: a nearly full one accepts small writes but not
+large ones."""
 
 _BUSY_TIMEOUT_S = 1.0
 _WAL_LIMIT_BYTES = 16 << 20
@@ -26,13 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 def open_database(path: Path, steps: Sequence[Migration] = STEPS) -> sqlite3.Connection:
-    """The database at `path`, made if missing, folder 0700 and file 0600, migrated to the newest version of `steps`.
+    """Open the database at `path`, created if missing (folder 0700, file 0600), migrated to the newest version of
+    `steps`.
 
-    Every commit is on disk when it returns (`synchronous=FULL`). Raises `OSError` and `sqlite3.OperationalError` where
-    the place cannot be used, and plain `sqlite3.DatabaseError` where the file is damaged or no database at all.
+    Every commit is on disk when it returns (`synchronous=FULL`). Raises `OSError` and `sqlite3.OperationalError` if the
+    path cannot be used, and plain `sqlite3.DatabaseError` if the file is damaged or not a database.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Made here, since SQLite would make it readable for all; its side files take over the mode.
+    # Created here, since SQLite would make it readable by all; its side files inherit the mode.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
     path.chmod(0o600)
     connection = connect(path)
@@ -51,18 +52,18 @@ def open_database(path: Path, steps: Sequence[Migration] = STEPS) -> sqlite3.Con
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection to the database at `path`, which must exist, whatever its version. Raises `sqlite3.Error`."""
+    """Connect to the database at `path`, which must exist, in any version. Raises `sqlite3.Error`."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         timeout=_BUSY_TIMEOUT_S,
         isolation_level=None,
-        check_same_thread=False,  # opened, used and closed by one thread at a time, though not always by the same
+        check_same_thread=False,  # used by one thread at a time, but not always the same one
     )
     try:
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA foreign_keys = ON")
-        # What is dropped is private too: it is overwritten, not just forgotten.
+        # Deleted data is private too, so it is overwritten.
         connection.execute("PRAGMA secure_delete = ON")
     except BaseException:
         connection.close()
@@ -72,7 +73,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def opened(path: Path, version: int = VERSION) -> Iterator[sqlite3.Connection]:
-    """A second connection to a database of this version, beside a running agent's, closed after use.
+    """Open a second connection to a database of this version, which a running agent may use; closed after the block.
 
     Raises `sqlite3.DatabaseError` for a database of another version.
     """
@@ -94,13 +95,13 @@ def _check(connection: sqlite3.Connection) -> None:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the error says that the file is damaged, and not that the place is full, locked or read-only."""
-    # SQLite's own code needs Python 3.11; before, these two cases alone have the plain class.
+    """Whether the error means a damaged file rather than a disk that is full, locked or read-only."""
+    # SQLite's error code needs Python 3.11; in 3.10 only these two cases have the plain class.
     return type(error) is sqlite3.DatabaseError
 
 
 def set_aside(name: str, path: Path, error: Exception) -> None:
-    """Move a damaged database and its side files away, over one moved earlier, and say so. Raises `OSError`."""
+    """Move a damaged database and its side files away, replacing an earlier one, and log it. Raises `OSError`."""
     target = path.with_name(path.name + ".damaged")
     for suffix in _SIDE_FILES:
         side = path.with_name(path.name + suffix)
@@ -114,9 +115,9 @@ def set_aside(name: str, path: Path, error: Exception) -> None:
 
 
 class DatabaseHealth:
-    """Says once that a database cannot be used, and once that it can be again.
+    """Logs once that a database cannot be used, and once that it can be again.
 
-    `name` is what it is called, `loss` what there is not while it cannot be used.
+    `name` is its name in messages, `loss` the consequence while it cannot be used.
     """
 
     def __init__(self, name: str, path: Path, loss: str) -> None:
@@ -127,18 +128,18 @@ class DatabaseHealth:
 
     @property
     def problem(self) -> str:
-        """What is wrong; empty where nothing is."""
+        """The problem; empty if there is none."""
         return "" if self._is_well else f"{self._name} cannot be written; {self._loss}"
 
     def note_failed(self, error: Exception) -> None:
-        """It could not be used."""
+        """Note that it could not be used."""
         self._failed_at_s = time.monotonic()
         if self._is_well:
             self._is_well = False
             _log.error("%s cannot be used: %s; %s", self._name, error, self._loss)
 
     def note_written(self) -> None:
-        """Something was written; that it could be read says nothing, as a full disk can be."""
+        """Note that a write succeeded. Reading proves nothing, since a full disk can be read."""
         if not self._is_well and time.monotonic() - self._failed_at_s >= WELL_AFTER_S:
             self._is_well = True
             _log.warning("%s can be written again", self._name)

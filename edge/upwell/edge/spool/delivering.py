@@ -1,4 +1,4 @@
-"""Handing results on: a thread for each sink, and the news that those who wait for results wait for."""
+"""Delivering results: a thread for each sink, and the signal on which readers of results wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class News:
-    """Tells those who wait that there is something new, or that it is over."""
+    """Signals waiting threads that there is something new, or that it is closed."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -24,40 +24,40 @@ class News:
         self._closed = False
 
     def publish(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiting threads."""
         with self._changed:
             self._count += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wake all who wait, now and ever after."""
+        """Wake all waiting threads; later waits return at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def count(self) -> int:
-        """How much has been published. Read it before looking for what is new, so that nothing slips between."""
+        """The number of publications. Read it before looking for news, so that none is missed."""
         return self._count
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is over."""
+        """Whether `close` was called."""
         return self._closed
 
     def wait(self, seen: int, timeout_s: float) -> None:
-        """Return when there is more than `seen`, it is over, or the time is up."""
+        """Wait until there is more than `seen`, it is closed, or the time is up."""
         with self._changed:
             self._changed.wait_for(lambda: self._count > seen or self._closed, timeout_s)
 
     def pause(self, timeout_s: float) -> None:
-        """Return when it is over or the time is up."""
+        """Wait until it is closed or the time is up."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed, timeout_s)
 
 
 class Deliverer:
-    """Gives one sink each result in order, at least once, from where it was when the agent last ended."""
+    """Delivers each result to one sink, in order, at least once, continuing after a restart."""
 
     def __init__(self, keeper: Keeper[Store], sink: Sink, news: News, tally: SpoolTally) -> None:
         self._keeper = keeper
@@ -71,7 +71,7 @@ class Deliverer:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread, which comes after the news have closed and the sink has returned."""
+        """Wait for the end of the thread, after the news closes and the sink returns."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -87,7 +87,7 @@ class Deliverer:
                 self._news.pause(_FIRST_PAUSE_S)
             except Exception as error:  # noqa: BLE001 (the boundary to any sink: it is given the same again later)
                 self._tally.add({"failed_deliveries": 1})
-                if self._is_well or not isinstance(error, OSError):  # a full disk is said once
+                if self._is_well or not isinstance(error, OSError):  # a full disk is logged once
                     log = _log.warning if isinstance(error, OSError) else _log.exception
                     log("cannot deliver results to %s: %s", self._sink.name, error)
                 self._is_well = False
@@ -95,7 +95,7 @@ class Deliverer:
                 self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
 
     def _deliver(self) -> bool:
-        """Hand on what is new; whether there was anything."""
+        """Deliver new results; returns whether there were any."""
         if self._cursor is None:
             self._cursor = self._beginning()
         since = self._cursor
@@ -112,7 +112,7 @@ class Deliverer:
         known = self._sink.start()
 
         def look(store: Store) -> int:
-            # Beyond the last number there is, what the sink knows is of another database.
+            # A number beyond the last one belongs to another database.
             return max(store.delivered(self._sink.name), known if known <= store.last_sequence() else 0)
 
         return self._keeper.ask(look)

@@ -1,4 +1,4 @@
-"""Sending what was kept, when the link is back, without getting into the way of anybody who waits."""
+"""Sending spooled cases when the link is back, without delaying live requests."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CaseSender:
-    """How kept cases go up, and when.
+    """The callbacks for sending spooled cases.
 
-    `send` sends a request that may take so many seconds; raises `RemoteError`, and `EgressForbidden` where it must
-    stay. `may_send`: whether anything is to be sent now. `left_alone`: the models of which nothing is, while cases of
-    others may be. `still_allowed`: whether the policy of now lets a request of this model with these tags leave.
+    `send` sends a request with a time limit in seconds; raises `RemoteError`, and `EgressForbidden` if it must stay.
+    `may_send`: whether anything may be sent now. `left_alone`: the models whose cases must wait. `still_allowed`:
+    whether the present policy lets a request of this model with these tags leave.
     """
 
     send: Callable[[InferRequest, float], InferResponse]
@@ -49,13 +49,13 @@ NOBODYS_FAULT = frozenset(
         RemoteErrorKind.CERTIFICATE,
     }
 )
-"""Errors that say nothing about the case: it waits as long as it takes."""
+"""Errors that are not the case's fault: it waits as long as needed."""
 
 _POLL_S = 0.1
 _REST_POLL_S = 1.0
 _IDLE_S = 30.0
 _FREE_CASES = 3
-"""How many different cases may fail in a row before the cloud itself is suspected."""
+"""Number of different cases failing in a row after which the cloud itself is suspected."""
 
 _MOST_REMEMBERED = 10_000
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Failures:
-    """How often a case has failed, and what had passed by the last time."""
+    """How often a case has failed, and how many others had passed by the last time."""
 
     count: int = 0
     passed: int = -1
@@ -71,22 +71,22 @@ class _Failures:
 
 @dataclass(frozen=True)
 class _Rest:
-    """How often in a row a model had to wait, and until when (monotonic)."""
+    """How often in a row a model had to pause, and until when (monotonic)."""
 
     count: int = 0
     until_s: float = 0.0
 
 
 class Drainer:
-    """Sends one case at a time: oldest first, spooled ones before audits, at most `rate_per_s` and half of the time.
+    """Sends one case at a time: oldest first, spooled ones before audits, at most `rate_per_s` and half the time.
 
-    A case that the cloud cannot read (INVALID_ARGUMENT) is set aside at once. After any other error that may be its
-    own it pauses, twice as long each time, while the others go on; the error counts as an attempt only if something
-    else has passed since its last one, and after `attempts` of those it is set aside. So neither a case that breaks the
-    cloud nor a portal that garbles every answer costs anybody else's. When the link is down nothing counts, and all
-    pause; where the cloud does not know a model, or a budget of it is spent (`Later`), the cases of that model do.
-    The n-th pause is `first_pause_s`·2ⁿ⁻¹ (at most `longest_pause_s`), times a random factor in [0.5, 1], so that a
-    thousand devices behind one link do not come back as one.
+    A case that the cloud rejects (INVALID_ARGUMENT) is set aside at once. After any other error that may be its fault
+    it pauses, twice as long each time, while the others continue; the error counts as an attempt only if something else
+    has succeeded since the last one, and after `attempts` of those it is set aside. So neither a case that breaks the
+    cloud nor a portal that garbles every answer costs other cases. When the link is down nothing counts, and all cases
+    pause; if the cloud does not have a model, or its budget is spent (`Later`), the cases of that model pause. The n-th
+    pause is `first_pause_s`·2ⁿ⁻¹ (at most `longest_pause_s`), times a random factor in [0.5, 1], so that a thousand
+    devices behind one link do not return all at once.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Drainer:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look for cases now: there is a new one."""
+        """Look for cases now, since there is a new one."""
         with self._changed:
             self._news = True
             self._changed.notify_all()
 
     def cloud_answered(self) -> None:
-        """The cloud answered somebody: the link is up, and what fails from now on fails beside others that pass."""
+        """Note that the cloud answered: the link is up, so later failures happen while other requests succeed."""
         with self._changed:
             self._passed += 1
             if self._outages or self._failing:
@@ -132,13 +132,13 @@ class Drainer:
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Send nothing more. A call under way goes on to its end."""
+        """Send nothing more. A call in progress runs to its end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread, which comes with the end of the call under way."""
+        """Wait for the end of the thread, after any call in progress."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -148,7 +148,7 @@ class Drainer:
             except SpoolUnavailable:
                 self._pause(REOPEN_S)
             except Exception as error:  # noqa: BLE001 (the boundary to what the agent handed us: the thread must live)
-                _log.error("the spool could not be sent; it is tried again", exc_info=error)
+                _log.error("sending the spool failed; it will be tried again", exc_info=error)
                 self._pause(REOPEN_S)
 
     def _step(self) -> None:
@@ -165,12 +165,12 @@ class Drainer:
             due_in_s = math.inf if due_s is None else max(0.0, due_s - self._keeper.now_s())
             self._idle(_REST_POLL_S if resting else min(_IDLE_S, due_in_s))
         elif self._try(item):
-            took_s = self._took_s  # of sending alone: how long a full disk kept the note of it is not waited once more
-            self._pause(max(took_s, 1.0 / self._limits.rate_per_s - took_s))  # half of the link is for others
+            took_s = self._took_s  # only of sending, not of waiting for a full disk
+            self._pause(max(took_s, 1.0 / self._limits.rate_per_s - took_s))  # leaves half of the link to others
             self._wait_for_cloud()
 
     def _try(self, item: Stored) -> bool:
-        """Send the case, unless it may not leave any more; whether that was tried."""
+        """Send the case unless it may no longer leave; returns whether that was tried."""
         self._took_s = 0.0
         try:
             request = item.infer_request()
@@ -179,7 +179,7 @@ class Drainer:
             response = self._send_timed(request)
             _check(request, response)
             answer = serialize_infer_response(response)
-        except EgressForbidden:  # since it was asked about, a moment ago
+        except EgressForbidden:  # the policy changed a moment ago
             return self._deny(item)
         except RemoteError as error:
             if error.kind is RemoteErrorKind.INVALID_ARGUMENT:
@@ -193,11 +193,11 @@ class Drainer:
         except Later as error:
             self._note_rest(item, str(error))
         except InvalidRequest as error:
-            self._set_aside(item, item.attempts + 1, f"what was kept cannot be read: {error}")
-        except ConfigError as error:  # the token or certificate of this device is missing or broken
+            self._set_aside(item, item.attempts + 1, f"the stored case cannot be read: {error}")
+        except ConfigError as error:  # this device's token or certificate is missing or broken
             self._note_outage(item, str(error))
         except Exception as error:  # noqa: BLE001 (whatever `send` raises, the others must go up)
-            _log.error("sending the case %s failed", item.id, exc_info=error)
+            _log.error("sending case %s failed", item.id, exc_info=error)
             self._note_error(item, f"{type(error).__name__}: {error}")
         else:
             self._finish(item, answer)
@@ -223,14 +223,14 @@ class Drainer:
             self._results.publish()
 
     def _note_outage(self, item: Stored, text: str) -> None:
-        """Nobody's fault: the case goes behind the others that are due, and all wait a little."""
+        """Not the case's fault: it goes behind the others that are due, and all pause."""
         self._tally.add({"unavailable": 1})
         self._outages += 1
         next_s = self._keeper.now_s()
         self._save(lambda store: store.postpone(item.id, next_s, item.attempts, text))
 
     def _note_rest(self, item: Stored, text: str) -> None:
-        """Nothing of this model can go up for now: the case goes behind the others, and they rest a little."""
+        """Nothing of this model can be sent for now: the case goes behind the others, and the model pauses."""
         self._tally.add({"unavailable": 1})
         count = self._rests.get(item.model, _Rest()).count + 1
         self._rests[item.model] = _Rest(count, time.monotonic() + self._jittered(count))
@@ -253,12 +253,12 @@ class Drainer:
         self._save(lambda store: store.postpone(item.id, next_s, attempts, text))
 
     def _set_aside(self, item: Stored, attempts: int, text: str) -> None:
-        _log.warning("set aside the case %s of model %s: %s", item.id, item.model, text)
+        _log.warning("set aside case %s of model %s: %s", item.id, item.model, text)
         self._failures.pop(item.id, None)
         self._save(lambda store: store.set_aside(item.id, attempts, text))
 
     def _save(self, work: Callable[[Store], T]) -> T | None:
-        """Have it on disk before anything else is sent: what is forgotten would be sent again, and again."""
+        """Do the work on disk before anything else is sent; otherwise a case could be sent again and again."""
         while True:
             try:
                 return self._keeper.ask(work)
@@ -273,11 +273,11 @@ class Drainer:
 
     @property
     def _misses(self) -> int:
-        """What speaks against link and cloud since they last answered anybody."""
+        """The number of failures since link and cloud last answered."""
         return self._outages + max(0, len(self._failing) - _FREE_CASES)
 
     def _wait_for_cloud(self) -> None:
-        """Leave the cloud alone for a while if it seems ill, or until it answers somebody else."""
+        """If the cloud seems to be failing, pause, or until it answers another request."""
         if misses := self._misses:
             pause_s = self._jittered(misses)
             with self._changed:
@@ -295,11 +295,11 @@ class Drainer:
 
 
 def _check(request: InferRequest, response: InferResponse) -> None:
-    """Raise `RemoteError` for what is no answer of the cloud to this request."""
+    """Raise `RemoteError` unless the response is the cloud's answer to this request."""
     if not response.outputs:
         raise RemoteError(RemoteErrorKind.GARBAGE, "the answer has no outputs")
     if response.id not in ("", request.id):
         raise RemoteError(RemoteErrorKind.GARBAGE, "the answer is to another request")
     if response.parameters.get("upwell.degraded") is True:
-        # A gateway answered in the cloud's stead, which the device could do as well.
+        # A gateway answered instead of the cloud, which the device could do as well.
         raise RemoteError(RemoteErrorKind.UNAVAILABLE, "a gateway answered, not the cloud")

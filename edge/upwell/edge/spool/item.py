@@ -1,4 +1,4 @@
-"""What is kept: cases, the cloud's answers to them, and how much of both."""
+"""The spool's values: cases, the cloud's answers to them, limits and counts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Kind: TypeAlias = Literal["spool", "audit"]
 State: TypeAlias = Literal["waiting", "done", "poisoned"]
 
 SPOOL_ID = "upwell.spool_id"
-"""Parameter of an answer whose case was kept, and of the request that goes up later: one id, one case."""
+"""Parameter with the case's id, in the answer of a spooled request and in the request sent later."""
 
 OVERHEAD_BYTES = 1024
-"""What one case takes on disk beside its tensors."""
+"""Disk space of a case beyond its tensors (bytes)."""
 
 
 class SpoolUnavailable(UpwellError):
@@ -36,14 +36,14 @@ class SpoolUnavailable(UpwellError):
 
 
 class Later(UpwellError):
-    """Nothing of a case's model can go up for now, through no fault of the case or the link."""
+    """Nothing of a case's model can be sent for now, though neither the case nor the link is at fault."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A request to be sent later. `inputs` are as they would go up; `edge` is the device's answer, None without one.
+    """A request to be sent later. `inputs` are as sent to the cloud; `edge` is the device's answer, None without one.
 
-    `reason` is a reason code: why the case is kept.
+    `reason` is the reason code for spooling the case.
     """
 
     kind: Kind
@@ -55,14 +55,14 @@ class Case:
     tags: Mapping[str, str] = field(default_factory=dict)
     edge: InferResponse | None = None
     owner: str = ""
-    """Who asked (`Caller.key`); empty where the server knows nobody by name, or the program itself asked."""
+    """The caller (`Caller.key`); empty for an unnamed caller or the program itself."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """What it is kept under, and what the answer to it will name."""
+    """The id under which it is stored and answered."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A case as it lies on disk. Times ending in `wall_s` are Unix time, `kept_s` and `next_s` are `SpoolClock`'s."""
+    """A case as stored on disk. Times ending in `wall_s` are Unix time, `kept_s` and `next_s` are `SpoolClock`'s."""
 
     id: str
     kind: Kind
@@ -82,11 +82,11 @@ class Stored:
 
     @classmethod
     def of(cls, case: Case, id: str, wall_s: float) -> Stored:
-        """The case under its id, to be kept `at` some instant. Raises `InvalidRequest` if no message can carry it."""
+        """The case under its id, to be stored with `at`. Raises `InvalidRequest` if no message can carry it."""
         request = InferRequest(case.cloud_model, case.inputs, id=case.request_id, parameters={SPOOL_ID: id})
         digest, edge = "", b""
         if case.edge is not None:
-            # Facts such as times differ from run to run, so the digest is of the outputs alone.
+            # Facts such as times differ from run to run, so the digest covers only the outputs.
             outputs = serialize_infer_response(InferResponse(case.model, case.edge.outputs))
             digest = f"sha256:{hashlib.sha256(outputs).hexdigest()}"
             edge = serialize_infer_response(case.edge) if case.kind == "audit" else b""
@@ -96,22 +96,23 @@ class Stored:
         )  # fmt: skip
 
     def at(self, now_s: float) -> Stored:
-        """The case as kept at that instant, and due since."""
+        """The case stored at that time, and due since then."""
         return replace(self, kept_s=now_s, next_s=now_s)
 
     @property
     def size_bytes(self) -> int:
-        """What it takes on disk."""
+        """Its size on disk."""
         return len(self.request) + len(self.edge_answer) + OVERHEAD_BYTES
 
     def infer_request(self) -> InferRequest:
-        """The request to send. Raises `InvalidRequest` where what lies on disk cannot be read."""
+        """The request to send. Raises `InvalidRequest` if the stored data cannot be read."""
         return parse_infer_request(self.request)
 
 
 @dataclass(frozen=True)
 class SpoolResult:
-    """The cloud's answer to a kept case. `sequence` rises from result to result; `answer` is a serialized response."""
+    """The cloud's answer to a spooled case. `sequence` increases with each result; `answer` is a serialized
+    response."""
 
     sequence: int
     spool_id: str
@@ -139,11 +140,11 @@ class SpoolResult:
 
 @dataclass(frozen=True)
 class SpoolLimits:
-    """How much is kept and how hard it is tried.
+    """Limits on storing and sending cases.
 
-    `max_bytes` bounds what waits (or was set aside), `max_result_bytes` the results, `max_age_s` both. At most
-    `rate_per_s` cases go up per second, each call taking at most `send_timeout_s`. A case that failed `attempts` times
-    while others passed is set aside. Pauses after failures grow from `first_pause_s` to `longest_pause_s`.
+    `max_bytes` limits the waiting (or set aside) cases, `max_result_bytes` the results, `max_age_s` both. At most
+    `rate_per_s` cases are sent per second, each within `send_timeout_s`. A case that failed `attempts` times while
+    others succeeded is set aside. Pauses after failures grow from `first_pause_s` to `longest_pause_s`.
     """
 
     max_bytes: int = 256 << 20
@@ -158,47 +159,47 @@ class SpoolLimits:
 
 @dataclass(frozen=True)
 class SpoolCounts:
-    """What has happened since the start, by cause. A case may count more than once on its way."""
+    """Counts of events since the start, by cause. A case may be counted more than once."""
 
     kept: int = 0
-    """Cases that were written."""
+    """Cases written."""
     unnamed: int = 0
-    """Of these, cases whose caller could not be told the id, since the disk was slower than its deadline."""
+    """Cases written too late to give the caller their id before its deadline."""
     refused_busy: int = 0
-    """Cases not taken since too many waited for the disk."""
+    """Cases not accepted because too many were waiting for the disk."""
     refused_large: int = 0
-    """Cases not taken since they are larger than the bound, or audits for which there was no room."""
+    """Cases not accepted because they exceed the limit, and audits without room."""
     refused_unfit: int = 0
-    """Cases not taken since the protocol cannot carry them."""
+    """Cases not accepted because the protocol cannot carry them."""
     failed_writes: int = 0
     """Cases lost because the disk was full, read-only or broken."""
     dropped_full: int = 0
     """Waiting cases dropped, oldest first, to make room."""
     dropped_old: int = 0
-    """Waiting cases and results dropped since they were too old."""
+    """Waiting cases and results dropped because they were too old."""
     denied: int = 0
     """Cases dropped because the policy no longer lets them leave the device."""
     answered: int = 0
     """Cases that the cloud answered."""
     unavailable: int = 0
-    """Attempts that no case is to blame for: no link, no room, no access."""
+    """Failed attempts that are no case's fault: no link, no room, no access."""
     errors: int = 0
-    """Attempts that ended in an error that may be the case's own."""
+    """Failed attempts that may be the case's fault."""
     poisoned: int = 0
     """Cases set aside."""
     dropped_results: int = 0
     """Results dropped, oldest first, to make room."""
     delivered: int = 0
-    """Results handed to sinks."""
+    """Results delivered to sinks."""
     failed_deliveries: int = 0
-    """Attempts to hand results to a sink that failed."""
+    """Failed attempts to deliver results to a sink."""
     damaged: int = 0
-    """Databases that could not be read, were moved aside and begun anew."""
+    """Unreadable databases that were set aside and replaced by a new one."""
 
 
 @dataclass(frozen=True)
 class SpoolHeld:
-    """What lies on disk now."""
+    """The contents of the spool on disk."""
 
     waiting: int = 0
     poisoned: int = 0
@@ -221,22 +222,22 @@ class SpoolTally:
 
     @property
     def counts(self) -> SpoolCounts:
-        """As they are now."""
+        """The present counts."""
         with self._lock:
             return SpoolCounts(**self._counts)
 
 
 class SpoolClock:
-    """Seconds that never go backward and that no correction of the wall clock touches while the process runs.
+    """A clock in seconds that never goes backward and ignores changes of the wall clock while the process runs.
 
     `now_s = start_s + (monotonic_s − monotonic at the start)` where `start_s` is the wall clock's time at the start, or
-    the latest instant on disk where the wall clock has been set back before it. Age and pauses are told by it: a device
-    without a battery wakes in 1970, and nothing may be dropped as old, or wait for decades, when it learns the time.
+    the latest time on disk if the wall clock was set back before that. Ages and pauses use it: a device without a
+    battery boots in 1970, and when it learns the time nothing may be dropped as old, or wait for decades.
     """
 
     def __init__(self, latest_s: float, wall_s: float, monotonic_s: float) -> None:
         self._offset_s = max(latest_s, wall_s) - monotonic_s
 
     def at(self, monotonic_s: float) -> float:
-        """This clock at an instant of the monotonic one."""
+        """This clock's time for a monotonic time."""
         return self._offset_s + monotonic_s

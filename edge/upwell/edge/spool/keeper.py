@@ -1,4 +1,4 @@
-"""The thread that owns the database: it takes what waits, does it in one transaction, and says when it is on disk."""
+"""The thread that owns the database: it runs queued work in one transaction, and reports when it is on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 StoreT = TypeVar("StoreT", bound=TransactionalStore)
 
 EXPIRE_S = 60.0
-"""How often the old is looked for."""
+"""How often expired cases are looked for."""
 
 _GROUP = 64
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class KeptDatabase(Generic[StoreT]):
-    """The database called `name` at `path`: how it is opened, who counts what happens, and what is lost without it."""
+    """The database called `name` at `path`: how to open it, its counters, and the consequence of losing it."""
 
     name: str
     path: Path
@@ -48,10 +48,10 @@ class KeptDatabase(Generic[StoreT]):
 
 
 class Keeper(Generic[StoreT]):
-    """Does work on a store, in order, many pieces per transaction (group commit). Safe to use from any thread.
+    """Runs work on a store in order, with group commit. Thread-safe.
 
-    Nothing here raises because of the disk: work fails with `SpoolUnavailable`, and the database is opened again later.
-    A damaged one is moved aside and begun anew.
+    Disk errors are never raised here: work fails with `SpoolUnavailable`, and the database is reopened later. A damaged
+    one is set aside and replaced.
     """
 
     def __init__(self, database: KeptDatabase[StoreT]) -> None:
@@ -70,7 +70,7 @@ class Keeper(Generic[StoreT]):
         self._thread.start()
 
     def submit(self, work: Callable[[StoreT], T], size_bytes: int = 0) -> Future[T]:
-        """Have `work` done, which holds `size_bytes` of memory until then; its result comes when it is on disk.
+        """Queue `work`, which takes `size_bytes` of memory until it is done; the result comes once it is on disk.
 
         The future's error is `SpoolUnavailable`, or what `work` raised.
         """
@@ -85,20 +85,20 @@ class Keeper(Generic[StoreT]):
         return done
 
     def ask(self, work: Callable[[StoreT], T]) -> T:
-        """Have `work` done and wait for it. Raises `SpoolUnavailable`."""
+        """Run `work` and wait for it. Raises `SpoolUnavailable`."""
         return self.submit(work).result()
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory held by work that is not done yet."""
+        """Memory taken by queued work."""
         return self._waiting_bytes
 
     def now_s(self) -> float:
-        """The spool's clock, which counts from what is on disk: only work, or who has had work done, may rely on it."""
+        """The time on the spool's clock, which starts from the data on disk; valid only within or after work."""
         return self._clock.at(time.monotonic())
 
     def close(self) -> None:
-        """Do what waits, close the database, and return then. Calling it twice is harmless."""
+        """Run the queued work and close the database. Calling it twice is harmless."""
         with self._news:
             self._closing = True
             self._news.notify_all()
@@ -112,7 +112,7 @@ class Keeper(Generic[StoreT]):
                 if not group and self._closing:
                     break
             try:
-                self._serve(group or [_Job(lambda _: None, Future(), 0)])  # the old must go though nobody asks
+                self._serve(group or [_Job(lambda _: None, Future(), 0)])  # expired cases must go even without requests
             finally:
                 with self._news:
                     self._waiting_bytes -= sum(job.size_bytes for job in group)
@@ -147,7 +147,7 @@ class Keeper(Generic[StoreT]):
             job.done.set_result(result)
 
     def _opened(self) -> StoreT:
-        """The store, opened if it is time to. Raises `OSError`, `sqlite3.Error` and `SpoolUnavailable`."""
+        """The store, opened if it is time to try. Raises `OSError`, `sqlite3.Error` and `SpoolUnavailable`."""
         if self._store is None:
             if time.monotonic() < self._reopen_s:
                 raise SpoolUnavailable(f"{self._path} cannot be used")
@@ -172,7 +172,7 @@ class Keeper(Generic[StoreT]):
         self._database.count({"damaged": 1})
 
     def _what_happened(self, error: Exception) -> Exception:
-        """What a caller is told; the database is begun anew where it turned out to be damaged."""
+        """The error for the caller; a damaged database is replaced by a new one."""
         if not isinstance(error, (sqlite3.Error, OSError, SpoolUnavailable)):
             _log.error("the %s failed", self._database.name, exc_info=error)
             return error

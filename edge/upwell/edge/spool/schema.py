@@ -1,4 +1,4 @@
-"""The database's tables, version by version, and the ways between the versions."""
+"""The database's tables by version, and the migrations between versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Migration:
-    """SQL statements from one version to the next, and back again without losing a case."""
+    """SQL statements from one version to the next, and back without losing a case."""
 
     up: tuple[str, ...]
     down: tuple[str, ...]
@@ -25,7 +25,7 @@ STEPS: tuple[Migration, ...] = (
                 created_wall_s REAL NOT NULL, kept_s REAL NOT NULL, next_s REAL NOT NULL, attempts INTEGER NOT NULL,
                 edge_answer_digest TEXT NOT NULL, size_bytes INTEGER NOT NULL, error TEXT NOT NULL DEFAULT ''
             )""",
-            # Apart from the items, so that changing an item does not rewrite its tensors.
+            # A separate table, so that changing an item does not rewrite its tensors.
             """CREATE TABLE bodies (
                 id TEXT PRIMARY KEY REFERENCES items ON DELETE CASCADE,
                 request BLOB NOT NULL, edge_answer BLOB NOT NULL
@@ -38,7 +38,7 @@ STEPS: tuple[Migration, ...] = (
             "CREATE TABLE sinks (name TEXT PRIMARY KEY, delivered INTEGER NOT NULL)",
             "CREATE INDEX items_due ON items (state, kind, next_s)",
             "CREATE INDEX items_age ON items (kind, kept_s)",
-            # A database begun anew goes on above the numbers of the one before, which consumers have seen.
+            # A new database continues above the numbers of the previous one, which consumers have seen.
             """INSERT INTO sqlite_sequence (name, seq)
                VALUES ('results', CAST((julianday('now') - 2440587.5) * 86400e3 AS INTEGER))""",
         ),
@@ -51,7 +51,7 @@ STEPS: tuple[Migration, ...] = (
         ),
     ),
     Migration(
-        # Who asked for the case: results are its own. Of cases kept before this nobody knows.
+        # The caller that owns the case and its results; unknown for cases from before this version.
         up=("ALTER TABLE items ADD COLUMN owner TEXT NOT NULL DEFAULT ''",),
         down=("ALTER TABLE items DROP COLUMN owner",),
     ),
@@ -71,8 +71,8 @@ def version_of(connection: sqlite3.Connection) -> int:
 def migrate(connection: sqlite3.Connection, steps: Sequence[Migration] = STEPS, target: int | None = None) -> None:
     """Bring the database to version `target` (the newest of `steps` if None), in one transaction.
 
-    Each step up leaves its way down in the database, so that older software, which does not know the step, can go back.
-    Raises `sqlite3.Error`; the database is as it was then.
+    Each upgrade stores its downgrade in the database, so that older software can go back. Raises `sqlite3.Error`,
+    leaving the database unchanged.
     """
     target = len(steps) if target is None else target
     connection.execute("BEGIN IMMEDIATE")
@@ -99,7 +99,7 @@ def _go_down(connection: sqlite3.Connection, version: int) -> None:
     row = connection.execute("SELECT statements FROM downgrades WHERE version = ?", (version,)).fetchone()
     if row is None:
         raise sqlite3.DatabaseError(f"no way down from version {version}")
-    # Whoever may write the file may write these statements: they get no further than the file.
+    # Anyone who can write the file can write these statements: they may affect only the file.
     connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK)
     try:
         for statement in str(row[0]).split(_BETWEEN):

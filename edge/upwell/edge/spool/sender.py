@@ -1,4 +1,4 @@
-"""Sending kept cases beside the live requests, without hurting them."""
+"""Sending spooled cases without harming live requests."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Reason
 
 QUIET_S = 0.25
-"""Nothing kept is sent within so long after a message of a live request: the next may follow."""
+"""Pause after a message of a live request before a case is sent, since another request may follow."""
 
 PATIENCE_S = 5.0
-"""Where live requests leave no such pause for so long, one case is sent between two of them."""
+"""If live requests leave no such pause for this long, one case is sent between two of them."""
 
 _LOST_S = 30.0
-"""A message under way for longer than any request may take was lost sight of."""
+"""Time after which a message in progress is ignored, longer than any request may take."""
 
 _names = itertools.count()
 
 
 class SpoolSender:
-    """What the spool sends with, from one thread, each case right after it was asked about.
+    """The spool's sender, used from one thread; each case is sent right after its check.
 
-    Live requests come first: what is sent here is paid for from what they leave of the same budgets, and the router
-    counts it among the messages that the next one waits for. Its failures open no breaker: a case may be years old.
-    Once an open breaker's wait is over a case may find out whether the cloud is back: perhaps no live request ever
-    comes to do so.
+    Live requests come first: cases are charged to what these leave of the same budgets, and the router counts them
+    among the messages ahead of the next one. Their failures open no breaker, since a case may be very old. After an
+    open breaker's wait a case may probe the cloud, since there may be no live request to do so.
     """
 
     def __init__(self, router: RouterService, uplink: Uplink, models: Mapping[str, ServedModel]) -> None:
@@ -50,7 +49,7 @@ class SpoolSender:
         self._sent_at_s = -math.inf
 
     def may_send(self) -> bool:
-        """Whether no live request is under way or was sent just now, and the cloud is not left alone."""
+        """Whether no live request is in progress or was sent just now, and no pause is due for the cloud."""
         state, now_s = self._router.state, time.monotonic()
         is_busy = any(
             not message.is_cancelled and now_s - message.sent_s < _LOST_S for message in state.backlog.in_flight
@@ -62,7 +61,7 @@ class SpoolSender:
         return LINK not in self._waited_for(now_s)
 
     def left_alone(self) -> Collection[str]:
-        """The models that the cloud fails on, while their breakers wait, and those it does not want to hear of yet."""
+        """Models with an open breaker, and those that the cloud asked to retry later."""
         return self._waited_for(time.monotonic())
 
     def _waited_for(self, now_s: float) -> Collection[str]:
@@ -75,21 +74,21 @@ class SpoolSender:
         return failing | {key for key, until_s in state.backoff_until.items() if now_s < until_s}
 
     def still_allowed(self, model: str, tags: Mapping[str, str], request: InferRequest) -> bool:
-        """Whether the policy of now lets the case leave, which is sent next."""
+        """Whether the present policy lets the case leave, which is sent next."""
         served = self._models.get(model)
         if served is not None and served.edge is not None:
             sizes = served.edge.signature.row_sizes_bytes(request.inputs)
-        else:  # it is no longer served here, so that nobody knows its rows
+        else:  # no longer served here, so its rows are unknown
             sizes = (len(Message.of(request).data),)
         self._signals = Signals(RequestFacts(model, tags, max(sizes), time.time()), sizes, time.monotonic())
         return self._router.judge(self._signals).denial is None
 
     def send(self, request: InferRequest, timeout_s: float) -> InferResponse:
-        """Send the case. Raises `RemoteError`, `Later` where a budget is spent, and `EgressForbidden`."""
+        """Send the case. Raises `RemoteError`, `Later` if a budget is spent, and `EgressForbidden`."""
         assert self._signals is not None  # noqa: S101  the drainer asks before it sends
         message, model = Message.of(request), self._signals.request_facts.model
         if not self._router.charge(model, len(message.data)):
-            raise Later("a budget of the policy is used up for now")
+            raise Later("a budget of the policy is spent for now")
         name = f"kept {next(_names)}"
         judge = partial(self._router.judge, self._signals, self._router.state)
         self._router.observe(CloudSent(model, name, 1, len(message.data)))

@@ -1,4 +1,4 @@
-"""Where the cloud's answers to kept cases go on the device: a file of lines, or a function."""
+"""Sinks on the device for the cloud's answers to spooled cases: a JSONL file, or a function."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _TAIL_BYTES = 64 << 10
 
 
 class Sink(Protocol):
-    """Takes results in order, from one thread. What it has taken is remembered under its `name`."""
+    """Accepts results in order, from one thread. Its progress is stored under its `name`."""
 
     name: str
 
     def start(self) -> int:
-        """Get ready; the number of the last result that it knows it has, 0 if it keeps no account. Raises `OSError`."""
+        """Prepare; returns the number of its last result, 0 if it does not know. Raises `OSError`."""
         ...
 
     def take(self, results: Sequence[SpoolResult]) -> None:
-        """Take these. Raises `OSError` where it cannot now, and is given them again later."""
+        """Accept these results. Raises `OSError` if it cannot now; they are delivered again later."""
         ...
 
 
 class TakeLater(OSError):
-    """Raised by a function that is called for results: it can take none now, and is given this one again later."""
+    """Raised by a result function that cannot accept results now; this one is delivered again later."""
 
 
 class CallbackSink:
     """Calls a function for each result, at least once.
 
-    Where it raises, that is logged, and the next result follows; `TakeLater` alone puts this one and all others off.
+    Errors are logged, and the next result follows; only `TakeLater` postpones this one and all others.
     """
 
     def __init__(self, on_result: Callable[[SpoolResult], None], name: str = "callback") -> None:
@@ -50,25 +50,25 @@ class CallbackSink:
         self._on_result = on_result
 
     def start(self) -> int:
-        """Keeps no account of its own."""
+        """Return 0: a function's progress is unknown."""
         return 0
 
     def take(self, results: Sequence[SpoolResult]) -> None:
-        """Call the function for each."""
+        """Call the function for each result."""
         for result in results:
             try:
                 self._on_result(result)
             except TakeLater:
                 raise
             except Exception as error:  # noqa: BLE001 (the boundary to the user's code: the next result must follow)
-                _log.error("on_result failed for the case %s", result.spool_id, exc_info=error)
+                _log.error("on_result failed for case %s", result.spool_id, exc_info=error)
 
 
 class JsonlSink:
-    """Appends each result as one line of JSON. On disk before it counts; never half a line, and no result twice.
+    """Appends each result as one line of JSON, synced before it counts; no partial lines, and no result twice.
 
-    A line that a crash cut short is removed at the start, and the last whole line tells where to go on. The file
-    may be moved away or shortened at any time; it is begun anew with mode 0600.
+    A line truncated by a crash is removed at the start, and the last whole line tells where to continue. The file may
+    be moved or truncated at any time; a new one is created with mode 0600.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class JsonlSink:
         self.name = f"jsonl:{path.absolute()}"
 
     def start(self) -> int:
-        """Remove a torn last line; the number in the last whole one."""
+        """Remove a truncated last line; returns the number in the last whole one."""
         try:
             with self.path.open("r+b") as file:
                 end = file.seek(0, os.SEEK_END)
@@ -93,7 +93,7 @@ class JsonlSink:
             return 0
 
     def take(self, results: Sequence[SpoolResult]) -> None:
-        """Append these, all or none."""
+        """Append these results, all or none."""
         data = b"".join(json.dumps(_document(result), allow_nan=False).encode() + b"\n" for result in results)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self.path, "ab", buffering=0, opener=_open_private) as file:
@@ -113,7 +113,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _last_line(file: Any, end: int) -> tuple[bytes, int]:
-    """The last whole line, and how many bytes of the file are whole lines."""
+    """The last whole line, and the size of all whole lines (bytes)."""
     tail, start, size_bytes = b"", end, _TAIL_BYTES
     while start > 0 and tail.count(b"\n") < 2:
         start, size_bytes = max(0, end - size_bytes), size_bytes * 4
@@ -144,7 +144,7 @@ def _document(result: SpoolResult) -> dict[str, Any]:
 def _answer(prefix: str, read: Callable[[], InferResponse | None]) -> dict[str, Any]:
     try:
         response = read()
-    except UpwellError as error:  # a disk that garbles is no reason to stop for ever at this result
+    except UpwellError as error:  # a corrupted result must not block the following ones
         return {f"{prefix}error": str(error)}
     if response is None:
         return {}
@@ -157,7 +157,7 @@ def _parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
 
 
 def _tensor(array: Array) -> dict[str, Any]:
-    """Row-major values. BYTES as base64, and what JSON has no number for as text, as protobuf's JSON form has them."""
+    """The tensor with row-major values; BYTES as base64, and NaN and infinities as text, as in protobuf's JSON."""
     datatype = oip_datatype(array.dtype)
     values = array.ravel().tolist()
     if datatype == "BYTES":

@@ -1,11 +1,11 @@
-"""The spool as the agent uses it: keep a case, have it sent when the link is back, and pass the answer on."""
+"""The spool: store a case, send it when the link is back, and deliver the answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout  # another class than the built-in one before 3.11
+from concurrent.futures import TimeoutError as FutureTimeout  # differs from the built-in class before 3.11
 from pathlib import Path
 
 from upwell.edge.spool.database import open_database
@@ -32,17 +32,17 @@ FILE_NAME = "spool.db"
 """The database's name in the agent's `state_dir`."""
 
 _MOST_WAITING_BYTES = 64 << 20
-"""Memory for cases that wait for the disk."""
+"""Memory for cases waiting to be written (bytes)."""
 
 _SLACK_S = 5.0
 
 
 class Spool:
-    """Cases on disk at `path`, sent by `sender` while that may. Safe to use from any thread; close it.
+    """Cases on disk at `path`, sent by `sender` when allowed. Thread-safe; close it.
 
-    The policy is asked again right before a case is sent, since it may have changed; what it denies is dropped. Each of
-    `sinks` gets every result. Nothing raises because of the disk: what cannot be kept is counted. The directory
-    must be this process's own (`StateDir`). `seed` makes the pauses repeatable.
+    The policy is checked again right before a case is sent; denied cases are dropped. Each of `sinks` gets every
+    result. Disk errors are never raised: lost cases are counted. The directory must be locked by this process
+    (`StateDir`). `seed` makes the pauses repeatable.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Spool:
         self._limits = limits
         self._tally = SpoolTally()
         self.news = News()
-        """Published to with every result, closed with the spool."""
-        loss = "requests are still answered, but hard cases are not kept"
+        """Signalled with every result, closed with the spool."""
+        loss = "requests are still answered, but no cases are spooled"
         self._keeper = Keeper(
             KeptDatabase("spool", path, lambda at: Store(open_database(at), limits), self._tally.add, loss)
         )
@@ -66,12 +66,11 @@ class Spool:
         self._deliverers = [Deliverer(self._keeper, sink, self.news, self._tally) for sink in sinks]
 
     def put(self, case: Case, verdict: Verdict, until_s: float) -> str:
-        """Keep a case; its stable id, for the answer to name, once the case is on disk.
+        """Store a case; returns its stable id for the answer, once the case is on disk.
 
-        Waits for the disk until `until_s` (monotonic) at most, an instant that may have passed. Returns the empty text
-        where the case was not kept, or not by then: then it may still be sent later, but nobody was promised anything.
-        An audit is never waited for, nor named: its caller has an answer that needs no other.
-        Raises `EgressForbidden` if the verdict forbids that the case leaves the device, and nothing else.
+        Waits for the disk at most until `until_s` (monotonic), which may be in the past. Returns "" if the case was not
+        stored, or not in time: it may still be sent later, but that is not promised. Audits are never waited for and
+        have no id for callers. Raises only `EgressForbidden`, if the verdict keeps the case on the device.
         """
         if verdict.denial is not None:
             raise EgressForbidden(verdict)
@@ -103,7 +102,7 @@ class Spool:
             self._drainer.wake()
 
     def cloud_answered(self) -> None:
-        """Tell the spool that a live request was answered by the cloud: it need not wait for the link any longer."""
+        """Note that the cloud answered a live request, so that the spool need not wait for the link."""
         self._drainer.cloud_answered()
 
     def results(self, since: int, max_bytes: int) -> list[SpoolResult]:
@@ -111,17 +110,17 @@ class Spool:
         return self._keeper.ask(lambda store: store.results(since, max_bytes))
 
     def counts(self) -> SpoolCounts:
-        """What has happened since the start."""
+        """The counts since the start."""
         return self._tally.counts
 
     def held(self) -> SpoolHeld:
-        """What lies on disk now. Raises `SpoolUnavailable`."""
+        """The contents on disk. Raises `SpoolUnavailable`."""
         return self._keeper.ask(lambda store: store.held(self._keeper.now_s()))
 
     def close(self) -> None:
-        """End the streams, let a call under way end (within `send_timeout_s`), and close the database.
+        """End the streams, let a call in progress end (within `send_timeout_s`), and close the database.
 
-        Closing the client that `send` uses first ends that call at once. Calling it twice is harmless.
+        Close the client used by `send` first to end that call at once. Calling it twice is harmless.
         """
         self._drainer.stop()
         self.news.close()

@@ -1,4 +1,4 @@
-"""The cases and results in the database. Every method runs inside `transaction`, in the keeper's thread alone."""
+"""The cases and results in the database. Every method runs inside `transaction`, only in the keeper's thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RESULT = """SELECT sequence, items.id, request_id, kind, model, cloud_model, ta
 
 
 class TransactionalStore:
-    """One connection's view of a database. `counted` gathers what a transaction did; it counts once that is on disk."""
+    """One connection to a database. `counted` collects a transaction's counts, which are valid once it is on disk."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -32,20 +32,20 @@ class TransactionalStore:
         self.counted: Counter[str] = Counter()
 
     def close(self) -> None:
-        """Close the connection, with all of the log moved into the database."""
+        """Close the connection, after moving the whole log into the database."""
         self._connection.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, and on disk when it ends. Raises `sqlite3.Error`; `SpoolUnavailable` if it cannot begin."""
+        """A transaction that is on disk when it ends. Raises `sqlite3.Error`; `SpoolUnavailable` if it cannot begin."""
         self.counted = Counter()
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:  # locked, or the disk is gone: not the fault of any piece of work
+        except sqlite3.OperationalError as error:  # locked, or the disk is gone: not the fault of the work
             raise SpoolUnavailable(str(error)) from None
         try:
             changes = self._number("PRAGMA data_version")
-            if changes != self._foreign_changes:  # somebody purged: the sums are no longer true
+            if changes != self._foreign_changes:  # another process purged cases: the sums are no longer valid
                 self._held_bytes, self._foreign_changes = {}, changes
             yield
             self._connection.execute("COMMIT")
@@ -57,15 +57,15 @@ class TransactionalStore:
 
     @property
     def rows_written(self) -> int:
-        """How many rows this connection has changed so far."""
+        """The number of rows changed by this connection so far."""
         return self._connection.total_changes
 
     def latest_s(self) -> float:
-        """The latest instant of the spool's clock at which something was kept; 0 without any."""
+        """The latest time on the spool's clock at which something was stored; 0 without any."""
         raise NotImplementedError
 
     def expire(self, now_s: float) -> None:
-        """Drop what is too old."""
+        """Drop expired entries."""
         raise NotImplementedError
 
     def _number(self, query: str, *values: Any) -> int:
@@ -74,25 +74,25 @@ class TransactionalStore:
 
 
 class Store(TransactionalStore):
-    """The spool."""
+    """The store of the spool."""
 
     def __init__(self, connection: sqlite3.Connection, limits: SpoolLimits) -> None:
         super().__init__(connection)
         self._limits = limits
 
     def latest_s(self) -> float:
-        """The latest instant of the spool's clock at which a case was kept; 0 without any."""
+        """The latest time on the spool's clock at which a case was stored; 0 without any."""
         return float(self._connection.execute("SELECT coalesce(max(kept_s), 0) FROM items").fetchone()[0])
 
     def add(self, item: Stored) -> bool:
-        """Keep a case, and make room for it by dropping others. Whether it was kept."""
+        """Store a case, dropping others to make room; returns whether it was stored."""
         if item.size_bytes > self._limits.max_bytes:
             self.counted["refused_large"] += 1
             return False
         held_bytes = self._bytes(_WAITING) + item.size_bytes
         if item.kind == "audit" and held_bytes > self._limits.max_bytes:
             spool_bytes = self._number(f"{_SUM} {_WAITING} AND kind = 'spool'")
-            if spool_bytes + item.size_bytes > self._limits.max_bytes:  # it would be the first to be dropped itself
+            if spool_bytes + item.size_bytes > self._limits.max_bytes:  # it would itself be dropped first
                 self.counted["refused_large"] += 1
                 return False
         self._connection.execute(
@@ -110,9 +110,9 @@ class Store(TransactionalStore):
         return True
 
     def next_due(self, now_s: float, apart_from: Collection[str] = ()) -> Stored | None:
-        """The case to send now: a spooled one before any audit, the one that is due longest first.
+        """The case to send now: spooled ones before audits, the one due longest first.
 
-        None of the models in `apart_from`.
+        Excludes the models in `apart_from`.
         """
         others = _other_than(apart_from)
         for kind in ("spool", "audit"):
@@ -126,12 +126,12 @@ class Store(TransactionalStore):
         return None
 
     def next_due_s(self) -> float | None:
-        """When the next case is due; None where none waits."""
+        """When the next case is due; None if none waits."""
         row = self._connection.execute("SELECT min(next_s) FROM items WHERE state = 'waiting'").fetchone()
         return None if row[0] is None else float(row[0])
 
     def finish(self, id: str, answer: bytes, now_s: float, wall_s: float) -> int:
-        """Keep the cloud's answer instead of the request; the result's number, 0 where the case is gone."""
+        """Replace the request by the cloud's answer; returns the result's number, 0 if the case is gone."""
         row = self._connection.execute(
             "SELECT length(edge_answer), size_bytes FROM bodies JOIN items USING (id) WHERE id = ? AND state != 'done'",
             (id,),
@@ -160,7 +160,7 @@ class Store(TransactionalStore):
         )
 
     def set_aside(self, id: str, attempts: int, error: str) -> None:
-        """Never send a case again, and keep it for a person to look at."""
+        """Never send a case again, but keep it for inspection."""
         self._connection.execute(
             "UPDATE items SET state = 'poisoned', attempts = ?, error = ? WHERE id = ?", (attempts, error, id)
         )
@@ -172,8 +172,8 @@ class Store(TransactionalStore):
         self._held_bytes = {}
 
     def expire(self, now_s: float) -> None:
-        """Drop what is too old."""
-        # Of a result, `next_s` is when it came.
+        """Drop expired entries."""
+        # For a result, `next_s` is the time of its arrival.
         oldest_s = now_s - self._limits.max_age_s
         gone = self._connection.execute(_OLD, (oldest_s, oldest_s))
         if gone.rowcount:
@@ -192,20 +192,20 @@ class Store(TransactionalStore):
         return found
 
     def last_sequence(self) -> int:
-        """The number of the last result there ever was."""
+        """The number of the latest result ever stored."""
         return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'results'")
 
     def delivered(self, sink: str) -> int:
-        """The number of the last result that the sink has taken; 0 for one that is new."""
+        """The number of the last result delivered to the sink; 0 for a new sink."""
         row = self._connection.execute("SELECT delivered FROM sinks WHERE name = ?", (sink,)).fetchone()
         return int(row[0]) if row else 0
 
     def set_delivered(self, sink: str, sequence: int) -> None:
-        """Note that the sink has taken all results up to this one."""
+        """Note that the sink has all results up to this one."""
         self._connection.execute("INSERT OR REPLACE INTO sinks VALUES (?, ?)", (sink, sequence))
 
     def held(self, now_s: float) -> SpoolHeld:
-        """What lies here."""
+        """The contents of the store."""
         rows: list[tuple[str, int, int]] = self._connection.execute(
             "SELECT state, count(*), sum(size_bytes) FROM items GROUP BY state"
         ).fetchall()
@@ -241,10 +241,10 @@ class Store(TransactionalStore):
 
 
 def _other_than(models: Collection[str]) -> str:
-    """The condition that a case is of none of these models, with a place for the name of each."""
+    """The SQL condition that excludes these models, with a placeholder for each name."""
     return f"model NOT IN ({', '.join('?' * len(models))})"
 
 
 def _with_tags(row: tuple[Any, ...], index: int) -> tuple[Any, ...]:
-    """The row with its tags read."""
+    """The row with its tags parsed."""
     return (*row[:index], json.loads(row[index]), *row[index + 1 :])

@@ -1,1 +1,1 @@
-"""New versions of models: sources, installed versions, trial, roll-back."""
+"""New versions of models: sources, installed versions, trial, rollback."""

@@ -1,8 +1,8 @@
-"""A new version and the one before on the same requests: which is surer, which says one thing alone, which is right.
+"""Comparing a new version with the previous one on the same requests: confidence, constant answers, and accuracy.
 
-Now and then a request that the new version answered is run by the former one, too, in a turn of the lowest priority
-that nobody waits for. So nothing has to be known from before the update, no restart can lose it, and requests that are
-harder today than they were yesterday are harder for both. Audits go to the cloud with what both versions say.
+Some requests answered by the new version are also run by the previous one, at the lowest priority and in the
+background. So nothing needs to be known from before the update or kept over a restart, and if today's requests are
+harder they are harder for both. Audits go to the cloud with the answers of both versions.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 
 PAIRS = 100
-"""Requests that both versions answer before the new one has proven itself."""
+"""Number of requests that both versions answer before the new one has proven itself."""
 AUDITS = 100
-"""Of these so many that the cloud answers as well, where the policy audits."""
+"""Number of these that the cloud answers as well, if the policy audits."""
 EVERY_S = 0.1
-"""Between two such requests, and between two audits: frames that follow each other say the same thing twice."""
+"""Pause between two such requests and between two audits, since consecutive frames are much alike."""
 MOST_AUDITS = 2 * AUDITS
-"""Beyond what the policy's share comes to, no more than this goes up for a trial."""
+"""Maximum number of audits for a trial beyond the policy's share."""
 ERROR_RATE = 0.01
-"""Of versions that are no worse than the one before, at most this share is rolled back by chance."""
+"""Maximum probability of rolling back a version that is no worse than the previous one."""
 
-_QUESTIONS = 3  # hard cases, one answer to everything, audits: each has its part of the error rate
+_QUESTIONS = 3  # hard cases, constant answers, audits: each has its part of the error rate
 _WAITS_S = 30.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one version made of one request: whether that was hard, None where nobody asks, what it answered, and
-    whether it was sure of that."""
+    """One version's result for one request: whether it was hard (None if not measured), the answer, and whether it was
+    sure."""
 
     is_hard: bool | None
     answer: bytes
@@ -56,17 +56,17 @@ class _Said:
 
 
 class Versions:
-    """`Comparison` of `new` with `former`. Safe to use from many threads.
+    """`Comparison` of `new` with `former`. Thread-safe.
 
-    `hards` say when a row is hard, for the one and for the other; None where that is not to be compared. Three
-    questions are asked by a `SignTest` each, of different requests alone, and of one row of each:
+    `hards` are the hardness settings of both; None if hardness is not compared. There are three questions, each with a
+    `SignTest` over requests on which the versions differ, one row of each:
 
-    - hard cases: which of the two finds a request hard that the other is sure of;
-    - one answer to everything: as long as the new version has said one thing alone, each time that the former one is
-      sure and says another thing than the last time speaks against the new one;
-    - audits: with which of the two the cloud agrees where it agrees with one.
+    - hard cases: which version finds a request hard that the other is sure of;
+    - constant answers: while the new version has given only one answer, each change of the previous version's confident
+      answer counts against the new one;
+    - audits: which version the cloud agrees with, if only with one.
 
-    Each has a third of `ERROR_RATE`.
+    Each gets a third of `ERROR_RATE`.
     """
 
     def __init__(
@@ -93,21 +93,21 @@ class Versions:
 
     @property
     def is_complete(self) -> bool:
-        """Whether both have answered enough, of the cloud's answers, too, where there are audits."""
+        """Whether there are enough comparisons, and enough audits if the policy audits."""
         with self._lock:
             return self._pairs >= PAIRS and (not self._has_audits or self._answered >= AUDITS)
 
     def flaw(self, answer: EdgeRun) -> str:
-        """Scores and boxes that are no finite numbers are no answer."""
+        """Scores and boxes that are not finite make an answer invalid."""
         name = self._new.not_finite(answer.outputs)
-        return f"output {name!r} holds values that are not finite" if name else ""
+        return f"output {name!r} contains values that are not finite" if name else ""
 
     def complaint(self) -> str:
-        """What the three questions came to, where one speaks against the new version."""
+        """The result of the question that rejects the new version; empty if none does."""
         return self._complaint
 
     def offer(self, inputs: Mapping[str, Array], answer: EdgeRun, judge: Callable[[], None]) -> None:
-        """Run the former version on this request, on a thread of its own, if the last one is long enough ago."""
+        """Run the previous version on this request, on its own thread, if the last one was long enough ago."""
         now_s = time.monotonic()
         with self._lock:
             if self._is_busy or now_s < self._next_s:
@@ -127,7 +127,7 @@ class Versions:
         threading.Thread(target=compare, name="trial", daemon=True).start()
 
     def wants_audit(self) -> bool:
-        """Whether one more audit than the policy's share would help; it is counted if so."""
+        """Whether an audit beyond the policy's share would help; if so, it is counted."""
         with self._lock:
             self._has_audits = True
             is_enough = self._answered >= AUDITS or self._asked >= MOST_AUDITS
@@ -137,10 +137,10 @@ class Versions:
         return True
 
     def audit(self, edge: EdgeModel, inputs: Mapping[str, Array], send: Callable[[str], None]) -> bool:
-        """Have both versions answer what goes up, and then `send` it under the name that `audited` is told.
+        """Have both versions answer the audit, then `send` it under the name that `audited` will get.
 
-        `edge` is the new version as it is served now. On a thread of its own; the name is empty where one has no
-        answer. False, and nothing is done, where the last audit is not long enough ago.
+        `edge` is the new version as served now. It runs on its own thread; the name is empty if a version has no
+        answer. Returns False, doing nothing, if the last audit was too recent.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -160,7 +160,7 @@ class Versions:
         return True
 
     def audited(self, name: str, cloud: Mapping[str, Array]) -> None:
-        """Learn what the cloud says of an audit; one of another trial counts for nothing."""
+        """Process the cloud's answer to an audit; one of another trial is ignored."""
         judge = self._judges[0]
         with self._lock:
             answers = self._open.pop(name, None)
@@ -173,7 +173,7 @@ class Versions:
                 self._complaint = self._found()
 
     def _named(self, edge: EdgeModel, inputs: Mapping[str, Array]) -> str:
-        """The name of an audit that both versions answered; empty where one did not, or it was sent before."""
+        """The name of an audit that both versions answered; empty if one did not, or it was sent before."""
         new = self._aside(edge, inputs, math.nan)
         former = None if new is None else self._aside(self._former, inputs, new.duration_s)
         if new is None or former is None:
@@ -191,33 +191,30 @@ class Versions:
         hard, constant, audit = self._hard, self._constant, self._audit
         if audit.rejects(rate):
             return (
-                f"in audits the cloud agreed {audit.worse} times with the previous version alone, and {audit.better} "
-                "times with this one alone"
+                f"in audits the cloud agreed {audit.worse} times only with the previous version, and {audit.better} "
+                "times only with this one"
             )
         if constant.rejects(rate):
             return (
-                f"it gave one and the same answer to all of {self._pairs} requests, while the previous version "
+                f"it gave the same answer to all {self._pairs} requests, while the previous version "
                 f"changed its own {constant.worse} times"
             )
         if hard.rejects(rate):
-            return (
-                f"{hard.worse} requests are hard for it that the previous version is sure of, and {hard.better} the "
-                "other way round"
-            )
+            return f"{hard.worse} requests are hard only for it, and {hard.better} only for the previous version"
         return ""
 
     def _first_row(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """A copy of it, since the caller may change the inputs in a moment."""
+        """A copy of the first row, since the caller may change the inputs."""
         signature = self._new.signature
         row = signature.select_rows(inputs, (0,)) if signature.has_rows else inputs
         return {name: array.copy() for name, array in row.items()}
 
     def _aside(self, edge: EdgeModel, inputs: Mapping[str, Array], run_s: float) -> EdgeRun | None:
-        """What a version answers when nobody else wants the device; None where it does not."""
+        """A version's answer if the device is idle; None if it is not, or the version fails."""
         try:
             with self._new.scheduler.acquire(time.monotonic() + _WAITS_S, RunRequest(run_s=run_s, priority="low")):
                 return edge.run_now(inputs)
-        except UpwellError as error:  # it takes other inputs, or the device is too busy
+        except UpwellError as error:  # it has other inputs, or the device is too busy
             _log.debug("not compared: %s", error)
         except Exception:  # noqa: BLE001  whatever a runtime throws: the request itself was answered
             _log.debug("not compared", exc_info=True)
@@ -249,7 +246,7 @@ class Versions:
     def _vote_on_change(self, new: _Said, former: _Said) -> None:
         last, sure = self._last, former.answer
         if not former.is_sure and last is not None:
-            sure = last[1]  # what flickers between two answers has not changed
+            sure = last[1]  # flickering between two answers is not a change
         self._last = new.answer, sure
         if last is None or self._has_varied:
             return
@@ -260,7 +257,7 @@ class Versions:
 
 
 def _judge(edge: EdgeModel, hard: HardSettings | None) -> Judge | None:
-    """Who says what an answer is; None for a model of which nobody can, where the bytes have to do."""
+    """The judge of answers; None for a model without one, whose answers are compared as bytes."""
     try:
         return Judge(edge.signature, box_score=(hard or HardSettings()).box_score, with_labels=False)
     except ConfigError:
@@ -277,16 +274,15 @@ def _digest(arrays: Mapping[str, Array]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SignTest:
-    """Requests on which two versions differ: `worse` where the new one came off worse, `better` where the former did.
+    """Counts of requests on which two versions differ: `worse` if the new one was worse, `better` if it was better.
 
-    As long as the new version is no worse, each of these is a `worse` with a chance p of at most 1/2, whatever came
-    before. Held against every p above 1/2 at once, with equal weight, the n = worse + better of them have the
-    likelihood ratio
+    If the new version is no worse, each of these is a `worse` with a probability p of at most 1/2, whatever came
+    before. Against all p above 1/2 with equal weight, the n = worse + better of them have the likelihood ratio
 
         E_n = 2 ∫_{1/2}^{1} p^worse (1 − p)^better dp / (1/2)^n = 2^{n+1} B(worse + 1, better + 1) P(X ≤ worse),
 
-    B the beta function, X ~ Binomial(n + 1, 1/2). E_n is a nonnegative supermartingale that begins at 1, so by Ville's
-    inequality (1939) it ever reaches 1/δ with probability δ at most, however often one looks (Robbins 1970,
+    B the beta function, X ~ Binomial(n + 1, 1/2). E_n is a nonnegative supermartingale that starts at 1, so by Ville's
+    inequality (1939) the probability that it ever reaches 1/δ is at most δ, however often it is checked (Robbins 1970,
     "Statistical methods related to the law of the iterated logarithm"; pairs alone that differ: McNemar 1947).
     """
 
@@ -294,19 +290,19 @@ class SignTest:
     better: int = 0
 
     def add(self, *, is_worse: bool) -> SignTest:
-        """The test after one more request on which the two differ."""
+        """The test after another request on which the versions differ."""
         if is_worse:
             return replace(self, worse=self.worse + 1)
         return replace(self, better=self.better + 1)
 
     @property
     def evidence(self) -> float:
-        """ln E_n: what speaks against the new version; 0 without a request."""
+        """ln E_n, the evidence against the new version; 0 without a request."""
         count = self.worse + self.better
         beta = math.lgamma(self.worse + 1) + math.lgamma(self.better + 1) - math.lgamma(count + 2)
         tail = at_most(self.worse, count + 1, 0.5)
         return (count + 1) * math.log(2.0) + beta + math.log(tail) if tail > 0.0 else -math.inf
 
     def rejects(self, error_rate: float) -> bool:
-        """Whether the new version is worse; of those that are not, at most the share `error_rate` is ever rejected."""
+        """Whether the new version is worse; one that is not is ever rejected with probability `error_rate` at most."""
         return self.evidence >= -math.log(error_rate)

@@ -1,4 +1,4 @@
-"""One model whose bundle is kept up to date: from what its source offers to what is served."""
+"""Keeping one model's bundle up to date, from its source's offer to serving it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from upwell.edge.updates.version_store import AlreadyInstalled, VersionStore
 from upwell.shared.errors import ConfigError
 
 Outcome = Literal["installed", "nothing_new", "refused", "failed"]
-"""What a look at a source can come to. `failed`: it could not be reached, or the disk is full; it is tried again."""
+"""The outcomes of checking a source. `failed`: it could not be reached, or the disk is full; it is tried again."""
 
 Activate = Callable[[Bundle], Callable[[], None]]
 
@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UpdateStatus:
-    """How one model's updates fare.
+    """The state of one model's updates.
 
-    `installed` is the newest version that was installed and not rolled back, 0 where there is none. `refusal` and
-    `message` are about the last offer that is not served; `failure` is why the last look came to nothing, empty if it
-    did not. `looked_unix_s` is 0 before the first look. Since the start, `looks` counts their outcomes and
-    `fetched_bytes` what was fetched. `floor` is the version below which nothing is taken, `on_trial` says whether
-    `installed` has yet to prove itself, and `notice` what was lost or damaged on the disk and what became of it.
+    `installed` is the newest version that was installed and not rolled back, 0 if there is none. `refusal` and
+    `message` describe the last refused offer; `failure` is why the last check failed, empty if it did not.
+    `looked_unix_s` is 0 before the first check. Since the start, `looks` counts the outcomes of checks and
+    `fetched_bytes` the bytes fetched. `floor` is the smallest version accepted, `on_trial` says whether `installed` has
+    yet to prove itself, and `notice` describes losses and damage on the disk.
     """
 
     model: str
@@ -53,31 +53,31 @@ class UpdateStatus:
 
 
 class Followed(Protocol):
-    """What is looked at, and how often."""
+    """A source to follow, and how often to check it."""
 
     @property
     def source(self) -> str:
-        """Its address."""
+        """The source's address."""
 
     @property
     def digest(self) -> str:
-        """The one thing to take, empty for whatever is new."""
+        """The only digest to accept, empty for any."""
 
     @property
     def place(self) -> str:
-        """The address as it may be shown."""
+        """The address without secrets."""
 
     @property
     def every(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two checks."""
 
 
 class UpdateFollower:
-    """Looks at one source for one model. `look` is called by one thread at a time.
+    """Checks one source for one model. `look` is called by one thread at a time.
 
-    `activate` loads and tests a bundle and returns what serves it, to be called once it is the current one on disk; it
-    raises `BundleRefused` (`FAILED_SELF_TEST`) where it is no good and the one before goes on. `source` is closed with
-    the follower.
+    `activate` loads and tests a bundle and returns a function that serves it, to be called once it is current on disk;
+    it raises `BundleRefused` (`FAILED_SELF_TEST`) if the bundle fails, and the previous one stays. `source` is closed
+    with the follower.
     """
 
     def __init__(self, store: VersionStore, updates: Followed, activate: Activate, source: Source) -> None:
@@ -88,19 +88,19 @@ class UpdateFollower:
         self._circumstances = _circumstances(store.trust)
         self._into = store.downloads / self._key("")[:16]
         for other in store.downloads.glob("*"):
-            if other != self._into:  # of a source that is no longer asked
+            if other != self._into:  # from a former source
                 shutil.rmtree(other, ignore_errors=True)
         self._lock = threading.Lock()
         self._looks: Counter[Outcome] = Counter()
         self._looked_unix_s = 0.0
-        self._unnamed = Look()  # a refusal of something that has no name to remember it by
+        self._unnamed = Look()  # the refusal of an offer without a token
         self._failure = ""
         self._fetched_bytes = 0
         self._is_closed = False
 
     @property
     def status(self) -> UpdateStatus:
-        """How its updates fare now."""
+        """The present state of its updates."""
         look = self._unnamed if self._unnamed.refusal else self.store.state.look
         with self._lock:
             return UpdateStatus(
@@ -118,9 +118,9 @@ class UpdateFollower:
             )
 
     def look(self, progress: Progress | None = None) -> Outcome:
-        """See what there is, and serve it if it is new and good; else the bundle before stays.
+        """Check the source, and serve a new valid bundle; otherwise the previous bundle stays.
 
-        What was refused is not fetched again until the source has something else. Raises `FetchFailed`.
+        A refused offer is not fetched again until the source has another one. Raises `FetchFailed`.
         """
         key = installed_key = ""
         self._unnamed = Look()
@@ -146,7 +146,7 @@ class UpdateFollower:
         except FetchFailed as error:
             self._done("failed", str(error))
             raise
-        except ConfigError as error:  # a trusted key that cannot be read: nothing can be verified
+        except ConfigError as error:  # a trusted key cannot be read, so nothing can be verified
             self._done("failed", str(error))
             raise FetchFailed(str(error)) from None
         except Exception:
@@ -157,22 +157,22 @@ class UpdateFollower:
 
     @property
     def has_bundle(self) -> bool:
-        """Whether there is anything to serve until something newer comes."""
+        """Whether there is a bundle to serve until a newer one comes."""
         return self.store.state.current > 0 or self.store.factory is not None
 
     @property
     def fetched_bytes(self) -> int:
-        """What was fetched since the start."""
+        """The bytes fetched since the start."""
         return self._fetched_bytes
 
     def close(self) -> None:
-        """End what is under way, from any thread; nothing is installed after this. Twice is harmless."""
+        """Stop transfers, from any thread; nothing is installed afterwards. Calling it twice is harmless."""
         self._is_closed = True
         self._source.close()
         self.store.stop_trying()
 
     def _nothing_there(self) -> Outcome:
-        """An empty folder may be meant; a misspelt address is not, and looks the same. So it is said, once."""
+        """Log once that the source is empty: that may be intended, but a misspelt address looks the same."""
         problem = f"there is no bundle at {self.updates.place}"
         if self._failure != problem:
             _log.warning("%s: %s", self.store.subject, problem)
@@ -197,7 +197,7 @@ class UpdateFollower:
         return outcome
 
     def _counting(self, progress: Progress | None) -> Progress:
-        """`progress` that counts what comes, but not what was there before."""
+        """Wrap `progress` to count new bytes, but not those of an earlier attempt."""
         before_bytes = -1
 
         def count(there_bytes: int, whole_bytes: int) -> None:
@@ -211,7 +211,7 @@ class UpdateFollower:
         return count
 
     def _key(self, token: str, circumstances: str = "") -> str:
-        """What an offer is remembered by; one that was refused may be taken under other circumstances."""
+        """The key under which an offer is remembered; a refused one may be accepted under other circumstances."""
         about = [token, self.updates.source, self.updates.digest, circumstances]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
@@ -221,11 +221,12 @@ class UpdateFollower:
 
 
 def _circumstances(trust: Trust) -> str:
-    """All but the offer that decides whether it is taken: with other keys or a later Upwell it is fetched again."""
+    """Everything besides the offer that affects its acceptance: with other keys or a later Upwell it is fetched
+    again."""
     keys = []
     for path in trust.keys:
         try:
             keys.append(path.read_bytes().hex())
         except OSError:
-            keys.append("")  # said when a signature is checked
+            keys.append("")  # reported when a signature is checked
     return json.dumps([trust.require, keys, importlib.metadata.version("upwell")])

@@ -1,4 +1,4 @@
-"""One model of the configuration from the agent's start on: which bundle it begins with, and what updates do to it."""
+"""One configured model from the agent's start on: its first bundle, and its updates."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What every model's start depends on; `state_dir` is None where the agent has none.
+    """What every model's start depends on; `state_dir` is None if the agent has none.
 
-    `bundles` are those of the installed release, by models; they go before what the configuration names.
+    `bundles` are those of the installed release, by model; they take precedence over the configuration.
     """
 
     state_dir: Path | None
@@ -51,9 +51,9 @@ class Surroundings:
 class ModelStart:
     """Loads one model, and later its new versions.
 
-    `served` is what to serve at once. `final`, where it is not None, gives the edge side to serve in its place once an
-    accelerator is ready. `follower` looks for new versions; they go to the agent once `serve` was called, and before
-    that a first one is only loaded. Raises `ConfigError` where the model can neither be loaded nor left to the cloud.
+    `served` is the model to serve at once. `final`, if not None, gives the edge side that replaces it once an
+    accelerator is ready. `follower` looks for new versions; they are served once `serve` was called, before that a
+    first one is only loaded. Raises `ConfigError` if the model can neither be loaded nor be left to the cloud.
     """
 
     def __init__(self, name: str, section: ModelSection, around: Surroundings) -> None:
@@ -71,7 +71,7 @@ class ModelStart:
         if section.edge is None:
             self.served = ServedModel(name, None, cloud_model, self._heads(None))
             if not (cloud_model or self.served.heads):
-                raise ConfigError.at(None, "no head can be used, and nothing else answers", f"models.{name}.split")
+                raise ConfigError.at(None, "no head can be used, and there is no other route", f"models.{name}.split")
             return
         self._side = section.edge
         try:
@@ -92,7 +92,7 @@ class ModelStart:
         self.final = loading.final if loading else None
 
     def serve(self, switching: Switching) -> None:
-        """From now on new versions take the place of what is served in the agent; trials go on that a restart broke."""
+        """Serve new versions in the agent from now on; trials interrupted by a restart continue."""
         self._switching = switching
         edge, former = self.served.edge, self._former
         self._former = None
@@ -106,14 +106,14 @@ class ModelStart:
             switching.follow(self.name, edge, self.final)
 
     def carry_out_rollback(self) -> None:
-        """Go back to the version before, if that was ordered. Called by one thread, now and then."""
+        """Go back to the previous version if that was requested. Called by one thread from time to time."""
         if self.follower is not None and self._switching is not None and not self._is_closed:
             carry_out_rollback(self.follower.store, self._go_back)
 
     def load_again(self, bundle: Bundle | None, *, is_new: bool = False) -> EdgeModel | None:
-        """This bundle, or with None what the configuration names, loaded and warmed up; None where that is nothing.
+        """Load and warm up this bundle, or for None what the configuration names; None if that is nothing.
 
-        Raises `UpwellError`. Called once `serve` was.
+        Raises `UpwellError`. Called after `serve`.
         """
         switching, section = self._switching, self._section
         assert switching is not None  # noqa: S101  as said
@@ -122,7 +122,7 @@ class ModelStart:
         return self.prepared(bundle or self._factory(), switching, is_new=is_new)
 
     def close(self) -> None:
-        """End what is under way, and remove what was unpacked for this run of the agent."""
+        """Stop transfers, and remove what was unpacked for this run of the agent."""
         self._is_closed = True
         if self.final is not None:
             self.final.cancel()
@@ -135,19 +135,19 @@ class ModelStart:
         return load_heads(self.name, self._section, whole=edge, state_dir=self._around.state_dir)
 
     def _load(self, *, may_wait: bool) -> Loading | None:
-        """The newest bundle's model; None where that is still to be fetched and the cloud answers meanwhile."""
+        """The newest bundle's model; None if it is still to be fetched while the cloud answers."""
         if self._side.updates is None:
             released = self._around.bundles.get(self.name)
             if released is None and not self._side.has_source:
                 if may_wait:
                     return None
-                raise self._problem("the release has no bundle of it, and agent.yaml names none")
+                raise self._problem("the release has no bundle for it, and agent.yaml names none")
             return self._loading(released or self._factory())
         assert self._around.state_dir is not None  # noqa: S101  the configuration demands it
         factory, problem = None, None
         try:
             factory = self._factory()
-        except ConfigError as error:  # no reason to stop where something newer is installed
+        except ConfigError as error:  # not fatal if a newer version is installed
             problem = error
         try:
             store = VersionStore(self._around.state_dir, self.name, self._around.trust, factory)
@@ -169,7 +169,7 @@ class ModelStart:
         return installed
 
     def _former_of(self, store: VersionStore, edge: EdgeModel) -> EdgeModel | None:
-        """What stands in for a version that is on trial; None where it is not, or there is none that can be loaded."""
+        """The stand-in for a version on trial; None if it is not on trial, or none can be loaded."""
         if edge.source.version != store.state.current or not store.state.is_on_trial:
             return None
         try:
@@ -182,7 +182,7 @@ class ModelStart:
         return former
 
     def _newest(self, store: VersionStore, load: Callable[[Bundle], T], before: int | None = None) -> T | None:
-        """The newest version to be loaded; None where there is none at all. Raises what is wrong with the oldest."""
+        """The newest version that loads; None if there is none at all. Raises the error of the oldest."""
         failure: ConfigError | None = None
         while (bundle := store.open(before)) is not None:
             if failure is not None:
@@ -197,20 +197,20 @@ class ModelStart:
 
     def _fetch_first(self, follower: UpdateFollower, may_wait: bool) -> Loading | None:
         if may_wait:
-            _log.warning("model %s: the cloud alone answers until the first bundle is fetched", self.name)
+            _log.warning("model %s: only the cloud answers until the first bundle is fetched", self.name)
             return None
-        _log.info("model %s: fetching it from %s", self.name, follower.updates.place)
+        _log.info("model %s: fetching the first bundle from %s", self.name, follower.updates.place)
         try:
             follower.look()
             problem = follower.status.message or follower.status.failure
         except FetchFailed as error:
             problem = str(error)
         if self._first is None:
-            raise self._problem(f"there is no bundle yet, and the first cannot be fetched: {problem}")
+            raise self._problem(f"no bundle is installed yet, and the first cannot be fetched: {problem}")
         return self._first
 
     def _factory(self) -> Bundle | None:
-        """The bundle that the configuration names, verified; an archive is unpacked for as long as the agent runs."""
+        """The configured bundle, verified; an archive is unpacked for this run of the agent."""
         path = self._side.bundle
         if path is None:
             return None
@@ -221,7 +221,7 @@ class ModelStart:
             if parent is not None:
                 parent.mkdir(mode=0o700, exist_ok=True)
                 parent = parent if os.access(parent, os.W_OK) else None
-        except OSError:  # a disk that cannot be written; the log has said so
+        except OSError:  # the disk cannot be written, which is already logged
             parent = None
         try:
             self._unpacked = Path(tempfile.mkdtemp(prefix="upwell-bundle-", dir=parent))
@@ -240,14 +240,15 @@ class ModelStart:
         return edge
 
     def prepared(self, bundle: Bundle | None, switching: Switching, *, is_new: bool) -> EdgeModel:
-        """A version and its heads, loaded and warmed up."""
+        """Load and warm up a version and its heads."""
         edge = self._load_edge(bundle, is_new=is_new)
         for one in (edge, *(head.edge for head in edge.heads or ())):
             switching.prepare(self.name, one)
         return edge
 
     def _activate(self, bundle: Bundle) -> Callable[[], None]:
-        """Load and test a new version; what serves it. Raises `BundleRefused` where it fails its tests here."""
+        """Load and test a new version; returns a function that serves it. Raises `BundleRefused` if it fails its tests
+        here."""
         try:
             if self._switching is None:
                 self._first = self._loading(bundle, is_new=True)
@@ -260,7 +261,8 @@ class ModelStart:
         return partial(self._switching.switch, self.name, edge, self._judge(bundle.version))
 
     def _go_back(self, request: RollbackRequest, target: Bundle) -> None:
-        """Serve `target` again. On trial the version before is loaded still; else it has to be, as at a start."""
+        """Serve `target` again. During a trial the previous version is still loaded; otherwise it is loaded as at a
+        start."""
         switching = self._switching
         assert switching is not None  # noqa: S101  or nothing could be rolled back
         edge = switching.current(self.name)
@@ -281,19 +283,19 @@ class ModelStart:
 
 
 def _nothing() -> None:
-    """The first version of all is served by the agent that is made with it."""
+    """Do nothing: the agent under construction serves the first version."""
 
 
 @contextmanager
 def loaded(name: str, section: ModelSection, trust: Trust) -> Iterator[ServedModel]:
-    """One model on its own, beside an agent that may be running: from its bundle or file, without updates.
+    """Load one model without an agent, which may run meanwhile: from its bundle or file, without updates.
 
     Waits for its accelerator. Raises `ConfigError`.
     """
     side = section.edge
     if side is not None and side.updates is not None:
         if side.bundle is None:
-            problem = "only `updates` says where it comes from; expected `bundle` too, a folder or an archive"
+            problem = "it comes only from `updates`; expected `bundle` as well, a folder or an archive"
             raise ConfigError.at(None, problem, f"models.{name}.edge")
         section = section.model_copy(update={"edge": side.model_copy(update={"updates": None})})
     start = ModelStart(name, section, Surroundings(None, trust))
@@ -310,5 +312,5 @@ def loaded(name: str, section: ModelSection, trust: Trust) -> Iterator[ServedMod
 
 
 def clear_unpacked(state_dir: Path) -> None:
-    """Remove what an agent that was killed had unpacked."""
+    """Remove archives unpacked by an agent that was killed."""
     shutil.rmtree(state_dir / _UNPACKED, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Going back by hand: a request that lies in the folder of a model's versions, and what the agent answered.
+"""Rolling back by hand: a request file in the folder of a model's versions, and the agent's answer.
 
-Whoever may write there may ask for it, so nothing listens for it. An agent that runs takes the request within a second,
-one that does not at its next start.
+Write access to the folder is the permission, so no port is needed. A running agent accepts the request within a second,
+a stopped one at its next start.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from upwell.edge.updates.version_store import VersionStore
 
 REASON = "by hand"
-"""Why a version that was left so is rejected."""
+"""The reason for rejecting a version that was rolled back by hand."""
 
-_READABLE = 0o644  # by the agent, where another user ordered; the folder is private
+_READABLE = 0o644  # readable by an agent of another user; the folder is private
 _log = logging.getLogger(__name__)
 
 
 class CannotGoBack(UpwellError):
-    """Why a request is not carried out."""
+    """The request cannot be carried out; the text says why."""
 
 
 class RollbackRequest(BaseModel):
-    """Leave `version` for the one before it, with `below_floor` also where that is older than one that was proven."""
+    """Go back from `version` to the previous one, with `below_floor` even below a proven version."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,7 +49,7 @@ class RollbackRequest(BaseModel):
 
 
 class RollbackAnswer(BaseModel):
-    """What became of the request `id`: the version that is served instead, or why there is none."""
+    """The outcome of request `id`: the version served instead, or why there is none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -59,20 +59,20 @@ class RollbackAnswer(BaseModel):
 
 
 def place(folder: Path, request: RollbackRequest) -> None:
-    """Put a request there, in the place of one that nobody has taken. Raises `OSError`."""
+    """Place a request, replacing a pending one. Raises `OSError`."""
     write_whole(folder / ROLLBACK_REQUEST_NAME, request.model_dump_json().encode(), _READABLE)
 
 
 def is_placed(folder: Path) -> bool:
-    """Whether a request waits there."""
+    """Whether a request is pending."""
     return (folder / ROLLBACK_REQUEST_NAME).exists()
 
 
 def _take(folder: Path) -> RollbackRequest | None:
-    """The request that waits there, which does so no more. One that cannot be read is none. Raises `OSError`."""
+    """Take the pending request; an unreadable one is ignored. Raises `OSError`."""
     taken = folder / ROLLBACK_TAKEN_NAME
     try:
-        # By its name first: one that is placed while this one is read must not be removed unread.
+        # Renamed first, so that a request placed meanwhile is not removed unread.
         os.replace(folder / ROLLBACK_REQUEST_NAME, taken)
     except FileNotFoundError:
         return None
@@ -82,20 +82,20 @@ def _take(folder: Path) -> RollbackRequest | None:
 
 
 def _answer(folder: Path, said: RollbackAnswer) -> None:
-    """Put an answer there. Raises `OSError`."""
+    """Write the answer. Raises `OSError`."""
     write_whole(folder / ROLLBACK_ANSWER_NAME, said.model_dump_json().encode(), _READABLE)
 
 
 def answer_to(folder: Path, request: RollbackRequest) -> RollbackAnswer | None:
-    """The answer to this request, None where there is none yet. Raises `OSError`."""
+    """The answer to this request, None if there is none yet. Raises `OSError`."""
     found = read_document(folder / ROLLBACK_ANSWER_NAME, RollbackAnswer)
     return found if found is not None and found.id == request.id else None
 
 
 def carry_out_rollback(store: VersionStore, go_back: Callable[[RollbackRequest, Bundle], None] | None = None) -> None:
-    """Carry a request out that waits there and answer it: `go_back` serves the version before again.
+    """Carry out a pending request and answer it: `go_back` serves the previous version again.
 
-    Without it nothing is loaded yet, and what is current afterwards is loaded next.
+    Without `go_back` nothing is loaded yet; the then current version is loaded next.
     """
     try:
         request = _take(store.folder)
@@ -106,10 +106,10 @@ def carry_out_rollback(store: VersionStore, go_back: Callable[[RollbackRequest, 
             if go_back is not None:
                 go_back(request, target)
             store.block(request.version, REASON, target.version)
-            message = f"version {target.version} is served" if target.version else "what agent.yaml names is served"
+            message = f"version {target.version} is served" if target.version else "the bundle in agent.yaml is served"
             said = RollbackAnswer(id=request.id, version=target.version, message=message)
         except UpwellError as error:
-            _log.warning("model %s: stays on version %d: %s", store.model, request.version, error)
+            _log.warning("model %s: staying on version %d: %s", store.model, request.version, error)
             said = RollbackAnswer(id=request.id, message=str(error))
         _answer(store.folder, said)
     except OSError as error:
@@ -117,7 +117,7 @@ def carry_out_rollback(store: VersionStore, go_back: Callable[[RollbackRequest, 
 
 
 def _target(store: VersionStore, request: RollbackRequest) -> Bundle:
-    """The verified bundle to go back to. Raises `CannotGoBack` where this request must not or cannot be carried out."""
+    """The verified bundle to go back to. Raises `CannotGoBack` if the request cannot be carried out."""
     if request.version != store.state.current:
         raise CannotGoBack(f"version {store.state.current} is installed now, not {request.version}")
     target = store.open(request.version)
@@ -126,6 +126,6 @@ def _target(store: VersionStore, request: RollbackRequest) -> Bundle:
     if target.version < store.state.floor and not request.below_floor:
         raise CannotGoBack(
             f"version {target.version} is below the floor: version {store.state.floor} has proven itself here; "
-            "--below-floor goes back anyway"
+            "use --below-floor to go back anyway"
         )
     return target

@@ -238,7 +238,7 @@ def _login_problems(section: BrokerSection | KafkaSection) -> dict[Location, str
         written = [key for key in (one, other) if getattr(section, key) is not None]
         # MQTT knows users without a password.
         if len(written) == 1 and not (isinstance(section, BrokerSection) and written == ["user"]):
-            found[(written[0],)] = f"{one} and {other} go together; write both or neither"
+            found[(written[0],)] = f"`{one}` and `{other}` go together; write both or neither"
     return found
 
 

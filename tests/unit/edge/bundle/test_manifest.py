@@ -67,7 +67,7 @@ def test_every_file_is_listed_with_its_digest_and_size(tmp_path: Path) -> None:
         ({"files": {"x": {"sha256": "A" * 64, "size_bytes": 1}}}, "sha256"),
         ({"files": {"x": {"sha256": "0" * 64, "size_bytes": -1}}}, "size_bytes"),
         ({"files": {"x": {"sha256": "0" * 64, "size_bytes": 1, "mode": 4}}}, "mode"),
-        ({"files": {"../x": {"sha256": "0" * 64, "size_bytes": 1}}}, "leads out"),
+        ({"files": {"../x": {"sha256": "0" * 64, "size_bytes": 1}}}, "points outside"),
         ({"files": {MANIFEST_NAME: {"sha256": "0" * 64, "size_bytes": 1}}}, "must not be listed"),
         ({"files": {"model.sig": {"sha256": "0" * 64, "size_bytes": 1}}}, "must not be listed"),
         ({"files": {one: {"sha256": "0" * 64, "size_bytes": 1} for one in ("a", "A")}}, "the same file on some"),
@@ -94,7 +94,7 @@ def test_other_texts_are_refused(tmp_path: Path, data: bytes) -> None:
 
 
 def test_a_large_one_is_not_read(tmp_path: Path) -> None:
-    assert f"larger than the {MAX_MANIFEST_BYTES} bytes" in refused(tmp_path, b" " * (MAX_MANIFEST_BYTES + 1))
+    assert f"larger than the limit of {MAX_MANIFEST_BYTES} bytes" in refused(tmp_path, b" " * (MAX_MANIFEST_BYTES + 1))
 
 
 @pytest.mark.parametrize(("name", "version", "key"), [("a/b", 1, "--name"), ("a", 0, "--version")])

@@ -49,7 +49,7 @@ def test_a_signed_bundle_says_by_whom(tmp_path: Path) -> None:
 
 
 FAULTS: dict[str, tuple[Fault, Refusal, str]] = {
-    "a byte of a model": (lambda b: flip(b / "model.onnx"), Refusal.TAMPERED, "differs"),
+    "a byte of a model": (lambda b: flip(b / "model.onnx"), Refusal.TAMPERED, "does not match"),
     "a model cut short": (lambda b: os.truncate(b / "model.onnx", 100), Refusal.TRUNCATED, "has 100 bytes"),
     "a model grown": (lambda b: (b / "labels.txt").write_text("a\nb\nc\n"), Refusal.TAMPERED, "has 6 bytes"),
     "a file more": (lambda b: (b / "more" / "x").touch(), Refusal.TAMPERED, "not listed"),
@@ -205,7 +205,7 @@ def test_a_refused_archive_leaves_nothing_and_is_named(tmp_path: Path, what: str
     fault(bundle.folder)
     path = archive_of(tmp_path, bundle)
     before = sorted(os.listdir(tmp_path))
-    says = "holds no manifest.json" if what == "no manifest" else says
+    says = "contains no manifest.json" if what == "no manifest" else says
     error = refused(lambda: open_archive(path, tmp_path / "into", Trust((public,), require=True)), refusal, says)
     assert [problem.path for problem in error.problems] == [path]
     assert sorted(os.listdir(tmp_path)) == before
@@ -221,9 +221,9 @@ def test_every_way_of_cutting_an_archive_short_is_truncated(tmp_path: Path) -> N
 
 def test_an_archive_without_a_manifest_is_malformed(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(plain_tar(FILES))
-    refused(lambda: open_archive(tmp_path / "x.tar", tmp_path / "into"), Refusal.MALFORMED, "holds no manifest.json")
+    refused(lambda: open_archive(tmp_path / "x.tar", tmp_path / "into"), Refusal.MALFORMED, "contains no manifest.json")
     (tmp_path / "x.tar").write_bytes(entry("manifest.json/x") + END)
-    refused(lambda: open_archive(tmp_path / "x.tar", tmp_path / "into"), Refusal.MALFORMED, "holds no manifest.json")
+    refused(lambda: open_archive(tmp_path / "x.tar", tmp_path / "into"), Refusal.MALFORMED, "contains no manifest.json")
 
 
 def test_limits_hold_for_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_limits_hold_for_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_is_there_stays(tmp_path: Path) -> None:
     path = archive_of(tmp_path, make(tmp_path / "b"))
     (tmp_path / "into").mkdir()
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         open_archive(path, tmp_path / "into")
     assert sorted(os.listdir(tmp_path)) == ["into", "x.bundle.tar"]
 

@@ -1,4 +1,4 @@
-"""The recorded trace of a pipeline's frame in words: its steps, its objects and what models said, its events."""
+"""A pipeline frame's trace in words: its steps, its objects with the models' answers, its events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from upwell.edge.observe.flight_recorder.words import Section, ms
 
 
 def tell_frame(trace: Mapping[str, Any]) -> list[Section]:
-    """The trace for a person, in sections. Keys that are missing (of another version) are left out."""
+    """The trace as readable sections. Missing keys (from another version) are left out."""
     sections = [
         ("frame", [*_frame(trace)]),
         ("steps", [*_steps(trace)]),
@@ -22,7 +22,7 @@ def tell_frame(trace: Mapping[str, Any]) -> list[Section]:
 
 def _frame(trace: Mapping[str, Any]) -> Iterator[str]:
     about = f"amends {trace['amends']}" if trace.get("amends") else f"frame {trace.get('frame')}"
-    yield f"id {trace['id']}: {about} of the pipeline {trace.get('pipeline')}"
+    yield f"id {trace['id']}: {about} of pipeline {trace.get('pipeline')}"
     yield f"captured at {local_time(trace['time'])}"
     text = trace.get("text")
     yield str(trace.get("outcome", "")) + (f": {text}" if text and text != trace.get("outcome") else "")
@@ -35,7 +35,7 @@ def _steps(trace: Mapping[str, Any]) -> Iterator[str]:
     runs = trace.get("steps") or []
     if runs and isinstance(trace.get("took_s"), (int, float)):
         in_steps_s = sum(one.get("took_s") or 0.0 for one in runs)
-        yield f"before and between them: {ms(trace['took_s'] - in_steps_s)}"
+        yield f"outside the steps: {ms(trace['took_s'] - in_steps_s)}"
     former = 0
     for one in runs:
         count = one.get("objects", former)
@@ -66,7 +66,7 @@ def _said(model: str, said: Mapping[str, Any], asked: set[str]) -> str:
     label = f" {said['label']}, score {_number(said.get('score'))}," if said.get("label") else ""
     id = said.get("id")
     request = "" if id is None else f" (request {id}" + ("" if id in asked else ", of an earlier frame") + ")"
-    case = f", the cloud is to answer case {said['case']}" if said.get("case") else ""
+    case = f", to be answered by the cloud as case {said['case']}" if said.get("case") else ""
     return f"{model}:{label} by {said.get('route')}, {said.get('reason')}{request}{case}"
 
 

@@ -1,4 +1,4 @@
-"""The recorder: takes traces from the request path and keeps the last of them, on disk or in memory."""
+"""The recorder: takes traces from the request path and keeps the latest ones, on disk or in memory."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ FOLDER_NAME = "flights"
 """The recorder's folder in the agent's `state_dir`."""
 
 FRAMES_NAME = "frames"
-"""The folder of the recorder of pipelines, one of its own, so that many frames push no request out."""
+"""The folder of the pipelines' recorder, separate so that many frames do not displace requests."""
 
 LIMIT = 10_000
 LIMIT_ON_DISK = 50_000
 """An hour of more than ten requests a second: about 61 MB, 165 MB at most."""
 ROOM_BYTES = 3300
-"""So many bytes are allowed for each trace on average; most have about a third of that."""
+"""Average bytes allowed per trace; most take about a third of that."""
 
 MOST_PENDING = 4096
-"""Traces that wait to be written; more are dropped and counted."""
+"""Maximum number of traces waiting to be written; more are dropped and counted."""
 
 GATHERED = 256
-"""In memory so many traces wait for the recorder; a disk is there for what a crash leaves behind, and gets each."""
+"""Traces gathered before the recorder is woken when it records in memory; on disk each is written, to survive a
+crash."""
 
 PAUSE_S = 0.05
-"""So long traces are gathered: the request path wakes the recorder at most that often."""
+"""How long traces are gathered: the request path wakes the recorder at most this often."""
 
 RETRY_S = 1.0
-"""After a failure the disk is left alone for so long."""
+"""Pause after a failed write."""
 
 _log = logging.getLogger(__name__)
 
 
 class UnknownRequest(UpwellError):
-    """No trace of that id is recorded, or several ids begin like that."""
+    """No trace has that id, or several ids begin with it."""
 
 
 class FlightRecorder:
-    """Keeps the last `limit` traces as lines of JSON, by default `LIMIT` or `LIMIT_ON_DISK`; none where it is 0.
+    """Keeps the last `limit` traces as lines of JSON, by default `LIMIT` or `LIMIT_ON_DISK`; none if it is 0.
 
-    Fewer where they come to more than `limit_bytes`, by default `ROOM_BYTES` for each. With a `folder` they are kept
-    there, where `upwell explain` finds them, else in memory, and those of the usual size become JSON only when they are
-    asked for: that takes longer than all else that the agent does for a request. What pipelines note are lines already,
-    each with its line feed. `note` costs the request path a few
-    microseconds and never fails; one thread does the rest. `dropped` and `failed` count the traces that were lost
-    because they came too fast, and because they could not be written.
+    It keeps fewer if they exceed `limit_bytes`, by default `ROOM_BYTES` per trace. With a `folder` they are kept there,
+    where `upwell explain` finds them, else in memory, and those of the usual size become JSON only on demand, since
+    that takes longer than all else the agent does for a request. Pipelines record finished lines, each with its line
+    feed. `note` costs the request path a few microseconds and never fails; one thread does the rest. `dropped` and
+    `failed` count the traces lost because they came too fast, or could not be written.
     """
 
     def __init__(self, folder: Path | None, limit: int | None = None, limit_bytes: int | None = None) -> None:
@@ -77,13 +77,13 @@ class FlightRecorder:
         self._retry_at_s = -math.inf
         self._wake, self._stop = threading.Event(), threading.Event()
         self._is_woken = self._is_closed = False
-        self._lock = threading.Lock()  # of what was written, against `find` and `last`
+        self._lock = threading.Lock()  # guards the written traces against `find` and `last`
         self._counting = threading.Lock()
         self._thread = BackgroundThread("flight-recorder", self._run, self._stop.is_set)
         self._thread.start()
 
     def note(self, trace: bytes | RequestTrace) -> None:
-        """Keep a trace. Never blocks, never fails."""
+        """Record a trace. Never blocks or fails."""
         if not self.limit:
             return
         if len(self._pending) >= MOST_PENDING or self._is_closed:
@@ -96,7 +96,7 @@ class FlightRecorder:
             self._wake.set()
 
     def find(self, id: str) -> dict[str, Any]:
-        """The newest trace of that id, or the only one whose id begins so. Raises `UnknownRequest`."""
+        """The newest trace with that id, or the only one whose id begins with it. Raises `UnknownRequest`."""
         return find(self._lines(), id)
 
     def last(self, count: int) -> list[dict[str, Any]]:
@@ -104,14 +104,14 @@ class FlightRecorder:
         return last(self._lines(), count)
 
     def close(self) -> None:
-        """Write what is pending and end. Calling it twice is harmless."""
+        """Write pending traces and stop. Calling it twice is harmless."""
         self._is_closed = True
         self._stop.set()
         self._wake.set()
         self._thread.join()
 
     def _lines(self) -> Iterator[bytes]:
-        self._write()  # what was noted before this call is to be found
+        self._write()  # so that all traces noted before are found
         if self._folder is not None:
             return newest_lines(self._folder)
         with self._lock:
@@ -145,7 +145,9 @@ class FlightRecorder:
             except OSError as error:
                 self._retry_at_s = time.monotonic() + RETRY_S
                 if not self.failed:
-                    _log.warning("cannot record decisions in %s: %s; answers go on", self._folder, error.strerror)
+                    _log.warning(
+                        "cannot record decisions in %s: %s; requests are still answered", self._folder, error.strerror
+                    )
                 self.failed += len(lines)
 
     def _drained(self) -> Iterator[bytes | RequestTrace]:
@@ -178,7 +180,7 @@ def _size_bytes(kept: bytes | RequestTrace) -> int:
 
 
 def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:
-    """The first `count` traces of lines that come the newest first."""
+    """The first `count` traces of lines ordered newest first."""
     found: list[dict[str, Any]] = []
     for request_trace in _traces(lines):
         if len(found) >= count:
@@ -188,10 +190,10 @@ def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:
 
 
 def find(lines: Iterable[bytes], id: str) -> dict[str, Any]:
-    """The newest trace of that id in lines that come the newest first, else the only one with an id that begins so.
+    """The newest trace with that id in lines ordered newest first, else the only one whose id begins with it.
 
-    A frame's trace has the ids of its events, too. Raises `UnknownRequest`, which says how far back the lines go. Only
-    lines that hold the id are parsed: tens of thousands of others would take a small board seconds.
+    A frame's trace also has the ids of its events. Raises `UnknownRequest`, which says how far back the lines go. Only
+    lines that contain the id are parsed: parsing tens of thousands would take a small board seconds.
     """
     id = id[:LONGEST_ID]
     written = json.dumps(id)[1:-1].encode()
@@ -223,12 +225,12 @@ def find(lines: Iterable[bytes], id: str) -> dict[str, Any]:
     reach = ", and ".join(f"the last {held[kind]} {kind}, back to {when}" for kind, when in back_to.items())
     what = "request or event" if "frames" in back_to else "request"
     raise UnknownRequest(
-        f"no {what} {id!r} is recorded: " + (f"the recorder holds {reach}" if reach else "the recorder is empty")
+        f"no {what} {id!r} is recorded: " + (f"the recorder has {reach}" if reach else "the recorder is empty")
     )
 
 
 def is_frame(trace: Mapping[str, Any]) -> bool:
-    """Whether the trace is that of a pipeline's frame, not of a request."""
+    """Whether the trace is of a pipeline's frame rather than a request."""
     return "frame" in trace
 
 
@@ -238,12 +240,12 @@ def _ids(trace: Mapping[str, Any]) -> list[str]:
 
 
 def local_time(wall_time_s: float) -> str:
-    """A Unix time for people: date, time and offset of this machine's time zone."""
+    """A Unix time as readable local date, time and UTC offset."""
     return datetime.fromtimestamp(wall_time_s, timezone.utc).astimezone().isoformat(" ", "milliseconds")
 
 
 def _traces(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The lines that are traces; a torn one is not."""
+    """The traces in the lines; truncated lines are skipped."""
     for line in lines:
         try:
             request_trace = parse_json(line)

@@ -1,4 +1,4 @@
-"""One request for the flight recorder: what the request path hands over, and the JSON that is made of it elsewhere."""
+"""One request for the flight recorder: the values from the request path, and their JSON, made on another thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from upwell.shared.routing.estimators.link import LinkEstimate
 from upwell.shared.routing.flow.actions import CloudFailure
 
 MOST_ROWS = 16
-"""Of longer requests the first rows are noted, and how many there were."""
+"""Maximum number of rows recorded; for larger requests their count is recorded as well."""
 MOST_TAGS = 16
 LONGEST_TAG = 100
 LONGEST_ID = 200
@@ -25,17 +25,16 @@ LONGEST_TEXT = 500
 
 NAMES = ("edge_digest", "accelerator", "edge_state", "cloud_digest", "spool_id")
 ANSWER_FIELDS = ("plan", "route", "reason", "routes", "degraded", "timings", *NAMES)
-"""What is kept of an `Answer`."""
+"""The fields of an `Answer` that are recorded."""
 
 answer_fields = attrgetter(*ANSWER_FIELDS)
 
 
 class RequestTrace(NamedTuple):
-    """What is known of a request that has ended; made in microseconds, of values that never change.
+    """The facts about a finished request; made in microseconds from immutable values.
 
-    No inputs and no outputs: `answer` has the `ANSWER_FIELDS`. Where there is none it is None, and `error` says why:
-    its type and its text. `link` and `breakers` are as the router knew them when the request ended. `ended_s` is an
-    instant of the monotonic clock.
+    It has no inputs or outputs: `answer` has the `ANSWER_FIELDS`. Without an answer it is None, and `error` has the
+    error's type and text. `link` and `breakers` are the router's at the end of the request. `ended_s` is monotonic.
     """
 
     id: str
@@ -57,9 +56,9 @@ class RequestTrace(NamedTuple):
     def of(
         cls, done: RequestRecord, ended: Answer | Exception, state: RouterState, ended_s: float, policy_digest: str = ""
     ) -> RequestTrace:
-        """The trace of a request that ended with an answer or an error.
+        """Make the trace of a request that ended with an answer or an error.
 
-        Of an error no more is kept than its text: its traceback would hold on to the inputs.
+        Only an error's text is kept, since its traceback would keep the inputs in memory.
         """
         misses, uplink_s = _NO_MISSES, None
         if done.attempts:
@@ -85,12 +84,12 @@ class RequestTrace(NamedTuple):
 
 
 USUAL_BYTES = 1200
-"""What a trace of the usual size takes in memory."""
+"""Memory of a trace of the usual size (bytes)."""
 MOST_LETTERS = 200
 
 
 def is_usual(request_trace: RequestTrace) -> bool:
-    """Whether the trace takes about `USUAL_BYTES`: nothing in it has a size that a caller chose."""
+    """Whether the trace takes about `USUAL_BYTES`: no value in it has a size chosen by a caller."""
     if len(request_trace.signals.row_sizes_bytes) != 1 or request_trace.misses:
         return False
     tags = request_trace.signals.request_facts.tags
@@ -106,17 +105,17 @@ _NO_MISSES: Sequence[CloudFailure] = ()
 
 
 def to_line(request_trace: RequestTrace) -> bytes:
-    """The trace as one line of JSON: what is not finite is null, what is long is cut."""
+    """The trace as one line of JSON, with null for values that are not finite and long text truncated."""
     return json_line(record(request_trace))
 
 
 def json_line(trace: Mapping[str, Any]) -> bytes:
-    """A line of the recorder, with null for what JSON has no word for."""
+    """A line of the recorder, with null for numbers that JSON cannot represent."""
     return json.dumps(_finite(dict(trace)), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
 
 
 def record(request_trace: RequestTrace) -> dict[str, Any]:
-    """The trace as an object for JSON; durations in seconds, instants of the request in seconds from its arrival."""
+    """The trace as an object for JSON; durations in seconds, times in seconds since the request's arrival."""
     signals, verdict = request_trace.signals, request_trace.first.verdict
     settings, request_facts = verdict.settings, signals.request_facts
     hard = settings.hard
@@ -191,7 +190,7 @@ def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
 
 
 def _end(request_trace: RequestTrace) -> dict[str, Any]:
-    """How it ended, and by how much after its deadline (negative: before)."""
+    """The outcome, and how long after the deadline it came (negative: before)."""
     took_s = request_trace.ended_s - request_trace.signals.arrived_s
     end: dict[str, Any] = {
         "took_s": took_s,
@@ -214,7 +213,7 @@ def _end(request_trace: RequestTrace) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for what JSON has no word for."""
+    """The value with null for numbers that JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A bounded log of lines on disk: files that are only appended to, the oldest of which is deleted as a whole."""
+"""A bounded log of lines on disk: append-only files, of which the oldest is deleted whole."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SEGMENTS = 8
-"""The log is kept in this many files of equal length, and the one that is being filled."""
+"""Number of full files of equal length, besides the one being written."""
 
 _NAME = re.compile(r"(\d{1,15})\.jsonl", re.ASCII)
 _CHUNK_BYTES = 1 << 16
 
 
 class Segments:
-    """Writes the log. One writer at a time; readers need nothing of it.
+    """Writes the log. One writer at a time; readers do not need this object.
 
-    At least the last `limit` lines are kept unless they come to more than `limit_bytes`. Nothing is forced to disk: a
-    power failure may cost the last seconds, and leave a torn line, which readers skip.
+    At least the last `limit` lines are kept unless they exceed `limit_bytes`. There is no fsync: a power failure may
+    lose the last seconds and leave a truncated line, which readers skip.
     """
 
     def __init__(self, folder: Path, limit: int, limit_bytes: int) -> None:
-        """Touches nothing yet."""
+        """Touch no file yet."""
         self._folder = folder
         self._most_lines = max(1, -(-limit // SEGMENTS))
         self._most_bytes = max(1, limit_bytes // (SEGMENTS + 1))
@@ -31,7 +31,7 @@ class Segments:
         self._lines = self._bytes = 0
 
     def append(self, lines: list[bytes]) -> None:
-        """Add lines, each with its line feed. Raises `OSError`; the log goes on with the next call then."""
+        """Append lines, each with its line feed. Raises `OSError`; the next call continues the log."""
         try:
             if self._file < 0:
                 self._resume()
@@ -49,13 +49,13 @@ class Segments:
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _resume(self) -> None:
-        """Go on with the newest file; what was torn there is ended, so that it spoils no line but its own."""
+        """Continue the newest file; a truncated line there is ended, so that it spoils no other line."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         numbers = _numbers(self._folder)
         self._begin(numbers[-1] if numbers else 1)
@@ -77,9 +77,9 @@ class Segments:
 
 
 def newest_lines(folder: Path) -> Iterator[bytes]:
-    """The lines of the log, the newest first, while others write it. A missing folder is an empty log.
+    """The lines of the log, newest first, also while it is being written. A missing folder is an empty log.
 
-    Raises `OSError` where a file is there and cannot be read.
+    Raises `OSError` if an existing file cannot be read.
     """
     try:
         numbers = _numbers(folder)
@@ -95,7 +95,7 @@ def newest_lines(folder: Path) -> Iterator[bytes]:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """Those of the files, in order."""
+    """The numbers of the files, in order."""
     found = (_NAME.fullmatch(entry.name) for entry in os.scandir(folder))
     return sorted(int(match[1]) for match in found if match)
 
@@ -105,7 +105,7 @@ def _name(number: int) -> str:
 
 
 def _fitting(lines: list[bytes], most_lines: int, most_bytes: int) -> list[bytes]:
-    """The first lines that fit, and one at least."""
+    """The first lines that fit, at least one."""
     count, size = 1, len(lines[0])
     while count < min(len(lines), most_lines) and size + len(lines[count]) <= most_bytes:
         size += len(lines[count])

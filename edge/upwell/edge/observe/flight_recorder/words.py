@@ -1,4 +1,4 @@
-"""A recorded trace in words: the signals, the rule, the decisions, the times predicted and actual, the reason."""
+"""A recorded trace in words: signals, rule, decisions, predicted and actual times, reason."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Section = tuple[str, list[str]]
 
 @cache
 def meanings(kind: str) -> Mapping[str, str]:
-    """Code -> its sentence, for the codes of the enumeration `kind` in `routing.reasons`.
+    """Map each code of the enumeration `kind` in `routing.reasons` to its sentence.
 
-    The sentences are the docstrings there, which Python keeps in the source alone. Without it a code stands for itself.
+    The sentences are the docstrings there, which exist only in the source. Without the source, a code stands for
+    itself.
     """
     try:
         body = next(
@@ -56,11 +57,11 @@ def tell(request_trace: Mapping[str, Any]) -> list[Section]:
 
 
 _OPEN_KEYS = ("id", "time", "model", "policy", "decisions", "took_s", "edge_s", "late_s", "answer")
-"""What may be said elsewhere of a request that egress was denied to: nothing that its caller wrote, but for its id."""
+"""Keys of a request with denied egress that may leave the device: nothing written by its caller but the id."""
 
 
 def tell_elsewhere(request_trace: Mapping[str, Any]) -> list[Section]:
-    """The trace for somebody who is not on the device: of what `egress` keeps here, only how it was decided."""
+    """The trace for use off the device: with denied egress, only how the request was decided."""
     if not (request_trace.get("policy") or {}).get("egress_rule"):
         return tell(request_trace)
     return tell({key: request_trace[key] for key in _OPEN_KEYS if key in request_trace})
@@ -94,14 +95,14 @@ def _request(request_trace: Mapping[str, Any]) -> Iterator[str]:
 def _signals(request_trace: Mapping[str, Any]) -> Iterator[str]:
     caller = request_trace.get("caller_deadline_s")
     yield f"deadline {ms(request_trace.get('deadline_s'))}" + ("" if caller is None else f", the caller's {ms(caller)}")
-    yield f"runs queued ahead on the device: {request_trace.get('queue_ahead', 'unknown')}"
+    yield f"runs ahead in the device's queue: {request_trace.get('queue_ahead', 'unknown')}"
     link = request_trace.get("link") or {}
     if link.get("rtt_s") is None:
         yield "link unknown"
     else:
         up = link.get("up_bytes_per_s")
         speed = "" if up is None else f", up {up * 8 / 1e6:.2f} Mbps"
-        yield f"link: round trip {ms(link['rtt_s'])}{speed}, last heard of {ms(link.get('age_s'))} before the end"
+        yield f"link: round trip {ms(link['rtt_s'])}{speed}, last sample {ms(link.get('age_s'))} before the end"
     for key in request_trace.get("breakers_open") or []:
         yield f"breaker open: {key or 'the whole service'}"
     for side, says in (("has_edge", "no edge side"), ("has_cloud", "no cloud"), ("has_scores", "no scores")):
@@ -138,13 +139,13 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused: {decision['refusal']}"
         return
     if decision.get("chance") is not None:
-        yield f"in time with {decision['chance']:.0%} likelihood, {decision['needed_chance']:.0%} needed"
+        yield f"in time with {decision['chance']:.0%} probability, {decision['needed_chance']:.0%} needed"
     if decision.get("up_rows"):
         by = f" by {decision['way']}" if decision.get("way") else ""
         until = ms(decision.get("give_up_s"))
-        yield f"up for {reason}{by}: rows {_rows(decision['up_rows'])}, waited for until {until}"
+        yield f"offloaded for {reason}{by}: rows {_rows(decision['up_rows'])}, waited for until {until}"
     if decision.get("kept_rows"):
-        yield f"kept on the device: rows {_rows(decision['kept_rows'])}, since {decision.get('obstacle')}"
+        yield f"kept on the device: rows {_rows(decision['kept_rows'])}, because of {decision.get('obstacle')}"
 
 
 def _rows(rows: list[int]) -> str:
@@ -160,7 +161,7 @@ def _times(request_trace: Mapping[str, Any], decisions: list[Mapping[str, Any]])
         "not waited for" if uplink is None else ms(uplink)
     )
     if answer.get("cloud_compute_s") is not None:
-        yield f"of that in the cloud: {ms(answer.get('cloud_queue_s'))} queue, {ms(answer['cloud_compute_s'])} run"
+        yield f"of which in the cloud: {ms(answer.get('cloud_queue_s'))} queue, {ms(answer['cloud_compute_s'])} run"
     late_s = request_trace.get("late_s")
     when = "" if late_s is None else f", {ms(abs(late_s))} {'after' if late_s > 0 else 'before'} the deadline"
     yield f"whole request: {ms(request_trace.get('took_s'))}{when}"

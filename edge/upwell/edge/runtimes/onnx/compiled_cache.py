@@ -1,7 +1,7 @@
-"""What execution providers compile, kept on disk for the next start.
+"""A cache on disk of models compiled by execution providers.
 
-An entry is a folder with the provider's files and, written last, a seal with their SHA-256: a context of QNN with 64
-bytes overwritten loads and runs without a word. An entry without a whole seal counts as none.
+An entry is a folder with the provider's files and, written last, a seal with their SHA-256: a QNN context with 64 bytes
+overwritten loads and runs without an error. An entry without a valid seal is ignored.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _UNFINISHED = ".unfinished"
 _ABANDONED_S = 86400.0
 _DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/intel_vpu/version", "/sys/module/amdxdna/version")
 _compiling = threading.Lock()
-"""One at a time: compilers of NPUs take gigabytes."""
+"""Serializes compilation, since NPU compilers take gigabytes."""
 
 
 @dataclass(frozen=True)
 class CompiledCache:
-    """What a provider must be told so that it keeps what it compiles in a folder.
+    """The settings with which a provider stores its compiled model in a folder.
 
-    With `context` ONNX Runtime writes a model of compiled nodes, which is loaded in place of the original; else the
-    provider manages files of its own by `options`, in which `{}` stands for the folder.
+    With `context` ONNX Runtime writes a model of compiled nodes, which replaces the original; otherwise the provider
+    manages its own files through `options`, in which `{}` stands for the folder.
     """
 
     context: bool = False
@@ -64,35 +64,35 @@ COMPILED_CACHES: Mapping[str, CompiledCache] = {
     "MIGraphXExecutionProvider": CompiledCache(options={"migraphx_model_cache_dir": "{}"}),
     "VitisAIExecutionProvider": CompiledCache(options={"cache_dir": "{}", "cache_key": "model"}),
 }
-"""The providers that keep something. QNN was executed without a device; the others are untested on hardware."""
+"""The providers that can store compiled models. QNN was run without a device; the others are untested on hardware."""
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What one provider compiled of one model: `folder` may be there or not."""
+    """One provider's compiled form of one model; `folder` may not exist yet."""
 
     folder: Path
     cache: CompiledCache
 
     @property
     def context(self) -> Path | None:
-        """The compiled model to load in place of the original, for a provider that makes one."""
+        """The compiled model to load in place of the original, if the provider makes one."""
         return self.folder / _CONTEXT if self.cache.context else None
 
     def options(self, folder: Path) -> dict[str, str]:
-        """The provider's options for keeping its files in `folder`."""
+        """The provider's options for storing its files in `folder`."""
         return {key: value.replace("{}", str(folder)) for key, value in self.cache.options.items()}
 
     def settings(self, folder: Path) -> dict[str, str]:
-        """The session's settings that make a context in `folder`."""
+        """The session settings that write a context into `folder`."""
         if not self.cache.context:
             return {}
-        # Embedded, a context could not be larger than the 2 GB of a protobuf message.
+        # An embedded context would be limited to the 2 GB of a protobuf message.
         context = {"ep.context_enable": "1", "ep.context_embed_mode": "0"}
         return {**context, "ep.context_file_path": str(folder / _CONTEXT)}
 
     def kept(self) -> Placement | None:
-        """The placement when it was compiled; None where nothing whole is there, and then nothing is left there."""
+        """The placement at compilation; None without a valid entry, in which case remains are removed."""
         try:
             placement = _sealed_placement(self.folder)
         except (ArithmeticError, AttributeError, KeyError, OSError, TypeError, ValueError):
@@ -103,7 +103,7 @@ class CacheEntry:
 
     @contextmanager
     def unfinished(self) -> Iterator[Path]:
-        """An empty folder to compile into, gone at the end unless `keep` took it. One at a time in this process."""
+        """An empty folder to compile into, deleted at the end unless `keep` took it. One at a time in this process."""
         with _compiling:
             folder = self.folder.with_name(f"{self.folder.name}.{os.getpid()}{_UNFINISHED}")
             _remove(folder)
@@ -114,7 +114,7 @@ class CacheEntry:
                 _remove(folder)
 
     def keep(self, folder: Path, placement: Placement) -> bool:
-        """Seal what was compiled into `folder` and put it in its place; False where the provider wrote nothing."""
+        """Seal the files in `folder` and move it into place; False if the provider wrote nothing."""
         files = {path.relative_to(folder).as_posix(): sha256_of(path).hex() for path in sorted(_files(folder))}
         if not files or (self.cache.context and _CONTEXT not in files):
             return False
@@ -129,11 +129,11 @@ class CacheEntry:
         return True
 
     def remove(self) -> None:
-        """Remove it, if it is there."""
+        """Remove the entry if it exists."""
         _remove(self.folder)
 
     def _remove_others(self) -> None:
-        """Remove those of other versions, what a crash left, and the longest unused beyond `_MAX_ENTRIES`."""
+        """Remove entries of other versions, remains of a crash, and the least recently used beyond `_MAX_ENTRIES`."""
         stem = self.folder.name.partition("-")[0]
         others = []
         for one in self.folder.parent.iterdir():
@@ -151,14 +151,13 @@ class CacheEntry:
 def entry_for(
     cache_dir: Path, path: Path, provider: Provider, wanted: AcceleratorOptions, batch: int | None
 ) -> CacheEntry | None:
-    """Where `provider` keeps what it compiles of the model at `path`; None for one that keeps nothing.
+    """The cache entry of the model at `path` for `provider`; None if the provider stores nothing.
 
-    Its name is made of the model, its batch, the provider and its options on one side, and of everything's version on
-    the other.
-    Raises `OSError` where a file cannot be read.
+    Its name has two parts: one for the model, its batch, the provider and its options, and one for all versions. Raises
+    `OSError` if a file cannot be read.
     """
     cache = COMPILED_CACHES.get(provider.name)
-    # On its CPU device OpenVINO 1.24.1 writes its cache anew at each load.
+    # On its CPU device OpenVINO 1.24.1 rewrites its cache at each load.
     if cache is None or (provider.name == OPENVINO and "CPU" in provider.options.get("device_type", "CPU")):
         return None
     # `must` compiles in strict mode, in which some providers take more nodes.
@@ -169,7 +168,7 @@ def entry_for(
 def _versions(provider: Provider) -> list[str]:
     found = [onnxruntime.__version__, platform.machine()]
     if provider.library is not None:
-        # The libraries of a vendor's SDK lie beside the plugin; their sizes tell one release from another.
+        # The libraries of a vendor's SDK lie beside the plugin; their sizes distinguish its releases.
         beside = sorted(one for one in provider.library.parent.iterdir() if one.is_file())
         found += [sha256_of(provider.library).hex(), *(f"{one.name} {one.stat().st_size}" for one in beside)]
     if provider.device is not None:
@@ -195,7 +194,7 @@ def _sealed_placement(folder: Path) -> Placement:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether the process that compiled there is gone, as far as the system tells; else whether it is a day old."""
+    """Whether the process that compiled there has ended, or, if the system cannot tell, the folder is a day old."""
     pid = folder.name.removesuffix(_UNFINISHED).rpartition(".")[2]
     if Path("/proc/self").exists():
         return not Path("/proc", pid).exists()

@@ -1,7 +1,7 @@
-"""What of an ONNX model an execution provider takes.
+"""The coverage of an ONNX model by an execution provider.
 
-The nodes are those that a provider is offered: ONNX Runtime first removes and rewrites some, whatever the hardware
-(its basic optimizations), and that graph is what is surveyed.
+The nodes are those offered to a provider: ONNX Runtime first removes and rewrites some on any hardware (its basic
+optimizations), and that graph is examined.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from upwell.shared.formats.onnx.graph import named_apart, read_graph
 
 
 def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
-    """What `accelerator` takes of the model at `path`. Work is NaN where the `onnx` package is not installed.
+    """The coverage of the model at `path` by `accelerator`. Work is NaN without the `onnx` package.
 
-    With `require: must` the provider is asked as it is then: some take more where the CPU is no choice. Raises
-    `ConfigError` where the CPU cannot load the model and `AcceleratorNotUsable` where the provider is not there or
-    refuses it.
+    With `require: must` the provider is asked in strict mode, in which some take more nodes. Raises `ConfigError` if
+    the CPU cannot load the model and `AcceleratorNotUsable` if the provider is missing or refuses it.
     """
     return survey(path, options, accelerator, by_profile=not records_assignment())
 
 
 def survey(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions, *, by_profile: bool) -> Coverage:
-    """The same, by the profile of a run or by the assignment that ONNX Runtime records from 1.24 on."""
+    """The coverage, from the profile of a run or from the assignment that ONNX Runtime records since 1.24."""
     check_file(path)
     with tempfile.TemporaryDirectory(prefix="upwell-coverage-") as folder:
         try:
@@ -57,12 +56,12 @@ def survey(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions,
 
 
 def _offered(path: Path, options: RuntimeOptions, folder: Path) -> Path:
-    """The model as providers are offered it, in a file, with a name for each node.
+    """The model as offered to providers, in a file, with a name for each node.
 
-    One with float16 is taken as it is: what the CPU makes of it, which computes in float32, no provider is offered.
+    A float16 model is used unchanged, since providers are never offered the CPU's float32 version of it.
     """
     offered = folder / "offered.onnx"
-    # Weights in a file of their own, so that a model may be larger than the 2 GB of a protobuf message.
+    # Weights in a separate file, so that a model may exceed the 2 GB of a protobuf message.
     entries = {
         "session.optimized_model_external_initializers_file_name": "weights.bin",
         "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
@@ -84,7 +83,7 @@ def _offered(path: Path, options: RuntimeOptions, folder: Path) -> Path:
 
 
 def _with_shapes(model: bytes) -> bytes:
-    """The model with the shapes that can be told for its tensors; as it is where the `onnx` package is missing."""
+    """The model with inferred tensor shapes; unchanged without the `onnx` package."""
     try:
         import onnx
         import onnx.shape_inference

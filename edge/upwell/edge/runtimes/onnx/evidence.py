@@ -1,6 +1,6 @@
-"""Which execution provider ONNX Runtime really gave each node to.
+"""Evidence of the execution provider to which ONNX Runtime assigned each node.
 
-`get_providers()` lists what is loaded, used or not, so it is no evidence. From 1.24 on a session records the
+`get_providers()` lists loaded providers, used or not, so it is no evidence. Since 1.24 a session records the
 assignment; before that, a profile of one run names the provider of every kernel that ran.
 """
 
@@ -21,7 +21,7 @@ RECORD_KEY = "session.record_ep_graph_assignment_info"
 
 
 def records_assignment() -> bool:
-    """Whether this ONNX Runtime records where the nodes go (1.24 and later)."""
+    """Whether this ONNX Runtime records the assignment of nodes (1.24 and later)."""
     return hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info")
 
 
@@ -31,7 +31,7 @@ def assigned_nodes(session: Any) -> Sequence[AssignedNode]:
 
 
 def parts_of(session: Any) -> Sequence[GraphPart]:
-    """The same, as ONNX Runtime handed them out."""
+    """The same, grouped as ONNX Runtime assigned them."""
     return tuple(
         GraphPart(part.ep_name, tuple(AssignedNode(node.name, node.op_type, part.ep_name) for node in part.get_nodes()))
         for part in session.get_provider_graph_assignment_info()
@@ -39,10 +39,10 @@ def parts_of(session: Any) -> Sequence[GraphPart]:
 
 
 def from_profile(session: Any) -> Sequence[AssignedNode]:
-    """Every kernel that one run with made-up inputs used; ends the profiling that `session` was made with.
+    """Every kernel used by one run with synthetic inputs; ends the session's profiling.
 
-    Inputs are zeros, with 1 for each dimension that varies. Branches not taken do not show. Raises what the
-    runtime raises where the model does not run on such inputs.
+    Inputs are zeros, with 1 for each dynamic dimension. Branches not taken are missing. Raises the runtime's error if
+    the model fails on such inputs.
     """
     try:
         inputs, outputs = ([*map(spec_of, arguments)] for arguments in (session.get_inputs(), session.get_outputs()))

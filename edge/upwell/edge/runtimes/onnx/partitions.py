@@ -1,4 +1,4 @@
-"""Where the nodes of a graph are, from what ONNX Runtime tells of the graph that it made of it."""
+"""The placement of a graph's nodes, derived from ONNX Runtime's report on its rewritten graph."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from upwell.shared.formats.onnx.graph import OnnxGraph, OnnxNode
 from upwell.shared.formats.work import work_of
 
 CAST_FOR_CPU = "InsertedPrecisionFreeCast_"
-"""Begins the name of a node that ONNX Runtime makes where the CPU has no kernel for float16."""
+"""Prefix of the nodes that ONNX Runtime inserts if the CPU has no float16 kernel."""
 
-_REWRITTEN = "_token_"  # ends the name of a node that ONNX Runtime put into a provider's layout
+_REWRITTEN = "_token_"  # suffix of a node that ONNX Runtime converted to a provider's layout
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class AssignedNode:
 
 @dataclass(frozen=True)
 class GraphPart:
-    """Nodes that a provider was given together; one that compiles makes one kernel of them."""
+    """Nodes assigned to a provider together; a compiling provider turns them into one kernel."""
 
     provider: str
     nodes: Sequence[AssignedNode]
 
 
 def covers(graph: OnnxGraph, parts: Sequence[GraphPart], provider: str) -> list[NodeCover]:
-    """Each node of `graph`, and then each that ONNX Runtime made for the CPU, with its partition and its work.
+    """Each node of `graph`, then each that ONNX Runtime inserted on the CPU, with its partition and work.
 
-    `parts` is what ONNX Runtime handed out or a profile shows; names in it may be of nodes that the runtime made.
+    `parts` comes from ONNX Runtime's assignment or a profile, and may name nodes that the runtime inserted.
     """
     found = _Found.by(graph, parts, provider)
     constants = constant_tensors(graph)
@@ -54,7 +54,8 @@ def covers(graph: OnnxGraph, parts: Sequence[GraphPart], provider: str) -> list[
 
 
 def constant_tensors(graph: OnnxGraph) -> set[str]:
-    """Tensors that are the same in each run: initializers, and what nodes without bodies make of nothing else."""
+    """Tensors that are the same in each run: initializers, and outputs of nodes without bodies that depend on nothing
+    else."""
     constants = set(graph.constants)
     for node in graph.nodes:
         if not node.bodies and constants.issuperset(node.reads):
@@ -63,7 +64,7 @@ def constant_tensors(graph: OnnxGraph) -> set[str]:
 
 
 def _work(graph: OnnxGraph, constants: Collection[str], node: OnnxNode) -> float:
-    """`work_of` one run of `node`; NaN of one with bodies. What depends on `constants` alone is done once at load."""
+    """`work_of` one run of `node`; NaN for a node with bodies, 0 for one that depends only on `constants`."""
     if node.bodies:
         return math.nan
     if all(name in constants for name in node.reads):
@@ -73,17 +74,17 @@ def _work(graph: OnnxGraph, constants: Collection[str], node: OnnxNode) -> float
 
 
 def _shape(graph: OnnxGraph, name: str) -> tuple[int, ...] | None:
-    """A dimension that varies counts as 1."""
+    """The shape of a tensor; a dynamic dimension counts as 1."""
     shape = graph.shapes.get(name)
     return None if shape is None else tuple(1 if size < 0 else size for size in shape)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Where the evidence has the nodes: on the accelerator with the part they are in, on the CPU, or nowhere.
+    """The placement by evidence: nodes on the accelerator with their part, nodes on the CPU, or unknown.
 
-    `made` are nodes on the CPU that ONNX Runtime made, and `has_made` says whether the accelerator has such nodes, in
-    which others may have gone. `is_compiled` says whether the parts are partitions.
+    `made` are nodes that ONNX Runtime inserted on the CPU, and `has_made` says whether the accelerator has inserted
+    nodes, into which others may be merged. `is_compiled` says whether the parts are partitions.
     """
 
     taken: Mapping[str, int]
@@ -120,7 +121,7 @@ class _Found:
 def _partitions(graph: OnnxGraph, found: _Found) -> dict[str, int]:
     """The partition of each node on the accelerator, counted from 0 in the order of the graph.
 
-    Those of a provider that compiles are its parts; of one that runs node by node, the connected groups.
+    For a compiling provider these are its parts; for one that runs single nodes, the connected groups.
     """
     neighbours = _neighbours(graph)
     taken = [node.name for node in graph.nodes if _is_taken(found, node.name, neighbours[node.name])]
@@ -131,7 +132,7 @@ def _partitions(graph: OnnxGraph, found: _Found) -> dict[str, int]:
             _spread(groups[name], name, set(taken), neighbours, groups)
     for name in taken:
         if name not in groups:
-            groups[name] = -1 - len(groups)  # no part has a number below 0
+            groups[name] = -1 - len(groups)  # parts have numbers from 0
             _spread(groups[name], name, set(taken), neighbours, groups)
     order = {group: index for index, group in enumerate(dict.fromkeys(groups[name] for name in taken))}
     return {name: order[groups[name]] for name in taken}
@@ -140,8 +141,8 @@ def _partitions(graph: OnnxGraph, found: _Found) -> dict[str, int]:
 def _is_taken(found: _Found, name: str, neighbours: Sequence[str]) -> bool:
     """Whether the node is on the accelerator.
 
-    One that is nowhere went into a node that the accelerator's side has and the graph does not know, if that side
-    alone has such nodes; else it is where most of its neighbours are.
+    A node without evidence was merged into an inserted node on the accelerator if only that side has such nodes;
+    otherwise it is where most of its neighbours are.
     """
     if name in found.taken or name in found.left:
         return name in found.taken
@@ -153,7 +154,7 @@ def _is_taken(found: _Found, name: str, neighbours: Sequence[str]) -> bool:
 def _spread(
     group: int, start: str, taken: set[str], neighbours: Mapping[str, Sequence[str]], groups: dict[str, int]
 ) -> None:
-    """Put all on the accelerator that is connected with `start`, and in no group yet, into `group`."""
+    """Put all nodes on the accelerator that are connected with `start` and have no group yet into `group`."""
     waiting = [start]
     while waiting:
         for near in neighbours[waiting.pop()]:

@@ -1,7 +1,7 @@
 """The execution providers of this process: built into ONNX Runtime, or plugins with their devices.
 
-Being listed is no evidence: `providers=[...]` with the name of a registered plugin silently gives the CPU, and some
-providers start and execute nothing. What can be told before a session is made is refused here by name.
+A listed provider is no evidence: `providers=[...]` with a registered plugin's name silently gives the CPU, and some
+providers start and execute nothing. Problems that are known before a session is made are reported here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEXT_END = 150
 _DEVICE_OPTION = "device"
 _KINDS = ("npu", "gpu", "cpu")
 _PLUGIN_PACKAGES = {QNN: "onnxruntime_qnn"}
-"""Packages that bring a provider as a plugin and tell where it is by `get_library_path()`."""
+"""Packages that contain a plugin provider and give its path by `get_library_path()`."""
 _QNN_WRITERS = ("saver", "ir")
 _SEVERAL_DEVICES = ("AUTO", "HETERO", "MULTI", "BATCH")
 
@@ -35,7 +35,7 @@ _registration_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Provider:
-    """An execution provider that this process has: built in (no `device`) or a plugin on one of its devices."""
+    """An execution provider of this process: built in (no `device`) or a plugin on one of its devices."""
 
     name: str
     options: Mapping[str, str]
@@ -44,17 +44,17 @@ class Provider:
 
 
 def find_provider(wanted: AcceleratorOptions) -> Provider:
-    """The provider that `wanted` names, with its options as text.
+    """Find the provider that `wanted` names, with its options as text.
 
-    A plugin is given one device: of the kind in `options: {device: npu | gpu | cpu}`, else the first of the best kind
-    in that order. Raises `AcceleratorNotUsable` where it is not there, or is known to execute nothing or elsewhere.
+    A plugin gets one device: of the kind in `options: {device: npu | gpu | cpu}`, else the first of the best kind in
+    that order. Raises `AcceleratorNotUsable` if it is missing, or known to execute nothing or on another device.
     """
     name, options = _full_name(wanted.provider), wanted.option_texts()
     if name == CPU:
         raise AcceleratorNotUsable(
-            "ONNX Runtime's CPU provider is not an accelerator; leave it out, it is always tried last"
+            "ONNX Runtime's CPU provider is not an accelerator; leave it out; the CPU is always tried last"
         )
-    # A plugin that has been registered is listed as available too, and asked for by name it gives the CPU.
+    # A registered plugin is listed as available too, but requesting it by name gives the CPU.
     if wanted.library is None and name not in _registered and name in onnxruntime.get_available_providers():
         _refuse_pretenders(name, options)
         return Provider(name, options)
@@ -71,7 +71,8 @@ def find_provider(wanted: AcceleratorOptions) -> Provider:
 
 
 def plain_text(error: Exception) -> str:
-    """An error of ONNX Runtime on one line, shortened in the middle: the point is at its end, the operator before."""
+    """An ONNX Runtime error on one line, shortened in the middle: the operator is at the start, the cause at the
+    end."""
     text = " ".join(str(error).split())
     _, tag, rest = text.rpartition("[ONNXRuntimeError] : ")
     plain = rest.split(" : ", 2)[-1] if tag else text
@@ -79,7 +80,7 @@ def plain_text(error: Exception) -> str:
 
 
 def _full_name(provider: str) -> str:
-    """`qnn` or `QNNExecutionProvider` as ONNX Runtime spells it; other names are a plugin's own."""
+    """The full name of `qnn` or `QNNExecutionProvider`; other names are those of plugins."""
     key = provider.lower().removesuffix("executionprovider") + "executionprovider"
     return next((name for name in onnxruntime.get_all_providers() if name.lower() == key), provider)
 
@@ -90,7 +91,7 @@ def _choose(name: str, devices: Sequence[Any], kind: str) -> Any:
         if wanted in found:
             return found[wanted]
     has = f"; it finds {', '.join(found)}" if found else ""
-    raise AcceleratorNotUsable(f"{name} is loaded and finds no {f'{kind} ' if kind else ''}device here{has}")
+    raise AcceleratorNotUsable(f"{name} is loaded but finds no {f'{kind} ' if kind else ''}device here{has}")
 
 
 def _refuse_pretenders(name: str, options: Mapping[str, str]) -> None:
@@ -99,27 +100,27 @@ def _refuse_pretenders(name: str, options: Mapping[str, str]) -> None:
         backend = options.get("backend_type", library).lower()
         if backend in _QNN_WRITERS:
             raise AcceleratorNotUsable(
-                f"QNN's backend {backend!r} writes the model to a file and executes nothing: its outputs would be "
-                "whatever was in memory; use 'htp'"
+                f"QNN's backend {backend!r} writes the model to a file and executes nothing, so its outputs would be "
+                "garbage; use 'htp'"
             )
     elif name == OPENVINO:
         _check_openvino_device(options.get("device_type", ""))
 
 
 def _check_openvino_device(device_type: str) -> None:
-    """Refuse a device that is not there, for which OpenVINO leaves a line in its log and runs nothing."""
+    """Refuse a missing device, for which OpenVINO only logs a line and runs nothing."""
     several, _, names = device_type.rpartition(":")
     devices = [] if names in _SEVERAL_DEVICES else [name for name in names.split(",") if name]
     found = openvino_devices()
     here = ", ".join(found) or "nothing"
     if names in _SEVERAL_DEVICES or (several and len(devices) != 1):
         raise AcceleratorNotUsable(
-            f"with device_type {device_type!r} OpenVINO chooses the device, which may be the CPU, and does not say "
-            f"which one; name one (OpenVINO finds here: {here})"
+            f"with device_type {device_type!r} OpenVINO chooses a device, perhaps the CPU, and does not report "
+            f"which; name one (OpenVINO finds: {here})"
         )
     for device in devices:
         if device not in found and not any(one.startswith(f"{device}.") for one in found):
-            raise AcceleratorNotUsable(f"OpenVINO finds no device {device!r} here, it finds: {here}")
+            raise AcceleratorNotUsable(f"OpenVINO finds no device {device!r}; it finds: {here}")
 
 
 def _packaged_library(name: str) -> Path:
@@ -131,11 +132,11 @@ def _packaged_library(name: str) -> Path:
         pass
     available = ", ".join(onnxruntime.get_available_providers())
     hint = f"; install {package.replace('_', '-')} or name its `library`" if package else "; a plugin needs `library`"
-    raise AcceleratorNotUsable(f"this onnxruntime has no {name}, it has {available}{hint}")
+    raise AcceleratorNotUsable(f"this onnxruntime has no {name}; it has {available}{hint}")
 
 
 def _register(name: str, library: Path) -> None:
-    """Load a plugin library once in this process; sessions keep using it, so it is never unloaded."""
+    """Load a plugin library once per process; sessions keep using it, so it is never unloaded."""
     with _registration_lock:
         if _registered.get(name, library) != library:
             raise AcceleratorNotUsable(f"{name} is already loaded from {_registered[name]} in this process")

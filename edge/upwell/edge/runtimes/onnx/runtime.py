@@ -1,4 +1,4 @@
-"""ONNX Runtime on the device."""
+"""The ONNX Runtime adapter on the device."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from upwell.shared.tensors import Array
 
 
 class OnnxRuntime:
-    """A model in ONNX Runtime, on one accelerator or on the CPU. `run` may be called from many threads at a time.
+    """A model in ONNX Runtime, on one accelerator or on the CPU. `run` is thread-safe.
 
-    Raises `ConfigError` where the file is missing or broken, where its weights lie elsewhere than beside it, where
-    it needs what this ONNX Runtime does not have (custom operators, a newer IR version), and where it takes or gives
-    other things than tensors; `AcceleratorNotUsable` where `accelerator` takes no node, or not every node and is a
-    must. Nodes are counted as the runtime hands them out, after it removed and rewrote some.
+    Raises `ConfigError` if the file is missing or broken, if its weights are not beside it, if it needs what this ONNX
+    Runtime lacks (custom operators, a newer IR version), or if an input or output is not a tensor; and
+    `AcceleratorNotUsable` if `accelerator` takes no node, or not every node with `require: must`. Nodes are counted in
+    the graph after the runtime removed and rewrote some.
 
-    `cache_dir` keeps what the accelerator compiled for the next start. An accelerator that fails later raises
-    `AcceleratorFailed`. `instances` says how many runs make sense at one time; one session, whose runs may overlap,
-    serves them all.
+    `cache_dir` stores what the accelerator compiled, for the next start. An accelerator that fails later raises
+    `AcceleratorFailed`. `instances` is the useful number of concurrent runs; one session serves them all.
     """
 
     name: str = "onnx"
@@ -88,11 +87,11 @@ class OnnxRuntime:
         if self.placement.nodes_on_accelerator:
             return AcceleratorFailed(plain_text(error))
         text = f"{self._path.name}: {plain_text(error)}"
-        # Kernels report values they cannot take, such as an index out of bounds, as invalid arguments too.
+        # Kernels report wrong values, such as an index out of bounds, as invalid arguments too.
         return InvalidRequest(text) if type(error).__name__ == "InvalidArgument" else ModelFailed(text)
 
     def _unequal_symbols(self, inputs: Mapping[str, Array]) -> str:
-        """Dimensions that the model gives one name and the inputs different sizes."""
+        """Dimensions with one name in the model but different sizes in the inputs."""
         sizes: dict[str, tuple[str, int]] = {}
         for name, symbols in self._symbols.items():
             for symbol, size in zip(symbols, inputs[name].shape, strict=False):

@@ -1,10 +1,10 @@
-"""int8 models whose sums overflow on this CPU, found before they run.
+"""Detecting int8 models whose sums overflow on this CPU, before they run.
 
 On x86-64 without VNNI, ONNX Runtime multiplies uint8 activations by int8 weights with an instruction that adds two
 products in 16 bits (VPMADDUBSW): a·w + b·v is clamped to [-32768, 32767], where a and b are up to 255. Two weights of
 at most 64 in magnitude fit (2 * 255 * 64 = 32640), which is what `reduce_range` of the quantizer is for; larger ones
 do not, and the answers are wrong without an error. int8 activations of a QDQ model become uint8 there and overflow as
-well. uint8 weights take another kernel, x86-64 without AVX2 and ARM have other instructions.
+well. uint8 weights use another kernel; x86-64 without AVX2 and ARM use other instructions.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _ZERO_POINT = 2
 _MAX_STEPS = 4
 
 _QUANTIZED = {"QLinearConv": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1, "QGemm": 3}
-"""Operators on integers, and where they have their weights; all have the zero point of their activations third."""
+"""Integer operators, with the index of their weights; the activations' zero point is always the third input."""
 
 _FLOAT = ("Conv", "ConvTranspose", "MatMul", "Gemm")
-"""Operators on floats, which run on integers where both sides are dequantized."""
+"""Float operators, which run on integers if both operands are dequantized."""
 
 _ALWAYS_UINT8 = {"DynamicQuantizeMatMul": 1, "MatMulIntegerToFloat": 1}
-"""ONNX Runtime's own operators with uint8 activations, and where they have their weights."""
+"""ONNX Runtime's own operators with uint8 activations, with the index of their weights."""
 
 
 def saturation(path: Path, cpu_flags: Collection[str] | None = None) -> str:
-    """Which nodes of the ONNX model at `path` overflow on a CPU with `cpu_flags`, as one sentence; empty if none.
+    """The nodes of the ONNX model at `path` that overflow on a CPU with `cpu_flags`, as one sentence; empty if none.
 
-    Without `cpu_flags` it is this machine's CPU. What cannot be read is left to the runtime, and counts as none.
+    Without `cpu_flags` this machine's CPU is meant. A model that cannot be read is left to the runtime.
     """
     if saturates_here() if cpu_flags is None else _saturates(cpu_flags):
         try:
@@ -58,7 +58,7 @@ def saturation(path: Path, cpu_flags: Collection[str] | None = None) -> str:
 
 @functools.cache
 def saturates_here() -> bool:
-    """Whether this machine's CPU adds the products in 16 bits. False where the system does not tell."""
+    """Whether this machine's CPU adds the products in 16 bits. False if the system does not say."""
     if platform.machine() not in _X86:
         return False
     try:
@@ -82,7 +82,7 @@ def _overflowing(graph: OnnxGraph) -> Iterator[str]:
 
 
 def _operands(graph: OnnxGraph, producers: dict[str, OnnxNode], node: OnnxNode) -> str:
-    """The int8 constant that `node` multiplies by 8-bit activations; empty if it does no such thing."""
+    """The int8 constant that `node` multiplies by 8-bit activations; empty if there is none."""
     if node.operator in _ALWAYS_UINT8:
         return _int8_constant(graph, producers, _input(node, _ALWAYS_UINT8[node.operator]))
     if node.operator in _QUANTIZED:
@@ -96,7 +96,7 @@ def _operands(graph: OnnxGraph, producers: dict[str, OnnxNode], node: OnnxNode) 
 
 
 def _int8_constant(graph: OnnxGraph, producers: dict[str, OnnxNode], tensor: str) -> str:
-    """The int8 constant that `tensor` is, or of which it is the dequantized or transposed form; empty if it is none."""
+    """The int8 constant that `tensor` is, perhaps dequantized or transposed; empty if it is not one."""
     source = producers.get(tensor)
     for _ in range(_MAX_STEPS):
         if source is None or source.operator not in (_DEQUANTIZE, "Transpose"):
@@ -108,7 +108,7 @@ def _int8_constant(graph: OnnxGraph, producers: dict[str, OnnxNode], tensor: str
 
 
 def _is_uint8(graph: OnnxGraph, producers: dict[str, OnnxNode], node: OnnxNode) -> bool:
-    """Whether the first input of `node` is uint8, as its zero point is; without one it is uint8 by default."""
+    """Whether the first input of `node` is uint8, judged by its zero point; without one the default is uint8."""
     zero_point = _input(node, _ZERO_POINT)
     if not zero_point:
         return graph.dtypes.get(_input(node, 0), UINT8) == UINT8

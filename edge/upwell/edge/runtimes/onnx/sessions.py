@@ -1,7 +1,7 @@
-"""Sessions of ONNX Runtime: on the CPU, or on an accelerator with evidence of what it took.
+"""ONNX Runtime sessions on the CPU, or on an accelerator with placement evidence.
 
-An open batch is fixed by the name of its dimension, wherever that occurs, and ONNX Runtime infers the shapes that
-follow from it. It has no way to fix one that has no name.
+An open batch is fixed through the name of its dimension, wherever that occurs, and ONNX Runtime infers the resulting
+shapes. It cannot fix a dimension without a name.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ _REMOVED = ("Identity", "Dropout")
 _LOG_ERRORS = 3
 _LOG_FATAL = 4
 _NO_FALLBACK = {"enable_fallback": 0}
-"""Else a session prints to standard output, makes itself anew on the CPU and says nothing to the program."""
+"""Without this a failing session prints to standard output and silently recreates itself on the CPU."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _STRICT: Mapping[str, str] = MappingProxyType({"session.disable_cpu_ep_fallback": "1"})
 _LEFT_NODES = "assigned to the default CPU EP"
 _EXACT: Mapping[str, str] = MappingProxyType({"session.x64quantprecision": "1"})
-"""Rewrites int8 weights as uint8, which takes another kernel. Only heeded on x86-64."""
+"""Rewrites int8 weights as uint8, which uses another kernel. Only effective on x86-64."""
 
 Opened: TypeAlias = "tuple[Any, Sequence[AssignedNode]]"
-"""A session and where its nodes are."""
+"""A session and the assignment of its nodes."""
 
 _log = logging.getLogger(__name__)
 
 
 def names_to_fix(path: Path, batch: int) -> Sequence[str]:
-    """The names of the open dimensions that the inputs of the model at `path` lead with.
+    """The names of the open first dimensions of the inputs of the model at `path`.
 
-    Raises `ConfigError` where one has no name or is also the name of another dimension, and where all are fixed and
-    none to `batch`.
+    Raises `ConfigError` if one has no name or names another dimension as well, or if all are fixed but not to `batch`.
     """
     try:
         inputs = read_graph(path).inputs
@@ -62,7 +61,7 @@ def names_to_fix(path: Path, batch: int) -> Sequence[str]:
     for name, symbol in opened.items():
         if not symbol:
             how = f"fix it in the file ({_TOOL} --input_name {name} --input_shape …), or export it with a name"
-            raise unkept_batch(path, batch, f"the first dimension of input {name!r} is open and has no name; {how}")
+            raise unkept_batch(path, batch, f"the first dimension of input {name!r} is open but has no name; {how}")
         if any(symbol in shape[1:] for shape in inputs.values()):
             raise unkept_batch(
                 path, batch, f"{symbol!r}, the first dimension of input {name!r}, also names other dimensions"
@@ -74,7 +73,7 @@ def names_to_fix(path: Path, batch: int) -> Sequence[str]:
 
 
 def hint(path: Path) -> str:
-    """What to try where an accelerator does not take the whole model at `path` and its batch is open; else empty."""
+    """A hint for an accelerator that does not take the whole model at `path`, if its batch is open; else empty."""
     try:
         opened = _open(read_graph(path).inputs)
     except (BadOnnxFile, OSError):
@@ -82,7 +81,7 @@ def hint(path: Path) -> str:
     if not opened:
         return ""
     return (
-        f"; the batch of {', '.join(map(repr, opened))} is open, and many accelerators take fixed sizes only: "
+        f"; the batch of {', '.join(map(repr, opened))} is open, but many accelerators accept only fixed sizes: "
         "write `batch: 1`"
     )
 
@@ -97,13 +96,13 @@ def has_float16(path: Path) -> bool:
     try:
         return _FLOAT16 in read_graph(path).dtypes.values()
     except (BadOnnxFile, OSError):
-        return False  # ONNX Runtime says what is wrong with it
+        return False  # ONNX Runtime will report the problem
 
 
 def unassigned(path: Path, assigned: Sequence[AssignedNode]) -> Sequence[AssignedNode]:
-    """The nodes of a model with float16 that the record has nowhere, of which strict mode says that there are some.
+    """The nodes of a float16 model that are missing in the record, though strict mode says there are some.
 
-    One of them without a name is told only if nothing else is left on the CPU.
+    A node without a name is listed only if nothing else is left on the CPU.
     """
     graph = read_graph(path)
     constants, known = constant_tensors(graph), {node.name for node in assigned}
@@ -117,11 +116,11 @@ def unassigned(path: Path, assigned: Sequence[AssignedNode]) -> Sequence[Assigne
     ]
     if found or any(node.provider == CPU for node in assigned):
         return found
-    return [AssignedNode("", "one that ONNX Runtime does not name", CPU)]
+    return [AssignedNode("", "a node that ONNX Runtime does not name", CPU)]
 
 
 def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
-    """A session on the CPU. Raises `ConfigError` where the model cannot be loaded."""
+    """Open a session on the CPU. Raises `ConfigError` if the model cannot be loaded."""
     settings = session_options(path, options, cpu_settings(path))
     try:
         session = onnxruntime.InferenceSession(str(path), settings, providers=[CPU], **_NO_FALLBACK)
@@ -134,11 +133,10 @@ def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
 def open_on_accelerator(
     path: Path, options: RuntimeOptions, wanted: AcceleratorOptions, cache_dir: Path | None = None
 ) -> tuple[Any, Placement]:
-    """A session on the execution provider that `wanted` names, and what it took.
+    """Open a session on the execution provider that `wanted` names; returns it with the placement.
 
-    What the provider compiled is kept in `cache_dir` and taken from there the next time. Raises
-    `AcceleratorNotUsable` where it takes no node, or not every node and `wanted` is a must, and `ConfigError` where the
-    batch cannot be fixed as `options` want it.
+    The compiled model is cached in `cache_dir`. Raises `AcceleratorNotUsable` if it takes no node, or not every node
+    with `require: must`, and `ConfigError` if the batch cannot be fixed as `options` require.
     """
     opening = Opening(path, options, wanted)
     try:
@@ -151,10 +149,10 @@ def open_on_accelerator(
 
 
 class Opening:
-    """One model on its way to one provider. Raises `AcceleratorNotUsable` where the provider is not there.
+    """Opening one model on one provider. Raises `AcceleratorNotUsable` if the provider is missing.
 
-    `by_profile` takes the evidence from a run, for an ONNX Runtime that does not record it; `is_basic` keeps the nodes
-    of the graph as the provider meets them, without the fusions for the CPU that come after.
+    `by_profile` takes the evidence from a run, for an ONNX Runtime that does not record it; `is_basic` keeps the
+    graph's nodes as offered to the provider, without the later fusions for the CPU.
     """
 
     def __init__(
@@ -175,22 +173,22 @@ class Opening:
         self._is_basic = is_basic
 
     def open(self, entries: Mapping[str, str] = _NOTHING, extra: Mapping[str, str] = _NOTHING) -> Opened:
-        """A session and where its nodes are, with `entries` for its configuration and `extra` for the provider.
+        """Open a session, with `entries` for its configuration and `extra` for the provider; returns it with its nodes.
 
-        Strict where `wanted` is a must and it can be; otherwise the nodes left on the CPU are among those it gives.
+        It is strict with `require: must` if possible; otherwise the nodes include those left on the CPU.
         """
         hides_nodes = not self._by_profile and has_float16(self.path)
         if self.wanted.require != "must" and not hides_nodes and not self._hides_fallback():
             return self.open_once(self.path, entries, extra)
         try:
             return self.open_once(self.path, {**entries, **_STRICT}, extra)
-        except _NodesLeft:  # without the strict mode they can be named
+        except _NodesLeft:  # without strict mode they can be listed
             session, nodes = self.open_once(self.path, entries, extra)
             hidden = unassigned(self.path, nodes) if hides_nodes else ()
             return session, [*nodes, *hidden]
 
     def open_once(self, path: Path, entries: Mapping[str, str], extra: Mapping[str, str]) -> Opened:
-        """A session for `path` in place of the model, and where its nodes are."""
+        """Open a session for `path` instead of the model; returns it with its nodes."""
         settings = session_options(self.path, self.options, {**self._cpu_settings, **entries})
         if self._is_basic:
             settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -202,18 +200,19 @@ class Opening:
             return session, _profiled(session) if self._by_profile else assigned_nodes(session)
 
     def placement(self, nodes: Sequence[AssignedNode]) -> Placement:
-        """What the evidence shows."""
+        """The placement that the evidence shows."""
         left = tuple(node.label for node in nodes if node.provider != self.provider.name)
         placement = from_nodes(self.wanted, len(nodes), left)
         if placement.nodes_on_accelerator:
             return placement
-        why = "; ONNX Runtime wrote why to standard error where it knows"
+        why = "; see ONNX Runtime's messages on standard error"
         return replace(placement, reason=f"{self.wanted.provider} took none of the {len(nodes)} nodes{why}")
 
     def _hides_fallback(self) -> bool:
-        """OpenVINO goes on on its own CPU device where its NPU refuses the model, except in strict mode.
+        """Whether a fallback could be hidden: if its NPU refuses the model, OpenVINO uses its own CPU device, except in
+        strict mode.
 
-        The strict mode fails for nodes left on ONNX Runtime's CPU only after OpenVINO has compiled the others.
+        Strict mode fails for nodes left on ONNX Runtime's CPU only after OpenVINO has compiled the others.
         """
         return self.provider.name == OPENVINO and "NPU" in self.provider.options.get("device_type", "")
 
@@ -230,7 +229,7 @@ def _judged(opening: Opening, opened: Opened) -> tuple[Any, Placement]:
 
 
 def _kept(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement] | None:
-    """From what was compiled before; None where there is nothing, or it cannot be used and is gone now."""
+    """Open the cached compiled model; None if there is none, or it was unusable and removed."""
     before = entry.kept()
     if before is None:
         return None
@@ -240,7 +239,7 @@ def _kept(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement] | None:
         strict = _STRICT if not before.left_on_cpu else _NOTHING
         session, nodes = opening.open_once(entry.context, strict, _NOTHING)
         placement = opening.placement(nodes)
-        # A compiled part is one node now: what it was made of stands in the seal, what is left stands here too.
+        # A compiled part is now one node: the seal lists the original nodes; nodes left on the CPU appear here too.
         if placement.nodes_on_accelerator and set(placement.left_on_cpu) <= set(before.left_on_cpu):
             return session, before
         reason = f"it leaves other nodes on the CPU: {', '.join(placement.left_on_cpu)}"
@@ -252,11 +251,11 @@ def _kept(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement] | None:
 
 
 def _compiled(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement]:
-    """Compiled and kept, then taken from there, which shows that it can be."""
+    """Compile and cache the model, then open it from the cache, which proves that this works."""
     with entry.unfinished() as folder:
         try:
             opened = opening.open(entry.settings(folder), entry.options(folder))
-        except AcceleratorNotUsable as error:  # it may be the disk that is full
+        except AcceleratorNotUsable as error:  # perhaps the disk is full
             opened = opening.open()
             _log.warning("%s: what %s compiles cannot be cached: %s", opening.path, opening.provider.name, error)
             return _judged(opening, opened)
@@ -268,16 +267,16 @@ def _compiled(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement]:
 
 
 def session_options(path: Path, options: RuntimeOptions, entries: Mapping[str, str]) -> Any:
-    """The options that every session of the model at `path` is made with, and `entries` for its configuration.
+    """The options of every session of the model at `path`, with `entries` for its configuration.
 
-    Raises `ConfigError` where its batch cannot be fixed as `options` want it.
+    Raises `ConfigError` if the batch cannot be fixed as `options` require.
     """
     settings = onnxruntime.SessionOptions()
-    # In strict mode nodes left on the CPU are an answer and no error.
+    # In strict mode nodes left on the CPU are an expected result, not an error to log.
     settings.log_severity_level = _LOG_FATAL if _STRICT.items() <= entries.items() else _LOG_ERRORS
     settings.intra_op_num_threads = options.thread_count
     settings.inter_op_num_threads = 1
-    # Threads that spin between runs answer a few microseconds sooner and drain a battery.
+    # Threads that spin between runs save a few microseconds and drain the battery.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings.add_session_config_entry(RECORD_KEY, "1")
     for key, value in entries.items():
@@ -289,7 +288,7 @@ def session_options(path: Path, options: RuntimeOptions, entries: Mapping[str, s
 
 
 def cpu_settings(path: Path) -> Mapping[str, str]:
-    """What the CPU must be told about the model: to multiply exactly where its fast way would saturate."""
+    """The CPU's session settings for the model: exact multiplication if the fast kernel would saturate."""
     warning = saturation(path)
     if not warning:
         return _NOTHING
@@ -308,7 +307,7 @@ def _create(path: Path, settings: Any, provider: Provider, texts: Mapping[str, s
             settings.add_provider_for_devices([provider.device], dict(texts))
             session = onnxruntime.InferenceSession(str(path), settings, **_NO_FALLBACK)
         else:
-            # Strict mode refuses a session that names the CPU.
+            # Strict mode does not allow naming the CPU provider.
             chain = [(provider.name, dict(texts)), *([] if is_strict else [CPU])]
             session = onnxruntime.InferenceSession(str(path), settings, providers=chain, **_NO_FALLBACK)
     except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
@@ -316,7 +315,9 @@ def _create(path: Path, settings: Any, provider: Provider, texts: Mapping[str, s
             raise _NodesLeft(f"{provider.name} leaves nodes on the CPU") from None
         raise AcceleratorNotUsable(f"{provider.name} refused the model: {plain_text(error)}") from None
     if provider.device is None and provider.name not in session.get_providers():
-        raise AcceleratorNotUsable(f"{provider.name} does not start here; ONNX Runtime wrote why to standard error")
+        raise AcceleratorNotUsable(
+            f"{provider.name} does not start here; see ONNX Runtime's messages on standard error"
+        )
     return session
 
 
@@ -325,6 +326,6 @@ def _profiled(session: Any) -> Sequence[AssignedNode]:
         return from_profile(session)
     except Exception as error:  # noqa: BLE001 (the probing run may fail in any kernel)
         raise AcceleratorNotUsable(
-            f"onnxruntime {onnxruntime.__version__} cannot tell where the nodes run (1.24 and later can), "
-            f"and a probing run failed: {plain_text(error)}"
+            f"onnxruntime {onnxruntime.__version__} cannot report where the nodes run (1.24 and later can), "
+            f"and a profiling run failed: {plain_text(error)}"
         ) from None

@@ -1,4 +1,4 @@
-"""LiteRT's own way to an NPU (`CompiledModel`), behind the interface of a runtime."""
+"""LiteRT's NPU path (`CompiledModel`) behind the `Runtime` interface."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _SOURCE_LINE = re.compile(r"(└ )?ERROR: \[[^\]]*\]\s*(└ )?")
-_HOST_MEMORY = 1  # LiteRtTensorBufferType: what the CPU's kernels take
+_HOST_MEMORY = 1  # LiteRtTensorBufferType: the type that the CPU's kernels use
 
 
 class Incomplete(Exception):
-    """LiteRT did not bring the whole model to the NPU; the text says what it says of that."""
+    """LiteRT did not compile the whole model for the NPU; the text is LiteRT's."""
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """One input or output with its buffer, and how to read it."""
+    """One input or output with its buffer and its layout."""
 
     spec: TensorSpec
     buffer: Any
@@ -43,17 +43,17 @@ class _Bound:
 class CompiledRuntime:
     """A model compiled by LiteRT for an NPU (`provider: litert_npu`, options as in `npu_options`).
 
-    It is all or nothing: LiteRT is asked for the NPU alone, so a node that the vendor's plugin does not take is a
-    failure to compile, and `prefer` and `must` come to the same. The evidence is that it compiled so and that the
-    vendor's dispatcher owns its inputs and outputs (`runs_on_npu`).
+    It is all or nothing: LiteRT compiles for the NPU alone, so a node that the vendor's plugin does not take makes
+    compilation fail, and `prefer` and `must` are the same. The evidence is that it compiled and that the vendor's
+    dispatcher owns its inputs and outputs (`runs_on_npu`).
 
-    Calls take turns (`instances` is 1), and LiteRT holds Python's interpreter lock while it runs: no other thread of
-    the process does anything meanwhile. Shapes are those that were compiled: where the model leaves a dimension open,
-    `inputs` and `outputs` say what it was fixed to.
+    Calls run one at a time (`instances` is 1), and LiteRT holds Python's GIL while it runs, so no other thread of the
+    process makes progress meanwhile. Shapes are the compiled ones: for an open dimension of the model, `inputs` and
+    `outputs` give its fixed size.
 
-    Raises `ConfigError` for a file that is no model for LiteRT and `AcceleratorNotUsable` for every reason why it
-    cannot on the NPU, naming the nodes that were left where LiteRT's partitioning tool is there to tell. An NPU that
-    fails later raises `AcceleratorFailed`.
+    Raises `ConfigError` for a file that is not a LiteRT model and `AcceleratorNotUsable` if it cannot run on the NPU,
+    naming the nodes left on the CPU if LiteRT's partitioning tool is available. An NPU that fails later raises
+    `AcceleratorFailed`.
     """
 
     name: str = "tflite"
@@ -122,7 +122,7 @@ class CompiledRuntime:
 
 
 def compile_for_npu(path: Path, accelerator: AcceleratorOptions) -> Any:
-    """LiteRT's model, compiled for the NPU and nothing beside it.
+    """LiteRT's model, compiled for the NPU alone.
 
     Raises `Incomplete`, and `AcceleratorNotUsable` for a wrong option.
     """
@@ -136,16 +136,16 @@ def compile_for_npu(path: Path, accelerator: AcceleratorOptions) -> Any:
 
 
 def _said(error: Exception) -> str:
-    """What LiteRT says without source lines and without its advice to allow the CPU, which would hide the failure."""
+    """LiteRT's error without source lines and without its advice to allow the CPU, which would hide the failure."""
     text = _SOURCE_LINE.sub("", one_line(error)).partition(" Add kLiteRt")[0]
-    return f"{text or 'without saying why'} (LiteRT writes the cause to standard error)"
+    return f"{text or 'no reason given'} (LiteRT writes the cause to standard error)"
 
 
 def runs_on_npu(model: Any) -> bool:
-    """Whether a compiled model is not the CPU's: fully accelerated, and with buffers that are not plain host memory.
+    """Whether a compiled model runs on the NPU: fully accelerated, with buffers that are not just host memory.
 
-    The first alone is no evidence: LiteRT also says it of models that it runs on the CPU. But there the inputs and
-    outputs take host memory only, while a dispatcher adds the kinds of memory that its device shares.
+    The first alone is no evidence: LiteRT also reports it for models on the CPU. But there inputs and outputs accept
+    only host memory, while a dispatcher adds the memory types that its device shares.
     """
     given, gives = (len(model.get_signature_by_index(0)[side]) for side in ("inputs", "outputs"))
     requirements = [model.get_input_buffer_requirements(index) for index in range(given)]
@@ -156,7 +156,7 @@ def runs_on_npu(model: Any) -> bool:
 def _bound(
     specs: Sequence[TensorSpec], names: Sequence[str], details: Mapping[str, Any], buffers: Sequence[Any]
 ) -> list[_Bound]:
-    """Each specification with its buffer: by name where the compiled model has the same names, else by position."""
+    """Each specification with its buffer: by name if the compiled model has the same names, else by position."""
     if len(names) != len(specs):
         raise ValueError(f"the compiled model has {len(names)} tensors for {len(specs)}")
     by_name = {spec.name for spec in specs} == set(names)
@@ -170,7 +170,7 @@ def _bound(
 
 
 def _check_batch(accelerator: AcceleratorOptions, batch: int | None, inputs: Sequence[TensorSpec]) -> None:
-    """LiteRT compiles the sizes that the file gives as examples for open dimensions, and knows no way to others."""
+    """Refuse another batch: LiteRT compiles open dimensions only for the example sizes in the file."""
     leading = sorted({spec.shape[0] for spec in inputs if spec.shape})
     if batch is not None and batch not in leading:
         sizes = " and ".join(map(str, leading)) or "no"

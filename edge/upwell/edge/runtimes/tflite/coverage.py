@@ -1,4 +1,4 @@
-"""What of a TFLite model an accelerator takes."""
+"""The coverage of a TFLite model by an accelerator."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from upwell.edge.runtimes.tflite.package import find_package
 
 
 def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
-    """Open the model with the delegate of `accelerator`, or compile it, and see which nodes of the main graph it took.
+    """Open the model with the delegate of `accelerator`, or compile it, and find the nodes of the main graph that it
+    took.
 
-    What `accelerator.require` says is not looked at. Of `litert_npu` the source is `compiled model` where the whole
-    model compiled, and otherwise `partition plan`: which nodes the vendor's plugin would take, while the model runs
-    on the CPU as long as it is not all of them. Raises `ConfigError` as `TfliteRuntime` does, and
-    `AcceleratorNotUsable` where the accelerator cannot be loaded, or refuses a model of which it would take every node.
+    `accelerator.require` is ignored. For `litert_npu` the source is `compiled model` if the whole model compiled, else
+    `partition plan`: the nodes that the vendor's plugin would take; unless it takes all, the model runs on the CPU.
+    Raises `ConfigError` as `TfliteRuntime` does, and `AcceleratorNotUsable` if the accelerator cannot be loaded, or
+    refuses a model although it would take every node.
     """
     if accelerator.provider == LITERT_NPU:
         return _compiled(path, options, accelerator)

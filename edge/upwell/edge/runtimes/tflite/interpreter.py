@@ -1,4 +1,4 @@
-"""What a TFLite interpreter takes and gives, under the names that callers see."""
+"""TFLite interpreters, with inputs and outputs under the names that callers see."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Port:
 def ports_of(interpreter: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
     """The inputs and outputs of an allocated interpreter.
 
-    Where the model has exactly one signature that covers them, they carry its names; else those of the tensors,
-    with `_1`, `_2`, ... added to names that occur before. Raises `InvalidRequest` for a datatype without a name.
+    If the model has exactly one signature that covers them, they have its names; else those of the tensors, with `_1`,
+    `_2`, ... added to repeated names. Raises `InvalidRequest` for a datatype without a name.
     """
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
     signatures = list(interpreter.get_signature_list())
@@ -56,7 +56,8 @@ def ports_of(interpreter: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
 
 
 def with_batch(ports: Sequence[Port], batch: int | None) -> tuple[Port, ...]:
-    """The ports of an interpreter whose open batch was fixed to `batch`, so that what leads with it varies no more."""
+    """The ports of an interpreter with its open batch fixed to `batch`, so that their first dimension is no longer
+    dynamic."""
     return tuple(
         replace(port, spec=replace(port.spec, shape=(batch, *port.spec.shape[1:])))
         if batch is not None and (port.spec.shape[:1], port.shape[:1]) == ((-1,), (batch,))
@@ -105,10 +106,10 @@ def _port(name: str, detail: Mapping[str, Any]) -> Port:
 
 
 INTERPRETER_ERRORS = (RuntimeError, ValueError, MemoryError, SystemError)
-"""What the interpreters raise: mostly the first two, `MemoryError` where a shape asks for too much."""
+"""The errors that interpreters raise: mostly the first two, and `MemoryError` for too large a shape."""
 
 XNNPACK = "xnnpack"
-"""The provider name of the delegate that both packages carry; it needs no library."""
+"""The provider name of the delegate that both packages include; it needs no library."""
 
 _DELEGATE_ENTRY = "tflite_plugin_create_delegate"
 
@@ -125,8 +126,8 @@ def one_line(error: Exception) -> str:
 class OpenModel:
     """An interpreter with its tensors allocated.
 
-    After `run` raised anything but `InvalidRequest` it must be thrown away: an interpreter whose allocation failed
-    crashes the process when it is used again (tflite_runtime 2.14).
+    After `run` raises anything but `InvalidRequest` it must be discarded: an interpreter whose allocation failed
+    crashes the process when used again (tflite_runtime 2.14).
     """
 
     def __init__(self, interpreter: Any, placement: Placement, batch: int | None = None) -> None:
@@ -166,8 +167,8 @@ def open_model(
 ) -> OpenModel:
     """Open the model at `path`, with the delegate of `accelerator` or, for None, on the CPU (XNNPACK and kernels).
 
-    Raises `ConfigError` where the model cannot be run, `AcceleratorNotUsable` where it cannot be with the delegate,
-    or where that does not take what it must.
+    Raises `ConfigError` if the model cannot be run, and `AcceleratorNotUsable` if it cannot be run with the delegate,
+    or if that does not take the required nodes.
     """
     interpreter, nodes = open_nodes(package, path, options, accelerator)
     if accelerator is None:
@@ -179,7 +180,7 @@ def open_model(
     with _refusals(package, path, accelerator):
         opened = OpenModel(interpreter, placement, options.batch)
         for port in opened.inputs:
-            # Some datatypes are described and then refused (INT4, UINT16 in tflite_runtime): find out now.
+            # Some datatypes are described but not supported (INT4, UINT16 in tflite_runtime): find out now.
             interpreter.set_tensor(port.index, blank(port.spec.datatype, port.shape))
     return opened
 
@@ -187,9 +188,9 @@ def open_model(
 def open_nodes(
     package: TflitePackage, path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None
 ) -> tuple[Any, tuple[NodeCover, ...]]:
-    """An interpreter with its tensors allocated, and its nodes as the delegate of `accelerator` took them.
+    """An interpreter with allocated tensors, and its nodes with the partitions of the delegate of `accelerator`.
 
-    Raises as `open_model` does, but judges nothing.
+    Raises as `open_model` does, but does not judge the placement.
     """
     check_file(path)
     _check_contents(path, is_all=package.name == "tflite_runtime")
@@ -204,14 +205,14 @@ def open_nodes(
         if options.batch is not None:
             _fix_batch(path, interpreter, options.batch)
             apply_delegates(interpreter, delegates)
-        # Before the first allocation every DELEGATE node is ours; XNNPACK takes what is left during it.
+        # Before the first allocation every DELEGATE node is ours; XNNPACK takes remaining nodes during it.
         nodes = () if own else walk(interpreter)
         interpreter.allocate_tensors()
         return interpreter, walk(interpreter) if own else nodes
 
 
 def describe(package: TflitePackage, path: Path) -> tuple[Sequence[Port], Sequence[Port], Sequence[NodeCover]]:
-    """Inputs, outputs and nodes of a model, which need not run on the CPU (it may be compiled for an accelerator)."""
+    """Inputs, outputs and nodes of a model, even one that cannot run on the CPU (compiled for an accelerator)."""
     check_file(path)
     _check_contents(path, is_all=False)
     with _refusals(package, path, None):
@@ -230,7 +231,7 @@ def _refusals(package: TflitePackage, path: Path, accelerator: AcceleratorOption
 
 
 def _fix_batch(path: Path, interpreter: Any, batch: int) -> None:
-    """Give each input that leads with an open dimension `batch` rows. Raises `ConfigError` where there is none."""
+    """Give each input with an open first dimension `batch` rows. Raises `ConfigError` if there is none."""
     given = interpreter.get_input_details()
     opened = [one for one in given if tuple(one["shape_signature"][:1]) == (-1,)]
     if not opened and batch not in [int(one["shape"][0]) for one in given if len(one["shape"])]:
@@ -241,7 +242,7 @@ def _fix_batch(path: Path, interpreter: Any, batch: int) -> None:
 
 
 def _check_contents(path: Path, *, is_all: bool) -> None:
-    """Refuse a model that names other files, and with `is_all` one of which a part lies outside the file."""
+    """Refuse a model that refers to other files, and with `is_all` one with parts beyond the file's end."""
     with open_plain(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             if is_all:
@@ -249,10 +250,10 @@ def _check_contents(path: Path, *, is_all: bool) -> None:
             is_whole = not names_other_files(data)
         except BadTfliteFile as error:
             if not is_all:
-                return  # the package checks it, and says so in its own words
+                return  # the package checks it, with its own message
             raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
     if not is_whole:
-        raise ConfigError.at(path, "it has weights in other files, which are not read; convert it into one file")
+        raise ConfigError.at(path, "its weights are in other files, which is not supported; convert it into one file")
 
 
 def _load_delegate(package: TflitePackage, accelerator: AcceleratorOptions) -> Any:
@@ -262,7 +263,7 @@ def _load_delegate(package: TflitePackage, accelerator: AcceleratorOptions) -> A
         )
     library = str(accelerator.library)
     try:
-        # load_delegate prints a traceback from its destructor where the library is missing or no delegate.
+        # load_delegate prints a traceback from its destructor if the library is missing or not a delegate.
         entry = hasattr(ctypes.CDLL(library), _DELEGATE_ENTRY)
         if not entry:
             raise AcceleratorNotUsable(f"{library} is not an external delegate: it does not export {_DELEGATE_ENTRY}")

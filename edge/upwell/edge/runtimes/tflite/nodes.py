@@ -1,7 +1,6 @@
-"""The nodes of a TFLite interpreter: which of them a delegate took, and an estimate of what each costs.
+"""The nodes of a TFLite interpreter: which ones a delegate took, and the estimated work of each.
 
-This module alone uses names that begin with an underscore in the TFLite packages; what they do is not to be had in
-public.
+Only this module uses private names of the TFLite packages, for which there is no public function.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _DELEGATE = "DELEGATE"
 
 
 def apply_delegates(interpreter: Any, delegates: list[Any]) -> None:
-    """What the interpreter's constructor does with delegates, which is too early where a batch is to be fixed."""
+    """Apply delegates as the interpreter's constructor does, but after the batch is fixed."""
     interpreter._delegates = delegates  # keeps them alive
     for delegate in delegates:
         interpreter._interpreter.ModifyGraphWithDelegate(delegate._get_native_delegate_pointer())
@@ -25,13 +24,13 @@ def apply_delegates(interpreter: Any, delegates: list[Any]) -> None:
 def walk(interpreter: Any) -> tuple[NodeCover, ...]:
     """The nodes of the main graph in its order, each with the partition of the delegate that took it.
 
-    The nodes that a delegate replaced stay in the interpreter's list: they are the ones that lie between the inputs
-    and the outputs of a DELEGATE node, found by walking back from its outputs. So a node whose outputs nobody reads
-    counts as left on the CPU whoever took it.
+    The nodes that a delegate replaced stay in the interpreter's list: they lie between the inputs and outputs of a
+    DELEGATE node and are found by walking back from its outputs. So a node with unused outputs counts as left on the
+    CPU even if a delegate took it.
 
-    Before the first allocation every DELEGATE node is of a delegate that was asked for; the interpreter's own
-    (XNNPACK) takes what is left during it. Names are as in `3 CONV_2D features/0/relu`: position, operator, first
-    output. Work counts one run with the shapes that the interpreter has now.
+    Before the first allocation every DELEGATE node belongs to a configured delegate; the interpreter's own (XNNPACK)
+    takes remaining nodes during it. Names are as in `3 CONV_2D features/0/relu`: position, operator, first output. Work
+    counts one run with the interpreter's present shapes.
     """
     listed = interpreter._get_ops_details()
     originals = [node for node in listed if node["op_name"] != _DELEGATE]
@@ -73,5 +72,5 @@ def _work(node: Mapping[str, Any], tensors: Mapping[int, Mapping[str, Any]]) -> 
 
 
 def _shape(tensor: int, tensors: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...] | None:
-    """The shape of a tensor; None for an input that was left out (-1)."""
+    """The shape of a tensor; None for an omitted input (-1)."""
     return tuple(int(size) for size in tensors[tensor]["shape"]) if tensor in tensors else None

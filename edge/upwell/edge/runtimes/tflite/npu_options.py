@@ -1,4 +1,4 @@
-"""From the options of a `litert_npu` accelerator to LiteRT's own, whatever its version has for which vendor."""
+"""Translating the options of a `litert_npu` accelerator into LiteRT's, for any of its versions and vendors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _NO_NPU = ("cpu", "gpu")
 def npu_options(accelerator: AcceleratorOptions) -> tuple[Any, Any]:
     """LiteRT's `Options` for the NPU alone, and the `Environment` to compile in.
 
-    Of `accelerator.options`, `vendor` (such as `intel_openvino` or `qualcomm`) chooses the vendor's compiler plugin
-    and dispatch library among those that the package carries; `compiler_plugin_path` and `dispatch_library_path` are
-    folders to take instead. Everything else goes to the field of that name of the vendor's option group: enum members
-    by name, `field.KEY` for a field that is a map, numbers separated by commas for one that is a list. Without `vendor`
-    LiteRT takes the first whose dispatch library it finds.
+    In `accelerator.options`, `vendor` (such as `intel_openvino` or `qualcomm`) chooses the vendor's compiler plugin and
+    dispatch library from the package; `compiler_plugin_path` and `dispatch_library_path` are folders to use instead.
+    Every other option sets the field of that name in the vendor's option group: enum members by name, `field.KEY` for a
+    map, comma-separated numbers for a list. Without `vendor` LiteRT uses the first whose dispatch library it finds.
 
-    The NPU is asked for alone, for with the CPU allowed beside it LiteRT runs there without a word and still says
-    that the model is fully accelerated. Raises `AcceleratorNotUsable` for an option that this LiteRT does not have.
+    Only the NPU is requested, since with the CPU allowed LiteRT silently runs there and still reports full
+    acceleration. Raises `AcceleratorNotUsable` for an option that this LiteRT does not have.
     """
     compiled, options = litert_module("compiled_model"), litert_module("options")
     given = accelerator.option_texts()
@@ -50,7 +49,7 @@ def npu_options(accelerator: AcceleratorOptions) -> tuple[Any, Any]:
 
 
 def litert(options: RuntimeOptions) -> TflitePackage:
-    """ai-edge-litert, the one package that has a way to NPUs; `AcceleratorNotUsable` without it."""
+    """Import ai-edge-litert, the only package that supports NPUs; raises `AcceleratorNotUsable` without it."""
     if options.package not in (None, _LITERT):
         raise AcceleratorNotUsable(f"only {_LITERT} supports NPUs, but `package: {options.package}` is set")
     try:
@@ -60,15 +59,15 @@ def litert(options: RuntimeOptions) -> TflitePackage:
 
 
 def litert_module(name: str) -> Any:
-    """A module of ai-edge-litert; `AcceleratorNotUsable` where its version has none of that name."""
+    """Import a module of ai-edge-litert; raises `AcceleratorNotUsable` if its version has none of that name."""
     try:
         return importlib.import_module(f"{_LITERT}.{name}")
     except ImportError as error:
-        raise AcceleratorNotUsable(f"a newer ai-edge-litert is needed, this one has no {name}: {error}") from None
+        raise AcceleratorNotUsable(f"a newer ai-edge-litert is needed; this one has no {name}: {error}") from None
 
 
 def unloadable(environment: Any) -> str:
-    """Why the vendor's libraries of an environment cannot be loaded, which LiteRT tells only its log; else empty."""
+    """Why an environment's vendor libraries cannot be loaded, which LiteRT only logs; empty if they can."""
     for what, name in zip(("compiler plugin", "dispatch library"), _PATHS, strict=True):
         folder = getattr(environment.options, name)
         libraries = sorted(Path(folder).glob("*LiteRt*.so")) if folder else []
@@ -82,10 +81,12 @@ def unloadable(environment: Any) -> str:
 
 
 def _vendor_paths(folder: Path, vendor: str) -> dict[str, str]:
-    """Both folders of the vendor, also where there is none: LiteRT would take another vendor's for it."""
+    """Both folders of the vendor, even if missing, since LiteRT would otherwise use another vendor's."""
     known = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if vendor not in known:
-        raise AcceleratorNotUsable(f"vendor is one of {', '.join(known) or 'none in this package'}, got {vendor!r}")
+        raise AcceleratorNotUsable(
+            f"expected vendor to be one of {', '.join(known) or 'none in this package'}, got {vendor!r}"
+        )
     return dict(zip(_PATHS, (str(folder / vendor / "compiler"), str(folder / vendor / "dispatch")), strict=True))
 
 
@@ -103,7 +104,7 @@ def _set(group: Any, name: str, text: str) -> None:
         raise AcceleratorNotUsable(f"unknown option {name!r}; the vendor's options are {', '.join(hints)}")
     kind = _without_none(hints[field])
     if (typing.get_origin(kind) is dict) != bool(key):
-        raise AcceleratorNotUsable(f"option {name!r}: `{field}.KEY` is for an option that is a map, and for no other")
+        raise AcceleratorNotUsable(f"option {name!r}: `{field}.KEY` is only for an option that is a map")
     try:
         if key:
             getattr(group, field)[key] = text

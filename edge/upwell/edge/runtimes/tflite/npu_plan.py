@@ -1,8 +1,8 @@
-"""What a vendor's compiler plugin would take of a model, from LiteRT's partitioning tool.
+"""The nodes of a model that a vendor's compiler plugin would take, from LiteRT's partitioning tool.
 
-LiteRT compiles for the NPU alone or not at all and does not say which nodes stood in the way. Its package carries a
-program that runs the plugin's partitioning and writes the model down with every part that was selected as a graph of
-its own; that says it. It is a plan: whether the parts compile and whether there is a device it does not show.
+LiteRT compiles for the NPU alone or not at all and does not report which nodes prevented it. Its package includes a
+program that runs the plugin's partitioning and writes the model with each selected part as a separate graph, which
+shows them. It is a plan: it does not show whether the parts compile or whether there is a device.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from upwell.edge.runtimes.tflite.npu_options import litert, litert_module, npu_o
 _PLAN_S = 600
 _DISPATCH = b"DISPATCH_OP"
 _MAKERS = {"intel_openvino": "IntelOpenVINO"}
-"""What the tool calls the maker of a vendor's plugin. Others want the model of the chip too and were not tried."""
+"""The tool's names for vendors' plugins. Others also need the chip's model and were not tried."""
 
 
 def planned(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Sequence[NodeCover]:
-    """The nodes of the main graph, each with the partition that the plugin would make of it.
+    """The nodes of the main graph, each with the partition that the plugin would assign.
 
-    Raises `AcceleratorNotUsable` where there is no such tool or plugin, or it fails.
+    Raises `AcceleratorNotUsable` if the tool or plugin is missing, or fails.
     """
     _, _, nodes = describe(litert(options), path)
     _, environment = npu_options(accelerator)
@@ -46,7 +46,7 @@ def planned(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions
 def explained(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> str:
     """Why a model did not compile, after its plan: `; it leaves 1 of 3 nodes on the CPU: 1 ROUND y`.
 
-    Empty where the plan cannot be had.
+    Empty if there is no plan.
     """
     try:
         nodes = planned(path, options, accelerator)
@@ -55,7 +55,7 @@ def explained(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptio
     left = tuple(node.name for node in nodes if node.partition is None)
     if left:
         return f"; its plugin {left_behind(left, len(nodes))}"
-    return "; its plugin takes every node: look for the device, its driver and its options"
+    return "; its plugin takes every node: check the device, its driver and its options"
 
 
 def _partition(*arguments: str) -> None:
@@ -83,7 +83,7 @@ def _assigned(nodes: Sequence[NodeCover], plan: bytes) -> Sequence[NodeCover]:
                 partitions[_name(graph.tensors[operator.outputs[0]])] = position - 1 if position else None
     names = [node.name.split(" ", 2)[-1] for node in nodes]
     if set(names) != set(partitions) or len(set(names)) != len(nodes):
-        raise AcceleratorNotUsable("the plan of LiteRT's partitioning tool does not tell the model's nodes apart")
+        raise AcceleratorNotUsable("the plan of LiteRT's partitioning tool does not distinguish the model's nodes")
     return [replace(node, partition=partitions[name]) for node, name in zip(nodes, names, strict=True)]
 
 

@@ -25,19 +25,21 @@ class TflitePackage:
 def find_package(forced: str | None = None) -> TflitePackage:
     """The package named by `forced`, or the first of `PREFERRED` that is installed.
 
-    Raises `ConfigError` that names the extra to install.
+    Raises `ConfigError`, which names the extra to install.
     """
     for name in (forced,) if forced else PREFERRED:
         try:
             interpreter = importlib.import_module(f"{name}.interpreter")
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] != name:
-                raise ConfigError.at(None, f"{name} is installed and cannot be imported: {error}") from None
+                raise ConfigError.at(None, f"{name} is installed but cannot be imported: {error}") from None
             continue
         except ImportError as error:
-            raise ConfigError.at(None, f"{name} is installed and cannot be imported: {error}") from None
+            raise ConfigError.at(None, f"{name} is installed but cannot be imported: {error}") from None
         if name == "tflite_runtime" and int(np.__version__.partition(".")[0]) >= 2:
-            raise ConfigError.at(None, f"tflite_runtime needs numpy below 2 and finds {np.__version__}: {_extra(name)}")
+            raise ConfigError.at(
+                None, f"tflite_runtime needs numpy below 2, but {np.__version__} is installed: {_extra(name)}"
+            )
         version = getattr(importlib.import_module(name), "__version__", "of unknown version")
         return TflitePackage(name, interpreter, f"{name.replace('_', '-')} {version}")
     missing = forced or "a TFLite runtime"

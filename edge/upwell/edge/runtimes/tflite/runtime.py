@@ -1,4 +1,4 @@
-"""Interpreters of one model that take turns."""
+"""The TFLite runtime: a pool of interpreters for one model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from upwell.shared.tensors import Array
 
 
 class InterpreterPool:
-    """Hands out interpreters, None for one that has to be opened anew; who took one has it alone.
+    """Hands out interpreters for exclusive use; None for one that has to be reopened.
 
-    The one given back last goes out first, since its memory is still in the caches.
+    The last one returned goes out first, since its memory is still cached.
     """
 
     def __init__(self, name: str, models: Iterable[OpenModel]) -> None:
@@ -28,7 +28,7 @@ class InterpreterPool:
         self._change = threading.Condition(threading.Lock())
 
     def take(self) -> OpenModel | None:
-        """A free interpreter, after waiting for one where all are in use. Raises `ModelFailed` once closed."""
+        """Take a free interpreter, waiting if all are in use. Raises `ModelFailed` once closed."""
         with self._change:
             while not self._free and not self._closed:
                 self._change.wait()
@@ -37,14 +37,14 @@ class InterpreterPool:
             return self._free.pop()
 
     def give(self, model: OpenModel | None) -> None:
-        """Give an interpreter back, or None for one that must not be used any more."""
+        """Return an interpreter, or None for one that must not be used again."""
         with self._change:
             if not self._closed:
                 self._free.append(model)
                 self._change.notify()
 
     def close(self) -> None:
-        """Free every interpreter: those in use when they are given back."""
+        """Free every interpreter; those in use when they are returned."""
         with self._change:
             self._closed = True
             self._free.clear()
@@ -54,20 +54,20 @@ class InterpreterPool:
 class TfliteRuntime:
     """A model in a pool of TFLite interpreters. `run` may be called from any thread; see `instances`.
 
-    Inputs and outputs carry the names of the model's signature where it has exactly one, else its tensors' names.
-    A dimension that the model fixes stays fixed: a leading 1 means one row per run. `quantization` gives scale and
-    zero point of each quantized input and output by name (real = scale * (stored - zero point)).
+    Inputs and outputs have the names of the model's signature if it has exactly one, else its tensors' names. A fixed
+    dimension stays fixed: a leading 1 means one row per run. `quantization` gives scale and zero point of each
+    quantized input and output by name (real = scale * (stored - zero point)).
 
-    `accelerator` is an external delegate (`library`), or `xnnpack`, which both packages carry and also use for what
-    no delegate takes; asking for it by name gives the evidence.
+    `accelerator` is an external delegate (`library`), or `xnnpack`, which both packages include and also use for nodes
+    that no delegate takes; naming it gives the evidence.
 
-    Raises `ConfigError` where no TFLite package is installed, the file is missing or broken, or the model needs
-    operators or datatypes that the package does not have, and `AcceleratorNotUsable` where the delegate cannot be
-    loaded, refuses the model or takes no node of the main graph, or for a `must` not every node. The evidence is that
-    of loading; a new input shape is not judged again.
+    Raises `ConfigError` if no TFLite package is installed, the file is missing or broken, or the package lacks an
+    operator or datatype of the model; and `AcceleratorNotUsable` if the delegate cannot be loaded, refuses the model or
+    takes no node of the main graph, or not every node with `require: must`. The evidence is taken at loading; a new
+    input shape is not judged again.
 
-    A delegate that fails later raises `AcceleratorFailed`. The interpreters share the model file, which each of them
-    maps into memory, and nothing else.
+    A delegate that fails later raises `AcceleratorFailed`. The interpreters share only the model file, which each maps
+    into memory.
     """
 
     name: str = "tflite"
@@ -102,7 +102,7 @@ class TfliteRuntime:
         except INTERPRETER_ERRORS as error:
             raise self._explained(error, inputs) from None
         finally:
-            # Some interpreters crash the process when they are used after a failure.
+            # Some interpreters crash the process when used after a failure.
             self._pool.give(model if is_usable else None)
         return answer
 
@@ -120,12 +120,12 @@ class TfliteRuntime:
         except AcceleratorNotUsable as error:
             raise AcceleratorFailed(str(error)) from None
         except ConfigError as error:
-            raise ModelFailed(f"the model cannot be opened again after a failure: {error}") from None
+            raise ModelFailed(f"the model cannot be reopened after a failure: {error}") from None
 
     def _explained(self, error: Exception, inputs: Mapping[str, Array]) -> InvalidRequest | ModelFailed:
         if self.placement.nodes_on_accelerator:
             return AcceleratorFailed(one_line(error))
         if isinstance(error, ShapesRefused):
             shapes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in inputs.items())
-            return InvalidRequest(f"the model does not take these shapes together: {shapes} ({one_line(error)})")
+            return InvalidRequest(f"the model does not accept these shapes together: {shapes} ({one_line(error)})")
         return ModelFailed(f"{self._path.name}: {one_line(error)}")
