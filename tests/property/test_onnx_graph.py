@@ -146,7 +146,7 @@ def check_graph(found: OnnxGraph, graph: Any) -> None:
         assert found.constants[name].shape == tuple(sparse[name].dims)
     assert list(found.outputs) == [one.name for one in graph.output]
     declared = {one.name: one.type.tensor_type for one in graph.input}
-    given = [name for name in declared if name not in found.constants]
+    given = [name for name in declared if name not in found.initializers]
     assert list(found.inputs) == given
     for name in given:
         assert found.inputs[name] == tuple(

@@ -246,7 +246,7 @@ def _graph(
     constants |= initializers
     for name, constant in constants.items():
         shapes[name], dtypes[name] = constant.shape, constant.dtype
-    given = {name: shape for name, shape in inputs.items() if name not in constants}
+    given = {name: shape for name, shape in inputs.items() if name not in initializers}
     return OnnxGraph(path, nodes, constants, frozenset(initializers), shapes, dtypes, given, outputs, functions)
 
 
