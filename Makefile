@@ -40,7 +40,8 @@ TFLITE := $(shell $(PYTHON) -c 'import sys; print(".venv-tflite/.done" * (sys.pl
 	.venv-tflite/bin/pip install --quiet --constraint constraints-tflite.txt --group test --editable '.[edge,quantize,tflite]'
 	@touch $@
 
-# What judges time has the machine for itself; the rest shares it, five at a time on two cores since they wait a lot.
+# What judges time shares the machine with one other such test, which mostly waits (in `make test-all` with none); the
+# rest runs five at a time on two cores, since it waits a lot.
 TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 ALONE = $(shell grep -rl 'mark\.alone' --include='test_*.py' tests/faults tests/integration tests/unit/edge)
 QUICK := not benchmark and not slow and not exhaustive
@@ -51,7 +52,7 @@ test: .venv/.dev $(TFLITE)  ## the test suite (minutes)
 ifdef ARGS
 	$(BIN)/python -m pytest -m '$(QUICK)' $(ARGS)
 else
-	$(BIN)/python -m pytest -m '$(QUICK) and alone' $(ALONE)
+	$(BIN)/python -m pytest -m '$(QUICK) and alone' --numprocesses 2 --dist loadfile $(ALONE)
 	$(BIN)/python -m pytest -m '$(QUICK) and not alone' $(PARALLEL) $(TESTED)
 	$(call ON_TFLITE,tests/unit tests/contract,$(QUICK) and tflite_runtime)
 endif

@@ -22,6 +22,8 @@ from upwell.shared.oip.grpc.client import OipClient
 
 LIMIT_S = 20.0
 """For what should end long before."""
+PACE_S = 0.05
+"""Between two looks at what changes by itself, so that the looking takes no time from others."""
 
 PICTURES = """\
 version: 1
@@ -59,6 +61,7 @@ class Target:
         until_s = since_s + 10.0
         while time.monotonic() < min(until_s, since_s + 1.0):
             self.good()
+            time.sleep(PACE_S)
             now = self._now_bytes()
             if now < 0.99 * least:
                 least, since_s = now, time.monotonic()

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from tests.examples import sampled
-from tests.faults.attacking import GOOD, LIMIT_S, Target, attacked
+from tests.faults.attacking import GOOD, LIMIT_S, PACE_S, Target, attacked
 from tests.faults.raw_http2 import DATA, SETTINGS, RawConnection, frame, grpc_message
 from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-
-pytestmark = pytest.mark.alone
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 MESSAGE = converters.serialize_infer_request(GOOD)
@@ -133,5 +131,6 @@ def test_streams_that_one_client_holds_and_does_not_use_make_room(target: Target
             with suppress(grpc.RpcError):  # while none has been silent for a second
                 others_are_served(target)
                 served_s = time.monotonic() - opened_s
+            time.sleep(PACE_S)
         assert served_s >= OPENING_S
         target.good()

@@ -20,8 +20,6 @@ from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
-pytestmark = pytest.mark.alone
-
 
 @dataclass
 class ProxiedCloud:

@@ -84,8 +84,8 @@ def test_a_silent_cloud_is_left_alone_whatever_the_objective(cloud: ScriptedClou
     wants = {"objective": objective, "deadline": "300ms", "large": {"above": "1B"}, "energy": {"inference": "1J"}}
     with slow_agent(0.02, {"defaults": {**wants, "hard": "off"}}, cloud.address) as (agent, _):
         ask = in_process(agent)
-        for _ in range(5):
-            agent.router.observe(EdgeRan("digits", 1, 0.02))
+        for took_s in (0.02, 0.02, 0.02, 0.02, 0.12):  # so that the device begins long before the cloud is given up
+            agent.router.observe(EdgeRan("digits", 1, took_s))
         assert_from_cloud(ask(ONE))
         cloud.behaviour = silent
         reasons = [ask(ONE).reason for _ in range(16)]

@@ -215,6 +215,7 @@ def test_a_deadline_that_nobody_can_meet(client: OipClient) -> None:
 
 
 @pytest.mark.alone  # the refusal has 100 ms
+@pytest.mark.slow
 def test_a_deadline_that_the_device_would_miss_is_refused_at_once_and_says_why(tmp_path: Path) -> None:
     models = {"slow": {"edge": {"file": slow(tmp_path, layers=100).name}}}  # 1000 rows take some 0.25 s
     request = one_input("x", np.ones((1000, 512), np.float32), "slow")
