@@ -11,8 +11,9 @@ from PIL import Image
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.image_codec import decode, encode_for_uplink
+from upwell.shared.signature.image_codec import decode
 from upwell.shared.signature.processor import Processor
+from upwell.shared.signature.uplink_pictures import encode_for_uplink
 from upwell.shared.tensors import Array, TensorSpec
 
 RGB = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3), np.uint8)

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.image_codec import decode, encode, encode_for_uplink, recolored
+from upwell.shared.signature.image_codec import decode, encode, recolored
 from upwell.shared.signature.signature import LogicalInput, Signature, UplinkEncoding
+from upwell.shared.signature.uplink_pictures import encode_for_uplink
 from upwell.shared.tensors import Array, TensorSpec
 
 LIMIT = 1_000_000

@@ -11,10 +11,11 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.image_codec import decode, encode_for_uplink
+from upwell.shared.signature.image_codec import decode
 from upwell.shared.signature.keys import Decode, Resize
 from upwell.shared.signature.pictures import decode_pictures, decode_resized, resize
 from upwell.shared.signature.signature import LogicalInput, Signature, UplinkEncoding
+from upwell.shared.signature.uplink_pictures import encode_for_uplink
 from upwell.shared.signature.values import Pictures
 from upwell.shared.tensors import Array, TensorSpec
 

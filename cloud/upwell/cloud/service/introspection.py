@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from upwell.cloud.service.service import CloudService
 from upwell.shared.oip.introspection import ModelConfig, Placement, ServerSettings
+from upwell.shared.oip.seen import write_seen
 from upwell.shared.oip.statistics import ModelStatistics, StatisticsCounter
 from upwell.shared.telemetry.sections import Traces
 
@@ -26,6 +27,7 @@ class CloudIntrospection:
         return ModelConfig(
             model, metadata.versions, found.platform, settings.engine, metadata.inputs, metadata.outputs,
             settings.instances, kind, settings.max_batch, settings.buckets,
+            write_seen(found.digest, found.processor.resizes),
         )  # fmt: skip
 
     def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:

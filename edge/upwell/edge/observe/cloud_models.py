@@ -1,10 +1,12 @@
-"""Checks early whether the cloud has the models that agent.yaml names, and learns from answers."""
+"""What the cloud says of the models that agent.yaml names: whether it has them, and how it resizes pictures."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 
 from upwell.edge.models.served import ServedModel
@@ -15,10 +17,21 @@ from upwell.edge.uplink.egress import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.seen import Seen, read_seen
 from upwell.shared.routing.reasons import Reason, Route
 
 TIMEOUT_S = 5.0
 """Time limit for one query, which runs in the background."""
+
+AGAIN_S = 10.0
+"""Minimum time between two queries of how a model resizes pictures, since two versions may answer in turn."""
+
+_SAID = frozenset(RemoteErrorKind) - {
+    RemoteErrorKind.DEADLINE,
+    RemoteErrorKind.UNAVAILABLE,
+    RemoteErrorKind.CANCELLED,
+}
+"""Errors that mean that a server answered."""
 
 _UP = frozenset({Route.CLOUD, Route.SPLIT})
 _log = logging.getLogger(__name__)
@@ -30,10 +43,22 @@ class CloudModels:
     At the start, on its own thread, it asks about models without an `egress: deny` rule; about the others after the
     first request that may leave, so that a policy that keeps everything local opens no connection. If the cloud does
     not reply, its answers to requests tell.
+
+    How the cloud's model resizes pictures is kept in `seen`, by the model's name here. This holds for the model of one
+    digest: after an answer from another one, or the first answer of a cloud that was away before, it asks again. Until
+    it knows, pictures go up whole.
     """
 
-    def __init__(self, uplink: Uplink | None, models: Mapping[str, ServedModel], router: RouterService) -> None:
-        self._uplink, self._models, self._router = uplink, models, router
+    def __init__(
+        self,
+        uplink: Uplink | None,
+        models: Mapping[str, ServedModel],
+        router: RouterService,
+        seen: MutableMapping[str, Seen],
+    ) -> None:
+        self._uplink, self._models, self._router, self._seen = uplink, models, router, seen
+        self._asking: set[str] = set()
+        self._heard_at_s: dict[str, float] = {}
         self._unasked = {served.name for served in models.values() if uplink is not None and _names(served)}
         self._missing: dict[str, str] = {}
         self._stopped = threading.Event()
@@ -53,6 +78,10 @@ class CloudModels:
         model, verdict = done.model.name, done.first.verdict
         if model in self._unasked and not verdict.egress_rule and verdict.route != "edge":
             self._begin([model])
+        elif answer.cloud_digest and not answer.cut and self._is_stale(model, answer.cloud_digest):
+            self._seen.pop(model, None)
+            if time.monotonic() - self._heard_at_s.get(model, -math.inf) >= AGAIN_S:
+                self._begin([model])
         if answer.reason is Reason.CLOUD_MODEL_MISSING:
             self._miss(model, _names(self._models[model])[0], "in answer to a request")
         elif model in self._missing and not _UP.isdisjoint(answer.routes) and self._missing.pop(model, ""):
@@ -68,11 +97,22 @@ class CloudModels:
         for thread in self._threads:
             thread.join()
 
+    def _is_stale(self, model: str, digest: str) -> bool:
+        """Whether what is known of its pictures is of another model than the one of that digest."""
+        seen = self._seen.get(model)
+        is_other = seen is None or seen.digest not in ("", digest)
+        return is_other and model not in self._asking and self._takes_pictures(model)
+
+    def _takes_pictures(self, model: str) -> bool:
+        served = self._models[model]
+        return bool(served.cloud_model and served.entry_model is not None and served.entry_model.pictures)
+
     def _begin(self, models: Sequence[str]) -> None:
         self._unasked.difference_update(models)
+        self._asking.update(models)
         if models and not self._stopped.is_set():
             thread = threading.Thread(target=self._ask, args=(models,), name="cloud-models", daemon=True)
-            self._threads.append(thread)
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
             thread.start()
 
     def _ask(self, models: Sequence[str]) -> None:
@@ -81,8 +121,7 @@ class CloudModels:
                 if self._stopped.is_set():
                     return
                 try:
-                    assert self._uplink is not None  # noqa: S101  or there would be nothing to ask about
-                    self._uplink.metadata(asked, partial(self._router.verdict, model, {}, (METADATA_BYTES,)), TIMEOUT_S)
+                    self._ask_about(model, asked)
                 except RemoteError as error:
                     if error.kind is RemoteErrorKind.NOT_FOUND:
                         self._miss(model, asked, str(error))
@@ -90,6 +129,27 @@ class CloudModels:
                     continue
                 except ConfigError as error:  # the device's own credentials are wrong: requests report it too
                     _log.debug("model %s: the cloud was not asked: %s", model, error)
+            self._asking.discard(model)
+
+    def _ask_about(self, model: str, asked: str) -> None:
+        assert self._uplink is not None  # noqa: S101  or there would be nothing to ask about
+        judge = partial(self._router.verdict, model, {}, (METADATA_BYTES,))
+        self._uplink.metadata(asked, judge, TIMEOUT_S)
+        if asked != self._models[model].cloud_model or not self._takes_pictures(model):
+            return
+        try:
+            seen = read_seen(self._uplink.config_parameters(asked, judge, TIMEOUT_S))
+        except RemoteError as error:  # an extension that other servers may lack
+            if error.kind not in _SAID:
+                return
+            seen = Seen()
+        self._seen[model], self._heard_at_s[model] = seen, time.monotonic()
+        for name, resize in seen.resizes.items():
+            height, width = resize.to
+            _log.info(
+                "model %s: input %s: the cloud makes pictures %d x %d (%s): larger ones are shrunk before they go up",
+                model, name, width, height, resize.fit,
+            )  # fmt: skip
 
     def _miss(self, model: str, asked: str, text: str) -> None:
         if model not in self._missing:

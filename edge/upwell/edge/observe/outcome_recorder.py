@@ -85,6 +85,7 @@ def _edge_line(
         t_s=signals.request_facts.wall_time_s,
         model=done.model.name,
         size_bytes=signals.row_sizes_bytes[row],
+        up_bytes=signals.up_sizes_bytes[row] if signals.up_sizes_bytes else None,
         edge_s=None if done.edge_s is None else done.edge_s / ran_rows,
         hardness=measures,
         edge_digest=edge.digest,
@@ -331,7 +332,9 @@ def case_of(
     tags = dict(done.signals.request_facts.tags)
     caller = current_caller()
     owner = "" if caller is None else caller.key
-    return Case(kind, done.model.name, done.model.cloud_model, done.id, done.inputs_of(rows), reason, tags, edge, owner)
+    return Case(
+        kind, done.model.name, done.model.cloud_model, done.id, done.message_inputs(rows), reason, tags, edge, owner
+    )
 
 
 def _easy(done: RequestRecord) -> list[int]:

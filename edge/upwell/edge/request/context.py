@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.oip.seen import Seen
 from upwell.shared.telemetry.current import note_trace
 from upwell.shared.telemetry.trace import Place, Trace
 from upwell.shared.telemetry.tracer import Tracer
@@ -24,8 +26,9 @@ class RequestMetrics(Protocol):
 class RequestContext:
     """The context shared by all requests; a traced request has its own copy.
 
-    `agent` is the name that answers carry. `trace` is set if `tracer` records the request; `traceparent` is what the
-    cloud is sent if it is not recorded.
+    `agent` is the name that answers carry. `seen` is how models in the cloud resize pictures, as far as known, by the
+    model's name here. `trace` is set if `tracer` records the request; `traceparent` is what the cloud is sent if it is
+    not recorded.
     """
 
     router: RouterService
@@ -34,6 +37,7 @@ class RequestContext:
     admission: Admission
     tracer: Tracer | None = None
     agent: str = ""
+    seen: Mapping[str, Seen] = field(default_factory=dict)
     trace: Trace | None = None
     traceparent: str = ""
 

@@ -47,6 +47,7 @@ from upwell.shared.routing.flow.actions import (
 )
 from upwell.shared.routing.flow.flow import RequestFlow
 from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, timed
+from upwell.shared.signature.uplink_pictures import shrink_for_uplink
 from upwell.shared.telemetry.trace import Place
 from upwell.shared.tensors import Array
 
@@ -77,7 +78,7 @@ class RequestDriver:
     def __init__(self, context: RequestContext, model: ServedModel, request: Request, id: str) -> None:
         self._context, self._model, self._id = context, model, id
         self._inputs, self._arrived_s = request.inputs, request.arrived_s
-        signals, self._sent_inputs = signals_of(context, model, request)
+        signals, self._sent_inputs, self._resizes = signals_of(context, model, request)
         self._flow = RequestFlow(context.router, signals)
         self._parts = RowParts(len(signals.row_sizes_bytes))
 
@@ -115,7 +116,7 @@ class RequestDriver:
             return None
         return RequestRecord(
             self._model, self._id, flow.signals, self._sent_inputs, flow.first, flow.second, flow.hardness,
-            self._parts, flow.attempts, self._edge_s, self._edge_digest,
+            self._parts, flow.attempts, self._edge_s, self._edge_digest, self._resizes,
         )  # fmt: skip
 
     def _note_decision(self, is_second: bool, began_s: float) -> None:
@@ -198,7 +199,7 @@ class RequestDriver:
 
     def _encode(self, action: Encode) -> int:
         attempt, half = self._flow.attempts[action.attempt], self._halves.get(action.attempt)
-        inputs = self._select(self._sent_inputs, attempt.rows) if half is None else half.tensors
+        inputs = self._message_inputs(attempt.rows) if half is None else half.tensors
         split_route = attempt.decision.split_route
         model = self._model.cloud_model if split_route is None else self._model.head(split_route.key).cut.tail
         message = Message.of(InferRequest(model=model, inputs=inputs, id=self._id), self._context.traceparent)
@@ -208,6 +209,12 @@ class RequestDriver:
             self._news: SimpleQueue[None] = SimpleQueue()
         self._messages[action.attempt] = message
         return len(message.data)
+
+    def _message_inputs(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
+        inputs, entry_model = self._select(self._sent_inputs, rows), self._model.entry_model
+        if entry_model is None or not self._resizes:
+            return inputs
+        return shrink_for_uplink(entry_model.signature, inputs, self._resizes)
 
     def _send(self, action: Send) -> MessageSent | CloudFailure:
         context, attempt = self._context, self._flow.attempts[action.attempt]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from upwell.edge.models.served import ServedModel
 from upwell.edge.request.request import RowParts
@@ -13,6 +13,7 @@ from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.flow.attempt import CloudAttempt
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes, shrink_for_uplink
 from upwell.shared.tensors import Array
 from upwell.shared.values import quick
 
@@ -22,7 +23,8 @@ from upwell.shared.values import quick
 class RequestRecord:
     """One request. `first` is the decision before the device ran, `second` the one after it, None if there was none.
 
-    `sent_inputs` are the inputs as sent to the cloud; `hardness` is by row, for the rows that the device scored;
+    `sent_inputs` are the inputs as model.yaml sends them to the cloud; `resizes` shrink their pictures before they go;
+    `hardness` is by row, for the rows that the device scored;
     `edge_digest` names the version that ran on the device.
     """
 
@@ -37,6 +39,7 @@ class RequestRecord:
     attempts: Sequence[CloudAttempt]
     edge_s: float | None
     edge_digest: str = ""
+    resizes: Resizes = field(default_factory=lambda: NO_RESIZES)
 
     @property
     def settings(self) -> Settings:
@@ -61,7 +64,12 @@ class RequestRecord:
         return {**kept, **failed}
 
     def inputs_of(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
-        """The inputs of these rows as sent to the cloud."""
+        """The inputs of these rows, with pictures at full size."""
         if len(rows) == self.parts.rows or self.model.edge is None:
             return self.sent_inputs
         return self.model.edge.signature.select_rows(self.sent_inputs, rows)
+
+    def message_inputs(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
+        """The inputs of these rows as sent to the cloud."""
+        entry_model, inputs = self.model.entry_model, self.inputs_of(rows)
+        return inputs if entry_model is None else shrink_for_uplink(entry_model.signature, inputs, self.resizes)

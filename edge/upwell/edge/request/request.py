@@ -19,8 +19,8 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.decide.state import Signals
 from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.tags import NO_TAGS, checked_tags
-from upwell.shared.signature.image_codec import encode_for_uplink
 from upwell.shared.signature.signature import Signature
+from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes, encode_for_uplink, saved_bytes
 from upwell.shared.tensors import Array
 from upwell.shared.values import quick
 
@@ -151,15 +151,22 @@ def as_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
         raise InvalidRequest(str(error)) from None
 
 
-def signals_of(context: RequestContext, model: ServedModel, request: Request) -> tuple[Signals, Mapping[str, Array]]:
-    """The signals, and the inputs as the whole model in the cloud takes them. Pictures are encoded before the decision,
-    which depends on the bytes really sent. Raises `InvalidRequest` for wrong inputs.
+def signals_of(
+    context: RequestContext, model: ServedModel, request: Request
+) -> tuple[Signals, Mapping[str, Array], Resizes]:
+    """The signals, the inputs as the whole model in the cloud takes them, and how it resizes their pictures.
+
+    Pictures are encoded before the decision, which depends on the bytes really sent. Those for which model.yaml names
+    no encoding are shrunk only when they go up, as most requests stay here. Raises `InvalidRequest` for wrong inputs.
     """
     edge, entry_model, inputs = model.edge, model.entry_model, request.inputs
     rows = entry_model.signature.check_inputs(inputs) if entry_model else 1
     has_cloud = bool(model.cloud_model) and context.uplink is not None
-    sent_inputs = encode_for_uplink(entry_model.signature, inputs) if entry_model and has_cloud else inputs
+    seen = context.seen.get(model.name) if has_cloud else None
+    resizes = NO_RESIZES if seen is None else seen.resizes
+    sent_inputs = encode_for_uplink(entry_model.signature, inputs, resizes) if entry_model and has_cloud else inputs
     sizes: tuple[int, ...]
+    up_sizes: tuple[int, ...] = ()
     if edge and edge.exits:
         sizes = (edge.exit_row_bytes,) * rows
     elif entry_model is None:
@@ -167,15 +174,18 @@ def signals_of(context: RequestContext, model: ServedModel, request: Request) ->
     else:
         row_bytes = entry_model.signature.row_bytes
         sizes = entry_model.signature.row_sizes_bytes(sent_inputs) if row_bytes is None else (row_bytes,) * rows
+        saved = saved_bytes(entry_model.signature, sent_inputs, resizes) if resizes else ()
+        up_sizes = tuple(size - less for size, less in zip(sizes, saved, strict=True)) if saved else ()
     hards = context.router.hards(model.name)
     has_scores = bool(hards) and edge is not None and edge.can_score(hards)
     ahead = entry_model.scheduler.queue.ahead if entry_model else 0
     facts = RequestFacts(model.name, request.tags, max(sizes), time.time())
     signals = Signals(
-        facts, sizes, request.arrived_s, request.deadline_s, edge is not None, has_cloud, has_scores, ahead
-    )
+        facts, sizes, request.arrived_s, request.deadline_s, edge is not None, has_cloud, has_scores, ahead,
+        up_sizes_bytes=up_sizes,
+    )  # fmt: skip
     if (model.heads and context.uplink is not None) or (edge and edge.exits):
         heads = () if context.uplink is None else (head for head in model.heads if head.takes(rows))
         routes = tuple(head.split_route for head in heads)
         signals = replace(signals, split_routes=routes, exits=edge is not None and bool(edge.exits))
-    return signals, sent_inputs
+    return signals, sent_inputs, resizes

@@ -56,6 +56,7 @@ from upwell.edge.spool.spool import FILE_NAME, Spool
 from upwell.edge.updates.follower import UpdateFollower, UpdateStatus
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
+from upwell.shared.oip.seen import Seen
 from upwell.shared.routing.decide.state import EdgeRan
 from upwell.shared.routing.egress import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
@@ -121,7 +122,10 @@ class AgentCore:
             self._policy_file.problem = self._take_policy(self._policy_file.policy)
         self.uplink = None if cloud is None else Uplink(cloud, self.router.observe, self.router.wants_probe)
         self.metrics = AgentMetrics(lambda: self.router.state, self.health, parts.name, self._policy_problem)
-        self._context = RequestContext(self.router, self.uplink, self.metrics, Admission(), parts.tracer, parts.name)
+        seen: dict[str, Seen] = {}
+        self._context = RequestContext(
+            self.router, self.uplink, self.metrics, Admission(), parts.tracer, parts.name, seen=seen
+        )
         folder = None if parts.state_dir is None else parts.state_dir.path
         self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
         self.spool: Spool | None = None
@@ -143,7 +147,7 @@ class AgentCore:
             if self.uplink is not None:
                 self.spool = self._new_spool(folder, self.uplink, self._log, self.collector, drift)
             self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router, self.collector, drift)
-        self._cloud_models = CloudModels(self.uplink, self.models, self.router)
+        self._cloud_models = CloudModels(self.uplink, self.models, self.router, seen)
         self._export(parts)
         self._ids = Ids()
         self._health_parts: dict[str, Callable[[], HealthPart]] = {}

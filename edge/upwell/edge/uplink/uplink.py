@@ -6,8 +6,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from upwell.edge.uplink.calls import REASONS, CloudCall, CloudReply, ConnectionLease, FailedCall, Message
 from upwell.edge.uplink.egress import Judge, check_egress
@@ -18,9 +19,12 @@ from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
 from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.open_client import Client
 from upwell.shared.routing.decide.state import CloudMoved, LinkProbed, Outcome
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
+
+T = TypeVar("T")
 
 __all__ = ["REASONS", "CloudFailure", "CloudReply", "Message", "Uplink"]
 
@@ -174,10 +178,17 @@ class Uplink:
 
     def metadata(self, model: str, judge: Judge, timeout_s: float) -> ModelMetadata:
         """What the cloud says about a model. Raises `RemoteError`, and `EgressForbidden` as `start` does."""
+        return self._ask(judge, lambda client: client.metadata(model, timeout_s=timeout_s))
+
+    def config_parameters(self, model: str, judge: Judge, timeout_s: float) -> Mapping[str, str]:
+        """What the cloud says in the `parameters` of a model's configuration. Raises as `metadata` does."""
+        return self._ask(judge, lambda client: client.config_parameters(model, timeout_s))
+
+    def _ask(self, judge: Judge, question: Callable[[Client], T]) -> T:
         check_egress(judge)
         lease = self._choose(None)
         try:
-            return lease.link.client.metadata(model, timeout_s=timeout_s)
+            return question(lease.link.client)
         except RemoteError as error:
             if REASONS.get(error.kind) in UNREACHED:  # what waits to be tried again would fail the next request at once
                 lease.endpoint.retire(lease.link)

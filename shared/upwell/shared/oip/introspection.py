@@ -25,6 +25,7 @@ class ModelConfig:
     """How a model is served. Shapes are as in its metadata; -1 is a dimension that varies.
 
     `max_batch`: the most rows that are run together, where requests are; `buckets`: the numbers of rows that a run has.
+    `parameters` are whatever else the server says of it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ModelConfig:
     placement: Placement = "KIND_CPU"
     max_batch: int = 1
     buckets: tuple[int, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def max_rows(self) -> int:
@@ -119,6 +121,8 @@ def config_document(config: ModelConfig) -> dict[str, object]:
     }
     if config.max_batch > 1:
         document["dynamic_batching"] = {"preferred_batch_size": list(config.buckets) or [config.max_batch]}
+    if config.parameters:
+        document["parameters"] = {name: {"string_value": value} for name, value in config.parameters.items()}
     return document
 
 

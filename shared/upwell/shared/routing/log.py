@@ -26,7 +26,8 @@ Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else val
 class LogLine(BaseModel):
     """One request of one row as JSON. What nobody knows is null or left out; unknown keys are errors.
 
-    `t_s` is its arrival in seconds from any zero; `edge_s` and `cloud_s` are the time on the device and the cloud's own
+    `t_s` is its arrival in seconds from any zero; `up_bytes` is what it costs on the wire where its pictures are shrunk
+    on their way up, else that is `size_bytes`; `edge_s` and `cloud_s` are the time on the device and the cloud's own
     (queue and compute); `hardness` maps measures to values; `logits` are the edge's, one row. `edge_correct` and
     `cloud_correct` say whether that side's answer is right.
     """
@@ -36,6 +37,7 @@ class LogLine(BaseModel):
     t_s: Duration
     model: str = Field(min_length=1)
     size_bytes: Count
+    up_bytes: Count | None = None
     edge_s: Duration | None = None
     hardness: Annotated[Mapping[str, float], BeforeValidator(_known)] = {}
     edge_digest: Text = ""

@@ -1,4 +1,4 @@
-"""Encoded pictures -> pixels, and back for the uplink, with what a hostile picture could do kept out.
+"""Encoded pictures -> pixels and back, with what a hostile picture could do kept out.
 
 Only JPEG, PNG and WebP are read, told apart by their first bytes. The size is read from the header and checked before
 anything is decoded. Every failure is an `InvalidRequest`.
@@ -11,10 +11,8 @@ import re
 import struct
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -47,11 +45,6 @@ Box = tuple[float, float, float, float]
 
 _LEFT_TO_SHRINK = 2
 """So much is left to the filter where a JPEG is decoded smaller."""
-
-_FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = MappingProxyType(
-    {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF": "webp"}
-)
-"""How a file of each format begins."""
 
 _ORIENTATION_TAG = 0x0112
 _FIRST_ON_ITS_SIDE = 5
@@ -149,19 +142,23 @@ def _refusing() -> Iterator[None]:
         raise InvalidRequest(f"the picture is damaged and cannot be decoded: {reason}") from None
 
 
-def header_pixels(data: bytes) -> int:
-    """How many pixels an encoded picture says that it has, from its first bytes; 0 where they say nothing."""
+def header_size(data: bytes) -> tuple[int, int]:
+    """(width, height) of an encoded picture as it lies in the file, from its first bytes; 0 where they say nothing."""
     try:
         if data.startswith(b"\xff\xd8\xff"):
-            width, height = _jpeg_size(data)
-        elif data.startswith(b"\x89PNG\r\n\x1a\n"):
-            width, height = _png_size(data)
-        elif data.startswith(b"RIFF"):
-            width, height = _webp_size(data)
-        else:
-            return 0
+            return _jpeg_size(data)
+        if data.startswith(b"\x89PNG\r\n\x1a\n"):
+            return _png_size(data)
+        if data.startswith(b"RIFF"):
+            return _webp_size(data)
     except (InvalidRequest, struct.error):
-        return 0
+        pass
+    return 0, 0
+
+
+def header_pixels(data: bytes) -> int:
+    """How many pixels an encoded picture says that it has, likewise."""
+    width, height = header_size(data)
     return width * height
 
 
@@ -185,44 +182,9 @@ def encode(pixels: Array, encoding: UplinkEncoding) -> bytes | None:
     if form == "png":
         image.save(file, "PNG")
     else:
-        image.save(file, form.upper(), quality=encoding.quality)
+        whole_color = {"subsampling": 0} if form == "jpeg" and encoding.whole_color else {}
+        image.save(file, form.upper(), quality=encoding.quality, **whole_color)
     return file.getvalue()
-
-
-def _recoded(data: bytes, encoding: UplinkEncoding) -> bytes:
-    """An encoded picture as it goes up: shrunk or encoded anew where that is asked for and makes it smaller."""
-    form = next((form for start, form in _FORMS.items() if data.startswith(start)), None)
-    try:
-        with BUDGET.holding(header_pixels(data)):
-            picture = EncodedPicture(data, "rgb", DEFAULT_MAX_PIXELS, exact=False)
-            size = _shrunk((picture.width, picture.height), encoding.max_side)
-            if form is None or not (encoding.recode or size != (picture.width, picture.height)):
-                return data
-            box = (0.0, 0.0, float(picture.width), float(picture.height))
-            pixels = picture.scaled(size, box, Image.Resampling.BILINEAR)
-        made = encode(
-            pixels[:, :, :1] if picture.is_gray else pixels, replace(encoding, encode=encoding.encode or form)
-        )
-    except InvalidRequest:  # whoever answers says so
-        return data
-    return made if made is not None and len(made) < len(data) else data
-
-
-def _shrunk(size: tuple[int, int], max_side: int) -> tuple[int, int]:
-    """(width, height) with no side above `max_side`, of the same shape; 0 leaves every size as it is."""
-    longest = max(size)
-    if not max_side or longest <= max_side:
-        return size
-    return max(1, round(size[0] * max_side / longest)), max(1, round(size[1] * max_side / longest))
-
-
-def _shrunk_pixels(pictures: Array, max_side: int) -> Array:
-    """Pixels [rows, height, width, 1 or 3], shrunk likewise."""
-    width, height = _shrunk((pictures.shape[2], pictures.shape[1]), max_side)
-    if (height, width) == pictures.shape[1:3]:
-        return pictures
-    images = (Image.fromarray(one[:, :, 0] if one.shape[2] == 1 else one) for one in pictures)
-    return np.stack([_array(image.resize((width, height), Image.Resampling.BILINEAR)) for image in images])
 
 
 def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -233,34 +195,6 @@ def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Ar
         if one.is_bgr and inputs[one.name].dtype == np.uint8 and inputs[one.name].shape[-1] == 3
     }
     return {**inputs, **turned} if turned else inputs
-
-
-def encode_for_uplink(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The inputs as they go up: pixels as RGB, shrunk and encoded where the signature says so, the rest untouched.
-
-    The signature is of this side: what the other side lets its own callers give, it does not tell.
-    """
-    inputs = in_rgb(signature, inputs)
-    if all(one.uplink is None for one in signature.inputs):
-        return inputs
-    sent = dict(inputs)
-    for one in signature.inputs:
-        given, uplink = sent[one.name], one.uplink
-        if uplink is None or one.kind != "image":
-            continue
-        if given.dtype == np.uint8:
-            pixels = _shrunk_pixels(given, uplink.max_side)
-            encoded = [encode(picture, uplink) for picture in pixels]
-            sent[one.name] = pixels if None in encoded else _elements(encoded)
-        elif uplink.recode or uplink.max_side:
-            sent[one.name] = _elements([_recoded(data, uplink) for data in given])
-    return sent
-
-
-def _elements(encoded: Sequence[bytes | None]) -> Array:
-    made = np.empty(len(encoded), dtype=np.object_)
-    made[:] = encoded
-    return made
 
 
 def _opened(data: bytes, max_pixels: int) -> ImageFile:

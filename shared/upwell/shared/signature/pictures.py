@@ -18,7 +18,7 @@ from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS, Crop, Decode, Resiz
 from upwell.shared.signature.values import Geometry, Pictures, Value, array_of
 from upwell.shared.tensors import Array
 
-_FILTERS = {
+FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -159,7 +159,7 @@ _Pair = tuple[float, float]
 
 def _stretch(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
     (height, width), rows, columns = op.to, picture.height, picture.width
-    pixels = picture.scaled((width, height), (0.0, 0.0, float(columns), float(rows)), _FILTERS[op.filter])
+    pixels = picture.scaled((width, height), (0.0, 0.0, float(columns), float(rows)), FILTERS[op.filter])
     return pixels, (width / columns, height / rows), (0.0, 0.0)
 
 
@@ -168,7 +168,7 @@ def _cover(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
     scale = max(width / columns, height / rows)
     left, top = (columns - width / scale) / 2, (rows - height / scale) / 2
     box = (max(left, 0.0), max(top, 0.0), min(left + width / scale, columns), min(top + height / scale, rows))
-    pixels = picture.scaled((width, height), box, _FILTERS[op.filter])
+    pixels = picture.scaled((width, height), box, FILTERS[op.filter])
     return pixels, (scale, scale), (-box[0] * scale, -box[1] * scale)
 
 
@@ -179,7 +179,7 @@ def _contain(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
     left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
     pixels = np.full((height, width, picture.channels), op.fill, dtype=np.uint8)
     box = (0.0, 0.0, float(columns), float(rows))
-    pixels[top : top + inner[1], left : left + inner[0]] = picture.scaled(inner, box, _FILTERS[op.filter])
+    pixels[top : top + inner[1], left : left + inner[0]] = picture.scaled(inner, box, FILTERS[op.filter])
     return pixels, (inner[0] / columns, inner[1] / rows), (float(left), float(top))
 
 

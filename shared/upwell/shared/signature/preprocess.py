@@ -88,7 +88,7 @@ def _one_pass(before: Step, step: Step) -> Step | None:
     first, second = before.op, step.op
     if isinstance(first, Decode) and isinstance(second, Resize):
         pictures = lambda values, _: (decode_resized(values[0], first, second),)  # noqa: E731  as short as it is
-        return Step(before.reads, step.writes, pictures, makes_pictures=True, op=second)
+        return Step(before.reads, step.writes, pictures, makes_pictures=True, op=(first, second))
     if isinstance(first, Normalize) and isinstance(second, Layout) and second.order == "NCHW":
         ((target, kind),) = step.writes.items()
         return one_array(before.reads[0], target, kind, lambda array: planes(array, first))

@@ -13,9 +13,10 @@ from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.signature.binding import bind, chunk_of, sizes_fit
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.image_codec import BUDGET, encoded_pixels, in_rgb
-from upwell.shared.signature.keys import Resize
+from upwell.shared.signature.keys import Decode, Resize
 from upwell.shared.signature.signature import Signature, own_signature
 from upwell.shared.signature.steps import Steps
+from upwell.shared.signature.uplink_pictures import Resizes
 from upwell.shared.signature.values import Candidates, Detections, Geometry, array_of
 from upwell.shared.tensors import Array, TensorSpec
 
@@ -64,9 +65,13 @@ class Processor:
         """So many rows the model takes at a time; 0 where it takes any number."""
         self._used = tuple(spec.name for spec in model_outputs if spec.name in self._post.needs)
         self.identity = self._pre.does_nothing and self._post.does_nothing
-        self.picture_resize = _first_resize(self._pre)
+        first = _first_resize(self._pre)
+        self.picture_resize = first[2] if first and first[2].fit != "cover" and first[2].filter == "bilinear" else None
         """How a picture is given its size before anything else sees it, whole and by the bilinear filter; None where
         that is not so. Whoever can give it in that size wins nothing by giving it larger."""
+        images = [one.name for one in self.signature.inputs if one.kind == "image"]
+        self.resizes: Resizes = {first[0]: first[2]} if first and first[0] in images and not first[1].exact else {}
+        """How an encoded picture is given its size, by its input, likewise in any way; it need not come larger."""
 
     def pre(self, inputs: Mapping[str, Array]) -> Prepared:
         """The request checked and made ready for the model. Raises `InvalidRequest`."""
@@ -145,12 +150,15 @@ def _joined(name: str, parts: Sequence[Array]) -> Array:
     return np.concatenate(parts)
 
 
-def _first_resize(pre: Steps) -> Resize | None:
+def _first_resize(pre: Steps) -> tuple[str, Decode, Resize] | None:
+    """The value that is decoded and resized before anything else, and by what; None where more of it is seen."""
     op = pre.steps[0].op if pre.steps else None
-    if not isinstance(op, Resize) or op.fit == "cover" or op.filter != "bilinear":
+    op = (Decode(), op) if isinstance(op, Resize) else op
+    if not isinstance(op, tuple):
         return None
     picture, made = pre.steps[0].reads, pre.steps[0].writes
     others = {name for step in pre.steps[1:] for name in step.reads}.union(pre.bound.values())
     if any(name in others and name not in made for name in picture):  # the whole picture goes elsewhere, too
         return None
-    return op
+    decode, resize = op
+    return picture[0], decode, resize

@@ -31,12 +31,14 @@ class UplinkEncoding:
 
     Pictures with a side longer than `max_side` pixels are shrunk to it first, 0 for none; encoded ones stay in their
     format then, unless `encode` names one. `recode`: encoded pictures are encoded anew, whatever their size.
+    `whole_color`: JPEG keeps a color for each pixel, not for every fourth.
     """
 
     encode: Literal["jpeg", "webp", "png"] | None
     quality: int = 85
     max_side: int = 0
     recode: bool = False
+    whole_color: bool = False
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class Step:
     run: Callable[[Sequence[Value], Geometry | None], tuple[Value, ...]]
     makes_pictures: bool = False
     op: object = None
-    """What is written of it in the file, where it can be done together with the step before or after."""
+    """What is written of it in the file, where it can be done with the step before or after; of both where it was."""
 
 
 def one_array(source: str, target: str, kind: ValueType, compute: Callable[[Array], Array]) -> Step:

@@ -126,6 +126,7 @@ def record(request_trace: RequestTrace) -> dict[str, Any]:
         "tags": {name[:LONGEST_TAG]: value[:LONGEST_TAG] for name, value in [*request_facts.tags.items()][:MOST_TAGS]},
         "rows": len(signals.row_sizes_bytes),
         "row_sizes_bytes": list(signals.row_sizes_bytes[:MOST_ROWS]),
+        "up_sizes_bytes": list(signals.up_sizes_bytes[:MOST_ROWS]),
         "caller_deadline_s": signals.caller_deadline_s - signals.arrived_s,
         "deadline_s": request_trace.first.deadline_s - signals.arrived_s,
         "queue_ahead": signals.edge_ahead,

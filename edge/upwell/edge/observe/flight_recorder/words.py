@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -85,11 +85,18 @@ def _request(request_trace: Mapping[str, Any]) -> Iterator[str]:
     yield f"at {local_time(request_trace['time'])}"
     sizes = request_trace.get("row_sizes_bytes") or []
     rows = request_trace.get("rows", len(sizes))
-    shown = ", ".join(str(size) for size in sizes[:4]) + (", …" if rows > 4 else "")
+    shown = _sizes(sizes, rows)
     yield f"model {request_trace.get('model', '')}, {rows} row{'' if rows == 1 else 's'} of {shown} bytes"
+    if request_trace.get("up_sizes_bytes"):
+        shrunk = _sizes(request_trace["up_sizes_bytes"], rows)
+        yield f"pictures shrunk to what the cloud's model makes of them: about {shrunk} bytes go up"
     tags = request_trace.get("tags") or {}
     if tags:
         yield "tags " + ", ".join(f"{name}={value}" for name, value in tags.items())
+
+
+def _sizes(sizes: Sequence[int], rows: int) -> str:
+    return ", ".join(str(size) for size in sizes[:4]) + (", …" if rows > 4 else "")
 
 
 def _signals(request_trace: Mapping[str, Any]) -> Iterator[str]:

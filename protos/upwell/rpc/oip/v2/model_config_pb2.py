@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upwell/rpc/oip/v2/model_config.proto\x12\x11upwell.rpc.oip.v2\"X\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tdata_type\x18\x02 \x01(\x0e\x32\x1b.upwell.rpc.oip.v2.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\"Y\n\x0bModelOutput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tdata_type\x18\x02 \x01(\x0e\x32\x1b.upwell.rpc.oip.v2.DataType\x12\x0c\n\x04\x64ims\x18\x03 \x03(\x03\"\xae\x01\n\x12ModelInstanceGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x12\x38\n\x04kind\x18\x04 \x01(\x0e\x32*.upwell.rpc.oip.v2.ModelInstanceGroup.Kind\"A\n\x04Kind\x12\r\n\tKIND_AUTO\x10\x00\x12\x0c\n\x08KIND_GPU\x10\x01\x12\x0c\n\x08KIND_CPU\x10\x02\x12\x0e\n\nKIND_MODEL\x10\x03\"\x87\x01\n\x12ModelVersionPolicy\x12\x42\n\x08specific\x18\x03 \x01(\x0b\x32..upwell.rpc.oip.v2.ModelVersionPolicy.SpecificH\x00\x1a\x1c\n\x08Specific\x12\x10\n\x08versions\x18\x01 \x03(\x03\x42\x0f\n\rpolicy_choice\"4\n\x14ModelDynamicBatching\x12\x1c\n\x14preferred_batch_size\x18\x01 \x03(\x05\"\xf5\x02\n\x0bModelConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08platform\x18\x02 \x01(\t\x12=\n\x0eversion_policy\x18\x03 \x01(\x0b\x32%.upwell.rpc.oip.v2.ModelVersionPolicy\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12,\n\x05input\x18\x05 \x03(\x0b\x32\x1d.upwell.rpc.oip.v2.ModelInput\x12.\n\x06output\x18\x06 \x03(\x0b\x32\x1e.upwell.rpc.oip.v2.ModelOutput\x12=\n\x0einstance_group\x18\x07 \x03(\x0b\x32%.upwell.rpc.oip.v2.ModelInstanceGroup\x12\x41\n\x10\x64ynamic_batching\x18\x0b \x01(\x0b\x32\'.upwell.rpc.oip.v2.ModelDynamicBatching\x12\x0f\n\x07\x62\x61\x63kend\x18\x11 \x01(\t\"3\n\x12ModelConfigRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"E\n\x13ModelConfigResponse\x12.\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1e.upwell.rpc.oip.v2.ModelConfig*\xfa\x01\n\x08\x44\x61taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT16\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upwell/rpc/oip/v2/model_config.proto\x12\x11upwell.rpc.oip.v2\"X\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tdata_type\x18\x02 \x01(\x0e\x32\x1b.upwell.rpc.oip.v2.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\"Y\n\x0bModelOutput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tdata_type\x18\x02 \x01(\x0e\x32\x1b.upwell.rpc.oip.v2.DataType\x12\x0c\n\x04\x64ims\x18\x03 \x03(\x03\"\xae\x01\n\x12ModelInstanceGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x12\x38\n\x04kind\x18\x04 \x01(\x0e\x32*.upwell.rpc.oip.v2.ModelInstanceGroup.Kind\"A\n\x04Kind\x12\r\n\tKIND_AUTO\x10\x00\x12\x0c\n\x08KIND_GPU\x10\x01\x12\x0c\n\x08KIND_CPU\x10\x02\x12\x0e\n\nKIND_MODEL\x10\x03\"\x87\x01\n\x12ModelVersionPolicy\x12\x42\n\x08specific\x18\x03 \x01(\x0b\x32..upwell.rpc.oip.v2.ModelVersionPolicy.SpecificH\x00\x1a\x1c\n\x08Specific\x12\x10\n\x08versions\x18\x01 \x03(\x03\x42\x0f\n\rpolicy_choice\"4\n\x14ModelDynamicBatching\x12\x1c\n\x14preferred_batch_size\x18\x01 \x03(\x05\"&\n\x0eModelParameter\x12\x14\n\x0cstring_value\x18\x01 \x01(\t\"\x8f\x04\n\x0bModelConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08platform\x18\x02 \x01(\t\x12=\n\x0eversion_policy\x18\x03 \x01(\x0b\x32%.upwell.rpc.oip.v2.ModelVersionPolicy\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12,\n\x05input\x18\x05 \x03(\x0b\x32\x1d.upwell.rpc.oip.v2.ModelInput\x12.\n\x06output\x18\x06 \x03(\x0b\x32\x1e.upwell.rpc.oip.v2.ModelOutput\x12=\n\x0einstance_group\x18\x07 \x03(\x0b\x32%.upwell.rpc.oip.v2.ModelInstanceGroup\x12\x41\n\x10\x64ynamic_batching\x18\x0b \x01(\x0b\x32\'.upwell.rpc.oip.v2.ModelDynamicBatching\x12\x42\n\nparameters\x18\x0e \x03(\x0b\x32..upwell.rpc.oip.v2.ModelConfig.ParametersEntry\x12\x0f\n\x07\x62\x61\x63kend\x18\x11 \x01(\t\x1aT\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x30\n\x05value\x18\x02 \x01(\x0b\x32!.upwell.rpc.oip.v2.ModelParameter:\x02\x38\x01\"3\n\x12ModelConfigRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"E\n\x13ModelConfigResponse\x12.\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1e.upwell.rpc.oip.v2.ModelConfig*\xfa\x01\n\x08\x44\x61taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT16\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'upwell.rpc.oip.v2.model_config_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=1110
-  _globals['_DATATYPE']._serialized_end=1360
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_DATATYPE']._serialized_start=1304
+  _globals['_DATATYPE']._serialized_end=1554
   _globals['_MODELINPUT']._serialized_start=59
   _globals['_MODELINPUT']._serialized_end=147
   _globals['_MODELOUTPUT']._serialized_start=149
@@ -47,10 +49,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELVERSIONPOLICY_SPECIFIC']._serialized_end=536
   _globals['_MODELDYNAMICBATCHING']._serialized_start=555
   _globals['_MODELDYNAMICBATCHING']._serialized_end=607
-  _globals['_MODELCONFIG']._serialized_start=610
-  _globals['_MODELCONFIG']._serialized_end=983
-  _globals['_MODELCONFIGREQUEST']._serialized_start=985
-  _globals['_MODELCONFIGREQUEST']._serialized_end=1036
-  _globals['_MODELCONFIGRESPONSE']._serialized_start=1038
-  _globals['_MODELCONFIGRESPONSE']._serialized_end=1107
+  _globals['_MODELPARAMETER']._serialized_start=609
+  _globals['_MODELPARAMETER']._serialized_end=647
+  _globals['_MODELCONFIG']._serialized_start=650
+  _globals['_MODELCONFIG']._serialized_end=1177
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._serialized_start=1093
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._serialized_end=1177
+  _globals['_MODELCONFIGREQUEST']._serialized_start=1179
+  _globals['_MODELCONFIGREQUEST']._serialized_end=1230
+  _globals['_MODELCONFIGRESPONSE']._serialized_start=1232
+  _globals['_MODELCONFIGRESPONSE']._serialized_end=1301
 # @@protoc_insertion_point(module_scope)

@@ -25,6 +25,17 @@ def serialize_config(config: ModelConfig) -> bytes:
     return ParseDict({"config": config_document(config)}, config_pb.ModelConfigResponse()).SerializeToString()
 
 
+def serialize_config_request(model: str) -> bytes:
+    """Write a `ModelConfigRequest`."""
+    return config_pb.ModelConfigRequest(name=model).SerializeToString()
+
+
+def parse_config_parameters(data: bytes) -> dict[str, str]:
+    """The `parameters` of a `ModelConfigResponse`. Raises `InvalidRequest`."""
+    parameters = parse(config_pb.ModelConfigResponse, data).config.parameters
+    return {name: parameter.string_value for name, parameter in parameters.items()}
+
+
 def parse_statistics_request(data: bytes) -> tuple[str, str]:
     """Model and version, each perhaps empty. Raises `InvalidRequest`."""
     message = parse(statistics_pb.ModelStatisticsRequest, data)

@@ -82,7 +82,9 @@ class ChannelSource:
                 calls = grpc.metadata_call_credentials(_HealthToken(token))
                 credentials = grpc.composite_channel_credentials(credentials, calls)
             channel = grpc.secure_channel(endpoint, credentials, options)
-        calls_of: dict[str, Any] = {name: channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS}
+        calls_of: dict[str, Any] = {
+            name: channel.unary_unary(f"/{SERVICE}/{name}") for name in (*METHODS, "ModelConfig")
+        }
         return cls(pem, channel, {**calls_of, STREAM: channel.stream_stream(f"/{SERVICE}/{STREAM}")})
 
 
@@ -336,6 +338,13 @@ class OipClient:
         """What a model takes and gives."""
         data = self._call("ModelMetadata", converters.serialize_model_name(model, version), timeout_s)
         return parsed(converters.parse_model_metadata, data)
+
+    def config_parameters(self, model: str, timeout_s: float) -> Mapping[str, str]:
+        """What the server says of a model in the `parameters` of its configuration, an extension of the protocol."""
+        from upwell.shared.oip.codec import introspection  # few ask, and it brings in protobuf's JSON
+
+        data = self._call("ModelConfig", introspection.serialize_config_request(model), timeout_s)
+        return parsed(introspection.parse_config_parameters, data)
 
     def close(self) -> None:
         """Close the connection; calls under way end with `RemoteError` CANCELLED. Calling it twice is harmless."""

@@ -81,6 +81,14 @@ def parse_model_metadata(body: bytes) -> ModelMetadata:
     )
 
 
+def parse_config_parameters(body: bytes) -> dict[str, str]:
+    """The `parameters` in the object of `GET /v2/models/MODEL/config`. Raises `InvalidRequest`."""
+    parameters = load_object(memoryview(body)).get("parameters") or {}
+    if not isinstance(parameters, dict) or not all(isinstance(one, dict) for one in parameters.values()):
+        raise InvalidRequest("`parameters` are objects by name")
+    return {name: _text(one, "string_value") for name, one in parameters.items()}
+
+
 def parse_flag(body: bytes, name: str) -> bool | None:
     """What the object says of `name`; None where it is no object that says anything. Triton sends nothing at all."""
     try:

@@ -7,7 +7,7 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Literal
 from urllib.parse import quote
@@ -164,6 +164,11 @@ class HttpClient:
         """What a model takes and gives."""
         received = _succeeded(self._get(_model_path(model, version), timeout_s))
         return parsed(answers.parse_model_metadata, received.body)
+
+    def config_parameters(self, model: str, timeout_s: float) -> Mapping[str, str]:
+        """See `OipClient.config_parameters`."""
+        received = _succeeded(self._get(f"{_model_path(model, '')}/config", timeout_s))
+        return parsed(answers.parse_config_parameters, received.body)
 
     def close(self) -> None:
         """Close the connections; calls under way end with `RemoteError` CANCELLED. Calling it twice is harmless."""

@@ -46,7 +46,7 @@ class OffloadCase:
 
     def size_bytes(self, rows: tuple[int, ...]) -> int:
         """Bytes that these rows cost on the wire."""
-        sizes = self.signals.row_sizes_bytes
+        sizes = self.signals.wire_sizes_bytes
         return sum(sizes) if len(rows) == len(sizes) else sum(sizes[row] for row in rows)
 
 
@@ -99,7 +99,7 @@ def predict(state: RouterState, model: str, rows: int, size_bytes: int, confiden
 
 def facts(state: RouterState, signals: Signals, now_s: float) -> RowFacts:
     """What expressions in rules may look at besides the request."""
-    model, rows, size_bytes = signals.request_facts.model, len(signals.row_sizes_bytes), sum(signals.row_sizes_bytes)
+    model, rows, size_bytes = signals.request_facts.model, len(signals.row_sizes_bytes), sum(signals.wire_sizes_bytes)
     link, breakers = state.link, state.breakers
     return RowFacts(
         rtt_s=link.rtt_s,

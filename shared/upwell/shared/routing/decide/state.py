@@ -80,7 +80,8 @@ class SplitRoute:
 class Signals:
     """One request as the router sees it.
 
-    `row_sizes_bytes` are the bytes each row would cost on the wire. `arrived_s` and `caller_deadline_s` are instants
+    `row_sizes_bytes` are the bytes of each row, and where pictures are shrunk on their way up, `up_sizes_bytes` those
+    that each is expected to cost on the wire; else empty. `arrived_s` and `caller_deadline_s` are instants
     of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one.
     After the edge run the router is asked again: then `scored_rows` are the rows that ran and `hardness` their scores.
     `has_cloud` is about the model as a whole, `split_routes` are the cuts by which it may go up besides. `exits`: the
@@ -99,6 +100,12 @@ class Signals:
     hardness: tuple[float, ...] | None = None
     split_routes: tuple[SplitRoute, ...] = ()
     exits: bool = False
+    up_sizes_bytes: tuple[int, ...] = ()
+
+    @property
+    def wire_sizes_bytes(self) -> tuple[int, ...]:
+        """What each row costs on the wire."""
+        return self.up_sizes_bytes or self.row_sizes_bytes
 
     @property
     def may_offload(self) -> bool:

@@ -91,13 +91,14 @@ class SimulatedDriver:
         has_cloud, model = device.pilot.habits.has_cloud, request.line.model
         signals = Signals(
             request_facts=request.request_facts,
-            row_sizes_bytes=(request.size_bytes,),
+            row_sizes_bytes=(request.line.size_bytes,),
             arrived_s=request.t_s,
             caller_deadline_s=request.t_s + request.deadline_s,
             has_cloud=has_cloud,
             edge_ahead=device.runs.ahead,
             split_routes=tuple(device.splits.get(model, ())) if has_cloud else (),
             exits=model in device.exits,
+            up_sizes_bytes=() if request.line.up_bytes is None else (request.size_bytes,),
         )
         self._flow = RequestFlow(device.pilot, signals)
         self._run_request = RUN_REQUESTS["normal"]

@@ -37,7 +37,7 @@ class LoggedRequest:
     @property
     def size_bytes(self) -> int:
         """What it costs on the wire."""
-        return self.line.size_bytes
+        return self.line.size_bytes if self.line.up_bytes is None else self.line.up_bytes
 
     @property
     def deadline_s(self) -> float:
@@ -52,8 +52,8 @@ def prepare(lines: Sequence[LogLine], start_wall_s: float = 0.0) -> tuple[Logged
     Raises `ValueError` for a line that nobody can replay.
     """
     for number, line in enumerate(lines, 1):
-        if line.t_s > LONGEST_S or line.size_bytes > LARGEST_BYTES:
-            raise ValueError(f"request {number}: t_s is at most {LONGEST_S:g} and size_bytes at most {LARGEST_BYTES}")
+        if line.t_s > LONGEST_S or max(line.size_bytes, line.up_bytes or 0) > LARGEST_BYTES:
+            raise ValueError(f"request {number}: t_s is at most {LONGEST_S:g} and a size at most {LARGEST_BYTES} bytes")
     edge_s, cloud_s = _medians(lines, lambda line: line.edge_s), _medians(lines, lambda line: line.cloud_s)
     return tuple(
         LoggedRequest(

@@ -20,8 +20,8 @@ from upwell.shared.oip.open_client import Client
 from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.image_codec import encode_for_uplink
 from upwell.shared.signature.truth import Judge
+from upwell.shared.signature.uplink_pictures import Resizes, encode_for_uplink, shrink_for_uplink
 from upwell.shared.tensors import Array
 from upwell.tools.policy.collect.items import Item, read_item
 from upwell.tools.policy.collect.log_file import CLOUD_TRUTH, ITEM
@@ -54,7 +54,8 @@ class Asked:
 class Asker:
     """Asks both sides of one model.
 
-    `labels` maps items to classes or objects; None takes the cloud's answers as right.
+    `labels` maps items to classes or objects; None takes the cloud's answers as right. `resizes` say how the cloud's
+    model resizes pictures.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Asker:
         policy: CompiledPolicy,
         judge: Judge,
         labels: Mapping[str, int] | Mapping[str, Array] | None,
+        resizes: Resizes,
     ) -> None:
         assert model.edge is not None  # noqa: S101  collecting asks both sides
         self._model = model
@@ -72,6 +74,7 @@ class Asker:
         self._policy = policy
         self._judge = judge
         self._labels = labels
+        self._resizes = resizes
         self._scorer = Scorer(model.edge.signature)
         self._runtime = runtime_name(model.edge.runtime)
 
@@ -83,12 +86,15 @@ class Asker:
         """Ask for one item, at `t_s` of the log. Raises `UpwellError` for an item that cannot be read or run."""
         inputs = read_item(item, self._model)
         run = self._edge.run(inputs, math.inf)
-        sent = encode_for_uplink(self._edge.signature, inputs)
-        size_bytes = max(self._edge.signature.row_sizes_bytes(sent))
+        encoded = encode_for_uplink(self._edge.signature, inputs, self._resizes)
+        size_bytes = max(self._edge.signature.row_sizes_bytes(encoded))
+        sent = shrink_for_uplink(self._edge.signature, encoded, self._resizes)
         verdict = self._policy.judge(RequestFacts(self._model.name, {ITEM: item.name}, size_bytes, time.time()))
         request = InferRequest(self._model.cloud_model, sent, id=uuid.uuid4().hex)
         cloud = self._ask_cloud(request, verdict)
         line = self._line(item, t_s, run, cloud, verdict.settings.hard or HardSettings())
+        if max(self._edge.signature.row_sizes_bytes(sent)) < size_bytes:
+            line = line.model_copy(update={"size_bytes": size_bytes, "up_bytes": cloud.sent_bytes})
         return Asked(line, cloud, verdict.egress_rule)
 
     def close(self) -> None:

@@ -14,14 +14,18 @@ from upwell.edge.config import AgentConfig, CloudSection
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.models.served import ServedModel
 from upwell.edge.updates.model_start import loaded
+from upwell.edge.uplink.egress import METADATA_BYTES
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
+from upwell.shared.oip.grpc.client import RemoteError
 from upwell.shared.oip.open_client import Client, open_client
+from upwell.shared.oip.seen import read_seen
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.truth import Judge
-from upwell.tools.policy.collect.asking import Asker
+from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
+from upwell.tools.policy.collect.asking import ANSWER_S, Asker
 from upwell.tools.policy.collect.collecting import Collection, CollectionReport, check_same
 from upwell.tools.policy.collect.items import Item, find_items
 from upwell.tools.policy.collect.labels import KnownLabels, read_boxes, read_classes
@@ -108,8 +112,19 @@ def _collected(
             already_there=len(labelled) - len(missing),
             unlabelled=len(items) - len(labelled),
         )
-        _run(Collection(Asker(model, client, policy, judge, truth), log, report), missing)
+        asker = Asker(model, client, policy, judge, truth, _resizes(client, model, policy))
+        _run(Collection(asker, log, report), missing)
     return report
+
+
+def _resizes(client: Client, model: ServedModel, policy: CompiledPolicy) -> Resizes:
+    """How the cloud's model resizes pictures; a cloud that does not say so takes them as they are."""
+    if policy.judge(RequestFacts(model.name, {}, METADATA_BYTES, time.time())).egress_rule:
+        return NO_RESIZES
+    try:
+        return read_seen(client.config_parameters(model.cloud_model, ANSWER_S)).resizes
+    except RemoteError:
+        return NO_RESIZES
 
 
 def _run(collection: Collection, items: list[Item]) -> None:

@@ -1,0 +1,151 @@
+"""Pictures go up as small as the cloud's model makes them: its answers stay, and the bytes are counted."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from onnx import helper
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+from tests.faults.scene import until, write_agent
+from tests.integration.agent.harness import scraped
+from tests.integration.cloud.serving import serving
+from tests.unit.models_for_tests import save, tensor
+from upwell.edge import Answer
+from upwell.edge.observe.flight_recorder.words import tell
+from upwell.edge.server.assembly import embedded_agent, serve_metrics
+from upwell.edge.server.core import AgentCore
+from upwell.shared.oip.seen import Seen
+from upwell.shared.tensors import Array
+
+PHOTO = Image.fromarray(load_sample_image("flower.jpg")).resize((1280, 854), Image.Resampling.BICUBIC)
+GRID = 24, 32
+SEEN = 96, 128
+"""What each side makes of a picture: height and width. The cloud's model answers with the mean of each 4 x 4 pixels."""
+JPEG_BOUND = 5 / 255
+"""How far such a mean may be off where a JPEG was encoded again."""
+UP: dict[str, Any] = {"rules": [{"name": "up", "match": {}, "route": "cloud"}], "defaults": {"deadline": "20s"}}
+
+
+def write_model(folder: Path, size: tuple[int, int], fit: str, uplink: str = "") -> None:
+    folder.mkdir(parents=True)
+    pool = size[0] // GRID[0]
+    nodes = [
+        helper.make_node("AveragePool", ["x"], ["pooled"], kernel_shape=[pool, pool], strides=[pool, pool]),
+        helper.make_node("Identity", ["pooled"], ["grid"]),
+    ]
+    outputs = [tensor("grid", ("rows", 3, *GRID))]
+    save(folder / "model.onnx", nodes, [tensor("x", ("rows", 3, *size))], outputs)
+    (folder / "model.yaml").write_text(
+        f"version: 1\nsignature: {{inputs: {{image: {{kind: image{uplink}}}}}, outputs: {{grid: {{kind: tensor}}}}}}\n"
+        f"pre: [decode: image, resize: {{to: [{size[0]}, {size[1]}], fit: {fit}}}, normalize: {{}}, layout: NCHW]\n"
+    )
+
+
+def encoded(form: str) -> bytes:
+    file = io.BytesIO()
+    PHOTO.save(file, form, **({"quality": 92} if form == "JPEG" else {}))
+    return file.getvalue()
+
+
+@contextmanager
+def scene(folder: Path, fit: str = "stretch", uplink: str = "") -> Iterator[tuple[AgentCore, str]]:
+    """An agent before a real service, once it has been told what there is to be told, and its metrics' address."""
+    write_model(folder / "cloud" / "grids" / "1", SEEN, fit)
+    write_model(folder / "edge", GRID, fit, uplink)
+    with serving("--models", folder / "cloud") as service:
+        models = {"grids": {"edge": {"file": "edge/model.onnx"}, "cloud": {"model": "grids"}}}
+        with embedded_agent(write_agent(folder, UP, service.address, models)) as agent:
+            until(lambda: "grids" in known(agent))
+            yield agent, serve_metrics(agent, "127.0.0.1:0")
+
+
+def ask(agent: AgentCore, picture: bytes | Array) -> Answer:
+    answer = agent.infer("grids", {"image": picture})
+    assert answer.route == "cloud"
+    return answer
+
+
+def known(agent: AgentCore) -> dict[str, Seen]:
+    """What the agent knows of the models in the cloud."""
+    return cast(dict[str, Seen], agent._context.seen)
+
+
+def sent_bytes(metrics: str) -> float:
+    return scraped(metrics)["upwell_uplink_bytes_total{model=grids}"]
+
+
+def grids(agent: AgentCore, metrics: str, picture: bytes | Array) -> tuple[Array, Array, float]:
+    """What the cloud says of the picture as it came, of the one that goes up, and the bytes of the latter."""
+    seen = known(agent)
+    told, seen["grids"] = seen["grids"], Seen(seen["grids"].digest)
+    whole = ask(agent, picture).outputs["grid"]
+    seen["grids"] = told
+    before = sent_bytes(metrics)
+    small = ask(agent, picture).outputs["grid"]
+    return whole, small, sent_bytes(metrics) - before
+
+
+@pytest.mark.parametrize("fit", ["stretch", "contain", "cover"])
+def test_a_png_goes_up_small_and_the_answer_is_the_same(tmp_path: Path, fit: str) -> None:
+    with scene(tmp_path, fit) as (agent, metrics):
+        data = encoded("PNG")
+        whole, small, size_bytes = grids(agent, metrics, data)
+        assert size_bytes < len(data) / 40
+        bound = 2 / 255 if fit == "cover" else 0  # its cut is rounded to whole pixels
+        assert np.abs(whole - small).max() <= bound
+
+
+def test_a_jpeg_goes_up_small_and_the_answer_is_nearly_the_same(tmp_path: Path) -> None:
+    with scene(tmp_path) as (agent, metrics):
+        data = encoded("JPEG")
+        whole, small, size_bytes = grids(agent, metrics, data)
+        assert size_bytes < len(data) / 10
+        assert 0 < np.abs(whole - small).max() <= JPEG_BOUND
+        assert np.abs(whole - small).mean() <= 1 / 255
+
+
+def test_pixels_go_up_small_and_the_answer_is_the_same(tmp_path: Path) -> None:
+    with scene(tmp_path) as (agent, metrics):
+        pixels = np.asarray(PHOTO)
+        whole, small, size_bytes = grids(agent, metrics, pixels)
+        assert size_bytes < SEEN[0] * SEEN[1] * 3 + 1000
+        assert np.array_equal(whole, small)
+
+
+def test_what_is_written_in_model_yaml_comes_first(tmp_path: Path) -> None:
+    """A side of its own, and an encoding, for which the cloud's size holds all the same."""
+    with scene(tmp_path / "side", uplink=", uplink: {max_side: 640}") as (agent, metrics):
+        assert grids(agent, metrics, encoded("JPEG"))[2] > 25_000
+    with scene(tmp_path / "form", uplink=", uplink: {encode: webp, quality: 80, recode: true}") as (agent, metrics):
+        assert grids(agent, metrics, encoded("JPEG"))[2] < 3_000
+
+
+def test_a_new_model_in_the_cloud_is_asked_again_before_anything_is_shrunk_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with scene(tmp_path) as (agent, _):
+        assert "input image: the cloud makes pictures 128 x 96 (stretch)" in caplog.text
+        seen = known(agent)
+        seen["grids"] = Seen("sha256:other", seen["grids"].resizes)
+        agent._cloud_models._heard_at_s.clear()
+        ask(agent, encoded("PNG"))  # its answer is another model's
+        until(lambda: "grids" in seen)
+        assert seen["grids"].digest != "sha256:other"
+
+
+def test_the_flight_recorder_tells_what_goes_up(tmp_path: Path) -> None:
+    with scene(tmp_path) as (agent, _):
+        answer = ask(agent, encoded("JPEG"))
+        told = json.dumps([*map(str, tell(agent.flight_recorder.find(answer.id)))])
+        assert "pictures shrunk to what the cloud's model makes of them: about " in told
