@@ -20,12 +20,10 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 from ruamel.yaml import YAML
-from sklearn.datasets import load_files
 from typer.testing import CliRunner
 
 from tests.integration.cases.made_cases import (
@@ -138,6 +136,9 @@ def test_yolo_and_label_studio_say_the_same(tmp_path: Path, number: int) -> None
 
 
 def test_classes_as_folders_tables_and_names_that_no_file_system_takes(tmp_path: Path) -> None:
+    import pyarrow.parquet  # these two take more than a second, in every process that collects tests
+    from sklearn.datasets import load_files
+
     made = [Made(encoded((5, 4), seed=n), {"scores": scores(n)}, {"scores": scores(0)}, CLASSIFIER) for n in range(10)]
     ids = keep(tmp_path / "state", made)
     for form in ("imagefolder", "csv", "parquet"):

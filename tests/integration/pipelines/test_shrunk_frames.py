@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from sklearn.datasets import load_sample_image
 
+from tests.photographs import photograph
 from tests.pipelines_run import FOLLOWED, READ, pipelines_text, write_agent, write_video
 from upwell.edge import Agent
 from upwell.pipelines.answered import AnsweredFrame
@@ -45,7 +45,7 @@ def photographs(path: Path) -> Path:
         stream = file.add_stream("libx264", rate=5, options={"crf": "18"})
         stream.width, stream.height, stream.pix_fmt = 640, 426, "yuv420p"
         for name in ("china.jpg", "flower.jpg"):
-            pixels = np.ascontiguousarray(load_sample_image(name)[:426])
+            pixels = np.ascontiguousarray(photograph(name)[:426])
             file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         file.mux(stream.encode())
     return path

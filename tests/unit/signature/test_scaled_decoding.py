@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_sample_image
 
+from tests.photographs import photograph
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.image_codec import decode
 from upwell.shared.signature.keys import Decode, Resize
@@ -21,7 +21,7 @@ from upwell.shared.tensors import Array, TensorSpec
 
 MOST, MOST_ON_AVERAGE = 16, 0.7
 """Of 255: what docs/model-yaml.md says."""
-PHOTO = Image.fromarray(load_sample_image("china.jpg"))  # 640 x 427
+PHOTO = Image.fromarray(photograph("china.jpg"))  # 640 x 427
 
 
 def jpeg(size: tuple[int, int], **options: Any) -> bytes:
