@@ -148,7 +148,7 @@ class SentAttempt:
         self._flow = self._driver._flow
         self.attempt = CloudAttempt(self._flow._clock, context.router, 0, decision, (MODEL.name, ""))
         self._flow.attempts.append(self.attempt)
-        self._drive(self.attempt.begin())
+        self._drive(self.attempt.begin(may_wait=False))
 
     @property
     def outcome(self) -> CloudReplyFacts | CloudFailure | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -31,6 +32,7 @@ from upwell.shared.routing.decide.state import (
     Signals,
     SplitRoute,
 )
+from upwell.shared.routing.estimators.backlog import Backlog
 from upwell.shared.routing.estimators.budget import Draw
 from upwell.shared.routing.flow.actions import (
     Action,
@@ -40,6 +42,7 @@ from upwell.shared.routing.flow.actions import (
     CloudFailure,
     Encode,
     GiveUp,
+    JoinQueue,
     MessageSent,
     Release,
     Reserve,
@@ -53,6 +56,7 @@ from upwell.shared.routing.flow.attempt import HOPELESS
 from upwell.shared.routing.flow.flow import RequestFlow
 from upwell.shared.routing.policy.settings import Limit, Settings
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason, Route
+from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 from upwell.shared.routing.simulation.driver import SimulatedReply
 from upwell.shared.routing.simulation.kernel import Kernel
 from upwell.shared.routing.simulation.pilot import Habits, Pilot
@@ -133,6 +137,7 @@ class Accounts(Pilot):
     def __init__(self, world: Setting, kernel: Kernel) -> None:
         super().__init__(known_policy(world.text), {}, kernel, Habits())
         self.open: set[str] = set()
+        self.queued: set[str] = set()
         self.earned = self.hedges = self.retries = 0
         for rows in (1, 2, 3):
             self.observe(EdgeRan(MODEL, rows, world.edge_s))
@@ -151,12 +156,35 @@ class Accounts(Pilot):
         self.earned += bool(decision.up_rows)
         return decision
 
+    def enqueue(self, message: QueuedMessage, wake: Callable[[], None]) -> None:
+        super().enqueue(message, wake)
+        self.open.add(message.call)
+        self.queued.add(message.call)
+
+    def keep_busy(self, s_per_byte: float, messages: int) -> None:
+        """The link of that speed has others' messages on it, and one that waits."""
+        sizes = [0, 10_000] * 3
+        for size in sizes:
+            took_s = 0.01 + size * s_per_byte
+            super().observe(CloudAnswered(MODEL, 1, size, took_s, 0.0))
+        for number in range(messages):
+            super().observe(CloudSent(MODEL, f"other {number}", 1, 300))
+        other = QueuedMessage("waits", MODEL, 1, 300, 0.4, 0.05, self._kernel.now_s + 0.05)
+        super().enqueue(other, lambda: None)
+
+    def make_idle(self) -> None:
+        """The others are gone."""
+        self.state = replace(self.state, backlog=Backlog(), queue=self.state.queue.without("waits"))
+
     def observe(self, outcome: Outcome) -> None:
         if isinstance(outcome, CloudSent):
-            assert outcome.call not in self.open
+            assert outcome.call not in self.open - self.queued
+            self.queued.discard(outcome.call)
             self.open.add(outcome.call)
         elif isinstance(outcome, CloudAnswered | CloudCallFailed | CloudDropped) and outcome.call:
             assert outcome.call in self.open, "a call ends once"
+            assert outcome.call not in self.queued or isinstance(outcome, CloudDropped)
+            self.queued.discard(outcome.call)
             self.open.discard(outcome.call)
         super().observe(outcome)
 
@@ -243,6 +271,8 @@ class World:
             return draw(st.none() | st.tuples(*(st.sampled_from([0.1, 0.9, math.nan]) for _ in action.rows)))
         if isinstance(action, Encode):
             return 300 * len(self.flow.attempts[action.attempt].rows)
+        if isinstance(action, JoinQueue):
+            self.accounts.enqueue(action.message, lambda: None)
         if isinstance(action, Send):
             return self._send(action)
         if isinstance(action, Wait):
@@ -347,8 +377,15 @@ def test_whatever_happens_there_is_one_answer_in_time_and_all_accounts_are_right
         signals = data.draw(requests(setting, kernel.now_s))
         denied_s = kernel.now_s + data.draw(st.sampled_from([math.inf, math.inf, math.inf, 0.0, 0.03]))
         world = World(data, setting, accounts, kernel, denied_s, RequestFlow(accounts, signals))
+        busy = data.draw(st.sampled_from([0, 0, 1, 3]))
+        if busy:
+            accounts.keep_busy(data.draw(st.sampled_from([1e-5, 1e-4])), busy)
         error = world.drive()
+        accounts.make_idle()
         event("answered" if error is None else type(error).__name__)
+        waits = [one.link_wait for one in world.flow.attempts if one.link_wait is not None]
+        event("waited for the link" if waits else "did not wait")
+        assert all(0.0 <= one.wait_s < 0.2 and one.messages for one in waits)
         check_the_answer(world, error)
         check_the_end(world)
         check_patience(world)
@@ -385,6 +422,7 @@ def check_the_end(world: World) -> None:
     assert all(call.closed for call in world.calls.values())
     assert not world.is_slot_held
     assert not world.accounts.open
+    assert not world.accounts.state.queue.waiting
     assert all(breaker.probe_since_s == -math.inf for breaker in world.accounts.state.breakers.values())
 
 
@@ -419,3 +457,41 @@ def test_what_is_under_way_is_cancelled_where_the_device_is_too_late_with_the_ot
             else:
                 action = flow.resume(told.get(type(action)), BEGIN_S)
     assert [type(one) for one in done if isinstance(one, Send | RunEdge | Cancel)] == [Send, RunEdge, Cancel]
+
+
+def on_a_busy_link(text: str, sizes: list[int]) -> list[type[Action]]:
+    """What the flow asks for where others have the link."""
+    kernel = Kernel()
+    kernel.now_s = BEGIN_S
+    setting = Setting(text, 0.02, 0.005, is_healthy=True, fails_with_error=False, calls=CALLS)
+    accounts = Accounts(setting, kernel)
+    accounts.keep_busy(1e-4, 3)
+    flow = RequestFlow(accounts, signals(sizes, at_s=BEGIN_S))
+    told: dict[type[Action], Any] = {Admit: 0, Encode: 300, Send: MessageSent(300), RunEdge: 0.02, Reserve: BEGIN_S}
+    done: list[Action] = []
+    action = flow.begin(BEGIN_S)
+    while action is not None:
+        done.append(action)
+        if isinstance(action, JoinQueue):
+            accounts.enqueue(action.message, lambda: None)
+        if isinstance(action, Wait):
+            kernel.now_s = max(kernel.now_s, action.until_s)
+        if isinstance(action, GiveUp):
+            elapsed_s = kernel.now_s - BEGIN_S
+            late = CloudFailure(Reason.CLOUD_DEADLINE, "no answer in time")
+            action = flow.resume(CallEnded(action.call, late, kernel.now_s, elapsed_s), kernel.now_s)
+        else:
+            action = flow.resume([] if isinstance(action, Wait) else told.get(type(action)), kernel.now_s)
+    return [type(one) for one in done if isinstance(one, JoinQueue | Send | RunEdge)]
+
+
+LARGE = "defaults: {deadline: 200ms, large: {above: 500B}}"
+
+
+def test_what_goes_up_while_the_device_runs_the_other_rows_does_not_wait_for_the_link() -> None:
+    """Nobody would look when its turn has come."""
+    assert on_a_busy_link(LARGE, [300, 700]) == [Send, RunEdge, RunEdge]
+
+
+def test_what_still_waits_when_the_device_must_start_goes_before_that() -> None:
+    assert on_a_busy_link(LARGE, [700]) == [JoinQueue, Send, RunEdge]

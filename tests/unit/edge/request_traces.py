@@ -42,6 +42,7 @@ def request_trace(id: str, tags: Mapping[str, str] | None = None, **facts: Any) 
         "misses": (),
         "edge_s": 0.01,
         "uplink_s": 0.02,
+        "link_wait": None,
         "link": state.link,
         "breakers": state.breakers,
         "policy_digest": "sha256:of-the-policy",

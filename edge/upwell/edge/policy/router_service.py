@@ -15,6 +15,7 @@ from typing import TypeAlias
 from upwell.shared.routing.decide.decide import threshold_of
 from upwell.shared.routing.decide.router import Router, Run
 from upwell.shared.routing.decide.state import CloudDropped, CloudSent, Decision, EdgeRan, Outcome, RouterState, Signals
+from upwell.shared.routing.decide.turn import Turn, turn
 from upwell.shared.routing.estimators.audit import AuditTally
 from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.estimators.budget import BudgetLedger
@@ -22,6 +23,7 @@ from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Settings
+from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 
 MODEL_PAIR_HOLDS_S = 10.0
 """Minimum time between changes of a cloud's digest, since two versions behind one endpoint would recompile the policy
@@ -76,6 +78,8 @@ class RouterService:
         self._identified_at_s = -math.inf
         self.sent_at_s = -math.inf
         """When the last message began to be sent, for a live or a spooled request (monotonic)."""
+        self._wakes: dict[str, Callable[[], None]] = {}
+        """By call, for messages that wait for the link."""
         self._lock = threading.Lock()
         self._tell_misfits()
 
@@ -168,10 +172,30 @@ class RouterService:
             self.recent = after = self._router.observe(before, outcome, now_s)
             if isinstance(outcome, CloudSent):
                 self.sent_at_s = now_s
+            wake = self._next_wake() if self._wakes else None
+        if wake is not None:
+            wake()
         if after.breakers is not before.breakers:
             _log_changes(before.breakers, after.breakers)
         if after.audits is not before.audits:
             _log_alarms(before.audits, after.audits)
+
+    def turn(self, message: QueuedMessage) -> Turn:
+        """When a message may leave."""
+        return turn(self.recent, message, time.monotonic())
+
+    def enqueue(self, message: QueuedMessage, wake: Callable[[], None]) -> None:
+        """Put a message into the queue before the link; `wake` is called, from any thread, when its turn may have come,
+        until an outcome of its call is told. It must not block."""
+        with self._lock:
+            self.recent = replace(self.recent, queue=self.recent.queue.joined(message))
+            self._wakes[message.call] = wake
+
+    def _next_wake(self) -> Callable[[], None] | None:
+        """How to wake whoever goes next; under the lock."""
+        waiting = {message.call for message in self.recent.queue.waiting}
+        self._wakes = {call: wake for call, wake in self._wakes.items() if call in waiting}
+        return self._wakes.get(self.recent.queue.first or "")
 
     def ran(self, model: str, rows: int, duration_s: float) -> None:
         """Learn from a run on the device. Fast ones are learned in batches, by the next decision after `LAG_S`."""

@@ -36,6 +36,7 @@ from upwell.shared.routing.flow.actions import (
     CloudFailure,
     Encode,
     GiveUp,
+    JoinQueue,
     MessageSent,
     Release,
     Reserve,
@@ -205,8 +206,8 @@ class RequestDriver:
         message = Message.of(InferRequest(model=model, inputs=inputs, id=self._id), self._context.traceparent)
         if not action.attempt:
             self._messages: dict[int, Message] = {}
-            # Reentrant, so that gRPC's threads may report the end of a call at any time.
-            self._news: SimpleQueue[None] = SimpleQueue()
+            # Reentrant, so that gRPC's threads may report the end of a call at any time; True: a turn on the link.
+            self._news: SimpleQueue[bool] = SimpleQueue()
         self._messages[action.attempt] = message
         return len(message.data)
 
@@ -215,6 +216,9 @@ class RequestDriver:
         if entry_model is None or not self._resizes:
             return inputs
         return shrink_for_uplink(entry_model.signature, inputs, self._resizes)
+
+    def _queue(self, action: JoinQueue) -> None:
+        self._context.router.enqueue(action.message, partial(self._news.put, True))
 
     def _send(self, action: Send) -> MessageSent | CloudFailure:
         context, attempt = self._context, self._flow.attempts[action.attempt]
@@ -232,17 +236,18 @@ class RequestDriver:
             return CloudFailure(error.reason, str(error))
         context.metrics.sent(attempt.whole or attempt.model, call.sent_bytes)
         self._calls = {**self._calls, action.call: _Call(call, action.attempt, place)}
-        call.on_end(partial(self._news.put, None))
+        call.on_end(partial(self._news.put, False))
         return MessageSent(call.sent_bytes)
 
     def _wait(self, action: Wait) -> list[CallEnded]:
+        is_turn = False
         while True:
             ended = [one for name in tuple(self._calls) if (one := self._ended(name)) is not None]
             left_s = action.until_s - time.monotonic()
-            if ended or left_s <= 0:
+            if ended or is_turn or left_s <= 0:
                 return ended
             with suppress(Empty):
-                self._news.get(timeout=min(left_s, threading.TIMEOUT_MAX))
+                is_turn = self._news.get(timeout=min(left_s, threading.TIMEOUT_MAX))
 
     def _ended(self, name: str) -> CallEnded | None:
         """The end of a call that was not yet reported; None while it is in progress."""
@@ -325,6 +330,7 @@ PERFORM: Mapping[type[Any], Callable[[RequestDriver, Any], Any]] = MappingProxyT
         RunHead: RequestDriver._run_head,
         Score: RequestDriver._score,
         Encode: RequestDriver._encode,
+        JoinQueue: RequestDriver._queue,
         Send: RequestDriver._send,
         Wait: RequestDriver._wait,
         GiveUp: RequestDriver._give_up,

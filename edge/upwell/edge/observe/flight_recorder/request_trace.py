@@ -15,6 +15,7 @@ from upwell.shared.routing.decide.state import Decision, RouterState, Signals
 from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.estimators.link import LinkEstimate
 from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.flow.attempt import LinkWait
 
 MOST_ROWS = 16
 """Maximum number of rows recorded; for larger requests their count is recorded as well."""
@@ -45,6 +46,7 @@ class RequestTrace(NamedTuple):
     misses: Sequence[CloudFailure]
     edge_s: float | None
     uplink_s: float | None
+    link_wait: LinkWait | None
     link: LinkEstimate
     breakers: Mapping[str, Breaker]
     policy_digest: str
@@ -60,10 +62,11 @@ class RequestTrace(NamedTuple):
 
         Only an error's text is kept, since its traceback would keep the inputs in memory.
         """
-        misses, uplink_s = _NO_MISSES, None
+        misses, uplink_s, link_wait = _NO_MISSES, None, None
         if done.attempts:
             misses = [a.outcome for a in done.attempts if isinstance(a.outcome, CloudFailure)]
             uplink_s = max(attempt.elapsed_s for attempt in done.attempts)
+            link_wait = next((attempt.link_wait for attempt in done.attempts if attempt.link_wait is not None), None)
         is_answer = isinstance(ended, Answer)
         return cls(
             id=done.id,
@@ -74,6 +77,7 @@ class RequestTrace(NamedTuple):
             misses=misses,
             edge_s=done.edge_s,
             uplink_s=uplink_s,
+            link_wait=link_wait,
             link=state.link,
             breakers=state.breakers,
             policy_digest=policy_digest,
@@ -197,6 +201,7 @@ def _end(request_trace: RequestTrace) -> dict[str, Any]:
         "took_s": took_s,
         "edge_s": request_trace.edge_s,
         "uplink_s": request_trace.uplink_s,
+        "link_wait": None if request_trace.link_wait is None else asdict(request_trace.link_wait),
         "late_s": request_trace.ended_s - request_trace.first.deadline_s,
     }
     if request_trace.answer is None:

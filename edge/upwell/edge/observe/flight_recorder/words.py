@@ -164,6 +164,10 @@ def _times(request_trace: Mapping[str, Any], decisions: list[Mapping[str, Any]])
     edge, uplink = request_trace.get("edge_s"), request_trace.get("uplink_s", answer.get("uplink_s"))
     cloud = [one["predicted_cloud_s"] for one in decisions if one.get("predicted_cloud_s") is not None]
     yield f"device: predicted {ms(decisions[0].get('predicted_edge_s'))}, " + ("not run" if edge is None else ms(edge))
+    wait = request_trace.get("link_wait")
+    if wait:
+        behind = "1 message" if wait["messages"] == 1 else f"{wait['messages']} messages"
+        yield f"waited for the link: {ms(wait['wait_s'])}, behind {behind} of {wait['size_bytes']} bytes"
     yield f"cloud: predicted {ms(cloud[-1] if cloud else None)}, " + (
         "not waited for" if uplink is None else ms(uplink)
     )

@@ -153,6 +153,7 @@ def _decision(
         retry_after_s=found.retry_after_s,
         chance=found.predicted.chance,
         needed_chance=found.predicted.needed,
+        gain=found.predicted.gain,
     )
 
 

@@ -40,7 +40,8 @@ def sent(state: RouterState, outcome: CloudSent, now_s: float) -> RouterState:
     if last.get(whole, "") != route:
         last = {**last, whole: route}
     backlog = state.backlog.sent(in_flight, link.inverse_bandwidth_s_per_byte)
-    return replace(state, backlog=backlog, last_split_route=last)
+    queue = state.queue.without(outcome.call) if state.queue.waiting else state.queue
+    return replace(state, backlog=backlog, queue=queue, last_split_route=last)
 
 
 def answered(state: RouterState, answer: CloudAnswered, now_s: float) -> RouterState:
@@ -123,7 +124,9 @@ def held(state: RouterState, outcome: CloudHeld, now_s: float) -> RouterState:
 
 
 def ended(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s: float) -> RouterState:
-    """A call ended without an answer that can be used."""
+    """A call ended without an answer that can be used, or was never sent."""
+    if state.queue.has(outcome.call):
+        state = replace(state, queue=state.queue.without(outcome.call))
     in_flight = state.backlog.find(outcome.call) if outcome.call else None
     if in_flight is not None:
         state = _without(state, outcome, in_flight, now_s)

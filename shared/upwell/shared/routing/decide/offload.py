@@ -13,6 +13,7 @@ from upwell.shared.routing.estimators.budget import Draw
 from upwell.shared.routing.estimators.edge_time import EdgeTime
 from upwell.shared.routing.estimators.hedging import hedge_after_s
 from upwell.shared.routing.estimators.link import fade
+from upwell.shared.routing.estimators.rate_belief import Chance
 from upwell.shared.routing.policy.request_facts import RowFacts
 from upwell.shared.routing.policy.rules import Verdict
 from upwell.shared.routing.policy.settings import Limit, Prices
@@ -53,13 +54,14 @@ class OffloadCase:
 class Prediction(NamedTuple):
     """Time from sending to answer: `usual_s` as likely sooner as later, of it `server_s` beside the link; `sure_s` is
     met with the confidence asked for. `chance` is the probability that it is in time, and `needed` the one from which
-    on it is worth its time on the link. NaN where nothing is known."""
+    on it is worth its time on the link. NaN where nothing is known. `gain`: what it is worth, see `QueuedMessage`."""
 
     usual_s: float = math.nan
     sure_s: float = math.nan
     server_s: float = 0.0
     chance: float = math.nan
     needed: float = math.nan
+    gain: float = 0.5
 
 
 UNKNOWN = Prediction()
@@ -169,6 +171,10 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
     predicted = predict(state, times_key, len(rows), size_bytes, max(SURE, settings.confidence), case.now_s)
     if route is not None:
         predicted = _with_head(case, route, len(rows), predicted)
+    if must:  # behind others like it, which nothing overtakes
+        owed_s = state.queue.owed_bytes * state.link.inverse_bandwidth_s_per_byte
+        usual_s, sure_s = predicted.usual_s + owed_s, predicted.sure_s + owed_s
+        predicted = predicted._replace(usual_s=usual_s, sure_s=sure_s, gain=math.inf)
     side = state.last_side.get(model)
     predicted, obstacle = _in_time(case, rows, size_bytes, predicted, must=must)
     if obstacle is None and not must and not _is_better(case, predicted, len(rows), size_bytes, route):
@@ -208,8 +214,10 @@ def _in_time(
     if must or settings.objective != "accuracy" or math.isnan(predicted.usual_s):
         was_kept = case.state.last_side.get(case.signals.request_facts.model) is False
         return predicted, _too_slow(predicted, case.give_up_s - case.now_s, was_kept=was_kept)
-    chance, needed = _chance(case, rows, size_bytes, predicted)
-    return predicted._replace(chance=chance, needed=needed), None if chance >= needed else Reason.CLOUD_TOO_SLOW
+    gain = _rank(case, rows)
+    chance, needed = _chance(case, gain, size_bytes, predicted)
+    predicted = predicted._replace(chance=chance, needed=needed, gain=gain)
+    return predicted, None if chance >= needed else Reason.CLOUD_TOO_SLOW
 
 
 def _with_head(case: OffloadCase, route: SplitRoute, rows: int, predicted: Prediction) -> Prediction:
@@ -242,7 +250,16 @@ def _forbidden(case: OffloadCase) -> Reason | None:
     return None if case.signals.may_offload else Reason.NO_CLOUD
 
 
-def _chance(case: OffloadCase, rows: tuple[int, ...], size_bytes: int, predicted: Prediction) -> tuple[float, float]:
+def chance_of(state: RouterState, size_bytes: int, within_s: float, now_s: float) -> Chance:
+    """What may become of a message sent now, behind those that were sent before it, where it has `within_s` on the
+    link."""
+    link = state.link
+    wait_s, s_per_byte = state.backlog.wait_s(now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
+    ahead_bytes = wait_s / s_per_byte if s_per_byte > 0.0 else 0.0
+    return link.rates.chance(now_s, size_bytes, ahead_bytes, within_s, link.rtt_s * link.fading(now_s))
+
+
+def _chance(case: OffloadCase, gain: float, size_bytes: int, predicted: Prediction) -> tuple[float, float]:
     """How likely a message sent now is answered in time, and how likely it has to be to be worth its time on the link.
 
     A message takes the place of others, so a bid price decides, as in revenue management (Talluri and van Ryzin 1998,
@@ -255,14 +272,11 @@ def _chance(case: OffloadCase, rows: tuple[int, ...], size_bytes: int, predicted
     if within_s <= 0.0:
         return 0.0, 1.0
     link, confidence = case.state.link, case.verdict.settings.confidence
-    wait_s, s_per_byte = case.state.backlog.wait_s(case.now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
-    ahead_bytes = wait_s / s_per_byte if s_per_byte > 0.0 else 0.0
-    rtt_s = link.rtt_s * link.fading(case.now_s)
-    found = link.rates.chance(case.now_s, size_bytes, ahead_bytes, within_s, rtt_s)
+    found = chance_of(case.state, size_bytes, within_s, case.now_s)
     if confidence >= SURE:
         return found.in_time, confidence
-    price = confidence * 0.5 / max(1e-3, within_s - rtt_s)
-    return found.in_time, min(SURE, price * found.occupied_s / max(1e-3, _rank(case, rows)))
+    price = confidence * 0.5 / max(1e-3, within_s - link.rtt_s * link.fading(case.now_s))
+    return found.in_time, min(SURE, price * found.occupied_s / max(1e-3, gain))
 
 
 def _rank(case: OffloadCase, rows: tuple[int, ...]) -> float:

@@ -19,6 +19,7 @@ from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.rules import RequestFacts, Verdict
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
+from upwell.shared.routing.scheduling.send_queue import SendQueue
 from upwell.shared.values import quick
 
 LINK = ""
@@ -40,6 +41,7 @@ class RouterState:
 
     link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
     backlog: Backlog = Backlog()  # noqa: RUF009  likewise
+    queue: SendQueue = SendQueue()  # noqa: RUF009  likewise
     edge: Mapping[str, RunTimes] = field(default_factory=dict)
     cloud: Mapping[str, RunTimes] = field(default_factory=dict)
     answers: Mapping[str, AnswerTimes] = field(default_factory=dict)
@@ -128,8 +130,8 @@ class Decision:
     `side_change` is whether candidates of `model` go up now, where that has changed. `split_route` is the cut by which
     `up_rows` go, None for the whole model. `retry_after_s`: the cloud wants to be left alone for so long, None where it
     did not say. `chance` is the predicted probability of an answer in time, and `needed_chance` the one from which on
-    rows go up, NaN where neither was asked for or nothing is known. `candidates` are the scores of the rows that turned
-    out hard.
+    rows go up, NaN where neither was asked for or nothing is known; `gain` is what that is worth where messages compete
+    for the link (see `QueuedMessage`). `candidates` are the scores of the rows that turned out hard.
     """
 
     plan: Plan
@@ -155,6 +157,7 @@ class Decision:
     retry_after_s: float | None = None
     chance: float = math.nan
     needed_chance: float = math.nan
+    gain: float = 0.5
     candidates: tuple[float, ...] = ()
 
     @property
@@ -203,7 +206,8 @@ class Audited:
 @dataclass(frozen=True, slots=True)
 class CloudSent:
     """A message of `sent_bytes` bytes began to leave for the cloud. Every call ends with exactly one of
-    `CloudAnswered`, `CloudCallFailed` and `CloudDropped` with the same `call` (any name that is not under way).
+    `CloudAnswered`, `CloudCallFailed` and `CloudDropped` with the same `call` (any name that is not under way); one
+    that waited in the queue and never left with `CloudDropped` alone.
 
     `whole` is the name of the model where `model` is the key of one of its split routes.
     """

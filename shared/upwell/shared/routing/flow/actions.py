@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from upwell.shared.routing.decide.state import Decision, Outcome, RouterState, Signals, SplitRoute
+from upwell.shared.routing.decide.turn import Turn
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 from upwell.shared.values import quick
 
 T = TypeVar("T")
@@ -78,6 +80,14 @@ class Send:
     apart_from: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class JoinQueue:
+    """Put a message into the queue before the link. From then on `Wait` ends early, too, where its turn may have come;
+    what was learnt of its call takes it out."""
+
+    message: QueuedMessage
+
+
 @quick
 @dataclass(frozen=True, slots=True)
 class Wait:
@@ -113,7 +123,9 @@ class Release:
     """Give the slot back."""
 
 
-Action: TypeAlias = Admit | RunEdge | RunHead | Score | Encode | Send | Wait | GiveUp | Cancel | Reserve | Release
+Action: TypeAlias = (
+    Admit | RunEdge | RunHead | Score | Encode | JoinQueue | Send | Wait | GiveUp | Cancel | Reserve | Release
+)
 Step: TypeAlias = Generator[Action, Any, T]
 """A part of the flow: what it asks for in turn, and what it comes to."""
 
@@ -195,6 +207,9 @@ class RouterPort(Protocol):
 
     def decide(self, signals: Signals) -> Decision:
         """A decision, with what it needs for itself (probe slots, budgets) already taken."""
+
+    def turn(self, message: QueuedMessage) -> Turn:
+        """When a message may leave, whether it waits in the queue by now or not."""
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from an outcome."""

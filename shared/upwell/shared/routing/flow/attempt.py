@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from upwell.shared.routing.decide.state import (
     CloudAnswered,
@@ -21,11 +21,13 @@ from upwell.shared.routing.flow.actions import (
     CloudReplyFacts,
     Encode,
     GiveUp,
+    JoinQueue,
     RouterPort,
     Send,
     Step,
 )
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 
 HOPELESS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
 """Failures after which asking once more cannot help: it is the request that is wrong."""
@@ -43,8 +45,20 @@ class Clock:
     now_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class LinkWait:
+    """How long a message waited for the link, and behind how many messages of how many bytes when it began to."""
+
+    wait_s: float
+    messages: int
+    size_bytes: int
+
+
 class CloudAttempt:
     """Rows sent up by a decision; what comes of each message is learnt exactly once.
+
+    Where the link is busy the first message waits in the queue before it until its turn has come, and stays here if
+    something is in the way by then. A hedge, a retry and a probe of the breaker do not wait.
 
     Usually one message is sent. Where the decision names a hedge, a second one follows once the first has been under
     way for so long and the router grants it: to another endpoint, or where there is none over a connection of its own.
@@ -68,6 +82,8 @@ class CloudAttempt:
         self.outcome: CloudReplyFacts | CloudFailure | None = None
         self.calls: list[str] = []
         """Those under way."""
+        self.link_wait: LinkWait | None = None
+        """Whether and how it had to wait; its time is NaN while it does."""
         self.hedged = False
         self.model, self.whole = target
         self.started_s = self.ended_s = math.nan
@@ -75,6 +91,7 @@ class CloudAttempt:
         self._clock, self._router = clock, router
         self._may_retry = not decision.probes
         self._size_bytes = 0
+        self._queued: QueuedMessage | None = None
 
     @property
     def elapsed_s(self) -> float:
@@ -84,19 +101,81 @@ class CloudAttempt:
     @property
     def is_open(self) -> bool:
         """Whether an outcome may still come."""
-        return self.outcome is None and bool(self.calls)
+        return self.outcome is None and (bool(self.calls) or self.is_queued)
 
-    def begin(self) -> Step[None]:
-        """Send the first message."""
+    @property
+    def is_queued(self) -> bool:
+        """Whether its first message waits for the link."""
+        return self._queued is not None
+
+    def begin(self, *, may_wait: bool) -> Step[None]:
+        """Send the first message, or with `may_wait` put it into the queue if the link is busy."""
         try:
             self._size_bytes = yield Encode(self.number)
         except BaseException:
             self._router.give_back(self.decision)  # a probe's slot must not stay taken, nor what was drawn from budgets
             raise
+        decision, call = self.decision, str(next(_names))
         self.started_s = self._clock.now_s
+        if may_wait and not decision.probes:
+            message = QueuedMessage(
+                call,
+                self.model,
+                len(self.rows),
+                self._size_bytes,
+                decision.gain,
+                decision.needed_chance,
+                decision.give_up_s,
+            )
+            if self._router.turn(message).at_s > -math.inf:
+                self.link_wait = self._wait_behind(message)
+                self._queued = message
+                yield JoinQueue(message)
+                return
+        yield from self._send_first(call)
+
+    def look(self, *, is_last: bool = False) -> Step[float]:
+        """Send what waits for the link if its turn has come, or keep it here if something is in the way by now; with
+        `is_last` one of both. When to look again."""
+        message = self._queued
+        if message is None:
+            return math.inf
+        turn = self._router.turn(message)
+        if not is_last and turn.at_s > self._clock.now_s:
+            return turn.at_s
+        if turn.obstacle is None and self._clock.now_s < message.give_up_s:
+            call = self._leave_queue()
+            self.started_s = self._clock.now_s
+            yield from self._send_first(call)
+        else:
+            self._give_up_queue(turn.obstacle or Reason.CLOUD_TOO_SLOW)
+        return -math.inf
+
+    def _wait_behind(self, message: QueuedMessage) -> LinkWait:
+        state = self._router.state
+        sizes = [
+            *(one.size_bytes for one in state.backlog.in_flight if not one.has_left),
+            *(one.size_bytes for one in state.queue.before(message, self._clock.now_s)),
+        ]
+        return LinkWait(math.nan, len(sizes), sum(sizes))
+
+    def _leave_queue(self) -> str:
+        """Note how long it waited. Its call."""
+        assert self._queued is not None  # noqa: S101  the callers have looked
+        assert self.link_wait is not None  # noqa: S101  noted when it was queued
+        call, self._queued = self._queued.call, None
+        self.link_wait = replace(self.link_wait, wait_s=self._clock.now_s - self.started_s)
+        return call
+
+    def _give_up_queue(self, obstacle: Reason) -> None:
+        """The rows stay here after all, since their message can no longer make it."""
+        self._tell_not_sent(self._leave_queue())
+        self._stay(CloudFailure(obstacle, "the link was busy with others"), self._clock.now_s)
+
+    def _send_first(self, call: str) -> Step[None]:
         if not self.decision.probes:
             self.hedge_at_s = self.started_s + self.decision.hedge_after_s
-        denied = yield from self._send()
+        denied = yield from self._send(call)
         if denied is not None:
             self._stay(denied, self.started_s)
 
@@ -119,8 +198,8 @@ class CloudAttempt:
         """Send a second message, if it is granted."""
         self.hedge_at_s = math.inf
         if len(self.calls) == 1 and self._router.acquire_hedge(self.decision):
-            denied = yield from self._send(apart_from=self.calls[0])  # if denied, the first may still be answered
-            self.hedged = denied is None
+            denied = yield from self._send(str(next(_names)), self.calls[0])
+            self.hedged = denied is None  # if not, the first may still be answered
 
     def send_no_more(self) -> None:
         """The device has answered, which is enough: neither a hedge nor a retry follows."""
@@ -128,7 +207,10 @@ class CloudAttempt:
         self._may_retry = False
 
     def give_up(self) -> Step[None]:
-        """End calls that are late; without an answer by now that counts as one failure of the cloud."""
+        """End calls that are late; without an answer by now that counts as one failure of the cloud, unless nothing
+        was sent."""
+        if self.is_queued:
+            self._give_up_queue(Reason.CLOUD_TOO_SLOW)
         if self.is_open:
             ended = yield from self._end_late()
             yield from self._settle(ended)
@@ -138,7 +220,7 @@ class CloudAttempt:
         was sure to take, or nobody knew how long it would take. There is no outcome: nobody waits for one any more."""
         if not self.is_open:
             return
-        if self.elapsed_s < self.decision.predicted_sure_s:
+        if self.is_queued or self.elapsed_s < self.decision.predicted_sure_s:
             yield from self.drop()
         else:
             ended = yield from self._end_late()
@@ -147,13 +229,15 @@ class CloudAttempt:
     def drop(self) -> Step[None]:
         """Cancel calls whose answer nobody needs any more; that says nothing about the cloud."""
         if self.outcome is None:
+            if self.is_queued:
+                self._tell_not_sent(self._leave_queue())
             yield from self._drop_others()
             if math.isnan(self.ended_s):
                 self.ended_s = self._clock.now_s
 
-    def _send(self, apart_from: str = "") -> Step[CloudFailure | None]:
+    def _send(self, call: str, apart_from: str = "") -> Step[CloudFailure | None]:
         """Send the message, which is paid for; why not, if the policy keeps it here by now."""
-        call, router, decision = str(next(_names)), self._router, self.decision
+        router, decision = self._router, self.decision
         known = router.state
         # Told before it is done: on a busy machine the answer may be there before the sending returns.
         router.observe(CloudSent(self.model, call, len(self.rows), self._size_bytes, self.whole))
@@ -211,7 +295,7 @@ class CloudAttempt:
             return
         if self._is_worth_another(ended, miss) and self._router.acquire_retry(self.decision):
             self._may_retry = False
-            denied = yield from self._send(apart_from=ended.call)
+            denied = yield from self._send(str(next(_names)), ended.call)
             if denied is not None:
                 self._stay(denied, ended.ended_s)
         else:

@@ -192,7 +192,9 @@ class RequestFlow:
         """Send what goes up at once and run the rest on the device, then send what turned out hard."""
         exits = self.signals.exits
         if decision.up_rows and not exits:
-            decision = self.first = yield from self._send(decision)
+            # What waits for the link must look when its turn has come, which nobody does while the device runs.
+            has_rest = len(decision.up_rows) < len(self.rows)
+            decision = self.first = yield from self._send(decision, may_wait=not has_rest)
             self.plan, self.reason = decision.plan, decision.reason
         if decision.kept_rows:
             self._note_obstacle(decision)
@@ -259,7 +261,7 @@ class RequestFlow:
         self._has_edge = False
         self.plan = Plan.CLOUD
 
-    def _send(self, decision: Decision) -> Step[Decision]:
+    def _send(self, decision: Decision, *, may_wait: bool = True) -> Step[Decision]:
         """Send what goes up; the decision acted on, another one where a head failed that was to run first."""
         model, split_route = self.signals.request_facts.model, decision.split_route
         target = (model, "")
@@ -268,7 +270,7 @@ class RequestFlow:
                 duration_s: float = yield RunHead(split_route, decision)
             except (ModelFailed, Refused, DeadlineExceeded, InvalidRequest) as error:
                 self._router.give_back(decision)
-                return (yield from self._send_otherwise(error))
+                return (yield from self._send_otherwise(error, may_wait=may_wait))
             except BaseException:
                 self._router.give_back(decision)
                 raise
@@ -276,15 +278,15 @@ class RequestFlow:
             target = (split_route.key, model)
         attempt = CloudAttempt(self._clock, self._router, len(self.attempts), decision, target)
         self.attempts.append(attempt)
-        yield from attempt.begin()
+        yield from attempt.begin(may_wait=may_wait)
         return decision
 
-    def _send_otherwise(self, error: UpwellError) -> Step[Decision]:
+    def _send_otherwise(self, error: UpwellError, *, may_wait: bool) -> Step[Decision]:
         """No head runs: the whole goes up, or stays here, as if the model were not split."""
         whole = self._router.decide(replace(self._asked, split_routes=()))
         if whole.refusal or (not self._has_edge and not whole.up_rows):
             raise self._away(error)
-        return (yield from self._send(whole)) if whole.up_rows else whole
+        return (yield from self._send(whole, may_wait=may_wait)) if whole.up_rows else whole
 
     def _run_edge(self, rows: Rows, deadline_s: float, *, is_owed: bool = False) -> Step[None]:
         duration_s: float = yield RunEdge(rows, deadline_s, is_owed)
@@ -313,10 +315,16 @@ class RequestFlow:
             yield from attempt.give_up()
 
     def _wait(self, attempt: CloudAttempt, until_s: float) -> Step[None]:
-        """Until the attempt has an outcome, or that instant; what ends or is to be hedged meanwhile is seen to."""
+        """Until the attempt has an outcome, or that instant; what ends, is to be hedged or may leave meanwhile is seen
+        to."""
         while attempt.outcome is None:
+            wake_s = until_s
+            for one in self.attempts:
+                if one.is_queued:
+                    turn_s = yield from one.look()
+                    wake_s = min(wake_s, turn_s)
             waiting = [one for one in self.attempts if one.is_open]
-            ended = yield Wait(min(until_s, *(one.hedge_at_s for one in waiting)) if waiting else until_s)
+            ended = yield Wait(min(wake_s, *(one.hedge_at_s for one in waiting)) if waiting else wake_s)
             for one in ended:
                 for owner in waiting:
                     yield from owner.take(one)
@@ -335,6 +343,8 @@ class RequestFlow:
         try:
             for attempt in uncovered:
                 yield from self._wait(attempt, start_s)
+            for attempt in uncovered:  # nobody looks at the queue while the device runs
+                yield from attempt.look(is_last=True)
             missing = tuple(row for one in uncovered if self._may_stand_in(one) for row in one.rows)
             if missing:
                 yield from self._stand_in(missing, decision)

@@ -17,6 +17,7 @@ from upwell.shared.routing.flow.actions import (
     CloudFailure,
     Encode,
     GiveUp,
+    JoinQueue,
     MessageSent,
     Release,
     Reserve,
@@ -105,6 +106,7 @@ class SimulatedDriver:
         self._calls: dict[str, SimulatedCall] = {}
         self._ended_calls: set[str] = set()
         self._news = Event()
+        self._is_turn = False
         self._slot: Slot | None = None
         settings = device.pilot.settings(model)
         self.served = SimulatedOutcome(request, settings, request.t_s + settings.deadline_s, Reason.EASY)
@@ -169,6 +171,8 @@ class SimulatedDriver:
         if isinstance(action, Encode):
             split_route = self._flow.attempts[action.attempt].decision.split_route
             return request.size_bytes if split_route is None else split_route.row_bytes
+        if isinstance(action, JoinQueue):
+            device.pilot.enqueue(action.message, self._note_turn)
         if isinstance(action, Send):
             return self._send(action)
         if isinstance(action, Wait):
@@ -216,14 +220,19 @@ class SimulatedDriver:
         news, self._news = self._news, Event()
         self._kernel.fire(news)
 
+    def _note_turn(self) -> None:
+        self._is_turn = True
+        self._tell()
+
     def _wait(self, until_s: float) -> Process[list[CallEnded]]:
+        self._is_turn = False
         while True:
             ended = [
                 self._answered(name)
                 for name, call in self._calls.items()
                 if name not in self._ended_calls and call.ended
             ]
-            if ended or self._kernel.now_s >= until_s:
+            if ended or self._is_turn or self._kernel.now_s >= until_s:
                 return ended
             yield self._news, until_s
 

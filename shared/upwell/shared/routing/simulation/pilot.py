@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from upwell.shared.routing.decide.router import Router
 from upwell.shared.routing.decide.state import CloudDropped, Decision, EdgeRan, Outcome, RouterState, Scored, Signals
+from upwell.shared.routing.decide.turn import Turn, turn
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import ModelPair, Settings
+from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 from upwell.shared.routing.simulation.kernel import Kernel
 from upwell.shared.routing.simulation.requests import Score, score
 
@@ -22,13 +25,15 @@ class Habits:
 
     `scores` stands in for the device's; without `learns_scores` no controller sees them. Without `has_cloud` nothing
     goes up. `tests_link` False hides what was learnt of link and cloud, so that every candidate is tried: a fixed
-    threshold with breaker, deadline and fallback, but without any prediction.
+    threshold with breaker, deadline and fallback, but without any prediction. Without `queues` every message is sent at
+    once.
     """
 
     scores: Score = score
     learns_scores: bool = True
     has_cloud: bool = True
     tests_link: bool = True
+    queues: bool = True
 
 
 class Pilot:
@@ -46,6 +51,7 @@ class Pilot:
         self._kernel = kernel
         self.state = self._router.allow(RouterState(), fleet_shares)
         self.habits = habits
+        self._wakes: dict[str, Callable[[], None]] = {}
 
     def settings(self, model: str) -> Settings:
         """What holds for a model where no rule says otherwise."""
@@ -89,6 +95,20 @@ class Pilot:
         if isinstance(outcome, Scored) and not self.habits.learns_scores:
             return
         self.state = self._router.observe(self.state, outcome, self._kernel.now_s)
+        first = self.state.queue.first
+        if first is not None:
+            self._wakes[first]()
+
+    def turn(self, message: QueuedMessage) -> Turn:
+        """See `RouterPort`."""
+        if not self.habits.queues:
+            return Turn(-math.inf)
+        return turn(self._seen(), message, self._kernel.now_s)
+
+    def enqueue(self, message: QueuedMessage, wake: Callable[[], None]) -> None:
+        """Put a message into the queue before the link; `wake` is called when its turn may have come."""
+        self.state = replace(self.state, queue=self.state.queue.joined(message))
+        self._wakes[message.call] = wake
 
     def _seen(self) -> RouterState:
         if self.habits.tests_link:
