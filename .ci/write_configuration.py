@@ -52,7 +52,8 @@ pages.
 - Durations (`80ms`, `1.5s`, `2m`, `1h`) and sizes (`256KiB`, `5GB`; `KiB` is 1024 bytes, `kB` 1000) need a unit, except
   zero. A rate is per `s`, `min`, `h` or `day`, a budget also per `week` or `month`.
 - A relative path is relative to the file that names it; `~` is the home folder.
-- Unknown keys are errors. All errors of a file are shown at once, with line and column.
+- Every file may begin with `version: 1`. Unknown keys are errors. All errors of a file are shown at once, with line and
+  column.
 - Default `–`: not set. A type that is a link has keys of its own; `[]` stands for each item of a list.
 """
 
@@ -187,7 +188,7 @@ def _table(file: File, section: Section) -> Iterator[str]:
     yield "|key|type|default|meaning|"
     yield "|---|---|---|---|"
     for name, info in section.model.model_fields.items():
-        if name in as_there:
+        if name in as_there or (not section.path and name == "version"):  # which the introduction explains
             continue
         key = info.alias or name
         path = f"{section.path}.{key}" if section.path else key
@@ -276,8 +277,16 @@ def _words(annotation: Any, path: str, file: File) -> str:
     if origin is dict:
         return "mapping to " + _words(args[1], f"{path}.<name>", file).removeprefix("as ")
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return file.link(annotation, path)
+        return _inline(annotation, path, file) or file.link(annotation, path)
     return _PLAIN.get(annotation, "any value")
+
+
+def _inline(model: type[BaseModel], path: str, file: File) -> str:
+    """A section with one key that must be written and has no keys of its own, as it is written; else nothing."""
+    (name, info), *others = model.model_fields.items()
+    if others or not info.is_required() or any(_models_in(info.annotation)):
+        return ""
+    return f"`{{{name}: {_kind(info.annotation, info.metadata, path, file).replace('`', '')}}}`"
 
 
 def _variant(model: type[BaseModel], path: str, selector: str, file: File) -> str:

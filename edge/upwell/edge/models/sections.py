@@ -76,7 +76,7 @@ class EdgeSide(RuntimeOptions):
 
 
 class CloudSide(FilePart):
-    """The model in the cloud; without it the device answers alone."""
+    """The model's name in the cloud; without it the device answers alone."""
 
     model: str = Field(min_length=1, description="The model's name in the cloud.")
 

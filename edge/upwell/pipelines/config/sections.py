@@ -120,7 +120,7 @@ class KeepSection(FilePart):
 
 
 class BlurSection(FilePart):
-    """Makes objects unrecognizable from here on, in uplink, sinks and preview."""
+    """Makes objects with these labels unrecognizable from here on, in uplink, sinks and preview."""
 
     labels: _Labels = Field(min_length=1, description="Objects with one of these labels.")
 
