@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import pytest
 from PIL import Image
 
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.signature.description import ModelDescription
-from upwell.shared.tensors import Array
+from upwell.shared.signature.description import ImageInput, ModelDescription
+from upwell.shared.signature.processor import Processor
+from upwell.shared.signature.signature import Signature, UplinkEncoding
+from upwell.shared.signature.uplink_pictures import encode_for_uplink
+from upwell.shared.tensors import Array, TensorSpec
 from upwell.tools.demo.data import ASSETS, Page, digit_png, heldout, pages
 
 tflite = pytest.importorskip("ai_edge_litert.interpreter")
@@ -142,6 +146,29 @@ def callers_see(description: ModelDescription) -> object:
     for one in document["inputs"].values():
         one.pop("uplink", None)
     return document
+
+
+def test_pages_go_up_in_half_the_bytes_and_are_read_as_well() -> None:
+    """By the uplink that the device's model.yaml names; docs/performance.md has the figures of 150 pages."""
+    shown = pages(40, seed=99)
+    model = session(cloud_file("pages", "model.onnx"))
+    given, made = ([TensorSpec("x", "FP32", (-1, 192, 320, 1))], [TensorSpec("logits", "FP32", (-1, 60, 10))])
+    processor = Processor(load_yaml(cloud_file("pages", "model.yaml"), ModelDescription), given, made, "onnx")
+    described = load_yaml(edge_file("pages", "model.yaml"), ModelDescription).signature.inputs["image"]
+    assert isinstance(described, ImageInput)
+    assert described.uplink is not None
+    encoding = UplinkEncoding(described.uplink.encode, described.uplink.quality, recode=described.uplink.recode)
+    image = replace(processor.signature.inputs[0], uplink=encoding)
+    came = np.array([page.png for page in shown], object)
+    sent = encode_for_uplink(Signature((image,), (), has_rows=True), {"image": came}, processor.resizes)["image"]
+    assert sum(map(len, sent)) <= sum(map(len, came)) / 2
+
+    def right(rows: Array) -> float:
+        tensors = processor.pre({"image": rows}).tensors
+        read = model.run(["logits"], dict(tensors))[0].argmax(-1)
+        return float((read == np.stack([page.labels for page in shown])).mean())
+
+    assert right(sent) >= right(came) - 0.001
 
 
 @pytest.mark.parametrize("task", TASKS)
