@@ -41,6 +41,10 @@ crash."""
 PAUSE_S = 0.05
 """How long traces are gathered: the request path wakes the recorder at most this often."""
 
+AT_A_TIME, REST_S = 4, 1e-4
+"""So many traces become JSON, then the requests have the interpreter, which for a thread that goes on and on they would
+wait 5 ms for."""
+
 RETRY_S = 1.0
 """Pause after a failed write."""
 
@@ -155,10 +159,14 @@ class FlightRecorder:
             yield self._pending.popleft()
 
     def _as_lines(self, traces: Iterable[bytes | RequestTrace]) -> Iterator[bytes]:
+        written = 0
         for request_trace in traces:
             if isinstance(request_trace, bytes):
                 yield request_trace
                 continue
+            if written and written % AT_A_TIME == 0:
+                time.sleep(REST_S)
+            written += 1
             try:
                 yield to_line(request_trace)
             except Exception:  # noqa: BLE001 (the boundary of a thread that must live on, whatever a trace holds)

@@ -108,14 +108,20 @@ def is_usual(request_trace: RequestTrace) -> bool:
 _NO_MISSES: Sequence[CloudFailure] = ()
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
+
+
 def to_line(request_trace: RequestTrace) -> bytes:
     """The trace as one line of JSON, with null for values that are not finite and long text truncated."""
     return json_line(record(request_trace))
 
 
-def json_line(trace: Mapping[str, Any]) -> bytes:
+def json_line(trace: dict[str, Any]) -> bytes:
     """A line of the recorder, with null for numbers that JSON cannot represent."""
-    return json.dumps(_finite(dict(trace)), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+    try:
+        return _ENCODER.encode(trace).encode() + b"\n"
+    except ValueError:  # seldom, since `record` has null already for what usually is not finite
+        return _ENCODER.encode(_finite(trace)).encode() + b"\n"
 
 
 def record(request_trace: RequestTrace) -> dict[str, Any]:
@@ -131,7 +137,7 @@ def record(request_trace: RequestTrace) -> dict[str, Any]:
         "rows": len(signals.row_sizes_bytes),
         "row_sizes_bytes": list(signals.row_sizes_bytes[:MOST_ROWS]),
         "up_sizes_bytes": list(signals.up_sizes_bytes[:MOST_ROWS]),
-        "caller_deadline_s": signals.caller_deadline_s - signals.arrived_s,
+        "caller_deadline_s": _known(signals.caller_deadline_s - signals.arrived_s),
         "deadline_s": request_trace.first.deadline_s - signals.arrived_s,
         "queue_ahead": signals.edge_ahead,
         "has_edge": signals.has_edge,
@@ -146,7 +152,7 @@ def record(request_trace: RequestTrace) -> dict[str, Any]:
             "objective": settings.objective,
             "confidence": settings.confidence,
             "deadline_s": settings.deadline_s,
-            "large_above_bytes": settings.large_above_bytes,
+            "large_above_bytes": _known(settings.large_above_bytes),
             "measure": None if hard is None else hard.measure,
             "threshold": None if hard is None else hard.threshold,
             "calibrated": None if hard is None else hard.calibrated,
@@ -168,9 +174,9 @@ def _network(link: LinkEstimate, breakers: Mapping[str, Breaker], now_s: float) 
     up = link.inverse_bandwidth_s_per_byte
     return {
         "link": {
-            "rtt_s": link.rtt_s,
+            "rtt_s": _known(link.rtt_s),
             "up_bytes_per_s": 1.0 / up if up > 0 else None,
-            "age_s": now_s - link.last_at_s,
+            "age_s": _known(now_s - link.last_at_s),
         },
         "breakers_open": [key for key, breaker in breakers.items() if breaker.is_open],
     }
@@ -184,12 +190,12 @@ def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
         "obstacle": None if decision.obstacle is None else str(decision.obstacle),
         "up_rows": list(decision.up_rows[:MOST_ROWS]),
         "kept_rows": list(decision.kept_rows[:MOST_ROWS]),
-        "predicted_edge_s": decision.predicted_edge_s,
-        "predicted_cloud_s": decision.predicted_cloud_s,
-        "chance": decision.chance,
-        "needed_chance": decision.needed_chance,
-        "give_up_s": decision.give_up_s - arrived_s,
-        "fallback_start_s": decision.fallback_start_s - arrived_s,
+        "predicted_edge_s": _known(decision.predicted_edge_s),
+        "predicted_cloud_s": _known(decision.predicted_cloud_s),
+        "chance": _known(decision.chance),
+        "needed_chance": _known(decision.needed_chance),
+        "give_up_s": _known(decision.give_up_s - arrived_s),
+        "fallback_start_s": _known(decision.fallback_start_s - arrived_s),
         "refusal": decision.refusal[:LONGEST_TEXT],
     }
 
@@ -208,14 +214,24 @@ def _end(request_trace: RequestTrace) -> dict[str, Any]:
         kind, text = request_trace.error
         return {**end, "answer": None, "error": {"type": kind, "text": text[:LONGEST_TEXT]}}
     answer = dict(zip(ANSWER_FIELDS, request_trace.answer, strict=True))
+    timings = answer["timings"]
     end["answer"] = {
         **{name: str(answer[name]) for name in ("plan", "route", "reason")},
         "routes": [str(route) for route in answer["routes"][:MOST_ROWS]],
         "degraded": answer["degraded"],
-        **asdict(answer["timings"]),
+        "total_s": timings.total_s,
+        "edge_s": timings.edge_s,
+        "uplink_s": timings.uplink_s,
+        "cloud_queue_s": timings.cloud_queue_s,
+        "cloud_compute_s": timings.cloud_compute_s,
         **{name: answer[name][:LONGEST_ID] for name in NAMES},
     }
     return {**end, "error": None}
+
+
+def _known(value: float) -> float | None:
+    """Null for a time that nobody knows or has set, which is not a number or infinite."""
+    return value if math.isfinite(value) else None
 
 
 def _finite(value: Any) -> Any:
