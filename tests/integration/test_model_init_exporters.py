@@ -278,6 +278,21 @@ PROCESSORS: dict[str, tuple[dict[str, Any], set[str], list[float], list[float], 
          "image_mean": MEAN, "image_std": STD},
         {"to: [10, 10], fit: cover", "crop: {from: image, to: [8, 8]}"}, MEAN, STD, 1 / 255,
     ),
+    "levit": (
+        {"image_processor_type": "LevitImageProcessor", "size": {"shortest_edge": 14}, "do_center_crop": True,
+         "crop_size": {"height": 8, "width": 8}, "image_mean": MEAN, "image_std": STD},
+        {"to: [16, 16], fit: cover", "crop: {from: image, to: [8, 8]}"}, MEAN, STD, 1 / 255,
+    ),
+    "poolformer": (
+        {"image_processor_type": "PoolFormerImageProcessorFast", "size": {"shortest_edge": 8}, "do_center_crop": True,
+         "crop_size": {"height": 8, "width": 8}, "crop_pct": 0.8, "image_mean": MEAN, "image_std": STD},
+        {"to: [10, 10], fit: cover", "crop: {from: image, to: [8, 8]}"}, MEAN, STD, 1 / 255,
+    ),
+    "efficientnet": (
+        {"image_processor_type": "EfficientNetImageProcessor", "size": {"height": 8, "width": 8}, "resample": 0,
+         "rescale_factor": 2 / 255, "rescale_offset": True, "include_top": True, "image_mean": MEAN, "image_std": STD},
+        {"fit: stretch"}, [one + 1 for one in MEAN], [one * one for one in STD], 2 / 255,
+    ),
     "plain": (
         {"size": 8, "do_normalize": False, "rescale_factor": 0.00784313725490196, "resample": 0},
         {"fit: stretch", "filter: nearest"}, [0] * 3, [1] * 3, 2 / 255,
@@ -302,6 +317,24 @@ def test_a_folder_of_hugging_face(tmp_path: Path, in_process: InProcess, name: s
     kind, values, told = answered(model)
     assert (kind, told) == ("logits", LABELS)
     np.testing.assert_allclose(values, [(np.array(RED) * scale - mean) / std], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"do_flip_channel_order": True}, "it takes blue, green, red"),
+        ({"do_thumbnail": True, "do_pad": False}, "what `do_thumbnail` does"),
+        ({"image_processor_type": "PerceiverImageProcessor"}, "how Perceiver's image processor prepares pictures"),
+    ],
+)
+def test_what_an_image_processor_does_besides_is_said(
+    tmp_path: Path, in_process: InProcess, change: dict[str, Any], said: str
+) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "architectures": ["XForImageClassification"]}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 8, "width": 8}, **change}))
+    (note,) = init(in_process, model)["not_known"]
+    assert said in note
 
 
 @pytest.fixture
@@ -363,6 +396,7 @@ def test_a_picture_classifier_of_optimum(exported: Callable[[str], Path], in_pro
         ({"tokenizer.json": None}, "there is none: its inputs are tensors"),
         ({"config.json": {"architectures": ["BertForTokenClassification"]}}, "it names each token"),
         ({"config.json": {"problem_type": "multi_label_classification"}}, "each label is yes or no by itself"),
+        ({"config.json": {"problem_type": "regression"}}, "it gives numbers and no classes"),
         ({"tokenizer.json": b"{"}, "no tokenizer.json"),
     ],
 )
@@ -395,10 +429,14 @@ def test_a_file_beside_it_of_a_gigabyte_is_not_read(
         assert name in refused(done)
 
 
-def test_a_detector_of_hugging_face(tmp_path: Path, in_process: InProcess) -> None:
-    scores = np.zeros((1, 5, 4))
-    scores[0, :, 3] = 9  # none
-    scores[0, 2] = [0, 12, 0, 0]
+@pytest.mark.parametrize(
+    ("kind", "classes"), [("yolos", (*LABELS, "none")), ("rt_detr", LABELS), ("conditional_detr", LABELS)]
+)
+def test_a_detector_of_hugging_face(tmp_path: Path, in_process: InProcess, kind: str, classes: tuple[str, ...]) -> None:
+    has_none = len(classes) > len(LABELS)
+    scores = np.full((1, 5, len(classes)), 0.0 if has_none else -9.0)
+    scores[0, :, 3:] = 9  # none
+    scores[0, 2, :2] = [1, 12]
     boxes = np.full((1, 5, 4), 0.5)
     nodes = [
         helper.make_node("ReduceMean", ["pixel_values"], ["mean"], keepdims=0),
@@ -411,19 +449,22 @@ def test_a_detector_of_hugging_face(tmp_path: Path, in_process: InProcess) -> No
         "boxes": boxes.astype(np.float32),
         "nothing": np.zeros(1, np.float32),
     }
-    outputs = [tensor("logits", [1, 5, 4]), tensor("pred_boxes", [1, 5, 4])]
+    outputs = [tensor("logits", list(scores.shape)), tensor("pred_boxes", [1, 5, 4])]
     save(tmp_path / "model.onnx", nodes, [tensor("pixel_values", [1, 3, 32, 32])], outputs, constants)
     (tmp_path / "config.json").write_text(
-        json.dumps(
-            {"model_type": "yolos", "id2label": dict(enumerate(LABELS)), "architectures": ["YolosForObjectDetection"]}
-        )
+        json.dumps({"model_type": kind, "id2label": dict(enumerate(LABELS)), "architectures": ["XForObjectDetection"]})
     )
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 32, "width": 32}}))
-    assert init(in_process, tmp_path)["check"] == []
+    report = init(in_process, tmp_path)
+    assert report["check"] == report["not_known"] == []
     kind, values, labels = answered(tmp_path / "model.onnx")
-    assert (kind, labels) == ("detections", (*LABELS, "none"))
+    assert (kind, labels) == ("detections", classes)
     np.testing.assert_allclose(values[0, 0, [0, 1, 2, 3, 5]], [0.25, 0.25, 0.75, 0.75, 1], atol=1e-5)
     assert values[0, 1, 5] == -1
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "x-detr", "id2label": dict(enumerate(LABELS)), "architectures": ["XForDetection"]})
+    )
+    assert "what the logits of a x-detr are" in init(in_process, tmp_path, "--force")["not_known"][0]
 
 
 @pytest.mark.parametrize("name", ["sklearn", "xgboost", "lightgbm"])

@@ -37,6 +37,15 @@ def test_custom_operators_are_named(tmp_path: Path) -> None:
         OnnxRuntime(path)
 
 
+@pytest.mark.parametrize("kind", ["node", "output"])
+def test_names_that_are_no_text_are_refused(tmp_path: Path, kind: str) -> None:
+    node = helper.make_node("Identity", ["x"], ["NAME" if kind == "output" else "y"], name="NAME")
+    path = save(tmp_path / "m.onnx", [node], [tensor("x", [2])], [tensor(node.output[0], [2])])
+    path.write_bytes(path.read_bytes().replace(b"NAME", b"N\xbbM\xff"))
+    with pytest.raises(ConfigError, match="a name that is not UTF-8"):
+        OnnxRuntime(path)
+
+
 def test_a_newer_ir_version_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="IR version: 99"):
         OnnxRuntime(with_ir_version(identity(tmp_path), 99))

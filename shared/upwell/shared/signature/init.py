@@ -58,8 +58,8 @@ class ExporterFacts:
     """What a model's files say of it; what they do not say is empty. `source` names who says it.
 
     `classifies`: it gives scores of classes, whichever of both. `boxes` are the keys of the step `boxes` as they are
-    written, None where nobody says whether there are any and empty where there are none; `softmax` names a tensor that
-    it comes before. `notes` say what the files tell and no description can hold, or what nobody tells.
+    written, None where nobody says whether there are any and empty where there are none; `activation` is the
+    step before it, as it is written. `notes` say what the files tell and no description can hold, or what nobody tells.
     """
 
     source: str = ""
@@ -68,7 +68,7 @@ class ExporterFacts:
     scores: Literal["", "probabilities", "logits"] = ""
     classifies: bool = False
     boxes: Mapping[str, str] | None = None
-    softmax: str = ""
+    activation: str = ""
     text: TextFacts | None = None
     notes: tuple[str, ...] = ()
 
@@ -320,9 +320,9 @@ def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
 def _boxes(specs: Sequence[TensorSpec], facts: ExporterFacts) -> list[str] | None:
     """A boxes step, where the facts say that there are boxes or the tensors look like a detector's."""
     if facts.boxes is not None:
-        softmax = [f"- softmax: {{from: {_text(facts.softmax)}}}"] if facts.softmax else []
+        before = [f"- {facts.activation}"] if facts.activation else []
         keys = ", ".join(f"{key}: {value}" for key, value in facts.boxes.items())
-        return [*softmax, f"- boxes: {{{keys}}}"] if keys else None
+        return [*before, f"- boxes: {{{keys}}}"] if keys else None
     if any(spec.datatype not in FLOATS for spec in specs):
         return None
     if len(specs) == 1 and len(specs[0].shape) == 3:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -279,14 +280,12 @@ def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) ->
     kinds = " ".join(one for one in named if isinstance(one, str)) if isinstance(named, list) else ""
     names = {spec.name for spec in outputs}
     if {"logits", "pred_boxes"} <= names:
-        keys = {"boxes": "pred_boxes", "scores": "logits", "format": "cxcywh", "normalized": "true", "iou": "1.0"}
-        keys |= {"background": str(len(labels))} if labels else {}
-        every = (*labels, "none") if labels else ()
-        return ExporterFacts(source, every, picture, boxes=keys, softmax="logits", notes=notes)
+        return _transformer(config["model_type"], ExporterFacts(source, labels, picture, notes=notes))
     text, said = _tokens(folder, config, inputs)
     notes += said
-    if config.get("problem_type") == "multi_label_classification":
-        notes += ("each label is yes or no by itself, which no kind says: its scores are a tensor here",)
+    other = _NO_CLASSES.get(str(config.get("problem_type")))
+    if other:
+        notes += (other,)
         return ExporterFacts(source, (), picture, boxes={}, text=text, notes=notes)
     if "ForTokenClassification" in kinds:
         notes += ("it names each token, of which each request has another number: its scores are a tensor here",)
@@ -295,6 +294,33 @@ def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) ->
         return ExporterFacts(source, labels, picture, scores="logits", text=text, notes=notes)
     notes += (f"what {kinds or 'it'} gives is not known here",)
     return ExporterFacts(source, labels, picture, text=text, notes=notes)
+
+
+_NO_CLASSES = MappingProxyType(
+    {
+        "multi_label_classification": "each label is yes or no by itself, which no kind says: "
+        "its scores are a tensor here",
+        "regression": "it gives numbers and no classes: they are a tensor here",
+    }
+)
+"""What Hugging Face's `problem_type` says of scores that are none of classes."""
+
+_WITH_NONE = ("detr", "yolos", "table-transformer")
+_BY_ITSELF = ("conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deta", "rt_detr", "rt_detr_v2")
+"""Types of detectors: their last class is none, or each class has a probability of its own."""
+
+
+def _transformer(kind: str, facts: ExporterFacts) -> ExporterFacts:
+    """A detector of DETR's kin."""
+    keys = {"boxes": "pred_boxes", "scores": "logits", "format": "cxcywh", "normalized": "true", "iou": "1.0"}
+    if kind in _BY_ITSELF:
+        return replace(facts, boxes=keys, activation="sigmoid: {from: logits}")
+    if kind not in _WITH_NONE:
+        note = f"what the logits of a {kind} are: its outputs are given as they are"
+        return replace(facts, boxes={}, notes=(*facts.notes, note))
+    keys |= {"background": str(len(facts.labels))} if facts.labels else {}
+    every = (*facts.labels, "none") if facts.labels else ()
+    return replace(facts, labels=every, boxes=keys, activation="softmax: {from: logits}")
 
 
 def _tokens(
@@ -319,12 +345,30 @@ def _tokens(
     return TextFacts(path, int(min(lengths, default=0)), known), ()
 
 
+_FOLLOWED = (
+    "Beit", "Bit", "Blip", "CLIP", "ConditionalDetr", "ConvNext", "DeformableDetr", "DeiT", "Detr", "EfficientFormer",
+    "EfficientNet", "Levit", "MobileNetV1", "MobileNetV2", "MobileViT", "PoolFormer", "Pvt", "RTDetr", "Segformer",
+    "Siglip", "ViT", "ViTHybrid", "Yolos",
+)  # fmt: skip
+"""Hugging Face's image processors whose files say all that is read here."""
+_STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb", "do_reduce_labels")
+_LEVIT_SHARE = 224 / 256
+_CROPPED_BY_SHARE = ("ConvNext", "PoolFormer", "Levit")
+
+
 def _image_processor(config: Mapping[str, Any] | None) -> tuple[PictureFacts, tuple[str, ...]]:
     """How Hugging Face's image processors prepare pictures, and what of it cannot be said here."""
     if config is None:
         return PictureFacts(), ()
     notes = []
-    size, fit, crop = _resized(config)
+    family = _family(config)
+    if family and family not in _FOLLOWED:
+        notes.append(f"how {family}'s image processor prepares pictures: it is taken for one like ViT's")
+    if config.get("do_flip_channel_order"):
+        notes.append("it takes blue, green, red, which no step makes of a picture")
+    others = [key for key, value in config.items() if key.startswith("do_") and value is True and key not in _STEPS]
+    notes += [f"what `{key}` does, which no step does" for key in others if key != "do_flip_channel_order"]
+    size, fit, crop = _resized(config, family)
     number = config.get("resample", 2)
     resample = _FILTERS.get(number) if isinstance(number, int) else None
     if resample is None:
@@ -336,25 +380,38 @@ def _image_processor(config: Mapping[str, Any] | None) -> tuple[PictureFacts, tu
     std: tuple[float, ...] = (1.0,)
     if config.get("do_normalize", True) is not False and "image_mean" in config:
         mean, std = _channels(config.get("image_mean"), 0.0), _channels(config.get("image_std"), 1.0)
+    if family == "EfficientNet":
+        if config.get("rescale_offset") is True:
+            mean = tuple(one + 1 for one in mean)
+        if config.get("include_top", True) is True:  # divided by the same once more
+            again = _channels(config.get("image_std"), 1.0)
+            std = tuple(one * again[at % len(again)] for at, one in enumerate(std * (len(again) // len(std) or 1)))
     picture = PictureFacts(size, fit, crop, resample or "bilinear", None, scale, mean, std)  # type: ignore[arg-type]  # of `_FILTERS`
     return picture, tuple(notes)
 
 
-def _resized(config: Mapping[str, Any]) -> tuple[tuple[int, int] | None, Any, tuple[int, int] | None]:
+def _family(config: Mapping[str, Any]) -> str:
+    """`ViT` of a `ViTImageProcessorFast` or a `ViTFeatureExtractor`; empty where it does not say."""
+    kind = config.get("image_processor_type") or config.get("feature_extractor_type")
+    return re.split("ImageProcessor|FeatureExtractor", kind)[0] if isinstance(kind, str) else ""
+
+
+def _resized(config: Mapping[str, Any], family: str) -> tuple[tuple[int, int] | None, Any, tuple[int, int] | None]:
     """Size, fit and crop. Resizing the shorter side to n and cropping is to cover n x n and crop."""
     size, crop = config.get("size"), config.get("crop_size")
-    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     cropped = _side_pair(crop) if config.get("do_center_crop") is True else None
     if isinstance(size, Mapping) and "shortest_edge" in size and "longest_edge" not in size:
         side = size["shortest_edge"]
         if not _is_side(side):
             return None, "", None
-        if "ConvNext" in kind:
-            share = _number(config.get("crop_pct"), 224 / 256)
-            if side >= _CONVNEXT_CROPPED_BELOW or not 0 < share <= 1:
+        share = _LEVIT_SHARE if family == "Levit" else _number(config.get("crop_pct"), 224 / 256)
+        if family not in _CROPPED_BY_SHARE or not 0 < share <= 1:
+            return (side, side), "cover", cropped
+        if family == "ConvNext":
+            if side >= _CONVNEXT_CROPPED_BELOW:
                 return (side, side), "stretch", None
-            return (int(side / share), int(side / share)), "cover", (side, side)
-        return (side, side), "cover", cropped
+            cropped = (side, side)
+        return (int(side / share), int(side / share)), "cover", cropped
     found = _side_pair(size)
     return found, "stretch" if found else "", cropped
 

@@ -48,19 +48,21 @@ class OnnxRuntime:
         self.placement: Placement
         self._path = path
         options = options or RuntimeOptions()
-        if accelerator is None:
-            self.instances = options.instance_count
-            session, self.placement = open_on_cpu(path, options)
-        else:
-            self.instances = options.instances or 1
-            session, self.placement = open_on_accelerator(path, options, accelerator, cache_dir)
         try:
+            if accelerator is None:
+                self.instances = options.instance_count
+                session, self.placement = open_on_cpu(path, options)
+            else:
+                self.instances = options.instances or 1
+                session, self.placement = open_on_accelerator(path, options, accelerator, cache_dir)
             self.inputs = tuple(map(spec_of, session.get_inputs()))
             self.outputs = tuple(map(spec_of, session.get_outputs()))
             self._call: Call | None = caller_for(session, self.inputs, self.outputs)
+            self._symbols = {argument.name: symbols_of(argument) for argument in session.get_inputs()}
         except UnsupportedTensor as error:
             raise ConfigError.at(path, str(error)) from None
-        self._symbols = {argument.name: symbols_of(argument) for argument in session.get_inputs()}
+        except UnicodeDecodeError:  # of a damaged file, say
+            raise ConfigError.at(path, "a node, input or output has a name that is not UTF-8") from None
         self._check = InputCheck(self.inputs)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
