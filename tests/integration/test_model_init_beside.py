@@ -169,6 +169,9 @@ def test_an_onnx_file_of_otx_says_it_itself(tmp_path: Path, in_process: InProces
         ({"transforms.txt": COMPOSED.replace("ToTensor()", "Grayscale(num_output_channels=1)")}, "Grayscale"),
         ({"transforms.txt": COMPOSED.replace("    CenterCrop(size=(8, 8))\n", "")}, "depends on the picture"),
         ({"transforms.txt": COMPOSED.replace("=bilinear", "=lanczos")}, "lanczos"),
+        ({"transforms.txt": SECOND.replace(")\n)", ")\n    Normalize(mean=[0.1], std=[2.0])\n)")}, "an order"),
+        ({"transforms.txt": COMPOSED.replace("Resize(size=10", "CenterCrop(size=9)\n    Resize(size=10")}, "an order"),
+        ({"transforms.txt": COMPOSED.replace("ToTensor()", "Resize(size=[8, 8])")}, "an order"),
         (
             {"nvinfer_config.txt": NVINFER.replace("format=0", "format=1").replace("labels.txt", "l" * 300)},
             "blue, green, red",

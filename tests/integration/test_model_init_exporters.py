@@ -23,7 +23,8 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.signature.description import ModelDescription, load_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalOutput
-from upwell.shared.tensors import Array
+from upwell.shared.tensors import Array, TensorSpec
+from upwell.tools.describe.exporters import ultralytics as read_ultralytics
 from upwell.tools.describe.foreign import FORMATS
 
 RED = (200, 30, 40)
@@ -227,6 +228,25 @@ def test_a_transformer_of_ultralytics_has_fractions_of_a_stretched_picture(
     np.testing.assert_allclose(values[0, 1, 4:], [0.72, 1], atol=1e-5)  # it has no overlaps to suppress
 
 
+@pytest.mark.parametrize(
+    ("picture_shape", "shape", "fractions"),
+    [
+        ((1, 3, 64, 64), (1, 300, 6), False),
+        ((1, 64, 64, 3), (1, 300, 6), True),
+        ((1, 3, 64, 64), (1, 7, 84), True),
+        ((1, 64, 64, 3), (1, 7, 84), True),
+    ],
+)
+def test_boxes_of_a_tflite_file_are_fractions_but_for_those_of_a_new_one_that_suppresses(
+    picture_shape: tuple[int, ...], shape: tuple[int, ...], fractions: bool
+) -> None:
+    inputs, outputs = TensorSpec("args_0", "FP32", picture_shape), TensorSpec("output_0", "FP32", shape)
+    facts = read_ultralytics(ultralytics("detect", 64, end2end="true"), Path("m.tflite"), [inputs], [outputs])
+    assert facts is not None
+    assert facts.boxes is not None
+    assert ("normalized" in facts.boxes) == fractions
+
+
 @pytest.mark.parametrize("suppresses", [False, True])
 def test_an_export_of_any_size_is_laid_out_as_it_says(tmp_path: Path, in_process: InProcess, suppresses: bool) -> None:
     boxes = np.zeros((1, 300, 6)) if suppresses else np.zeros((1, 7, 84))
@@ -364,6 +384,21 @@ def test_a_text_classifier_of_optimum(exported: Callable[[str], Path], in_proces
     assert init(in_process, folder, "--force", "--try", folder / "sample.txt")["tried"] == report["tried"]
 
 
+@pytest.mark.parametrize(
+    ("change", "most"),
+    [({"model_type": "roberta"}, 32 - 2), ({"model_type": "xlm-roberta", "pad_token_id": 0}, 32 - 1)],
+)
+def test_positions_are_counted_after_the_padding_by_models_of_robertas_kind(
+    exported: Callable[[str], Path], in_process: InProcess, change: dict[str, Any], most: int
+) -> None:
+    folder = exported("optimum_bert")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": 1, **change}))
+    (folder / "tokenizer_config.json").unlink()
+    init(in_process, folder)
+    assert f"max_tokens: {most}," in (folder / "model.yaml").read_text()
+
+
 def test_a_tokenizer_of_the_folder_above_comes_beside_the_model(
     exported: Callable[[str], Path], in_process: InProcess
 ) -> None:
@@ -497,6 +532,28 @@ def test_a_model_of_timm(tmp_path: Path, in_process: InProcess) -> None:
     assert (kind, labels) == ("logits", LABELS)
     np.testing.assert_allclose(values, [(np.array(RED) / 255 - MEAN) / STD], atol=0.02)
     assert "to: [10, 10], fit: cover, filter: bicubic" in model.with_name("model.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "said"),
+    [
+        ({"crop_mode": "squash"}, "to: [10, 10], fit: stretch, filter: bicubic", 0),
+        ({"crop_mode": "border", "mean": [0.5] * 3}, "to: [10, 10], fit: contain, filter: bicubic, fill: 128", 0),
+        ({"crop_mode": "border"}, "fit: contain", "the mean of each channel"),
+        ({"interpolation": "lanczos"}, "filter: bicubic", "'lanczos'"),
+    ],
+)
+def test_how_timm_crops(
+    tmp_path: Path, in_process: InProcess, change: dict[str, Any], line: str, said: str | int
+) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    own = {"input_size": [3, 8, 8], "crop_pct": 0.8, "mean": MEAN, "std": STD, **change}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "x", "pretrained_cfg": own}))
+    notes = init(in_process, model)["not_known"]
+    text = model.with_name("model.yaml").read_text()
+    assert line in text
+    assert "crop: {from: image, to: [8, 8]}" in text
+    assert (said in notes[0]) if isinstance(said, str) else notes == []
 
 
 @pytest.mark.parametrize("datatype", ["uint8", "fp32"])

@@ -79,11 +79,17 @@ def _preset(text: str) -> tuple[PictureFacts, str]:
 
 def _composed(text: str) -> tuple[PictureFacts, str]:
     """The steps, a line each; the first that is not known here is the problem."""
-    facts, resized = PictureFacts(scale=1.0), False
+    facts, resized, done = PictureFacts(scale=1.0), False, set[str]()
     for line in text.strip().splitlines()[1:-1]:
         call = _CALL.fullmatch(line.strip())
         name, written = call.groups() if call else (line.strip(), "")
         keys = dict(re.findall(r"(\w+)=(\[[^\]]*\]|\([^)]*\)|[\w.+-]+)", written))
+        if name in ("Resize", "CenterCrop", "Normalize"):
+            # One resize, one crop after it, one normalization: nothing else can be said by a description.
+            before = {"Resize": "CenterCrop" not in done, "CenterCrop": "Resize" in done}
+            if name in done or not before.get(name, True):
+                return facts, f"an order that is not followed here: {line.strip()}"
+            done.add(name)
         if name == "Resize":
             size = _numbers(keys.get("size"))
             if len(size) not in (1, 2) or keys.get("max_size", "None") != "None":

@@ -109,6 +109,10 @@ MAX_LABELS = 100_000
 _MOST_TOKENS = 1 << 17
 """More is what tokenizers write who know no limit."""
 
+_AFTER_PADDING = (
+    "camembert", "data2vec-text", "ibert", "layoutlmv3", "lilt", "longformer", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
 _LONGEST_LINE = 500
 _LARGEST = 1e30
 """Beyond it, or below its inverse, no number is one of a picture: in FP32 it would overflow."""
@@ -337,11 +341,13 @@ def _tokens(
         others = ", ".join(sorted(set(names) - set(TOKENS)))
         return None, (f"it takes {others} beside tokens, which no step makes: its inputs are tensors here",)
     own = _read_json(folder / "tokenizer_config.json") or {}
-    # A model with learned positions says how many; one of RoBERTa's kind begins to count after its padding.
-    said = (own.get("model_max_length"), own.get("max_len"), config.get("max_position_embeddings"))
-    lengths = [one for one in said if isinstance(one, (int, float)) and 1 < one <= _MOST_TOKENS]
     pad_id = config.get("pad_token_id")
     known = pad_id if type(pad_id) is int and pad_id >= 0 else None
+    # A model with learned positions says how many; one of RoBERTa's kind begins to count after its padding.
+    skipped = 1 + (1 if known is None else known) if config["model_type"] in _AFTER_PADDING else 0
+    positions = _number(config.get("max_position_embeddings"), 0) - skipped
+    said = (own.get("model_max_length"), own.get("max_len"), positions)
+    lengths = [one for one in said if isinstance(one, (int, float)) and 1 < one <= _MOST_TOKENS]
     return TextFacts(path, int(min(lengths, default=0)), known), ()
 
 
@@ -429,20 +435,26 @@ def timm(model: Path) -> ExporterFacts | None:
     share = _number(own.get("crop_pct"), 0.875)
     mode = str(own.get("crop_mode", "center"))
     whole = (int(size[0] / share), int(size[1] / share)) if 0 < share <= 1 else size
+    mean = _channels(own.get("mean"), 0.0)
+    named, notes = own.get("interpolation", "bicubic"), []
+    if named not in (*_FILTERS.values(), "random"):
+        notes.append(f"it resizes with filter {named!r}, which is not offered here; bicubic comes close")
+    fill = round(255 * mean[0]) if mode == "border" and len(set(mean)) == 1 and 0 <= mean[0] <= 1 else None
+    if mode == "border" and fill is None:
+        notes.append("it pads with the mean of each channel, and `fill` is one number")
     picture = PictureFacts(
-        size if mode == "squash" else whole,
+        whole,
         {"squash": "stretch", "border": "contain"}.get(mode, "cover"),  # type: ignore[arg-type]  # words of PictureFacts
-        None if mode == "squash" or whole == size else size,
-        own.get("interpolation") if own.get("interpolation") in _FILTERS.values() else "bicubic",  # type: ignore[arg-type]
-        None,
+        None if whole == size else size,
+        named if named in _FILTERS.values() else "bicubic",
+        fill,
         1 / 255,
-        _channels(own.get("mean"), 0.0),
+        mean,
         _channels(own.get("std"), 1.0),
     )
     labels = _by_number(config.get("label_names", own.get("label_names")))
-    return ExporterFacts(
-        f"timm's config.json ({config.get('architecture', 'no name')})", labels, picture, scores="logits"
-    )
+    source = f"timm's config.json ({config.get('architecture', 'no name')})"
+    return ExporterFacts(source, labels, picture, scores="logits", notes=tuple(notes))
 
 
 def _with_labels_beside(model: Path, facts: ExporterFacts, outputs: Outputs) -> ExporterFacts:
