@@ -22,7 +22,10 @@ TESTS: Mapping[str, Sequence[str]] = {
         f"{UNIT}/edge/test_dataplane.py",
         "tests/integration/agent/test_agent_and_simulator.py",
     ),
-    "router": (f"{UNIT}/routing", f"{PROPERTY}/test_routing.py", f"{PROPERTY}/test_fast_path.py"),
+    "router": (
+        f"{UNIT}/routing",
+        *(f"{PROPERTY}/test_{name}.py" for name in ("routing", "fast_path", "dropped_denies")),
+    ),
     "codec": (
         *(f"{UNIT}/oip/test_{name}.py" for name in ("converters", "wire", "contents", "message_cache")),
         f"{PROPERTY}/test_converters.py",
@@ -236,7 +239,7 @@ FAULTS: Sequence[Fault] = (
         ("verify.py", "        _check_signed(folder, signed, digests)\n", "        pass\n"),
         ("verify.py", "if path not in listed:", "if path not in listed and not sizes[path]:"),
         ("archive.py", "if total_bytes > MAX_BYTES:", "if header.size > MAX_BYTES:"),
-        ("archive.py", "if following > archive_bytes:", "if archive.tell() > archive_bytes:"),
+        ("archive.py", "if next_header > archive_bytes:", "if archive.tell() > archive_bytes:"),
         ("archive.py", "    _check_end(path, archive)\n", ""),
         ("archive.py", "(tarfile.REGTYPE, tarfile.DIRTYPE)", "(tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)"),
         ("envelope.py", "if len(digests) < len(read.resources):", "if not digests:"),

@@ -86,3 +86,11 @@ DENY = {"match": {"tags": {"privacy": ["device", "site"]}}, "egress": "deny"}
 )
 def test_a_rule_is_kept_where_others_deny_as_much(after: list[dict[str, Any]], is_dropped: bool) -> None:
     assert bool(dropped_denies(policy([DENY]), policy(after))) is is_dropped
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
+def test_hours_are_the_same_only_in_the_same_zone(zone: str) -> None:
+    night = {"match": {"hours": "22:00-06:00"}, "egress": "deny"}
+    assert bool(dropped_denies(policy([night]), policy([night], zone))) is (zone != "UTC")
+    always = {"match": {}, "egress": "deny"}
+    assert not dropped_denies(policy([night]), policy([always], zone))

@@ -155,6 +155,16 @@ def test_waiting_in_vain_makes_the_link_look_slower_and_an_answer_faster_again()
     assert slower.expect_s(100_000) == pytest.approx(0.15, rel=0.1)
 
 
+def test_waiting_in_vain_wipes_out_no_more_than_half_of_what_was_answered() -> None:
+    estimate, at_s = link((size, 0.05 + size / 1e6) for size in sized(2)), 1.0
+    answered = estimate.samples
+    for number in range(2 * LinkEstimate.SAMPLES):
+        estimate = estimate.add(bound(at_s + number, 100_000, 0.3 * 2.0**number))
+    half = LinkEstimate.SAMPLES // 2
+    assert estimate.samples[:half] == answered[-half:]
+    assert [one.is_bound for one in estimate.samples[half:]] == [True] * half
+
+
 def test_of_a_link_that_never_answered_nothing_is_known() -> None:
     assert not LinkEstimate().add(bound(1.0, 100_000, 0.5)).is_known
 
@@ -181,6 +191,15 @@ def test_a_time_met_with_a_probability_is_met_that_often(confidence: float, spre
         met += took_s <= 0.1 * estimate.error(confidence)
         estimate = estimate.scored(took_s, 0.1)
     assert met / asked == pytest.approx(confidence, abs=0.03)
+
+
+def test_of_ten_errors_only_the_greatest_holds_nine_times_in_ten() -> None:
+    """The next one may be in each of eleven places: ceil(0.9 · 11) = 10."""
+    estimate = LinkEstimate()
+    for error in (1.6, 1.5, 1.4, 1.3, 1.2, 1.1):  # beside the four ones that are there before
+        estimate = estimate.scored(0.1 * error, 0.1)
+    assert estimate.error(0.9) == pytest.approx(1.6)
+    assert estimate.error(0.8) == pytest.approx(1.5)
 
 
 def test_nothing_judged_means_that_predictions_are_taken_as_they_are() -> None:
