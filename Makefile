@@ -19,7 +19,7 @@ help:  ## list the targets
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	@touch $@
 
-EXTRAS := demo,torch,export,text,cel,quantize,release,partition,telemetry,pipelines,kafka,fleet-postgres
+EXTRAS := demo,torch,export,text,cel,quantize,release,partition,telemetry,pipelines,kafka,cases,fleet-postgres
 # The groups of pyproject.toml need a newer pip than some systems bring.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'

@@ -69,7 +69,8 @@ class Copy:
             return False, f"nothing was said for {LIMIT_S:.0f} s"
         if done.returncode not in (_PASSED, _FAILED, _BROKEN):
             raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        words = (line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ")))
+        summary = done.stdout.rpartition("short test summary info")[2].splitlines()
+        words = (line.split(" ")[1] for line in summary if line.startswith(("FAILED ", "ERROR ")))
         return done.returncode == _PASSED, next(words, "")
 
     @contextmanager

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_sample_image
 
+from tests.photographs import photograph
 from tests.unit.signature.test_processor import CLASSIFIER, processor
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.http.answers import parse_config_parameters
@@ -22,7 +22,7 @@ from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Outpu
 from upwell.shared.signature.uplink_pictures import encode_for_uplink, saved_bytes, shrink_for_uplink
 from upwell.shared.tensors import Array, TensorSpec
 
-PHOTO = Image.fromarray(load_sample_image("china.jpg"))  # 640 x 427
+PHOTO = Image.fromarray(photograph("china.jpg"))  # 640 x 427
 SIZES = [(640, 427), (427, 640), (301, 200), (129, 640), (90, 60)]
 Fit = Literal["stretch", "cover", "contain"]
 Filter = Literal["nearest", "bilinear", "bicubic"]
