@@ -84,8 +84,8 @@ FAULTS: Sequence[Fault] = (
         ("flow.py", "rows = without(without(rest, first.kept_rows), first.up_rows)", "rows = rest"),
         (
             "flow.py",
-            "Wait(min(until_s, *(one.hedge_at_s for one in waiting)) if waiting else until_s)",
-            "Wait(until_s)",
+            "Wait(min(wake_s, *(one.hedge_at_s for one in waiting)) if waiting else wake_s)",
+            "Wait(wake_s)",
         ),
         ("flow.py", "return Refused(text, retry_after_s=miss.retry_after_s)", "return Refused(text)"),
         ("flow.py", "rows = self.rows if is_last_run else rest", "rows = rest"),
@@ -101,8 +101,8 @@ FAULTS: Sequence[Fault] = (
         ("attempt.py", "self._may_retry = not decision.probes", "self._may_retry = True"),
         ("attempt.py", "wanted and self._may_retry and left_s", "wanted and left_s"),
         ("attempt.py", " and miss.reason not in HOPELESS", ""),
-        ("attempt.py", "if self.elapsed_s < self.decision.predicted_sure_s:", "if self.elapsed_s < 0.0:"),
-        ("attempt.py", "if len(self.calls) == 1 and self._router", "if self._router"),
+        ("attempt.py", "if self.is_queued or self.elapsed_s < self.decision.predicted_sure_s:", "if self.is_queued:"),
+        ("attempt.py", "self._send(str(next(_names)), first)", "self._send(str(next(_names)))"),
     ),
     *_of(
         "flow",

@@ -91,6 +91,15 @@ def test_a_hedge_saves_what_stalls(fault: str, plan: str) -> None:
     assert one.latency_s < 0.1
 
 
+def test_a_cloud_that_failed_while_the_device_ran_is_not_asked_again() -> None:
+    """The device, which took 100 ms before, begins after 90 ms and takes 60; the cloud fails meanwhile."""
+    lines = [line(0.0, size_bytes=100, edge_s=0.1), line(1.0, edge_s=0.06)]
+    scene = Scene(prepare(lines), constant(80e6), 0.01, lambda *_: CloudBehaviour(0.1, Reason.CLOUD_UNAVAILABLE))
+    settings = "deadline: 200ms, large: {above: 1KiB}, hard: off, objective: latency, on_cloud_failure: retry"
+    _, one = routed(policy(f"defaults: {{{settings}}}"), scene)
+    assert (one.route, one.reason, one.left_bytes) == (Route.EDGE, Reason.CLOUD_UNAVAILABLE, 10_000)
+
+
 def test_a_deadline_too_short_for_the_cloud_says_so() -> None:
     asked = prepare([line(0.0, edge_s=0.0005, deadline_s=0.0019)])
     rules = policy("rules: [{name: up, match: {}, route: cloud}]")

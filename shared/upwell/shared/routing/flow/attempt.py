@@ -195,10 +195,11 @@ class CloudAttempt:
             yield from self._miss(ended, ended.outcome)
 
     def hedge(self) -> Step[None]:
-        """Send a second message, if it is granted."""
+        """Send a second message beside the only one under way, if it is granted."""
         self.hedge_at_s = math.inf
-        if len(self.calls) == 1 and self._router.acquire_hedge(self.decision):
-            denied = yield from self._send(str(next(_names)), self.calls[0])
+        if self._router.acquire_hedge(self.decision):
+            (first,) = self.calls
+            denied = yield from self._send(str(next(_names)), first)
             self.hedged = denied is None  # if not, the first may still be answered
 
     def send_no_more(self) -> None:
