@@ -39,7 +39,7 @@ MODES = {
     "HTTP": ("-i", "http"),
 }
 CONCURRENCIES = (1, 8)
-SERVICE, AGENT, TRITON = "service", "agent", "Triton"
+SERVICE, WORKERS, AGENT, TRITON = "service", "service, `workers: auto`", "agent", "Triton"
 _LIMIT_S = 120.0
 _PATIENCE_S = 15.0
 
@@ -111,13 +111,15 @@ def measured(binary: str, target: Target, work: Work, mode: str, interval_ms: in
 def all_targets(root: Path, works: Sequence[Work]) -> Iterator[list[Target]]:
     """Service and agent, and Triton where its environment is there."""
     serve = {"listen": ["127.0.0.1:0"], "listen_http": ["127.0.0.1:0"]}
-    cloud = {"version": 1, "serve": {**serve, "models": str(root / "models")}, "defaults": {"instances": 2}}
+    cloud = {"version": 1, "serve": {**serve, "models": str(root / "models")}}
+    auto = {"version": 1, "serve": {**serve, "models": str(root / "models"), "workers": "auto"}}
     models = {work.name: {"edge": {"file": str(work.model), "runtime": "onnx"}} for work in works}
     agent = {"version": 1, "agent": {"name": "bench", **serve, "state_dir": str(root / "state")}, "models": models}
-    for name, document in (("cloud.yaml", cloud), ("agent.yaml", agent)):
+    for name, document in (("cloud.yaml", cloud), ("auto.yaml", auto), ("agent.yaml", agent)):
         (root / name).write_text(json.dumps(document))
     with ExitStack() as running:
         found = [running.enter_context(upwell(SERVICE, ["serve", "-c", root / "cloud.yaml"]))]
+        found.append(running.enter_context(upwell(WORKERS, ["serve", "-c", root / "auto.yaml"])))
         found.append(running.enter_context(upwell(AGENT, ["agent", "-c", root / "agent.yaml"])))
         if servers.ENVIRONMENT.exists():
             found.append(running.enter_context(tritonserver(root / "triton", works)))
