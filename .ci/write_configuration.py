@@ -187,6 +187,7 @@ def _table(file: File, section: Section) -> Iterator[str]:
         yield ""
     yield "|key|type|default|meaning|"
     yield "|---|---|---|---|"
+    above = ""
     for name, info in section.model.model_fields.items():
         if name in as_there or (not section.path and name == "version"):  # which the introduction explains
             continue
@@ -195,7 +196,8 @@ def _table(file: File, section: Section) -> Iterator[str]:
         kind = _kind(info.annotation, info.metadata, path, file)
         default = "selects these keys" if name == section.selector else _default(info)
         meaning = _escaped(info.description or _about(info.annotation))
-        yield f"|`{key}`|{kind}|{default}|{meaning}|"
+        yield f"|`{key}`|{'as above' if kind == above and kind.count('`, `') > 1 else kind}|{default}|{meaning}|"
+        above = kind
 
 
 def _common(file: File, section: Section) -> Section | None:

@@ -1,7 +1,7 @@
 """Simulated devices polling one fleet service on this machine: how late answers are, memory, and writes per poll.
 
     python -m tests.benchmarks.fleet_load --devices 10000 --poll 60 --seconds 90
-    python -m tests.benchmarks.fleet_load --devices 100 1000 10000 --seconds 60 --plot docs/images/fleet-load.png
+    python -m tests.benchmarks.fleet_load --devices 100 1000 10000 --seconds 60 --plot load.png
 
 Every device has a key and a certificate of its own, makes a new TLS connection for each poll, and says what it counted
 with every fifteenth. The service is a process of its own with SQLite; the devices share the machine with it. They are

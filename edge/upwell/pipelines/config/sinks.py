@@ -201,17 +201,17 @@ class WebhookSection(FilePart):
 
 
 class KafkaSection(FilePart):
-    """A Kafka topic; needs the extra `kafka`."""
+    """A Kafka topic; needs the extra `kafka`. Users log in by SASL/PLAIN."""
 
     brokers: tuple[TcpAddress, ...] = Field(min_length=1, description="Some of the cluster, each HOST:PORT.")
     topic: Annotated[str, AfterValidator(_kafka_topic)] = Field(description="Where events are written.")
     tls: bool = Field(False, description="TLS; required off loopback unless `insecure`.")
-    ca: RelativePath | None = Field(None, description="Issuers of the brokers' certificates; default: the system's.")
-    cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the brokers.")
+    ca: RelativePath | None = Field(None, description="Issuers of the broker's certificate; default: the system's.")
+    cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the broker.")
     key: RelativePath | None = Field(None, description="The device's private key.")
-    user: str | None = Field(None, min_length=1, description="User name (SASL/PLAIN).")
+    user: str | None = Field(None, min_length=1, description="User name.")
     password_file: RelativePath | None = Field(None, description="A file with the password.")
-    insecure: bool = Field(False, description="Allow brokers off loopback without TLS.")
+    insecure: bool = Field(False, description="Allow a broker off loopback without TLS.")
 
     @model_validator(mode="after")
     def _protected(self) -> KafkaSection:
