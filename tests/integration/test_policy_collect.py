@@ -26,10 +26,11 @@ from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.routing.calibration.qualities import quality_costs
 from upwell.shared.routing.hardness import hardness
 from upwell.shared.routing.log import LogLine
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import heldout
+from upwell.tools.demo.data import heldout, pages
 from upwell.tools.policy.collect.cli import collect
 from upwell.tools.policy.collect.collecting import CloudSilent
 
@@ -133,6 +134,26 @@ def index_of(name: str) -> int:
 
 
 # --- What is written
+
+
+def test_each_quality_of_a_picture_is_held_against_the_whole_picture(folder: Folder, service: str) -> None:
+    bundle, cloud = str(EDGE_BUNDLE.parent / "pages"), {"model": "pages-large"}
+    folder.write(service, pages={"edge": {"bundle": bundle, "runtime": "onnx"}, "cloud": cloud})
+    for number, page in enumerate(pages(4, seed=5)):
+        (folder.data / f"{number}.png").write_bytes(page.png)
+    folder.report("--quality", 1, "--quality", 40, "--quality", 1, model="pages")
+    for line in folder.lines:
+        good, bad = line.qualities
+        assert (good.quality, bad.quality) == (40, 1)
+        assert bad.up_bytes < good.up_bytes < good.whole_bytes == bad.whole_bytes
+        assert 3_000 < good.whole_bytes < 3_500, "the page as it came, whatever model.yaml says"
+        assert good.agrees
+    costs = quality_costs(folder.lines)
+    assert [(one.quality, one.requests) for one in costs] == [(40, 4), (1, 4)]
+    assert costs[1].bytes_share < costs[0].bytes_share < 0.7
+    folder.pictures()
+    text = "--quality: model.yaml names no format that has a quality"
+    assert text in folder.error("--quality", 20)
 
 
 def test_every_item_has_a_line_with_what_both_sides_really_said(folder: Folder, service: str) -> None:

@@ -23,10 +23,11 @@ from upwell.shared.routing.calibration.choosing import (
 from upwell.shared.routing.calibration.grouping import by_model_pair
 from upwell.shared.routing.calibration.temperature import fitted_temperature, measured
 from upwell.shared.routing.hardness import hardness
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log import LogLine, QualityAnswer
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy
 from upwell.shared.routing.policy.settings import ModelPair
+from upwell.tools.policy.calibrate_yaml import evidence
 
 
 def line(t_s: float = 0.0, **fields: Any) -> LogLine:
@@ -60,6 +61,27 @@ def calibrated(logged: list[LogLine], target: Target, **policy: Any) -> Calibrat
 
 
 SHARE, RISK = Target(cloud_share=0.2), Target(max_risk=0.02)
+
+
+def test_what_lower_qualities_cost_is_counted_and_written_as_evidence() -> None:
+    logged = [
+        one.model_copy(update={"qualities": (
+            QualityAnswer(quality=20, up_bytes=500, whole_bytes=1000, agrees=index >= 8),
+            QualityAnswer(quality=60, up_bytes=800, whole_bytes=1000, agrees=True),
+        )})
+        for index, one in enumerate(lines(400))
+    ]  # fmt: skip
+    found = calibrated(logged, SHARE)
+    best, worse = found.qualities
+    assert (best.quality, best.requests, best.bytes_share, best.agreement) == (60, 400, 0.8, 1.0)
+    assert (worse.quality, worse.bytes_share, worse.agreement) == (20, 0.5, 0.98)
+    assert best.agreement_bound == pytest.approx(0.05 ** (1 / 400)), "Clopper and Pearson's, without a miss"
+    assert 0.96 < worse.agreement_bound < 0.98
+    assert evidence(found)["qualities"][1] == {
+        "quality": 20, "requests": 400, "bytes_share": 0.5, "agreement": 0.98,
+        "agreement_bound": round(worse.agreement_bound, 4),
+    }  # fmt: skip
+    assert "qualities" not in evidence(calibrated(lines(400), SHARE))
 
 
 def test_binomial_tails_are_the_sums_of_their_terms() -> None:

@@ -23,13 +23,25 @@ def _known(values: Any) -> Any:
 Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
+class QualityAnswer(BaseModel):
+    """The same request, its pictures encoded at `quality`: `up_bytes` went up, whole ones took `whole_bytes`, and
+    whether the cloud's answer `agrees` with the one about those."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quality: int = Field(ge=1, le=100)
+    up_bytes: Count
+    whole_bytes: Count
+    agrees: bool
+
+
 class LogLine(BaseModel):
     """One request of one row as JSON. What nobody knows is null or left out; unknown keys are errors.
 
     `t_s` is its arrival in seconds from any zero; `up_bytes` is what it costs on the wire where its pictures are shrunk
     on their way up, else that is `size_bytes`; `edge_s` and `cloud_s` are the time on the device and the cloud's own
     (queue and compute); `hardness` maps measures to values; `logits` are the edge's, one row. `edge_correct` and
-    `cloud_correct` say whether that side's answer is right.
+    `cloud_correct` say whether that side's answer is right; `qualities` are what lower qualities of its pictures cost.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -50,3 +62,4 @@ class LogLine(BaseModel):
     cloud_correct: bool | None = None
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     tags: Annotated[Mapping[str, str], BeforeValidator(_known), AfterValidator(lowered)] = {}
+    qualities: Annotated[tuple[QualityAnswer, ...], BeforeValidator(lambda value: () if value is None else value)] = ()

@@ -77,6 +77,12 @@ def saved_bytes(signature: Signature, inputs: Mapping[str, Array], resizes: Resi
     return tuple(saved) if signature.has_rows else (sum(saved),)
 
 
+def with_uplink(signature: Signature, encoding: UplinkEncoding | None) -> Signature:
+    """The signature whose pictures all go up in this encoding; None for as they came."""
+    inputs = (replace(one, uplink=encoding) if one.kind == "image" else one for one in signature.inputs)
+    return replace(signature, inputs=tuple(inputs))
+
+
 def _plain(signature: Signature, resizes: Resizes) -> list[tuple[LogicalInput, Resize]]:
     """The pictures of which the signature does not say how they go up, and how the cloud's model resizes them."""
     if not resizes:

@@ -210,6 +210,7 @@ def _show(found: Sequence[CalibrationResult], out: Path) -> None:
         console.print()
         console.print(plain(_sentence(one)))
         _show_worth(console, one)
+        _show_qualities(console, one)
         for warning in one.warnings:
             console.print(plain(f"note: {warning}"))
     console.print()
@@ -230,6 +231,18 @@ def _show_worth(console: Console, one: CalibrationResult) -> None:
         table.add_column(name, justify="right")
     for bought in worth.bought:
         table.add_row(percent(bought.share), percent(bought.risk), percent(bought.random_risk))
+    console.print(table)
+
+
+def _show_qualities(console: Console, one: CalibrationResult) -> None:
+    if not one.qualities:
+        return
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    for name in ("quality", "requests", "bytes", "same answer", "at least"):
+        table.add_column(name, justify="right")
+    for cost in one.qualities:
+        shares = (percent(cost.bytes_share), percent(cost.agreement), percent(cost.agreement_bound))
+        table.add_row(str(cost.quality), str(cost.requests), *shares)
     console.print(table)
 
 

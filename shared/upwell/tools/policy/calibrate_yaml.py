@@ -163,7 +163,7 @@ def _entry(calibration: CalibrationResult) -> CommentedMap:
 
 def evidence(calibration: CalibrationResult) -> dict[str, Any]:
     """What the calibration rests on: counts, shares and risks; what nobody knows is left out. `curve` has pairs of a
-    share and the risk there, by which a fleet shares a budget out.
+    share and the risk there, by which a fleet shares a budget out; `qualities` what lower ones of pictures cost.
     """
     chosen, held_out = calibration.chosen, calibration.held_out
     numbers = {
@@ -176,7 +176,17 @@ def evidence(calibration: CalibrationResult) -> dict[str, Any]:
     found = {name: round(value, 6) for name, value in numbers.items() if not math.isnan(value)}
     points = operating_points(calibration.sample)
     curve = [[round(share, 4), round(risk, 4)] for share, risk in points]
-    return {**found, **({"curve": curve} if curve else {})}
+    qualities = [
+        {
+            "quality": one.quality,
+            "requests": one.requests,
+            "bytes_share": round(one.bytes_share, 4),
+            "agreement": round(one.agreement, 4),
+            "agreement_bound": round(one.agreement_bound, 4),
+        }
+        for one in calibration.qualities
+    ]
+    return {**found, **({"curve": curve} if curve else {}), **({"qualities": qualities} if qualities else {})}
 
 
 def _numbers(part: str, found: Found) -> dict[str, float]:

@@ -18,6 +18,7 @@ from upwell.shared.routing.calibration.choosing import (
     found,
 )
 from upwell.shared.routing.calibration.discrimination import Discrimination, discrimination
+from upwell.shared.routing.calibration.qualities import QualityCost, quality_costs
 from upwell.shared.routing.calibration.temperature import FROM_LOGITS, TEMPERED, fitted_temperature, measured
 from upwell.shared.routing.hardness import RISING, is_hard
 from upwell.shared.routing.log import LogLine
@@ -51,7 +52,7 @@ class CalibrationResult:
     `threshold` is in the measure's own direction. `chosen` says what it gives on the requests that it was chosen on,
     `held_out` on those that took no part, `nothing_hard` what the former come to where none of them is hard. `sample`
     holds the former, for a plot. `discrimination` says what the measure is worth on all of them. `unknown` counts the
-    lines of which one answer is not known to be right or wrong.
+    lines of which one answer is not known to be right or wrong. `qualities` are what lower ones of pictures cost.
     """
 
     model: str
@@ -68,6 +69,7 @@ class CalibrationResult:
     sample: Sample
     discrimination: Discrimination
     warnings: tuple[str, ...]
+    qualities: tuple[QualityCost, ...]
 
 
 def calibration_of(
@@ -111,6 +113,7 @@ def calibration_of(
         sample=chosen_on,
         discrimination=worth,
         warnings=(*worth.warnings(hard.measure), *_warnings(sample, target)),
+        qualities=quality_costs(lines),
     )
 
 

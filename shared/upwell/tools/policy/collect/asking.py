@@ -17,11 +17,12 @@ from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log import LogLine, QualityAnswer
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.signature.truth import Judge
-from upwell.shared.signature.uplink_pictures import Resizes, encode_for_uplink, shrink_for_uplink
+from upwell.shared.signature.uplink_pictures import Resizes, encode_for_uplink, shrink_for_uplink, with_uplink
 from upwell.shared.tensors import Array
 from upwell.tools.policy.collect.items import Item, read_item
 from upwell.tools.policy.collect.log_file import CLOUD_TRUTH, ITEM
@@ -43,6 +44,15 @@ class CloudAsker:
 
 
 @dataclass(frozen=True)
+class CloudSide:
+    """The cloud's side: its client, how its model resizes pictures, and further encodings to ask it about."""
+
+    client: Client
+    resizes: Resizes
+    encodings: tuple[UplinkEncoding, ...] = ()
+
+
+@dataclass(frozen=True)
 class Asked:
     """One item done: its line without a time, and what became of the cloud's side."""
 
@@ -54,27 +64,24 @@ class Asked:
 class Asker:
     """Asks both sides of one model.
 
-    `labels` maps items to classes or objects; None takes the cloud's answers as right. `resizes` say how the cloud's
-    model resizes pictures.
+    `labels` maps items to classes or objects; None takes the cloud's answers as right.
     """
 
     def __init__(
         self,
         model: ServedModel,
-        client: Client,
+        cloud: CloudSide,
         policy: CompiledPolicy,
         judge: Judge,
         labels: Mapping[str, int] | Mapping[str, Array] | None,
-        resizes: Resizes,
     ) -> None:
         assert model.edge is not None  # noqa: S101  collecting asks both sides
         self._model = model
         self._edge: EdgeModel = model.edge
-        self._client = client
+        self._cloud = cloud
         self._policy = policy
         self._judge = judge
         self._labels = labels
-        self._resizes = resizes
         self._scorer = Scorer(model.edge.signature)
         self._runtime = runtime_name(model.edge.runtime)
 
@@ -86,26 +93,49 @@ class Asker:
         """Ask for one item, at `t_s` of the log. Raises `UpwellError` for an item that cannot be read or run."""
         inputs = read_item(item, self._model)
         run = self._edge.run(inputs, math.inf)
-        encoded = encode_for_uplink(self._edge.signature, inputs, self._resizes)
+        encoded = encode_for_uplink(self._edge.signature, inputs, self._cloud.resizes)
         size_bytes = max(self._edge.signature.row_sizes_bytes(encoded))
-        sent = shrink_for_uplink(self._edge.signature, encoded, self._resizes)
+        sent = shrink_for_uplink(self._edge.signature, encoded, self._cloud.resizes)
         verdict = self._policy.judge(RequestFacts(self._model.name, {ITEM: item.name}, size_bytes, time.time()))
         request = InferRequest(self._model.cloud_model, sent, id=uuid.uuid4().hex)
         cloud = self._ask_cloud(request, verdict)
         line = self._line(item, t_s, run, cloud, verdict.settings.hard or HardSettings())
         if max(self._edge.signature.row_sizes_bytes(sent)) < size_bytes:
             line = line.model_copy(update={"size_bytes": size_bytes, "up_bytes": cloud.sent_bytes})
+        if self._cloud.encodings and cloud.answer is not None:
+            line = line.model_copy(update={"qualities": self._at_qualities(inputs, verdict)})
         return Asked(line, cloud, verdict.egress_rule)
 
     def close(self) -> None:
         """End the call to the cloud that is under way, if there is one; nothing can be asked after that."""
-        self._client.close()
+        self._cloud.client.close()
+
+    def _at_qualities(self, inputs: Mapping[str, Array], verdict: Verdict) -> tuple[QualityAnswer, ...]:
+        """How the cloud's answers about pictures of lower qualities compare with that about whole ones."""
+        whole = self._ask_with(None, inputs, verdict)
+        if whole.answer is None:
+            return ()
+        found = []
+        for encoding in self._cloud.encodings:
+            asked = self._ask_with(encoding, inputs, verdict)
+            if asked.answer is None:
+                return ()
+            agrees = self._judge.agrees(asked.answer.outputs, whole.answer.outputs)
+            found.append(QualityAnswer(
+                quality=encoding.quality, up_bytes=asked.sent_bytes, whole_bytes=whole.sent_bytes, agrees=agrees
+            ))  # fmt: skip
+        return tuple(found)
+
+    def _ask_with(self, encoding: UplinkEncoding | None, inputs: Mapping[str, Array], verdict: Verdict) -> CloudAsker:
+        signature, resizes = with_uplink(self._edge.signature, encoding), self._cloud.resizes
+        sent = shrink_for_uplink(signature, encode_for_uplink(signature, inputs, resizes), resizes)
+        return self._ask_cloud(InferRequest(self._model.cloud_model, sent, id=uuid.uuid4().hex), verdict)
 
     def _ask_cloud(self, request: InferRequest, verdict: Verdict) -> CloudAsker:
         if verdict.egress_rule:  # what denies egress is measured and stays here
             return CloudAsker(len(serialize_infer_request(request)))
         try:
-            pending = self._client.infer_async(request, ANSWER_S)
+            pending = self._cloud.client.infer_async(request, ANSWER_S)
         except RemoteError as error:
             return CloudAsker(len(serialize_infer_request(request)), problem=str(error), is_silent=True)
         try:

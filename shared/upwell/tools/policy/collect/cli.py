@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +24,10 @@ from upwell.shared.oip.seen import read_seen
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.signature.truth import Judge
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
-from upwell.tools.policy.collect.asking import ANSWER_S, Asker
+from upwell.tools.policy.collect.asking import ANSWER_S, Asker, CloudSide
 from upwell.tools.policy.collect.collecting import Collection, CollectionReport, check_same
 from upwell.tools.policy.collect.items import Item, find_items
 from upwell.tools.policy.collect.labels import KnownLabels, read_boxes, read_classes
@@ -36,6 +38,11 @@ _SHOWN = 5
 _LABELS = (
     "CSV file,label; for detections file,label,x1,y1,x2,y2 in fractions, or COCO JSON; without it the cloud's answers "
     "count as right."
+)
+
+_QUALITY = (
+    "Ask about pictures at this quality too, in the format of `uplink` in model.yaml; repeat it. `calibrate` then says "
+    "what each costs."
 )
 
 
@@ -51,6 +58,7 @@ def collect(
             help=_LABELS,
         ),
     ] = None,
+    quality: Annotated[list[int] | None, typer.Option(min=1, max=100, metavar="QUALITY", help=_QUALITY)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run both sides of MODEL on every item of a folder, and write what they say as a request log.
@@ -64,7 +72,8 @@ def collect(
     with loaded(model, section, config.agent.trust.trust) as served:
         client = open_client(cloud.endpoint, cloud.security, max_message_bytes=config.agent.max_message)
         try:
-            report = _collected(served, client, policy, items, labels, out)
+            side = CloudSide(client, _resizes(client, served, policy), _encodings(served, quality or []))
+            report = _collected(served, side, policy, items, labels, out)
         finally:
             client.close()
     if as_json:
@@ -93,7 +102,7 @@ def _sides(path: Path, config: AgentConfig, name: str) -> tuple[ModelSection, Cl
 
 
 def _collected(
-    model: ServedModel, client: Client, policy: CompiledPolicy, items: list[Item], labels: Path | None, out: Path
+    model: ServedModel, cloud: CloudSide, policy: CompiledPolicy, items: list[Item], labels: Path | None, out: Path
 ) -> CollectionReport:
     assert model.edge is not None  # noqa: S101  `_sides` made sure
     signature = model.edge.signature
@@ -112,8 +121,7 @@ def _collected(
             already_there=len(labelled) - len(missing),
             unlabelled=len(items) - len(labelled),
         )
-        asker = Asker(model, client, policy, judge, truth, _resizes(client, model, policy))
-        _run(Collection(asker, log, report), missing)
+        _run(Collection(Asker(model, cloud, policy, judge, truth), log, report), missing)
     return report
 
 
@@ -125,6 +133,18 @@ def _resizes(client: Client, model: ServedModel, policy: CompiledPolicy) -> Resi
         return read_seen(client.config_parameters(model.cloud_model, ANSWER_S)).resizes
     except RemoteError:
         return NO_RESIZES
+
+
+def _encodings(model: ServedModel, qualities: Sequence[int]) -> tuple[UplinkEncoding, ...]:
+    """The encodings of pictures in these qualities, each once and the best first. Raises `ConfigError`."""
+    if not qualities:
+        return ()
+    assert model.edge is not None  # noqa: S101  `_sides` made sure
+    found = [one.uplink for one in model.edge.signature.inputs if one.kind == "image" and one.uplink is not None]
+    if not found or found[0].encode not in ("jpeg", "webp"):
+        text = "model.yaml names no format that has a quality; expected an input with uplink: {encode: jpeg} or webp"
+        raise ConfigError.at(None, text, "--quality")
+    return tuple(replace(found[0], quality=one, recode=True) for one in sorted(set(qualities), reverse=True))
 
 
 def _run(collection: Collection, items: list[Item]) -> None:
