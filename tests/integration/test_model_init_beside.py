@@ -179,7 +179,9 @@ def test_an_onnx_file_of_otx_says_it_itself(tmp_path: Path, in_process: InProces
         ({"nvinfer_config.txt": NVINFER + "maintain-aspect-ratio=1\n"}, "which no fit does"),
         ({"model.xml": XML.replace('"YES"', '"NO"')}, "red, green, blue or the other way round"),
         ({"model.xml": XML.replace('"standard"', '"fit_to_window"')}, "'fit_to_window' is not offered"),
+        ({"model.xml": XML.replace("<labels", '<multilabel value="True" />\n\t\t\t<labels')}, "several of its labels"),
         ({"environment.json": json.dumps(ROBOFLOW)}, "do not say what pixels become"),
+        ({"environment.json": json.dumps({"PREPROCESSING": {"grayscale": {"enabled": True}}})}, "its step 'grayscale'"),
     ],
 )
 def test_what_no_step_does_is_said_and_not_guessed(
@@ -206,6 +208,13 @@ def test_detectors_of_others_give_their_tensors_as_they_are(tmp_path: Path, in_p
         report = init(in_process, model)
         assert any("as they are" in note for note in report["not_known"])
         assert "kind: detections" not in model.with_name("model.yaml").read_text()
+
+
+def test_a_model_with_a_side_of_four_has_no_labels_where_there_is_no_file(
+    tmp_path: Path, in_process: InProcess
+) -> None:
+    model = detecting(tmp_path / "model.onnx", {}, np.zeros((1, 100, 4)))
+    assert init(in_process, model)["source"] == ""
 
 
 def sparse(path: Path) -> None:

@@ -144,7 +144,8 @@ def _roboflow(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     steps = environment["PREPROCESSING"]
     with contextlib.suppress(ValueError):
         steps = parse_json(steps) if isinstance(steps, str) else steps
-    resize = steps.get("resize") if isinstance(steps, Mapping) else None
+    steps = steps if isinstance(steps, Mapping) else {}
+    resize = steps.get("resize")
     asked = resize.get("format", "Stretch to") if isinstance(resize, Mapping) else "Stretch to"
     fit, fill = _EDGES.get(asked if isinstance(asked, str) else "", _EDGES["Stretch to"])
     kind = _object(model.parent / "model_type.json") or {}
@@ -152,6 +153,10 @@ def _roboflow(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     is_yolo = architecture.startswith("yolo") and "nas" not in architecture
     picture = PictureFacts(fit=fit, fill=fill, filter="bilinear", scale=1 / 255 if is_yolo else None)  # type: ignore[arg-type]
     notes: tuple[str, ...] = () if is_yolo else ("Roboflow's files do not say what pixels become",)
+    others = (key for key, one in steps.items() if key not in ("auto-orient", "resize") and isinstance(one, Mapping))
+    notes += tuple(
+        f"its step {key!r}, which no step of a description does" for key in others if steps[key].get("enabled")
+    )
     labels = _lines(_text(model.parent / "class_names.txt")) or _class_map(environment.get("CLASS_MAP"))
     if task in ("", "classification"):
         classifies = task == "classification"
@@ -269,6 +274,9 @@ def _model_info(model: Path, metadata: Mapping[str, str]) -> ExporterFacts | Non
     picture = PictureFacts(None, fit, None, "bilinear", fill, 1.0, means or (0.0,), scales or (1.0,))  # type: ignore[arg-type]
     labels = tuple(info.get("labels", "").split())
     kind = info.get("model_type", "")
+    if "true" in (info.get(key, "").lower() for key in ("multilabel", "hierarchical")):
+        notes.append("several of its labels may be right at once, which no kind says: its scores are a tensor here")
+        return ExporterFacts(source, (), picture, boxes={}, notes=tuple(notes))
     if kind.lower() == "classification":
         return ExporterFacts(source, labels, picture, classifies=True, notes=tuple(notes))
     notes.append(f"what a model of type {kind or 'unknown'!r} gives: its outputs are given as they are")
