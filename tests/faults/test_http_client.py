@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.faults.raw_http import BROKEN_HTTP, CHUNKED, OK
@@ -213,3 +215,34 @@ def test_requests_do_not_cross_a_network_in_clear() -> None:
         HttpClient("http://infer.example.com")
     with pytest.raises(ConfigError, match="is without TLS"):
         HttpClient("http://127.0.0.1:1", ClientSecurity(TlsFiles()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's list of connections")
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_a_call_that_is_given_up_frees_the_link_though_the_kernel_has_its_message(connect: Connect, how: str) -> None:
+    """The server reads nothing, so that an end in good order would wait in the kernel behind the message."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1)
+        listening.settimeout(TIMEOUT_S)
+        client = connect(f"127.0.0.1:{listening.getsockname()[1]}")
+        request = InferRequest("echo", {"x": np.zeros(LIMIT_BYTES // 8, np.float32)}, id="large")
+        pending = client.infer_async(request, TIMEOUT_S if how == "cancelled" else 0.3)
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1)  # it has begun to leave
+            if how == "cancelled":
+                pending.cancel()
+            ended = RemoteErrorKind.CANCELLED if how == "cancelled" else RemoteErrorKind.DEADLINE
+            assert kind_of(pending.result) is ended
+            port = connection.getpeername()[1]
+            limit_s = time.monotonic() + TIMEOUT_S
+            while is_known_to_the_kernel(port):
+                assert time.monotonic() < limit_s
+
+
+def is_known_to_the_kernel(port: int) -> bool:
+    """Whether a connection on loopback from that port is there, closed by its program or not."""
+    ours = f"0100007F:{port:04X}"
+    return any(line.split()[1] == ours for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:])

@@ -233,7 +233,7 @@ class HttpClient:
                 received, is_reusable = converse(wire, exchange, self._max_bytes)
         except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for the call's end)
             if wire is not None:
-                wire.close()
+                wire.abort()
             exchange.settle(failed(error, exchange.until_s))
         else:
             # Before the caller hears of it, so that its next call finds the connection.
