@@ -26,7 +26,7 @@ from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import start_server
-from upwell.shared.routing.calibration.qualities import quality_costs
+from upwell.shared.routing.calibration.calibrate import quality_costs
 from upwell.shared.routing.hardness import hardness
 from upwell.shared.routing.log import LogLine
 from upwell.shared.tensors import Array

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from upwell.shared.routing.calibration.binomial import lower_bound
 from upwell.shared.routing.calibration.choosing import (
     CannotCalibrate,
     Found,
@@ -29,6 +30,7 @@ from upwell.shared.tensors import Array
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _HELD_OUT = 0.2
 _FOR_TEMPERATURE = 0.2
+_QUALITY_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,19 @@ class Target:
     def is_share(self) -> bool:
         """Whether a share is asked for, and not a risk."""
         return not math.isnan(self.cloud_share)
+
+
+@dataclass(frozen=True, slots=True)
+class QualityCost:
+    """Of `requests` with pictures at this quality: their bytes as a share of those of whole pictures, the share of the
+    cloud's answers that agrees with its answers about those, and the lower bound of that share at 95 % confidence
+    (Clopper-Pearson)."""
+
+    quality: int
+    requests: int
+    bytes_share: float
+    agreement: float
+    agreement_bound: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +130,19 @@ def calibration_of(
         warnings=(*worth.warnings(hard.measure), *_warnings(sample, target)),
         qualities=quality_costs(lines),
     )
+
+
+def quality_costs(lines: Sequence[LogLine]) -> tuple[QualityCost, ...]:
+    """By quality, the best first; empty where the log holds none."""
+    answers = [one for line in lines for one in line.qualities]
+    found = []
+    for quality in sorted({one.quality for one in answers}, reverse=True):
+        mine = [one for one in answers if one.quality == quality]
+        agreed = sum(one.agrees for one in mine)
+        share = sum(one.up_bytes for one in mine) / max(1, sum(one.whole_bytes for one in mine))
+        bound = lower_bound(agreed, len(mine), _QUALITY_CONFIDENCE)
+        found.append(QualityCost(quality, len(mine), share, agreed / len(mine), bound))
+    return tuple(found)
 
 
 def _cut(chosen_on: Sample, target: Target, lines: int) -> float:

@@ -44,7 +44,7 @@ class CloudAsker:
 
 
 @dataclass(frozen=True)
-class CloudSide:
+class AskedCloud:
     """The cloud's side: its client, how its model resizes pictures, and further encodings to ask it about."""
 
     client: Client
@@ -70,7 +70,7 @@ class Asker:
     def __init__(
         self,
         model: ServedModel,
-        cloud: CloudSide,
+        cloud: AskedCloud,
         policy: CompiledPolicy,
         judge: Judge,
         labels: Mapping[str, int] | Mapping[str, Array] | None,

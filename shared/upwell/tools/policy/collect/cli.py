@@ -27,7 +27,7 @@ from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.signature.truth import Judge
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
-from upwell.tools.policy.collect.asking import ANSWER_S, Asker, CloudSide
+from upwell.tools.policy.collect.asking import ANSWER_S, AskedCloud, Asker
 from upwell.tools.policy.collect.collecting import Collection, CollectionReport, check_same
 from upwell.tools.policy.collect.items import Item, find_items
 from upwell.tools.policy.collect.labels import KnownLabels, read_boxes, read_classes
@@ -72,7 +72,7 @@ def collect(
     with loaded(model, section, config.agent.trust.trust) as served:
         client = open_client(cloud.endpoint, cloud.security, max_message_bytes=config.agent.max_message)
         try:
-            side = CloudSide(client, _resizes(client, served, policy), _encodings(served, quality or []))
+            side = AskedCloud(client, _resizes(client, served, policy), _encodings(served, quality or []))
             report = _collected(served, side, policy, items, labels, out)
         finally:
             client.close()
@@ -102,7 +102,7 @@ def _sides(path: Path, config: AgentConfig, name: str) -> tuple[ModelSection, Cl
 
 
 def _collected(
-    model: ServedModel, cloud: CloudSide, policy: CompiledPolicy, items: list[Item], labels: Path | None, out: Path
+    model: ServedModel, cloud: AskedCloud, policy: CompiledPolicy, items: list[Item], labels: Path | None, out: Path
 ) -> CollectionReport:
     assert model.edge is not None  # noqa: S101  `_sides` made sure
     signature = model.edge.signature
