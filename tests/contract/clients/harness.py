@@ -78,7 +78,8 @@ def _grpc_replying(body: bytes) -> Iterator[str]:
     """A server whose every method answers with that message; its address."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(lambda _, __: body)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict.fromkeys(METHODS, handler)),))
+    handlers = dict.fromkeys((*METHODS, "ModelConfig"), handler)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"

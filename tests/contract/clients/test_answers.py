@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.introspection import add_introspection_methods
+from upwell.shared.oip.http.extensions import Extensions
+from upwell.shared.oip.introspection import ModelConfig
 from upwell.shared.oip.open_client import Pending
 from upwell.shared.tensors import DTYPES, Array
 
@@ -132,6 +136,29 @@ def test_every_question_has_its_answer(
     assert not client.ready(TIMEOUT_S)
     assert not client.ready(TIMEOUT_S, "echo")
     assert client.server_live(TIMEOUT_S)
+
+
+def test_the_parameters_of_a_model_s_configuration_are_read(
+    serve: Serve, connect: Connect, fake: FakeDataplane, transport: Transport
+) -> None:
+    class Told:
+        def config(self, model: str, version: str = "") -> ModelConfig:
+            found = fake.metadata(model, version)
+            sides = (found.inputs, found.outputs)
+            return ModelConfig(model, found.versions, "", "", *sides, parameters={"upwell.digest": "sha256:ü"})
+
+    told: Any = Told()
+    beside: dict[str, Any] = (
+        {"extensions": Extensions(told)}
+        if transport.name == "http"
+        else {"extra": [lambda server: add_introspection_methods(server, told)]}
+    )
+    client = connect(serve(**beside))
+    assert client.config_parameters("echo", TIMEOUT_S) == {"upwell.digest": "sha256:ü"}
+    assert error_of(lambda: client.config_parameters("none", TIMEOUT_S)).kind is RemoteErrorKind.NOT_FOUND
+    silent = connect(serve())
+    kinds = (RemoteErrorKind.NOT_FOUND, RemoteErrorKind.UNIMPLEMENTED)
+    assert error_of(lambda: silent.config_parameters("echo", TIMEOUT_S)).kind in kinds, "an extension"
 
 
 def test_warming_up_tells_whether_it_was_answered(serve: Serve, connect: Connect) -> None:

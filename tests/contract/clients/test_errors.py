@@ -196,6 +196,7 @@ QUESTIONS: dict[str, Callable[[Client, float], object]] = {
     "model ready": lambda client, timeout_s: client.ready(timeout_s, "echo"),
     "server": lambda client, timeout_s: client.server_metadata(timeout_s),
     "model": lambda client, timeout_s: client.metadata("echo", timeout_s),
+    "config": lambda client, timeout_s: client.config_parameters("echo", timeout_s),
 }
 each = pytest.mark.parametrize("question", QUESTIONS)
 

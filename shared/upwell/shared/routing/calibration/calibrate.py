@@ -19,7 +19,6 @@ from upwell.shared.routing.calibration.choosing import (
     found,
 )
 from upwell.shared.routing.calibration.discrimination import Discrimination, discrimination
-from upwell.shared.routing.calibration.qualities import QualityCost, quality_costs
 from upwell.shared.routing.calibration.temperature import FROM_LOGITS, TEMPERED, fitted_temperature, measured
 from upwell.shared.routing.hardness import RISING, is_hard
 from upwell.shared.routing.log import LogLine
