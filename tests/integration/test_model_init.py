@@ -21,6 +21,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.tools.cli import main
+from upwell.tools.describe.foreign import FORMATS
 
 Init = Callable[..., tuple[int, str, str]]
 
@@ -145,3 +146,25 @@ def test_mistakes_are_one_clear_error(
     assert said in err
     assert "Traceback" not in err
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("suffix", sorted(FORMATS))
+def test_other_formats_are_refused_with_what_converts_them(init: Init, tmp_path: Path, suffix: str) -> None:
+    model = tmp_path / f"model{suffix}"
+    model.write_bytes(b"x")
+    code, out, said = init(model)
+    assert (code, out) == (2, "")
+    assert said.startswith("error: ")
+    assert said.count("\n") <= 2
+    assert any(one in said for one in ("ONNX", "model.onnx", "mv model.lite model.tflite"))
+    assert init(tmp_path) == (2, "", said)
+
+
+def test_a_saved_model_and_an_empty_folder_are_refused(init: Init, tmp_path: Path) -> None:
+    code, _, said = init(tmp_path)
+    assert code == 2
+    assert "expected an ONNX or TFLite file" in said
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    code, _, said = init(tmp_path)
+    assert code == 2
+    assert "tf2onnx.convert --saved-model" in said

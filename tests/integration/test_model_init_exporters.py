@@ -25,7 +25,6 @@ from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array, TensorSpec
 from upwell.tools.describe.exporters import ultralytics as read_ultralytics
-from upwell.tools.describe.foreign import FORMATS
 
 RED = (200, 30, 40)
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -611,21 +610,6 @@ def refused(done: CommandResult) -> str:
     assert done.err.startswith("error: ")
     assert done.err.count("\n") <= 2
     return done.err
-
-
-@pytest.mark.parametrize("suffix", sorted(FORMATS))
-def test_other_formats_are_refused_with_what_converts_them(tmp_path: Path, in_process: InProcess, suffix: str) -> None:
-    model = tmp_path / f"model{suffix}"
-    model.write_bytes(b"x")
-    said = refused(in_process("model", "init", model))
-    assert any(one in said for one in ("ONNX", "model.onnx", "mv model.lite model.tflite"))
-    assert refused(in_process("model", "init", tmp_path)) == said
-
-
-def test_a_saved_model_and_an_empty_folder_are_refused(tmp_path: Path, in_process: InProcess) -> None:
-    assert "expected an ONNX or TFLite file" in refused(in_process("model", "init", tmp_path))
-    (tmp_path / "saved_model.pb").write_bytes(b"")
-    assert "tf2onnx.convert --saved-model" in refused(in_process("model", "init", tmp_path))
 
 
 @pytest.mark.parametrize(

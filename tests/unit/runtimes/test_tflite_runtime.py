@@ -149,7 +149,9 @@ def test_the_other_package_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.tflite_runtime
 def test_numpy_2_is_named_where_it_breaks_tflite_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "__version__", "2.1.0")
-    with pytest.raises(ConfigError, match=r"needs numpy below 2 and finds 2\.1\.0: pip install 'upwell\[tflite\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs numpy below 2, but 2\.1\.0 is installed: pip install 'upwell\[tflite\]'"
+    ):
         find_package("tflite_runtime")
 
 
