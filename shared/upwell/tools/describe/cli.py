@@ -69,6 +69,9 @@ def init(
 def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> ExporterFacts:
     """What is known of the model. Raises `ConfigError`."""
     facts = facts_of(file, own_metadata(file), runtime.inputs, runtime.outputs, otherwise=tflite_facts(file))
+    if any(spec.datatype == "FP16" and len(spec.shape) == 4 for spec in runtime.inputs):
+        note = "its pictures are FP16, which no step makes: its input is a tensor here; export it with inputs of FP32"
+        facts = replace(facts, notes=(*facts.notes, note))
     if facts.scores or facts.boxes is not None:
         return facts
     found = scores_of(runtime, quantization)

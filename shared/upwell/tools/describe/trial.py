@@ -89,7 +89,7 @@ def try_sample(runtime: Runtime, description: Path, sample: str) -> TrialResult:
         is_file = os.path.isfile(sample)
         data = read_file(Path(sample), "a text", MAX_PICTURE_BYTES) if is_file else os.fsencode(sample)
         return _shown(processor.signature.outputs, _answered(runtime, processor, data))
-    problem = "the model takes more than one picture or text; `upwell infer` sends it what it needs"
+    problem = "the model does not take just one picture or text; `upwell infer` sends it what it needs"
     raise ConfigError.at(None, problem, "--try")
 
 
