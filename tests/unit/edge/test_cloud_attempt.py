@@ -16,6 +16,7 @@ from tests.faults.stalling import INPUTS, SentAttempt, StallingCloud, UplinkSend
 from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
 from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.http.server import start_http_server
 from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, CloudDropped, CloudHeld, CloudSent
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.policy.settings import Settings
@@ -73,6 +74,23 @@ def test_a_failure_a_drop_and_a_late_call_each_end_what_was_sent() -> None:
         last = it.cell.outcomes[-1]
         assert isinstance(last, CloudCallFailed)
         assert 0.05 < last.waited_s <= late.elapsed_s < 1.0
+
+
+@pytest.mark.parametrize(("scheme", "frees"), [("", False), ("http://", True)])
+def test_what_is_given_up_frees_the_link_over_http_alone(scheme: str, frees: bool) -> None:
+    cloud = FakeDataplane()
+    cloud.hold()
+    server = start_http_server(cloud, ["127.0.0.1:0"], max_workers=4) if scheme else None
+    try:
+        with serving(cloud) as addresses, sender([scheme + server.addresses[0]] if server else addresses) as it:
+            it.send(decision()).drop()
+            assert reason(it.ask(decision(within_s=0.1))) is Reason.CLOUD_DEADLINE
+            ends = [one for one in it.cell.outcomes if isinstance(one, CloudDropped | CloudCallFailed)]
+            assert [one.frees_link for one in ends] == [frees] * 2
+    finally:
+        cloud.release()
+        if server is not None:
+            server.stop(0.0)
 
 
 def test_what_cannot_be_sent_frees_its_probe_and_nothing_is_said_to_be_sent() -> None:

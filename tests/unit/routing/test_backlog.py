@@ -85,6 +85,14 @@ def test_an_overdue_message_says_that_the_link_is_slower_but_no_more_than_so_muc
     assert backlog.wait_s(60.0, S_PER_BYTE, RTT_S)[1] == pytest.approx(Backlog.OVERDUE * S_PER_BYTE)
 
 
+def test_a_message_that_is_dropped_where_it_is_given_up_frees_the_link_from_then_on() -> None:
+    backlog = queued(("a", 10_000, 0.0), ("b", 5_000, 0.0))
+    now_s = 4_000 * S_PER_BYTE
+    assert wait_s(backlog.cancelled("a", now_s, S_PER_BYTE), now_s) == pytest.approx(11_000 * S_PER_BYTE)
+    freed = backlog.cancelled("a", now_s, S_PER_BYTE, frees_link=True)
+    assert wait_s(freed, now_s) == pytest.approx(5_000 * S_PER_BYTE)
+
+
 def test_the_servers_own_time_is_not_overdue() -> None:
     backlog = Backlog().sent(InFlight("a", 10_000, 0.0, server_s=0.5), S_PER_BYTE)
     assert backlog.wait_s(0.6 + RTT_S, S_PER_BYTE, RTT_S)[1] == pytest.approx(S_PER_BYTE)

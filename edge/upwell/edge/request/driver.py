@@ -237,7 +237,7 @@ class RequestDriver:
         context.metrics.sent(attempt.whole or attempt.model, call.sent_bytes)
         self._calls = {**self._calls, action.call: _Call(call, action.attempt, place)}
         call.on_end(partial(self._news.put, False))
-        return MessageSent(call.sent_bytes)
+        return MessageSent(call.sent_bytes, call.frees_link)
 
     def _wait(self, action: Wait) -> list[CallEnded]:
         is_turn = False

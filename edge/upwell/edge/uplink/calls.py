@@ -167,6 +167,11 @@ class CloudCall:
         return self._pending.sent_bytes
 
     @property
+    def frees_link(self) -> bool:
+        """Whether what has not left is dropped where the call is given up."""
+        return self.lease is not None and self.lease.link.client.drops_unsent
+
+    @property
     def elapsed_s(self) -> float:
         """Time from sending to the end of the call, whenever that was noticed; to now while it goes on."""
         return (time.monotonic() if math.isnan(self._ended_s) else self._ended_s) - self._started_s

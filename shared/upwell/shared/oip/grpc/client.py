@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import grpc
 
@@ -244,6 +244,9 @@ class OipClient:
     called from any thread, takes the seconds it may last, and raises `RemoteError`. The constructor raises
     `ConfigError`.
     """
+
+    drops_unsent: ClassVar[bool] = False
+    """Whether a call that is given up drops what has not left; gRPC and the kernel still send what they hold."""
 
     def __init__(
         self,

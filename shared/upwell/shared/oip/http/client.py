@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import quote
 
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
@@ -80,6 +80,9 @@ class HttpClient:
     called from any thread, takes the seconds it may last, and raises `RemoteError`. The constructor raises
     `ConfigError`.
     """
+
+    drops_unsent: ClassVar[bool] = True
+    """Whether a call that is given up drops what has not left."""
 
     def __init__(
         self,

@@ -171,7 +171,7 @@ def _without(
     """The state without the call; a timeout bounds the link and the answer's time from below."""
     s_per_byte = state.link.inverse_bandwidth_s_per_byte
     if isinstance(outcome, CloudDropped):
-        return replace(state, backlog=state.backlog.cancelled(outcome.call, now_s, s_per_byte))
+        return replace(state, backlog=_given_up(state, outcome, now_s, s_per_byte))
     if outcome.reason is not Reason.CLOUD_DEADLINE:
         return replace(state, backlog=_cleared(state, outcome, now_s))
     breakers = [state.breakers.get(key, CLOSED) for key in (LINK, outcome.model)]
@@ -179,18 +179,22 @@ def _without(
     # where only large messages were late, the link may be there and slow, and the next is to be one that it carries.
     is_away = any(breaker.is_open and not breaker.is_of_size for breaker in breakers)
     if is_away or not outcome.waited_s < math.inf:
-        return replace(state, backlog=state.backlog.cancelled(outcome.call, now_s, s_per_byte))
+        return replace(state, backlog=_given_up(state, outcome, now_s, s_per_byte))
     link, waited_s = state.link.scored(outcome.waited_s, in_flight.expected_s, is_bound=True), outcome.waited_s
     carried = state.backlog.carried(outcome.call, in_flight.sent_s + waited_s - in_flight.server_s, s_per_byte)
     if carried is not None:
         link = link.add(LinkSample(now_s, carried.size_bytes, 0, carried.network_s, is_bound=True))
     if not waited_s <= in_flight.hoped_s:
         link = link.refuted(now_s)
-    backlog = state.backlog.cancelled(outcome.call, now_s, link.inverse_bandwidth_s_per_byte)
+    backlog = _given_up(state, outcome, now_s, link.inverse_bandwidth_s_per_byte)
     answers = state.answers
     if outcome.model in answers:
         answers = {**answers, outcome.model: answers[outcome.model].outlasted(waited_s)}
     return replace(state, link=link, backlog=backlog, answers=answers)
+
+
+def _given_up(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s: float, s_per_byte: float) -> Backlog:
+    return state.backlog.cancelled(outcome.call, now_s, s_per_byte, frees_link=outcome.frees_link)
 
 
 def _cleared(state: RouterState, failure: CloudCallFailed, now_s: float) -> Backlog:

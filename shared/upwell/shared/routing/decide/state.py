@@ -244,7 +244,7 @@ class CloudCallFailed:
     """The cloud was asked and gave no usable answer in time. `probes` are those of the decision that asked it.
 
     `waited_s` is how long was waited in vain, where the failure is a timeout, and `chance` how likely an answer in time
-    was when it was asked, 1 where nobody knew.
+    was when it was asked, 1 where nobody knew. `frees_link`: what had not left by then never will.
     """
 
     model: str
@@ -253,6 +253,7 @@ class CloudCallFailed:
     waited_s: float = math.inf
     call: str = ""
     chance: float = 1.0
+    frees_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +269,15 @@ class CloudHeld:
 
 @dataclass(frozen=True, slots=True)
 class CloudDropped:
-    """The call was cancelled before anything could be learnt from it. `probes` are those of the decision."""
+    """The call was cancelled before anything could be learnt from it. `probes` are those of the decision.
+
+    `frees_link`: what had not left by then never will.
+    """
 
     model: str
     probes: tuple[str, ...] = ()
     call: str = ""
+    frees_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,11 +120,13 @@ class Backlog:
         before = (replace(message, has_left=True) for message in self.in_flight[:index] if not message.is_cancelled)
         return Backlog((*before, *self.in_flight[index + 1 :]), max(self.left_s, left_s))
 
-    def cancelled(self, call: str, now_s: float, s_per_byte: float) -> Backlog:
-        """With the message of `call` given up: gone, unless it has begun to leave."""
+    def cancelled(self, call: str, now_s: float, s_per_byte: float, *, frees_link: bool = False) -> Backlog:
+        """With the message of `call` given up: gone, unless it has begun to leave. With `frees_link` it ends now."""
         started = any(
             place.message.call == call and place.begins_s <= now_s < place.ends_s for place in self._places(s_per_byte)
         )
+        if started and frees_link:
+            return replace(self.without(call), left_s=now_s)
         in_flight = (
             replace(message, is_cancelled=True) if message.call == call else message
             for message in self.in_flight

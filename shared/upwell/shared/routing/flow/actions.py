@@ -177,9 +177,13 @@ class CloudFailure:
 
 @dataclass(frozen=True, slots=True)
 class MessageSent:
-    """A message is on its way. `sent_bytes` is its true size; 0 where the call could not begin, and so ends at once."""
+    """A message is on its way. `sent_bytes` is its true size; 0 where the call could not begin, and so ends at once.
+
+    `frees_link`: if the call is given up, what has not left is dropped.
+    """
 
     sent_bytes: int
+    frees_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class CloudAttempt:
         self._may_retry = not decision.probes
         self._size_bytes = 0
         self._queued: QueuedMessage | None = None
+        self._frees_link: set[str] = set()
 
     @property
     def elapsed_s(self) -> float:
@@ -252,6 +253,8 @@ class CloudAttempt:
             return result
         router.settle(decision, result.sent_bytes or None)
         self.calls.append(call)
+        if result.frees_link:
+            self._frees_link.add(call)
         return None
 
     def _tell_not_sent(self, call: str) -> None:
@@ -329,10 +332,10 @@ class CloudAttempt:
     def _tell_failed(self, ended: CallEnded, miss: CloudFailure) -> None:
         waited_s = ended.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
         chance = 1.0 if math.isnan(self.decision.chance) else self.decision.chance
-        failed = CloudCallFailed(self.model, miss.reason, self.decision.probes, waited_s, ended.call, chance)
-        self._router.observe(failed)
+        frees_link, probes = ended.call in self._frees_link, self.decision.probes
+        self._router.observe(CloudCallFailed(self.model, miss.reason, probes, waited_s, ended.call, chance, frees_link))
         if miss.retry_after_s is not None:
             self._router.observe(CloudHeld(self.model, miss.retry_after_s))
 
     def _tell_dropped(self, call: str) -> None:
-        self._router.observe(CloudDropped(self.model, self.decision.probes, call))
+        self._router.observe(CloudDropped(self.model, self.decision.probes, call, call in self._frees_link))
