@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from io import BytesIO
@@ -578,6 +579,21 @@ def test_labels_beside_a_model_count_where_there_are_as_many_as_classes(tmp_path
     init(in_process, model, "--force")
     assert answered(model)[2] == ()
     assert not (tmp_path / "labels.txt").exists()
+
+
+@pytest.mark.parametrize("written", [b"a\nb\nc", b"a\r\nb\r\nc\r\n", b"\xef\xbb\xbfa\nb\nc\n"])
+def test_labels_beside_a_model_stay_as_they_are_written(tmp_path: Path, in_process: InProcess, written: bytes) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    (tmp_path / "labels.txt").write_bytes(written)
+    init(in_process, model)
+    assert answered(model)[2] == ("a", "b", "c")
+    assert (tmp_path / "labels.txt").read_bytes() == written
+
+
+def test_a_pipe_is_no_picture_and_is_not_waited_for(tmp_path: Path, in_process: InProcess) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    os.mkfifo(tmp_path / "photo.png")
+    assert "no plain file" in refused(in_process("model", "init", model, "--try", tmp_path / "photo.png"))
 
 
 def test_probabilities_are_told_from_logits_by_running_the_model(tmp_path: Path, in_process: InProcess) -> None:

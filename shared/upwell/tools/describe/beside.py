@@ -39,7 +39,7 @@ def _text(path: Path) -> str | None:
     if not os.path.isfile(path):  # which is no error of its own where a name that a file gives is too long
         return None
     try:
-        return read_file(path, "a text", _MOST_TEXT_BYTES).decode()
+        return read_file(path, "a text", _MOST_TEXT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError.at(path, "expected UTF-8 text") from None
 

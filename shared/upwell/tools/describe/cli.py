@@ -28,6 +28,8 @@ from upwell.tools.describe.foreign import model_file
 from upwell.tools.describe.trial import TrialResult, scores_of, try_sample
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
+MAX_LABELS_BYTES = 1 << 20
+
 
 def init(
     model: Annotated[
@@ -124,7 +126,16 @@ def _write(target: Path, text: str, beside: Mapping[str, bytes], force: bool) ->
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+    """Whether that file is there already, of labels perhaps with other ends of lines."""
+    if not path.is_file() or path.stat().st_size > max(len(content), MAX_LABELS_BYTES):
+        return False
+    found = path.read_bytes()
+    return found == content or (path.name == LABELS_NAME and _lines(found) == _lines(content))
+
+
+def _lines(data: bytes) -> list[str]:
+    text = data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return [line.strip() for line in text.rstrip("\n").split("\n")]
 
 
 def _checks(text: str) -> list[dict[str, Any]]:

@@ -462,7 +462,7 @@ def _with_labels_beside(model: Path, facts: ExporterFacts, outputs: Outputs) -> 
     for name in _LABEL_FILES:
         with contextlib.suppress(UnicodeDecodeError):
             path = model.parent / name
-            lines = read_file(path, "a file of labels").decode().splitlines() if path.is_file() else []
+            lines = read_file(path, "a file of labels").decode("utf-8-sig").splitlines() if path.is_file() else []
             labels = tuple(line.strip() for line in lines if line.strip())
             if labels and {len(labels), len(labels) + 4, len(labels) + 5} & classes:
                 return replace(facts, source=facts.source or f"{name} beside it", labels=labels)

@@ -108,6 +108,8 @@ def _shown(outputs: Sequence[LogicalOutput], answer: Mapping[str, Array]) -> Tri
 
 
 def _try_picture(runtime: Runtime, processor: Processor, picture: Path) -> TrialResult:
+    if picture.exists() and not picture.is_file():
+        raise ConfigError.at(picture, "this is no plain file", "--try")
     data = read_file(picture, "a picture", MAX_PICTURE_BYTES)
     try:
         with Image.open(io.BytesIO(data)) as opened:
