@@ -47,7 +47,7 @@ class MadeSource:
     def next(self, timeout_s: float) -> Frame | None:
         picture = None if self.is_closed else next(self._pictures, None)
         if picture is None:
-            raise SourceEnded("the source is over")
+            raise SourceEnded("the source has ended")
         if self._pace_s:
             time.sleep(self._pace_s)
         self._given += 1

@@ -95,8 +95,8 @@ def test_the_models_of_the_agent_are_looked_at_without_loading_one(pipelines: Pa
     done = run(pipelines, "-c", agent)
     assert done.exit_code == 1
     assert done.stdout == (
-        f"error: {pipelines}:8:16: pipelines.dock.steps[2].track: track needs objects, and model 'helmet' gives "
-        "probabilities and no boxes; expected `infer` with a detector before\n"
+        f"error: {pipelines}:8:16: pipelines.dock.steps[2].track: track needs objects, but model 'helmet' gives "
+        "probabilities and no boxes; expected an earlier `infer` with a detector\n"
     )
 
 

@@ -72,7 +72,7 @@ def test_before_it_is_warm_it_says_so_and_compiles_nothing(tmp_path: Path, compi
     write(tmp_path, scaled, X, FACTOR)
     engine = load(tmp_path)
     compiled.clear()
-    with pytest.raises(ModelFailed, match="warm_up comes first"):
+    with pytest.raises(ModelFailed, match="call warm_up first"):
         engine.run(rows_of(2))
     assert compiled == []
 
@@ -142,10 +142,10 @@ def test_it_runs_where_it_is_told(tmp_path: Path, device: str) -> None:
 @pytest.mark.parametrize(
     ("device", "platforms", "says"),
     [
-        ("cpu:7", ("cpu",), "device 'cpu:7' is not there; JAX finds .*0.*1"),
-        ("tpu", ("cpu",), "exported for cpu, and `device` is 'tpu'; export it for that too"),
+        ("cpu:7", ("cpu",), "there is no device 'cpu:7'; JAX finds .*0.*1"),
+        ("tpu", ("cpu",), "exported for cpu, but `device` is 'tpu'; export it for that too"),
         ("tpu", ("cpu", "tpu"), "device 'tpu' is not usable: "),
-        ("cpu", ("tpu",), "exported for tpu, and `device` is 'cpu'"),
+        ("cpu", ("tpu",), "exported for tpu, but `device` is 'cpu'"),
     ],
 )
 def test_a_device_that_is_not_there_is_named(
@@ -169,7 +169,7 @@ def test_auto_is_an_accelerator_that_the_program_is_for_and_else_the_cpu(
 
 def test_auto_without_a_device_of_the_program_s_is_no_device(tmp_path: Path) -> None:
     write(tmp_path, scaled, X, FACTOR, platforms=("tpu", "cuda"))
-    with pytest.raises(ModelFailed, match="exported for tpu, cuda, of which JAX finds none here"):
+    with pytest.raises(ModelFailed, match="exported for tpu, cuda, but JAX finds none of these here"):
         load(tmp_path, "auto")
 
 
@@ -225,11 +225,11 @@ def test_weights_in_bf16_are_read(tmp_path: Path) -> None:
         (lambda _, i: i["x"], X, "the outputs of its function must be a dictionary"),
         (lambda _, i: {"y": {"z": i["x"]}}, X, "the outputs of its function must be a dictionary"),
         (lambda *_: {}, X, "at least one input and one output"),
-        (lambda _, i: {"y": i["x"].sum()}, X, r"'y' has shape \[\]; here all inputs and outputs need rows"),
+        (lambda _, i: {"y": i["x"].sum()}, X, r"'y' has shape \[\]; all inputs and outputs need rows"),
         (lambda _, i: {"y": i["x"]}, {"x": ("rows", "length")}, r"\[rows, length\]; only the rows"),
         (lambda _, i: {"y": i["x"].ravel()}, X, r"\[2\*rows\]; only the rows"),
         (lambda _, i: i, {"x": ("a", 2), "y": ("b", 2)}, "its inputs have rows a, b; all must have the same"),
-        (lambda _, i: {"y": i["x"] + i["s"], "s": i["x"]}, {**X, "s": (2,)}, r"'s' has shape \[2\]; here all"),
+        (lambda _, i: {"y": i["x"] + i["s"], "s": i["x"]}, {**X, "s": (2,)}, r"'s' has shape \[2\]; all"),
         (lambda _, i: {"y": i["x"].astype("float8_e4m3fn")}, X, "output 'y' is float8_e4m3fn, which no request"),
     ],
 )
@@ -242,7 +242,7 @@ def test_a_program_that_cannot_be_served_says_why(tmp_path: Path, function: Any,
 def test_another_form_of_function_is_refused(tmp_path: Path) -> None:
     exported = jax.export.export(jax.jit(lambda x: x))(jax.ShapeDtypeStruct((2,), np.float32))
     (tmp_path / "model.jax").write_bytes(exported.serialize())
-    with pytest.raises(ModelFailed, match=r"its function must take \(weights, inputs\), two dictionaries"):
+    with pytest.raises(ModelFailed, match=r"its function must take exactly two dictionaries, \(weights, inputs\)"):
         load(tmp_path)
 
 

@@ -141,7 +141,7 @@ def test_two_rollouts_that_touch_one_device_are_refused() -> None:
     first = rollout(GateSettings())
     members = {"d3": Member(0, former=FORMER), "other": Member(0, former=FORMER)}
     plan = RolloutPlan("second", NEW, parse_waves(["100%"]))
-    with pytest.raises(AlreadyRollingOut, match="device d3 in roll-out r, which is running; finish it"):
+    with pytest.raises(AlreadyRollingOut, match="device d3 in roll-out r, which is running; finish"):
         begin(plan, members, [first], 0.0)
     halted, _ = step(first, TakenBack("ada"), 0.0)
     assert begin(plan, members, [halted], 0.0).members.keys() == members.keys()

@@ -1,4 +1,4 @@
-"""`upwell serve --print-config`: what is in force, as a file that says the same."""
+"""`upwell serve --print-config`: prints the configuration in force as a file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from upwell.shared.units import parse_bytes, seconds_as_written
 
 
 def printed(config: CloudConfig, *, as_json: bool) -> str:
-    """The configuration with all defaults, as YAML or JSON that reads back as the same. Of secrets it holds the paths.
+    """The configuration with all defaults, as YAML or JSON that reads back the same. Secrets appear only as paths.
 
-    What depends on the machine (`instances`) is left out where it is not written, so that it goes on to depend on it.
+    Values that depend on the machine (`instances`) are left out unless written.
     """
     written = config.as_written()
     written["serve"]["max_connection_age"] = seconds_as_written(config.serve.connection_age_s or 0.0)
@@ -41,7 +41,7 @@ _LISTEN = f"HOST:PORT (port 0: any free) or unix:PATH; may be repeated. Default:
 
 
 class EngineName(str, Enum):
-    """The engines that ship with Upwell."""
+    """The engines included in Upwell."""
 
     ONNX = "onnx"
     TORCH = "torch"
@@ -52,23 +52,25 @@ def serve(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The cloud.yaml to run.")] = None,
     models: Annotated[Path | None, typer.Option(help="Model repository: <name>/<version>/model.onnx.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help=_LISTEN)] = None,
-    engine: Annotated[EngineName | None, typer.Option(help="What runs the models.")] = None,
+    engine: Annotated[EngineName | None, typer.Option(help="The engine that runs the models.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain of the service (PEM).")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
-    client_ca: Annotated[Path | None, typer.Option(help="Issuers of the certificates clients must show.")] = None,
-    tokens: Annotated[Path | None, typer.Option(help="tokens.yaml: the bearer tokens that are let in.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="Issuers of the certificates that clients must present.")
+    ] = None,
+    tokens: Annotated[Path | None, typer.Option(help="tokens.yaml: the accepted bearer tokens.")] = None,
     max_message: Annotated[str | None, typer.Option(help="Largest message, such as 64MiB.")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and authentication.")
     ] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the configuration, with every default filled in, and exit.")
+        bool, typer.Option("--print-config", help="Print the configuration with all defaults, and exit.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --print-config: print JSON instead of YAML.")] = False,
 ) -> None:
-    """Run the cloud service until SIGTERM or Ctrl-C; what was accepted by then is answered first.
+    """Run the cloud service until SIGTERM or Ctrl-C; accepted requests are answered first.
 
-    Either with a cloud.yaml (then only --listen may be given beside it), or with --models and the other flags.
+    Give either a cloud.yaml (with --listen at most), or --models and the other flags.
     """
     flags = {
         "models": models,
@@ -87,7 +89,7 @@ def serve(
     if print_config:
         typer.echo(printed(_resolved(found), as_json=as_json))
     elif as_json:
-        raise ConfigError.at(None, "--json goes with --print-config")
+        raise ConfigError.at(None, "--json needs --print-config")
     else:
         _run(found, config)
 
@@ -95,18 +97,18 @@ def serve(
 def _from_file(path: Path, flags: dict[str, Any], listen: list[str] | None) -> CloudConfig:
     if flags:
         flag = _flag(next(iter(flags)))
-        raise ConfigError.at(None, f"{flag} cannot be given beside --config; write it into {path}")
+        raise ConfigError.at(None, f"{flag} cannot be combined with --config; write it into {path}")
     config = load_yaml(path, CloudConfig)
     return config.listening_on(listen) if listen else config
 
 
 def _from_flags(flags: dict[str, Any], listen: list[str] | None) -> CloudConfig:
-    """The configuration that the flags stand for. Raises `ConfigError`."""
+    """The configuration from the flags. Raises `ConfigError`."""
     if "models" not in flags:
         raise ConfigError.at(None, "give --config cloud.yaml, or --models with the folder of the models")
     tls = {key: flags[flag] for key, flag in (("cert", "tls_cert"), ("key", "tls_key")) if flag in flags}
     if len(tls) == 1 or ("client_ca" in flags and not tls):
-        raise ConfigError.at(None, "TLS needs --tls-cert and --tls-key, and --client-ca only beside them")
+        raise ConfigError.at(None, "TLS needs --tls-cert and --tls-key; --client-ca needs both")
     serve: dict[str, Any] = {key: flags[key] for key in ("models", "tokens", "insecure") if key in flags}
     serve["listen"] = listen or [DEFAULT_LISTEN]
     if "max_message" in flags:
@@ -132,7 +134,7 @@ def _flag(name: str) -> str:
 
 
 def _resolved(config: CloudConfig) -> CloudConfig:
-    """With the number that `workers: auto` is here."""
+    """The configuration with `workers: auto` resolved for this machine."""
     if config.serve.workers != "auto":
         return config
     from upwell.cloud.workers.trial import resolved
@@ -141,7 +143,7 @@ def _resolved(config: CloudConfig) -> CloudConfig:
 
 
 def _run(config: CloudConfig, path: Path | None) -> None:
-    """Serve. What is found only then to be wrong with a key is said with the file at `path`, if one holds it."""
+    """Serve. Errors in keys that appear only then name the file at `path`, if there is one."""
     try:
         from upwell.cloud.workers.process import run
     except ModuleNotFoundError as error:

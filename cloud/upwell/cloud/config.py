@@ -1,4 +1,4 @@
-"""Words of `cloud.yaml` that have to be spelled in a certain way, and what is said where they are not."""
+"""`cloud.yaml`: the configuration of the cloud service, with the formats of its values and their error messages."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ Version = Annotated[int, Field(ge=0)]
 
 _LONGEST_S = 480 * 3600.0  # gRPC counts milliseconds in 32 bits
 _AGE_S = 300.0
-"""How long a connection lives where several workers share a port and nothing else is written."""
+"""Default lifetime of a connection when several workers share a port."""
 
-_DEVICE = "`cpu`, a device such as `cuda:0`, `xpu`, `mps` or `npu`, or `auto`: an accelerator, if any."
-_PRECISION = "What torch computes in; inputs and outputs stay as declared. Default: as the class does."
+_DEVICE = "`cpu`, a device such as `cuda:0`, `xpu`, `mps` or `npu`, or `auto`: an accelerator if there is one."
+_PRECISION = "The precision of torch's computation; inputs and outputs stay as declared. Default: that of the class."
 _COMPILE = "torch.compile for each of `buckets`."
 _GRAPHS = "CUDA graphs for each of `buckets`."
 _PROVIDERS = (
     "Execution providers of ONNX Runtime, all of which must work, such as `[tensorrt, cuda]`; "
-    "`[auto]`: the first that does. Default: by `device`."
+    "`[auto]`: the first that works. Default: by `device`."
 )
 _INSTANCES = "Concurrent runs of a model per worker. Default: cores / `threads` / `workers`; on an accelerator 1."
 _THREADS = "CPU threads per run; onnx: shared by a model's instances."
@@ -85,7 +85,7 @@ def _lasting(least_s: float, instead: str = "", *, or_never: bool = False) -> Af
 
 
 class _Batches(FilePart):
-    """`buckets` and `max_batch`, of which one is enough."""
+    """`buckets` and `max_batch`; one of them is enough."""
 
     buckets: Buckets | None = Field(None, description=_BUCKETS)
     max_batch: Rows | None = Field(None, description=_MAX_BATCH)
@@ -95,7 +95,7 @@ class _Batches(FilePart):
     def _largest(cls, data: Any) -> Any:
         buckets = data.get("buckets") if isinstance(data, dict) else None
         largest = buckets[-1] if isinstance(buckets, (list, tuple)) and buckets else None
-        # Of a wrong number the error is that of `buckets`, which is written, and not of `max_batch` too.
+        # A wrong number is reported once, for `buckets`, which is written, and not for `max_batch` too.
         if type(largest) is int and 1 <= largest <= _MOST_ROWS:
             return {"max_batch": largest, **data}
         return data
@@ -123,12 +123,12 @@ class RepositorySection(FilePart):
         False, description="Let callers load and unload models (RepositoryModelLoad, RepositoryModelUnload)."
     )
     watch: Annotated[Seconds, _lasting(0.05, "1s, or no `watch` at all")] | None = Field(
-        None, description="How often to look at the model folders."
+        None, description="How often to check the model folders."
     )
 
     @property
     def may_change(self) -> bool:
-        """Whether models may come and go."""
+        """Whether models may be loaded and unloaded while running."""
         return self.control or self.watch is not None
 
 
@@ -138,10 +138,10 @@ class Serve(ServerKeys):
     models: RelativePath = Field(description="The model repository: <name>/<version>/model.onnx.")
     repository: RepositorySection = RepositorySection()
     trusted: tuple[Sha256, ...] = Field(
-        (), description="SHA-256 (hex) of each `model.jax` that may be opened; loading it can run code."
+        (), description="SHA-256 (hex) of each `model.jax` that may be loaded, which can run code."
     )
     drain: Annotated[Seconds, _lasting(0.0)] = Field(
-        30.0, description="After SIGTERM, how long accepted requests may take to finish."
+        30.0, description="How long accepted requests may take to finish after SIGTERM."
     )
     access_log: bool = Field(False, description="A log line for each inference request (logger `upwell.access`).")
     fast_path: Literal["auto", "off"] = Field(
@@ -154,17 +154,17 @@ class Serve(ServerKeys):
     )
     max_connection_age: Annotated[Seconds, _lasting(0.1, "5m, or 0 for never", or_never=True)] | None = Field(
         None,
-        description="Clients reconnect after about this long; 0: never. Default: 5m with several workers, else never.",
+        description="Time after which clients reconnect; 0: never. Default: 5m with several workers, else never.",
     )
 
     @property
     def processes(self) -> int:
-        """The number of workers; 1 while `auto` is not resolved."""
+        """The number of workers; 1 until `auto` is resolved."""
         return 1 if self.workers == "auto" else self.workers
 
     @property
     def connection_age_s(self) -> float | None:
-        """After how many seconds clients are to reconnect; None for never."""
+        """Seconds after which clients must reconnect; None for never."""
         age_s = (_AGE_S if self.processes > 1 else 0.0) if self.max_connection_age is None else self.max_connection_age
         return age_s or None
 
@@ -172,7 +172,7 @@ class Serve(ServerKeys):
 class Defaults(_Batches):
     """What holds for models that do not say otherwise."""
 
-    engine: Literal["onnx", "torch", "jax"] = Field("onnx", description="What runs the model.")
+    engine: Literal["onnx", "torch", "jax"] = Field("onnx", description="The engine that runs the model.")
     device: Device = Field("cpu", description=_DEVICE)
     instances: Instances | None = Field(None, description=_INSTANCES)
     threads: Threads = Field(1, description=_THREADS)
@@ -237,7 +237,7 @@ class CloudConfig(FilePart):
     @model_validator(mode="before")
     @classmethod
     def _default_engine(cls, data: Any) -> Any:
-        """A model that names no engine has the default one, which decides which keys it may have."""
+        """Give a model without `engine` the default one, which decides its permitted keys."""
         if not isinstance(data, dict) or not isinstance(data.get("models"), dict):
             return data
         defaults = data.get("defaults")
@@ -249,12 +249,12 @@ class CloudConfig(FilePart):
         return {**data, "models": models}
 
     def settings(self, name: str) -> ModelSettings:
-        """How the model `name` is to be run: its own keys over the defaults."""
+        """The settings of the model `name`: its own keys over the defaults."""
         own = self.models.get(name)
         values = self.defaults.model_dump(exclude={"versions"})
         if own is not None:
             values |= own.model_dump(exclude_none=True, exclude={"versions"})
-        if own is not None and own.max_batch is not None:  # whoever names one of the two means both
+        if own is not None and own.max_batch is not None:  # setting one of the two sets both
             values["buckets"] = own.buckets
         values["buckets"] = values["buckets"] or ()
         if values["instances"] is None:
@@ -263,23 +263,23 @@ class CloudConfig(FilePart):
         return ModelSettings(**values, trusted=frozenset(self.serve.trusted))
 
     def versions_of(self, name: str) -> Versions:
-        """Which versions of the model `name` are to be served."""
+        """The versions of the model `name` to serve."""
         own = self.models.get(name)
         return self.defaults.versions if own is None or own.versions is None else own.versions
 
     def as_written(self) -> dict[str, Any]:
-        """The configuration with every default put in, as plain values that read back as the same configuration."""
+        """The configuration with all defaults, as plain values that read back the same."""
         written = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for name, model in self.models.items():
             if isinstance(model, TorchModel):
-                written["models"][name]["arguments"] = model.arguments  # in which a null says something
+                written["models"][name]["arguments"] = model.arguments  # where a null is meaningful
         return written
 
     def listening_on(self, listen: Sequence[str]) -> CloudConfig:
-        """The same configuration on other addresses."""
+        """The configuration with other addresses."""
         return self.model_copy(update={"serve": self.serve.model_copy(update={"listen": tuple(listen)})})
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """The number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,7 +18,7 @@ from upwell.shared.telemetry.logs import set_up_logs
 
 def serve(
     config: Annotated[Path, typer.Option("--config", "-c", help="The fleet.yaml to run.")],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more details.")] = False,
 ) -> None:
     """Run the fleet service until SIGTERM or Ctrl-C."""
     section = load_yaml(config, FleetConfig).fleet
@@ -41,7 +41,7 @@ def serve(
     if section.tls is None:
         console.print(f"devices and people trust {section.authority.cert}", markup=False)
     if not users:
-        console.print(f"nobody can use it yet: upwell fleet user add NAME --role operator -c {config}", markup=False)
+        console.print(f"there are no users yet: upwell fleet user add NAME --role operator -c {config}", markup=False)
     server.run()
 
 

@@ -18,25 +18,29 @@ ServerName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:_-]{1,253}$
 
 
 class FleetTls(FilePart):
-    """The service's own certificate; without it the fleet's authority signs one."""
+    """The service's certificate; without it the fleet's authority signs one."""
 
     cert: RelativePath = Field(description="Certificate chain (PEM).")
-    key: RelativePath = Field(description="Its private key.")
+    key: RelativePath = Field(description="Private key of the certificate (PEM).")
 
 
 class AuthoritySection(FilePart):
     """The authority that signs the certificates of devices; replicas share both files."""
 
     cert: RelativePath = Field(
-        Path("fleet-ca.pem"), validate_default=True, description="Its certificate; made where both files are missing."
+        Path("fleet-ca.pem"),
+        validate_default=True,
+        description="The authority's certificate; created if both files are missing.",
     )
-    key: RelativePath = Field(Path("fleet-ca.key"), validate_default=True, description="Its private key.")
+    key: RelativePath = Field(
+        Path("fleet-ca.key"), validate_default=True, description="Private key of the certificate (PEM)."
+    )
 
 
 class DatabaseSection(FilePart):
     """Where the state is kept: a file of SQLite, or PostgreSQL for several replicas."""
 
-    file: RelativePath = Field(Path("fleet.db"), validate_default=True, description="The file of SQLite.")
+    file: RelativePath = Field(Path("fleet.db"), validate_default=True, description="The SQLite file.")
     postgres: Annotated[str, StringConstraints(pattern=r"^postgresql://")] | None = Field(
         None, description="`postgresql://USER@HOST/NAME`, instead of a file; needs the extra `fleet-postgres`."
     )
@@ -47,7 +51,7 @@ class DatabaseSection(FilePart):
         if self.postgres is not None and "file" in self.model_fields_set:
             raise ValueError("`file` and `postgres` exclude each other; write one of them")
         if self.postgres is None and self.password_file is not None:
-            raise ValueError("`password_file` goes with `postgres`")
+            raise ValueError("`password_file` needs `postgres`")
         return self
 
 
@@ -65,13 +69,13 @@ class BucketSection(FilePart):
         description="https://HOST/BUCKET or https://BUCKET.HOST; the agents' `storage`."
     )
     region: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")] = Field(
-        "us-east-1", description="Its region."
+        "us-east-1", description="The bucket's region."
     )
     credentials_file: RelativePath | None = Field(
         None,
         description="Access key and secret in the format of ~/.aws/credentials; default: the environment's `AWS_…`.",
     )
-    profile: str = Field("default", description="The section of that file.")
+    profile: str = Field("default", description="The section of the credentials file.")
     expires: Seconds = Field(600.0, ge=1, le=86400, description="How long an address is valid.")
 
 
@@ -82,8 +86,10 @@ class CaseIntakeSection(FilePart):
         None, description="For devices with `cases: {fleet: true}`, each in a folder of its own."
     )
     bucket: BucketSection | None = None
-    max_case: Bytes = Field(16 << 20, ge=4096, le=256 << 20, description="Largest case.")
-    limit: Bytes = Field(10 << 30, ge=4096, description="Bytes in `folder`; above it cases stay on the devices.")
+    max_case: Bytes = Field(16 << 20, ge=4096, le=256 << 20, description="Maximum size of a case.")
+    limit: Bytes = Field(
+        10 << 30, ge=4096, description="Maximum size of `folder`; beyond it cases stay on the devices."
+    )
 
     @model_validator(mode="after")
     def _has_a_place(self) -> CaseIntakeSection:
@@ -96,7 +102,7 @@ class FleetServiceSection(FilePart):
     """The fleet service."""
 
     listen: tuple[TcpAddress, ...] = Field(
-        (DEFAULT_LISTEN,), min_length=1, description="HOST:PORT for devices and people alike, always with TLS."
+        (DEFAULT_LISTEN,), min_length=1, description="HOST:PORT for devices and users, always with TLS."
     )
     names: tuple[ServerName, ...] = Field(
         ("localhost", "127.0.0.1"),
@@ -106,14 +112,16 @@ class FleetServiceSection(FilePart):
     tls: FleetTls | None = None
     authority: AuthoritySection = AuthoritySection()
     database: DatabaseSection = DatabaseSection()
-    poll: Seconds = Field(60.0, ge=1, le=3600, description="How often a device asks.")
+    poll: Seconds = Field(60.0, ge=1, le=3600, description="How often a device polls.")
     certificate_age: Seconds = Field(
-        90 * 86400.0, ge=3600, description="How long a device's certificate holds; renewed after two thirds."
+        90 * 86400.0, ge=3600, description="Lifetime of a device's certificate; renewed after two thirds."
     )
     history: Seconds = Field(86400.0, ge=3600, description="How long statistics are kept.")
-    max_message: Bytes = Field(256 << 10, ge=4096, le=16 << 20, description="Largest message of a device, unpacked.")
+    max_message: Bytes = Field(
+        256 << 10, ge=4096, le=16 << 20, description="Maximum size of a device's message, unpacked."
+    )
     cases: CaseIntakeSection | None = None
-    log: LogFormat = Field("text", description="Log lines for people, or JSON objects.")
+    log: LogFormat = Field("text", description="Log format: text or JSON.")
 
     @model_validator(mode="before")
     @classmethod

@@ -62,5 +62,5 @@ def read_password(path: Path) -> str:
     except UnicodeDecodeError:
         password = ""
     if not password or not password.isprintable():
-        raise ConfigError.at(path, "expected one line with the password, and nothing else")
+        raise ConfigError.at(path, "expected a single line with the password")
     return password

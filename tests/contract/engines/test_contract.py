@@ -40,7 +40,9 @@ def test_an_engine_that_is_prepared_for_some_numbers_of_rows_takes_no_others(eng
     for rows in others:
         batch = {"x": np.ones((rows, 2), np.float32)}
         if engine.buckets:
-            with pytest.raises(InvalidRequest, match=f"a batch of {rows} rows; the model is prepared for 1, 2, 3, 33"):
+            with pytest.raises(
+                InvalidRequest, match=f"a batch of {rows} rows, but the model is prepared for 1, 2, 3, 33"
+            ):
                 engine.run(batch)
         else:
             assert engine.run(batch)["y"].shape == (rows, 2)
@@ -69,7 +71,7 @@ def test_a_result_is_not_touched_by_the_next_run(engine: Engine) -> None:
     [
         ({}, "'x' is missing"),
         ({"z": X}, "'x' is missing"),
-        ({"x": X, "z": X}, "unknown input 'z'; inputs are x"),
+        ({"x": X, "z": X}, "unknown input 'z'; the inputs are x"),
         ({"x": X.astype(np.float64)}, "'x' is float64, expected FP32"),
         ({"x": X.astype(">f4")}, "expected FP32"),
         ({"x": X[:, :1]}, r"'x' has shape \[2, 1\], expected \[-1, 2\]"),

@@ -86,7 +86,7 @@ def test_a_broken_file_is_one_sentence_without_a_path(tmp_path: Path, content: b
     [
         (ModelSettings(device="cuda:0"), "tensorrt is not in this onnxruntime.*cuda is not in .*onnxruntime-gpu"),
         (ModelSettings(device="npu"), "cann is not in this onnxruntime: pip install onnxruntime-cann"),
-        (ModelSettings(device="tpu"), "knows no device 'tpu'; expected one of auto, cuda, npu, xpu, mps, cpu"),
+        (ModelSettings(device="tpu"), "has no device 'tpu'; expected one of auto, cuda, npu, xpu, mps, cpu"),
         (ModelSettings(device="cpu:1"), "there is no device 'cpu:1': ONNX Runtime has one CPU"),
         (ModelSettings(providers=("cuda",)), "cuda is not in this onnxruntime.*; it has .*cpu"),
         (ModelSettings(providers=("nosuch", "cpu")), "nosuch is not in this onnxruntime: expected the name"),
@@ -128,7 +128,7 @@ def test_operators_of_libraries_and_compiled_programs_are_refused_by_name(
 ) -> None:
     node = helper.make_node(operator, ["x"], ["y"], domain=domain)
     path = save_model(tmp_path / "model.onnx", [node], [tensor("x", [2])], [tensor("y", [2])], domains=[domain])
-    with pytest.raises(ModelFailed, match=rf"calls {domain}:{operator}, which .* never loaded"):
+    with pytest.raises(ModelFailed, match=rf"uses {domain}:{operator}, which .* never loaded"):
         OnnxEngine.load("m", path, ModelSettings())
 
 

@@ -182,12 +182,12 @@ def test_without_a_class_the_entry_point_of_the_name_counts(tmp_path: Path, monk
         ("X", "not a class derived from torch.nn.Module"),
         ("NeedsArgument", "class NeedsArgument cannot be built: .*classes"),
         ("NoSpecs", "needs `inputs`"),
-        ("Strings", "says 'x' is BYTES; expected a numeric datatype"),
+        ("Strings", "gives 'x' the datatype BYTES; expected a numeric datatype"),
         ("Twice", "`outputs` names one tensor twice: y, y"),
-        ("Negative", r"`inputs` says 'x' has shape \[-2, 2\]; expected sizes, or -1 for one that varies"),
+        ("Negative", r"`inputs` gives 'x' the shape \[-2, 2\]; expected sizes, or -1 for a dynamic one"),
         ("Lazy", "class Lazy cannot be built: .*uninitialized"),
         ("Unborn", "class Unborn cannot be built: 'Unborn' object"),
-        ("Stubborn", r"class Stubborn does not take model\.safetensors: not mine"),
+        ("Stubborn", r"class Stubborn does not accept model\.safetensors: not mine"),
     ],
 )
 def test_a_wrong_class_is_one_sentence(tmp_path: Path, name: str, says: str) -> None:
@@ -200,9 +200,9 @@ def test_a_wrong_class_is_one_sentence(tmp_path: Path, name: str, says: str) -> 
     [
         ({}, "does not fit class Scale: factor is missing"),
         ({**FACTOR, "more": FACTOR["factor"]}, "more is not in the class"),
-        ({"factor": np.ones(3, np.float32)}, r"factor has shape \[3\], the class \[1\]"),
-        ({"factor": np.ones(1, np.int64)}, r"factor is torch\.int64, the class's torch\.float32$"),
-        ({"factor": np.ones(1, np.bool_)}, r"factor is torch\.bool, the class's torch\.float32$"),
+        ({"factor": np.ones(3, np.float32)}, r"factor has shape \[3\]; the class has \[1\]"),
+        ({"factor": np.ones(1, np.int64)}, r"factor is torch\.int64, expected torch\.float32$"),
+        ({"factor": np.ones(1, np.bool_)}, r"factor is torch\.bool, expected torch\.float32$"),
         ({**FACTOR, **{f"w{n}": X for n in range(9)}}, "and 4 more$"),
     ],
 )
@@ -235,9 +235,9 @@ def header(text: bytes, data: bytes = bytes(4)) -> bytes:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"\0" * 7, "announces a header of 0 bytes and has 7"),
-        ((1 << 63).to_bytes(8, "little") + b"{}", "announces a header of 9223372036854775808 bytes and has 10"),
-        (header(b" " * (17 << 20)), "a header of 17825792 bytes; at most 16777216 are read"),
+        (b"\0" * 7, "header would take 0 of 7 bytes"),
+        ((1 << 63).to_bytes(8, "little") + b"{}", "header would take 9223372036854775808 of 10 bytes"),
+        (header(b" " * (17 << 20)), "a header of 17825792 bytes; at most 16777216 are allowed"),
         (header(b'{"factor":{"dtype":"F32","shape":[1],"data_offsets":[0,400]}}'), "not a readable safetensors file"),
         (header(b'{"factor":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}'), "not a readable safetensors file"),
         (header(b'{"factor":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}'), "not a readable safetensors file"),
@@ -287,7 +287,7 @@ def test_a_network_computes_in_what_is_asked_for_and_answers_as_declared(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"graphs": True}, "`graphs: true` needs a device that has graphs, such as cuda; a CPU has none"),
+        ({"graphs": True}, "`graphs: true` needs a device with graphs, such as cuda; a CPU has none"),
         ({"device": "npu"}, "needs the package torch_npu"),
     ],
 )
@@ -299,12 +299,12 @@ def test_what_the_device_cannot_do_fails_the_load(tmp_path: Path, settings: dict
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("WrongCount", "gave 2 outputs, its class declares 1"),
-        ("WrongType", r"output 'y' is float64 \[2, 2\], its class declares FP32 \[-1, 2\]"),
+        ("WrongCount", "returned 2 outputs, but its class declares 1"),
+        ("WrongType", r"output 'y' is float64 \[2, 2\], but its class declares FP32 \[-1, 2\]"),
         ("Failing", "the network failed: the first line$"),
         ("Reading", r"the network failed: \[Errno 2\] No such file or directory: 'words.txt'$"),
-        ("Named", "the network gave dict; expected tensors, in the order of its `outputs`"),
-        ("Inner", "the network gave Tensor and tuple and NoneType; expected tensors"),
+        ("Named", "the network returned dict; expected tensors in the order of its `outputs`"),
+        ("Inner", "the network returned Tensor and tuple and NoneType; expected tensors"),
     ],
 )
 def test_a_network_that_does_not_do_as_it_says_fails(tmp_path: Path, name: str, says: str) -> None:
@@ -328,7 +328,7 @@ def test_warming_up_tells_the_operator_the_whole_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Named", "Inner"])
 def test_half_precision_leaves_what_is_no_tensor_to_the_same_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelFailed, match="expected tensors, in the order of its `outputs`"):
+    with pytest.raises(ModelFailed, match="expected tensors in the order of its `outputs`"):
         load(tmp_path, name, precision="bf16").run({"x": X})
 
 

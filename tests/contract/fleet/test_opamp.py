@@ -138,7 +138,7 @@ def test_a_copied_disk_and_a_copied_uid_are_both_shown(fleet: Service) -> None:
     for twin in (one, two):
         twin.enrol(fleet.enrolment_token())
     found = {name: fleet.get(f"/devices/{name}") for name in ("one", "two")}
-    assert found["one"]["double"] == f"the same instance UID as {found['two']['id']}, with another key"
+    assert found["one"]["double"] == f"the same instance UID as {found['two']['id']}, but another key"
 
 
 def test_a_restart_is_no_double(fleet: Service) -> None:
@@ -187,7 +187,7 @@ def test_drift_is_kept_apart_from_statistics_and_its_findings_are_events(fleet: 
         device.poll(custom_message=custom(DRIFT, "found", {"models": {"digits": {"findings": findings}}}))
         assert fleet.get("/devices/drifting")["drift"] == {"digits": {"findings": findings}}
     events = fleet.get("/events?device=drifting")["events"]
-    assert [one["text"] for one in events if one["kind"] == "drift"] == ["digits: camera", "no model drifts any more"]
+    assert [one["text"] for one in events if one["kind"] == "drift"] == ["digits: camera", "no model drifts any longer"]
     no_drift: list[object] = [{"models": []}, {"models": {"digits": []}}, {"models": {"d": {"findings": "camera"}}}, {}]
     for wrong in no_drift:
         message = device.message(custom_message=custom(DRIFT, "found", wrong))

@@ -94,7 +94,7 @@ def until(fleet: Service, rollout: str, devices: list[Counting], poll: Callable[
         shown: dict[str, Any] = fleet.get(f"/rollouts/{rollout}")
         if shown["phase"] in ("finished", "halted"):
             return shown
-    raise AssertionError(f"it is not over: {shown}")
+    raise AssertionError(f"it has not ended: {shown}")
 
 
 @pytest.mark.slow
@@ -206,13 +206,13 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"waves": ["1", "50%"]}, "the last wave is to be 100%"),
+        ({"waves": ["1", "50%"]}, "the last wave must be 100%"),
         ({"waves": ["50%", "10%", "100%"]}, "more devices than the one before"),
         ({"waves": ["1; DROP TABLE rollouts", "100%"]}, "expected a wave such as"),
         ({"window": {"hours": "25:00-26:00"}}, "expected a span such as"),
         ({"where": "labels.kind ="}, "the expression"),
-        ({"where": 'labels.kind == "none"'}, "no device is in it"),
-        ({"release": FORMER}, "every device runs release 6 already"),
+        ({"where": 'labels.kind == "none"'}, "no device matches"),
+        ({"release": FORMER}, "every device already runs release 6"),
         ({"group": "all"}, "one of `group` and `where`"),
         ({"gate": {"requests": 0}}, "requests"),
         ({"surprise": 1}, "surprise"),

@@ -73,10 +73,14 @@ def test_what_are_no_lines_is_refused_whole(fleet: Service, body: Any) -> None:
     [
         ({"release": 8}, HTTPStatus.BAD_REQUEST, "one of `group` and `where`"),
         ({"release": 8, "where": "name =="}, HTTPStatus.BAD_REQUEST, "the expression"),
-        ({"release": 8, "where": 'name == "nobody"'}, HTTPStatus.BAD_REQUEST, "no device is in it"),
+        ({"release": 8, "where": 'name == "nobody"'}, HTTPStatus.BAD_REQUEST, "no device matches"),
         ({"release": 0, "where": "true"}, HTTPStatus.BAD_REQUEST, "release"),
         ({"release": 8, "group": "none"}, HTTPStatus.NOT_FOUND, "no group"),
-        ({"release": 9, "where": "true"}, HTTPStatus.CONFLICT, "device one runs release 7 beside; end that first"),
+        (
+            {"release": 9, "where": "true"},
+            HTTPStatus.CONFLICT,
+            "device one already runs shadow release 7; end that first",
+        ),
     ],
 )
 def test_a_wrong_wish_is_refused_and_says_why(fleet: Service, body: Any, status: int, says: str) -> None:

@@ -92,7 +92,7 @@ def test_a_priority_that_is_none_is_refused(engine: FakeEngine, priority: Any) -
     server = start_server(served(engine, Batcher(engine)), ["127.0.0.1:0"], max_workers=4)
     client = OipClient(server.addresses[0])
     try:
-        with pytest.raises(RemoteError, match="'priority' is a whole number from 0") as caught:
+        with pytest.raises(RemoteError, match="'priority': expected a whole number from 0") as caught:
             client.infer(InferRequest("m", REQUEST.inputs, parameters={"priority": priority}), LIMIT_S)
         assert caught.value.kind is RemoteErrorKind.INVALID_ARGUMENT
         assert client.infer(InferRequest("m", REQUEST.inputs, parameters={"priority": 0}), LIMIT_S).outputs

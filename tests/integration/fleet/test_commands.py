@@ -100,8 +100,8 @@ def test_wrong_use_is_one_sentence(fleet: Service, arguments: tuple[str, ...], w
     [
         (("rollout", "7", "--group", "nobody"), "no group 'nobody'"),
         (("rollout", "7", "--where", "labels.site =="), "the expression"),
-        (("rollout", "7", "--where", 'name == "nobody"'), "no device is in it"),
-        (("rollout", "7", "--where", "true", "--wave", "1"), "the last wave is to be 100%"),
+        (("rollout", "7", "--where", 'name == "nobody"'), "no device matches"),
+        (("rollout", "7", "--where", "true", "--wave", "1"), "the last wave must be 100%"),
         (("rollout", "7", "--where", "true", "--wave", "some"), "expected a wave such as"),
         (("rollout", "7", "--where", "true", "--window", "night"), "expected a span such as"),
         (("rollout", "7", "--where", "true", "--window", "22:00-06:00", "--days", "monday"), "expected a day such as"),
@@ -139,7 +139,7 @@ def test_a_rollout_begins_pauses_resumes_and_is_taken_back(fleet: Service) -> No
     shown = done(fleet, "rollouts", started)
     assert f"roll-out {started} of release 7, halted: taken back by operator" in shown
     assert "wave 1 (100%): 1 waiting" in shown
-    assert str(run(fleet, "back", started).exception).endswith("it is halted already")
+    assert str(run(fleet, "back", started).exception).endswith("it is already halted")
 
 
 @pytest.mark.slow

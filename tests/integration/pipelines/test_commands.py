@@ -50,7 +50,7 @@ def test_a_run_is_looked_at_and_ends_in_good_order_at_sigterm(tmp_path: Path) ->
         assert page(address, "preview.json") == {"pipelines": ["dock"]}
         program.send(signal.SIGTERM)
         assert program.wait() == 0
-    assert "source is over" not in "".join(program.lines)
+    assert "source has ended" not in "".join(program.lines)
 
 
 @pytest.mark.slow
@@ -69,7 +69,9 @@ def test_events_that_no_sink_took_are_lost_without_a_folder_and_then_it_is_an_er
     file.write_text(pipelines_text(tmp_path, dock=pipeline))
     with Program(["run", str(file), "-c", str(tmp_path / "agent.yaml")]) as program:
         assert program.wait() == (0 if is_kept else EXIT_FAILED)
-    assert f"has not taken are {'kept for the next start' if is_kept else 'lost'}" in "".join(program.lines)
+    assert f"not taken by the sink recording are {'kept for the next start' if is_kept else 'lost'}" in "".join(
+        program.lines
+    )
 
 
 def test_a_source_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -84,4 +86,4 @@ def test_a_source_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         assert program.wait() == EXIT_FAILED
     said = "".join(program.lines)
     for name, (_, why) in sources.items():
-        assert f"pipeline {name}: the source is over: {why}" in said
+        assert f"pipeline {name}: the source has ended: {why}" in said

@@ -36,7 +36,7 @@ class LiveSource:
 
     def next(self, timeout_s: float) -> Frame | None:
         if self._number >= self._count:
-            raise SourceEnded("the source is over")
+            raise SourceEnded("the source has ended")
         newest = min(self._count, int((time.monotonic() - self._began_s) / self._period_s))
         if newest <= self._number:
             wait_s = self._began_s + (self._number + 1) * self._period_s - time.monotonic()

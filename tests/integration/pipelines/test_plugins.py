@@ -97,6 +97,6 @@ def test_a_source_that_hangs_holds_up_no_other_pipeline_and_no_end(
         assert it.runner.health().facts["hanging"]["captured"] == 0
         began_s = time.monotonic()
     assert time.monotonic() - began_s < LIMIT_S / 2
-    assert "pipeline hanging: its source or a step hangs; it is left behind" in caplog.text
+    assert "pipeline hanging: the source or a step hangs; the pipeline is abandoned" in caplog.text
     let_go.set()
     until(lambda: not any("hanging" in one.name for one in threading.enumerate()), LIMIT_S)

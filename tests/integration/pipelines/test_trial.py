@@ -60,7 +60,7 @@ def test_what_is_no_video_is_refused_and_former_results_stay(tmp_path: Path) -> 
         file.mux([*sound.encode(silence), *sound.encode()])
     for name, why in (
         ("text.mp4", "cannot be read as a video: Invalid data found when processing input"),
-        ("sound.mp4", "there is no video in it; expected a recording"),
+        ("sound.mp4", "it contains no video; expected a recording"),
     ):
         with pytest.raises(ConfigError) as refused:
             raise tried(tmp_path, tmp_path / name).exception or AssertionError("it was taken")

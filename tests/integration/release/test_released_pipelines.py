@@ -80,7 +80,7 @@ BROKER = {"broker": "mqtts://evil.example", "topic": "t"}
             {"source": {"video": "rtsp://hooks.site:443/x", "decoder": "gst-launch-1.0 filesrc ! videoconvert"}},
             "a command",
         ),
-        ({"source": {"plugin": {"name": "anything"}}}, "a source of its own"),
+        ({"source": {"plugin": {"name": "anything"}}}, "a custom source"),
         ({"source": {"folder": "/srv/in/../../etc"}}, "/etc"),
         ({"sinks": [{"mqtt": BROKER}]}, "evil.example:8883"),
         ({"sinks": [{"kafka": {"brokers": ["evil.example:9092"], "topic": "t", "tls": True}}]}, "evil.example:9092"),

@@ -130,7 +130,7 @@ def test_texts_are_filled_up_with_empty_ones() -> None:
 
 def test_a_model_that_loses_rows_says_so() -> None:
     engine = FakeEngine(lambda batch: {"y": batch["x"][:1]})
-    with pytest.raises(ModelFailed, match="output 'y' has 1 rows for 4"):
+    with pytest.raises(ModelFailed, match="output 'y' has 1 rows, expected 4"):
         Batcher(engine, ModelSettings(buckets=(4,))).run(x(1, 2), Call())
 
 
@@ -178,7 +178,7 @@ def test_who_has_few_waiting_takes_a_place_of_who_has_most(pool: ThreadPoolExecu
     others = []
     for place in (2, 1):
         others.append(held.submit(x(4), f"other {place}"))
-        with pytest.raises(Refused, match="took the place"):
+        with pytest.raises(Refused, match="took this one's place"):
             flood[place].result(LIMIT_S)
     late = held.queue(x(5), "late")  # each has one waiting by now
     with pytest.raises(Refused, match="queue is full"):
@@ -193,7 +193,7 @@ def test_a_more_urgent_request_takes_the_place_of_its_own_client_s_least_urgent(
     held = Held(pool, engine, Batcher(engine, ModelSettings(max_queue=2)))
     low, mid = held.queue(x(1), "a", 9), held.queue(x(2), "a", 5)
     urgent = held.submit(x(3), "a", 1)
-    with pytest.raises(Refused, match="took the place"):
+    with pytest.raises(Refused, match="took this one's place"):
         low.result(LIMIT_S)
     with pytest.raises(Refused, match="queue is full"):
         held.queue(x(4), "a", 5).result(LIMIT_S)

@@ -289,7 +289,7 @@ class Deserted:
                 time.sleep(0.001)
             self.engine.let_go()
             patient.result(LIMIT_S)
-            with pytest.raises(DeadlineExceeded, match="before the model had an answer"):
+            with pytest.raises(DeadlineExceeded, match="before the model answered"):
                 hasty.result(LIMIT_S)
 
     def _answer(self, batch: Mapping[str, Array]) -> dict[str, Array]:

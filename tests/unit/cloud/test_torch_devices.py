@@ -18,7 +18,7 @@ from upwell.shared.errors import ModelFailed
     ("device", "module", "how"),
     [
         ("npu:0", "torch_npu", "pip install torch-npu"),
-        ("hpu", "habana_frameworks.torch.core", "Intel Gaudi's image"),
+        ("hpu", "habana_frameworks.torch.core", "Intel Gaudi's PyTorch image"),
         ("tpu", "torch_tpu", "pip install torch-tpu"),
         ("neuron", "torch_neuronx", "install torch-neuronx"),
     ],
@@ -88,7 +88,7 @@ def test_a_cpu_without_a_unit_for_it_is_known(precision: str, abilities: dict[st
 def test_a_slow_precision_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
     warn_of_slow_precision("photos", "bf16", torch.device("cpu"))
-    assert "model photos: on this CPU, which has no unit for it, bf16 is slower than fp32" in caplog.text
+    assert "model photos: on this CPU, which does not support it, bf16 is slower than fp32" in caplog.text
     caplog.clear()
     warn_of_slow_precision("photos", None, torch.device("cpu"))
     warn_of_slow_precision("photos", "bf16", torch.device("meta"))

@@ -36,7 +36,7 @@ def test_another_is_refused_and_says_what_to_list(tmp_path: Path) -> None:
         with pytest.raises(ModelFailed) as caught:
             read_trusted(path, trusted)
         text = str(caught.value)
-        assert "can run code as it is loaded, so it must be listed under serve.trusted in cloud.yaml" in text
+        assert "can run code when loaded, so it must be listed under serve.trusted in cloud.yaml" in text
         assert text.endswith(f"add {DIGEST}")
         assert str(tmp_path) not in text
 
@@ -59,7 +59,7 @@ def test_what_is_returned_is_what_was_hashed(tmp_path: Path, monkeypatch: pytest
 def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path) -> None:
     path = put(tmp_path, "model.jax").file("model.jax")
     assert read_trusted(path, {DIGEST}, max_bytes=len(PROGRAM)) == PROGRAM
-    with pytest.raises(ModelFailed, match=f"model.jax is larger than {len(PROGRAM) - 1} bytes"):
+    with pytest.raises(ModelFailed, match=f"model.jax is larger than the limit of {len(PROGRAM) - 1} bytes"):
         read_trusted(path, {DIGEST}, max_bytes=len(PROGRAM) - 1)
 
 

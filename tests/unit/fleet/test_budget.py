@@ -131,7 +131,7 @@ def test_a_curve_that_cannot_be_is_refused(points: list[tuple[float, float]], sa
 
 
 def test_two_wishes_at_once_are_refused() -> None:
-    with pytest.raises(ValueError, match="one wish"):
+    with pytest.raises(ValueError, match="one non-negative goal"):
         FleetGoal(cloud_share=0.2, max_risk=0.02)
 
 

@@ -162,7 +162,7 @@ def test_a_wave_that_cannot_pass_any_more_halts_instead_of_standing_still() -> N
     device.rates = {**device.rates, NEW: Rates(start="crashes")}
     rollout = simulated.run(rollout, DAY_MIN)
     assert (rollout.phase, rollout.wave) == (RolloutPhase.HALTED, 1)
-    assert rollout.halted_by == "1 of 1 devices of wave 2 failed on it, and half are to pass"
+    assert rollout.halted_by == "1 of 1 devices of wave 2 failed, but half must pass"
 
 
 def test_a_device_is_offered_a_release_within_its_hours_alone() -> None:
@@ -184,7 +184,7 @@ def test_a_halt_says_which_bound_with_which_figures() -> None:
     simulated = fleet(0, BAD["slower than its deadline"], devices=6)
     simulated.run(simulated.begin(), DAY_MIN)
     (halt,) = [action for _, action in simulated.offers if isinstance(action, Halt)]
-    for word in ("requests answered late", "the release before has", "is allowed", "to 1"):
+    for word in ("requests answered late", "the previous release has", "is allowed", "to 1"):
         assert word in halt.reason
 
 

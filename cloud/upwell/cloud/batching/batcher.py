@@ -27,9 +27,9 @@ Tensors = Mapping[str, Array]
 
 
 def merge(parts: Sequence[Tensors], names: Sequence[str], rows: int) -> Tensors:
-    """The rows of all parts in their order, filled up with zeros (empty texts) to `rows` in all.
+    """Concatenate the rows of all parts in order, padded with zeros (empty strings) to `rows`.
 
-    One part that has as many rows already is passed on as it is.
+    A single part that already has `rows` rows is returned unchanged.
     """
     missing = rows - sum(len(part[names[0]]) for part in parts)
     if len(parts) == 1 and not missing:
@@ -47,31 +47,31 @@ def _filling(like: Array, rows: int) -> Sequence[Array]:
 
 
 def check_rows(outputs: Tensors, rows: int) -> None:
-    """Raise `ModelFailed` where an output has not as many rows as went in."""
+    """Raise `ModelFailed` unless every output has as many rows as the inputs."""
     for name, array in outputs.items():
         if array.shape[:1] != (rows,):
             found = f"{len(array)} rows" if array.ndim else "no rows"
-            raise ModelFailed(f"output {name!r} has {found} for {rows}; the model needs `max_batch: 1`")
+            raise ModelFailed(f"output {name!r} has {found}, expected {rows}; the model needs `max_batch: 1`")
 
 
 def split(outputs: Tensors, rows: Sequence[int]) -> list[dict[str, Array]]:
-    """The outputs of a run for each of those who brought so many `rows`; what is behind these is cut off."""
+    """Split the outputs of a run by the `rows` of each request; padding behind them is cut off."""
     ends = np.cumsum([0, *rows]).tolist()
     return [{name: array[start:end] for name, array in outputs.items()} for start, end in pairwise(ends)]
 
 
 _MOST = 4096
 _threads = CallThreads(_MOST, "batch")
-"""As many as places are at work, of all devices of this process. They stay for the next one."""
+"""One thread per busy slot of all devices in this process. They are reused."""
 
 
 def prepare() -> None:
-    """Have one made now: once requests wait, the system might give no more."""
+    """Start a thread now, since under load the system may allow no more."""
     _threads.submit(int)
 
 
 def begin(batches: Sequence[Batch[ModelQueue]]) -> None:
-    """Run these batches, each in a thread that goes on with whatever its place is given to then."""
+    """Run these batches, each in a thread that continues with the next batch of its slot."""
     for batch in batches:
         _threads.submit(_run_on, batch)
 
@@ -86,7 +86,8 @@ def _run_on(batch: Batch[ModelQueue]) -> None:
 
 
 _LONG_RUN_S = 0.0004
-"""While a run takes longer, the next call may begin; to change threads for a shorter one costs more than it gives."""
+"""Minimum duration of a run for yielding to the next call; for a shorter run the thread switch costs more than it
+gains."""
 
 _LOOK_S = 0.002
 
@@ -96,21 +97,21 @@ log = logging.getLogger("upwell.cloud")
 
 
 class Batcher:
-    """Runs the requests of one model, at most `instances` runs at a time and `max_queue` requests waiting.
+    """Runs the requests of one model, with at most `instances` concurrent runs and `max_queue` waiting requests.
 
-    Of `settings` it uses these two, `max_batch` and `buckets`. `on_run` is told of each run that succeeded.
+    It uses these two of `settings`, `max_batch` and `buckets`. `on_run` is called after each successful run.
 
-    A request that finds a place on the device runs in its caller's thread at once, alone, since nothing waits then.
-    Otherwise it waits. Whoever ends a run lets the device choose the next batch from the queues; what waits is run by
-    a thread of the place (`running`), which goes on as long as something waits there, while the callers tell each
-    other the answers. So one request at a time costs no change of threads, no place is idle while a request waits,
-    batches form only while the device is busy, and between two of them it waits for no other thread.
+    A request that finds a free slot on the device runs at once in its caller's thread, alone, since nothing is waiting.
+    Otherwise it waits. When a run ends, the device chooses the next batch from the queues; it runs in a thread of the
+    slot (`running`), which continues while requests wait, and the callers pass the answers on to each other. So a
+    single request needs no thread switch, no slot is idle while a request waits, batches form only while the device is
+    busy, and no slot waits for another thread between two batches.
 
-    What runs first, what is refused and what is dropped before it costs a run: see `ModelQueue`; how models share
-    a device: see `Device`. With `buckets` every run has exactly one of these numbers of rows: it is filled up with
-    zeros, whose outputs are cut off. The largest is then `max_batch`.
+    See `ModelQueue` for order, refusals and drops, and `Device` for sharing a device among models. With `buckets` every
+    run has exactly one of these numbers of rows, padded with zeros whose outputs are cut off; the largest is
+    `max_batch`.
 
-    `run` may be called from any thread. `clock` counts as `time.monotonic`, in which deadlines are given.
+    `run` may be called from any thread. `clock` is monotonic, as deadlines are.
     """
 
     def __init__(
@@ -138,11 +139,11 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for their turn."""
+        """The number of waiting requests."""
         return len(self._queue)
 
     def rest(self, limit_s: float = math.inf) -> bool:
-        """Wait, after the last request, for a run of which every caller has left; False if it took too long."""
+        """After the last request, wait for runs whose callers have all left; False if that takes too long."""
         end_s = time.monotonic() + limit_s
         while self._queue.running:
             if time.monotonic() >= end_s:
@@ -151,15 +152,15 @@ class Batcher:
         return True
 
     def check(self, call: Call, priority: int = DEFAULT_PRIORITY) -> None:
-        """Raise what `run` would raise now anyway, before anything is spent on preparing the inputs of `call`."""
+        """Raise what `run` would raise now, before any work is spent on the inputs of `call`."""
         self._device.check(self._queue, call, client_key(call.client), priority, self._clock())
 
     def run(self, inputs: Mapping[str, Array], call: Call, priority: int = DEFAULT_PRIORITY) -> RunResult:
         """Run the engine on `inputs`, alone or in a batch with others; a lower `priority` goes first.
 
-        A request with more rows than the largest batch (where that is above 1) runs in pieces. Raises `Refused`
-        where the queue is full, `DeadlineExceeded`, `CallerLeft`, and what the engine raises for this
-        request; a batch that fails is run again one by one, so nobody gets another's error.
+        A request with more rows than the largest batch (if that is above 1) runs in pieces. Raises `Refused` if the
+        queue is full, `DeadlineExceeded`, `CallerLeft`, and what the engine raises for this request; a failed batch is
+        repeated one request at a time, so that no caller gets another's error.
         """
         now_s = self._clock()
         group = None if self._sizes.largest == 1 else self._group(inputs)
@@ -170,7 +171,7 @@ class Batcher:
             begin(self._runner(batch))
         elif queued.wake_up is not None:
             self._await_wake_up(queued, queued.wake_up)
-            batch, queued.notifies = queued.notifies, None  # else each would refer to the other
+            batch, queued.notifies = queued.notifies, None  # breaks a reference cycle
             if batch is not None:
                 self._tell(batch)
         if queued.error is not None:
@@ -195,30 +196,32 @@ class Batcher:
         return next(iter(rows.values()))
 
     def _group(self, inputs: Mapping[str, Array]) -> object:
-        """What those have in common that may share a run."""
+        """The key that requests must share to run together."""
         return [(inputs[name].dtype, inputs[name].shape[1:]) for name in self._names]
 
     def _await_wake_up(self, queued: QueuedRequest, wake_up: threading.Event) -> None:
-        """Wait until the entry is answered, is to tell its batch, or its deadline has passed."""
+        """Wait until the entry is answered, must notify its batch, or its deadline has passed."""
         yield_permit()
         left_s = queued.deadline_s - self._clock()
         if not wake_up.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)) and self._device.leave(self._queue, queued):
-            raise DeadlineExceeded("the deadline passed before the model had an answer")
+            raise DeadlineExceeded("the deadline passed before the model answered")
 
     def _runner(self, batch: Batch[ModelQueue]) -> Sequence[Batch[ModelQueue]]:
-        """Run the batch, and give its place to the next, which is given. Its callers tell each other."""
+        """Run the batch, and return the next batch for its slot. Its callers notify each other."""
         try:
             batch.runs = self._run_batch(batch)
-        except BaseException:  # SystemExit and the like too: the others that wait need the place, and nobody is above
+        except (
+            BaseException
+        ):  # also SystemExit and the like: waiting requests need the slot, and no caller would handle it
             log.exception("a run was interrupted")
-        batch.begins()  # if it has not
+        batch.begins()  # unless it has
         next_batches = self._device.done(batch, self._clock())
         if batch.notifier is None:
             self._tell(batch)
         return next_batches
 
     def _tell(self, batch: Batch[ModelQueue]) -> None:
-        """Give each of the batch its answer, in the thread of one of its callers."""
+        """Give each request of the batch its answer, in the thread of one of its callers."""
         try:
             for run in batch.runs:
                 self._answer(run)
@@ -226,7 +229,7 @@ class Batcher:
             wake(batch.entries)
 
     def _run_batch(self, batch: Batch[ModelQueue]) -> list[Run]:
-        """Run the batch as one or, where that fails, one by one; what fails then has its error."""
+        """Run the batch as one or, if that fails, one request at a time, each with its own error."""
         entries = batch.entries
         if len(entries) == 1:
             batch.begins()
@@ -235,7 +238,7 @@ class Batcher:
         try:
             outputs = self._run_rows([queued.inputs for queued in entries], batch.rows, batch.begins)
         except Exception as error:  # noqa: BLE001 (one member's bad row must not be the others' error)
-            log.warning("a batch of %d requests failed, and each is run alone: %s", len(entries), error)
+            log.warning("a batch of %d requests failed; running each alone: %s", len(entries), error)
         else:
             return [Run(entries, outputs, started_s, self._clock())]
         runs = []
@@ -279,7 +282,7 @@ class Batcher:
         return self._device.hopeless(self._queue, queued, rows, self._clock())
 
     def _run_piece(self, inputs: Mapping[str, Array], rows: int) -> Mapping[str, Array]:
-        """Run rows that fit in one run; where they fill it, with no look at the outputs."""
+        """Run rows that fit in one run; if they fill it, the outputs are not copied."""
         if self._sizes.of_run(rows) == rows:
             return self._timed(inputs, rows)
         return split(self._run_rows([inputs], rows), [rows])[0]
@@ -287,7 +290,7 @@ class Batcher:
     def _run_rows(
         self, parts: Sequence[Mapping[str, Array]], rows: int, begins: Callable[[], None] = lambda: None
     ) -> Mapping[str, Array]:
-        """The outputs of one run for the `rows` rows of all parts, and for those that fill it up."""
+        """The outputs of one run for the `rows` rows of all parts and the padding."""
         size = self._sizes.of_run(rows)
         merged = merge(parts, self._names, size)
         begins()

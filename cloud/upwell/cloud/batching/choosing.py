@@ -1,4 +1,4 @@
-"""Which of the waiting requests run next, and with how many rows: pure functions over the queue."""
+"""Choosing the next batch from the waiting requests: pure functions over the queue."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 Estimate = Callable[[int], float]
-"""Rows -> seconds of a run of so many rows."""
+"""Maps a number of rows to the seconds of such a run."""
 
 _SHORTEST_S = 1e-9
 
 
 @dataclass(frozen=True)
 class RunSizes:
-    """How many rows a run may have: any number up to `largest`, or where there are `buckets` exactly one of those.
+    """The permitted sizes of a run: any number of rows up to `largest`, or with `buckets` exactly one of those.
 
-    `buckets` are in ascending order and end with `largest`. With 1 and no buckets each request runs whole, however
-    many rows it has.
+    `buckets` are in ascending order and end with `largest`. With 1 and no buckets each request runs whole, whatever its
+    number of rows.
     """
 
     largest: int
@@ -30,11 +30,11 @@ class RunSizes:
         return self.largest > 1 or bool(self.buckets)
 
     def of_run(self, rows: int) -> int:
-        """The rows of a run for `rows` rows, at most `largest`: the next bucket, which is filled up."""
+        """The size of the run for `rows` rows, at most `largest`: the next larger bucket, which is padded."""
         return self.buckets[bisect_left(self.buckets, rows)] if self.buckets else rows
 
     def worth_trying(self, rows: int) -> Sequence[int]:
-        """The sizes among which to choose where `rows` rows wait: buckets, or 1, 2, 4, ... and all of them."""
+        """The candidate sizes when `rows` rows wait: buckets, or 1, 2, 4, ... and all rows."""
         rows = min(rows, self.largest)
         if self.buckets:
             return self.buckets[: bisect_left(self.buckets, rows) + 1]
@@ -42,7 +42,7 @@ class RunSizes:
 
 
 class WaitingRequest(Protocol):
-    """What is to be known of a waiting request. `rank` is the class of its urgency, equal for equals."""
+    """The facts about a waiting request. `rank` is its class of urgency."""
 
     rows: int
     group: object
@@ -50,7 +50,7 @@ class WaitingRequest(Protocol):
 
     @property
     def deadline_s(self) -> float:
-        """The instant by which it has to be answered."""
+        """The time by which it must be answered."""
         ...
 
 
@@ -60,21 +60,20 @@ W = TypeVar("W", bound=WaitingRequest)
 def choose(waiting: Sequence[W], sizes: RunSizes, now_s: float, estimate_s: Estimate) -> list[W]:
     """The batch to run now, most urgent first; `waiting` is in order of urgency and not empty.
 
-    What could not be in time even alone has been dropped before.
+    Requests that could not be in time even alone have already been dropped.
 
     Only requests of the same group (equal dtypes and trailing shapes) share a batch, and the most urgent
     request decides which. Of the sizes worth trying it takes the one that answers the most rows in time per second
-    of the engine: with n_k the rows whose deadline outlasts a run of size k, argmax n_k / t(k), the larger k where
-    equal. So under load it fills batches and passes over what would be late in them; where a large batch costs as
-    much as its parts it stays small enough to be in time; and a bucket that would be filled up with much that nobody
-    asked for loses to a smaller one that is full. Nobody waits for a batch to fill.
+    of the engine: with n_k the rows whose deadline outlasts a run of size k, argmax n_k / t(k), the larger k on ties.
+    So under load it fills batches and skips requests that would be late in them; if a large batch costs as much as its
+    parts it stays small enough to be in time; and a bucket that would need much padding loses to a smaller full one. No
+    request waits for a batch to fill.
 
-    Where more rows than fit would be late in the run after this one, some of them are lost whichever are taken. It
-    leaves out those that would be in time by the least: as many are answered, and a run that takes longer than was
-    thought makes fewer late.
+    If more rows than fit would be late in the next run, some of them are lost in any case. It leaves out those with the
+    least time to spare: as many are answered, and a run that takes longer than estimated makes fewer late.
 
-    Those of the first one's rank are served first: the best batch of them alone, and then others with them only as
-    far as none of them becomes late for it and more is answered per second.
+    Requests of the first one's rank are served first: the best batch of only these, and others with them only if none
+    of these becomes late and more rows are answered per second.
     """
     first = waiting[0]
     if first.rows >= sizes.largest:
@@ -96,13 +95,13 @@ def choose(waiting: Sequence[W], sizes: RunSizes, now_s: float, estimate_s: Esti
 
 
 def _mates(waiting: Sequence[W]) -> list[W]:
-    """Those that may share a run with the first."""
+    """The requests that may share a run with the first."""
     group = waiting[0].group
     return [one for one in waiting if one.group == group]
 
 
 def _best(mates: list[W], must: int, sizes: RunSizes, now_s: float, estimate_s: Estimate) -> list[W]:
-    """The batch with the most rows in time per second that holds the first `must`; empty where there is none."""
+    """The batch with the most rows in time per second that contains the first `must`; empty if there is none."""
     best: list[W] = []
     best_rate = 0.0
     rows = sum([one.rows for one in mates])
@@ -118,9 +117,9 @@ def _best(mates: list[W], must: int, sizes: RunSizes, now_s: float, estimate_s: 
 
 
 def _take(mates: Sequence[W], size: int, done_s: float, next_s: float) -> tuple[list[W], int]:
-    """The most urgent that are still in time at `done_s`, up to `size` rows together, and how many rows they are.
+    """The most urgent requests still in time at `done_s`, up to `size` rows in total, and their number of rows.
 
-    Of those that would be late `next_s` later as many are left out, the most urgent first, as do not fit anyway.
+    Of those that would be late `next_s` later, as many as do not fit anyway are left out, the most urgent first.
     """
     in_time = [one for one in mates if one.deadline_s >= done_s]
     lost = sum([one.rows for one in in_time if one.deadline_s < done_s + next_s]) - size

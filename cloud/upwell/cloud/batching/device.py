@@ -1,4 +1,4 @@
-"""Whose turn it is on a device: the queues of the models that share it, and what runs."""
+"""Scheduling a device: the queues of the models that share it, and the running batches."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from upwell.shared.oip.dataplane import Call
 class Device:
     """A device that runs batches of one model or of several, `places` at a time.
 
-    An accelerator is shared by all of its models, the CPU by none: there each model has its instances for itself.
-    `places` is the largest number of instances of any of its models, 1 for an accelerator unless more is written,
-    which lets one run's copying overlap with another's computing.
+    An accelerator is shared by all of its models; on the CPU each model has its own instances. `places` is the largest
+    number of instances of any of its models, by default 1 for an accelerator; more let one run's copying overlap with
+    another's computing.
 
-    It has no thread: whoever ends a run calls `done`, which gives the place to the queue whose turn
-    it is. That is, among the models that are not ahead of their share of device seconds (`Shares`), the one with the
-    earliest deadline in its queue; the batch is chosen only then, from all that waits by then.
+    It has no thread: the end of a run calls `done`, which gives the slot to the next queue: among the models that are
+    not ahead of their share of device seconds (`Shares`), the one with the earliest deadline. The batch is chosen only
+    then, from all waiting requests.
 
-    Safe for several threads. Time is an argument, in the clock of the deadlines.
+    Thread-safe. Time is an argument, on the clock of the deadlines.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places = 0
         self._running: dict[Batch[ModelQueue], None] = {}
-        self._queues: dict[ModelQueue, None] = {}  # those in which something waits
+        self._queues: dict[ModelQueue, None] = {}  # queues with waiting requests
         self._shares: Shares[ModelQueue] = Shares()
 
     def admit(self, queue: ModelQueue) -> None:
-        """A model is to run here."""
+        """Add a model to the device."""
         with self._lock:
             self._places = max(self._places, queue.instances)
 
     def check(self, queue: ModelQueue, call: Call, client: str, priority: int, now_s: float) -> None:
-        """Raise what `enter` would raise now anyway for at least one row."""
+        """Raise what `enter` would raise now for at least one row."""
         with self._lock:
             is_free = self._is_free(queue)
             start_s = now_s if is_free else self._free_s(now_s)
@@ -49,9 +49,9 @@ class Device:
                 queue.make_room(client, priority, now_s, start_s)
 
     def enter(self, queue: ModelQueue, queued: QueuedRequest, now_s: float) -> Batch[ModelQueue] | None:
-        """The entry's own batch, which its caller is to run at once; None where it has to wait for its `wake_up`.
+        """The entry's own batch, for its caller to run at once; None if it must wait for its `wake_up`.
 
-        Raises why it can do neither.
+        Raises if it can do neither.
         """
         with self._lock:
             is_free = self._is_free(queue)
@@ -70,18 +70,18 @@ class Device:
             return None
 
     def leave(self, queue: ModelQueue, queued: QueuedRequest) -> bool:
-        """Stop waiting. False where the entry has been told already, or is the one who is to tell its batch."""
+        """Stop waiting. False if the entry was already notified, or must notify its batch."""
         with self._lock:
             if queued.wake_up is None or queued.wake_up.is_set() or queued.notifies is not None:
                 return False
-            if not queue.remove(queued):  # its batch is running, and the answer will be thrown away
+            if not queue.remove(queued):  # its batch is running, and the answer will be discarded
                 queued.has_left = True
             return True
 
     def done(self, batch: Batch[ModelQueue], now_s: float) -> Sequence[Batch[ModelQueue]]:
-        """The batch has run, or failed: give its place to whoever is next. Gives what begins now, for threads to run.
+        """End a batch and give its slot to the next. Returns the batches that begin now, for threads to run.
 
-        One of those who wait for the batch is to tell the others, when the place is at work again or nobody is next.
+        One of the batch's callers notifies the others, once the slot is busy again or nothing is next.
         """
         with self._lock:
             del self._running[batch]
@@ -105,36 +105,36 @@ class Device:
             return next_batches
 
     def hopeless(self, queue: ModelQueue, queued: QueuedRequest, rows: int, now_s: float) -> UpwellError | None:
-        """Why it would be for nothing to run `rows` rows of the entry now; None where it would not."""
+        """Why running `rows` rows of the entry now would be useless; None if it would not."""
         with self._lock:
             return queue.hopeless(queued.call, rows, now_s, now_s)
 
     def needed_s(self, queue: ModelQueue, rows: int, now_s: float) -> float:
-        """Seconds that a run of a model takes, 0 where not known."""
+        """The estimated time of a run of a model (s), 0 if unknown."""
         with self._lock:
             return queue.needed_s(rows, now_s)
 
     def observe(self, queue: ModelQueue, rows: int, run_s: float, now_s: float) -> None:
-        """Learn how long a run of a model took."""
+        """Learn from the time of a run of a model."""
         with self._lock:
             queue.observe(rows, run_s, now_s)
 
     def observe_delay(self, queue: ModelQueue, delay_s: float, now_s: float) -> None:
-        """Learn how long after its end a run's last request has its answer in hand."""
+        """Learn from the delay between the end of a run and its last request's answer."""
         with self._lock:
             queue.observe_delay(delay_s, now_s)
 
     def _is_free(self, queue: ModelQueue) -> bool:
-        """Whether the queue may begin a run now. Nothing waits then that could, or it would have begun."""
+        """Whether the queue may begin a run now. Requests that could run before it would have begun."""
         return len(self._running) < self._places and queue.running < queue.instances
 
     def _free_s(self, now_s: float) -> float:
-        """The earliest instant at which a place may be free, as far as is known."""
+        """The earliest time at which a slot may be free, as far as known."""
         ends = (one.started_s + one.queue.needed_s(one.rows, now_s) for one in self._running)
         return max(now_s, min(ends, default=now_s))
 
     def _begin_next(self, now_s: float) -> Batch[ModelQueue] | None:
-        """Give a free place to the queue whose turn it is; None where nobody waits for one."""
+        """Give a free slot to the next queue; None if nothing waits."""
         self._queues = dict.fromkeys(queue for queue in self._queues if len(queue))
         ready = [queue for queue in self._queues if queue.running < queue.instances]
         if len(ready) > 1:
@@ -162,7 +162,7 @@ _shared_lock = threading.Lock()
 
 
 def device_for(name: str) -> Device:
-    """The device of that name: on the CPU one for each model, else the one that all models of this process share."""
+    """The device of that name: on the CPU a new one for each model, otherwise shared by all models of this process."""
     if name == "cpu":
         return Device()
     key = name if ":" in name else f"{name}:0"

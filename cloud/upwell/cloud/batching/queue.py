@@ -1,4 +1,4 @@
-"""What waits for one model: in which order it runs, how much may wait, and what is dropped."""
+"""The queue of one model: its order, its limits, and what is dropped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _URGENCY = attrgetter("rank", "due_s")
 
 
 class ModelQueue:
-    """The requests of one model that wait, and what is known of its runs. Time is an argument.
+    """The waiting requests of one model, and its run times. Time is an argument.
 
     Order: first the requests of clients that are not ahead of their share of device time (`Shares`), then the lower
     priority number, then the earlier deadline, which is taken as at most 10 s after arrival. Who has waited for 10 s
@@ -88,7 +88,7 @@ class ModelQueue:
         return None
 
     def make_room(self, client: str, priority: int, now_s: float, start_s: float) -> QueuedRequest | None:
-        """The request that has to go for one more of `client`, None where there is room. Raises `Refused`."""
+        """The request to displace for another one of `client`, None if there is room. Raises `Refused`."""
         if len(self._waiting) < self._max_queue:
             return None
         wake(self._sweep(now_s))
@@ -101,14 +101,14 @@ class ModelQueue:
         return found
 
     def displace(self, queued: QueuedRequest, now_s: float, start_s: float) -> None:
-        """Refuse a request that waits, since another takes its place."""
+        """Refuse a waiting request, since another takes its place."""
         self.remove(queued)
-        text = "the model's queue is full, and a request of another client or of a higher priority took the place"
+        text = "the model's queue is full; a request of another client or of higher priority took this one's place"
         queued.error = Refused(text, retry_after_s=self._drained_in_s(now_s, start_s))
         wake([queued])
 
     def add(self, queued: QueuedRequest) -> None:
-        """One more that waits."""
+        """Add a waiting request."""
         queued.due_s = min(queued.deadline_s, queued.arrived_s + PATIENCE_S)
         queued.rank = (False, queued.priority)
         client = queued.client
@@ -118,7 +118,7 @@ class ModelQueue:
         self._waiting.append(queued)
 
     def remove(self, queued: QueuedRequest) -> bool:
-        """Whether the entry was still waiting; it does not any more."""
+        """Remove the entry; returns whether it was still waiting."""
         if queued not in self._waiting:
             return False
         self._waiting.remove(queued)
@@ -126,9 +126,9 @@ class ModelQueue:
         return True
 
     def take(self, now_s: float) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
-        """The batch to run now, empty where nobody waits any more, and those who were dropped, to be woken."""
+        """The batch to run now (empty if nothing waits), and the dropped requests, to be woken."""
         dropped = self._sweep(now_s)
-        if len(self._waiting) < 2:  # nothing to choose, as a rule under light load
+        if len(self._waiting) < 2:  # nothing to choose from, as usual under light load
             batch, self._waiting = self._waiting, []
             self._forget(batch)
             return batch, dropped
@@ -143,7 +143,7 @@ class ModelQueue:
         return batch, dropped
 
     def charge(self, batch: Sequence[QueuedRequest], run_s: float) -> None:
-        """Put the run of a batch on the accounts of those that were in it, by their rows."""
+        """Charge the run of a batch to the clients in it, by their rows."""
         if not self._waiting:
             self._shares.forget()
             return
@@ -154,11 +154,11 @@ class ModelQueue:
         self._shares.charge(spent_s, self._clients.keys())
 
     def due_s(self) -> float:
-        """The earliest instant by which something that waits ought to be done; infinity where nothing waits."""
+        """The earliest time by which a waiting request should be done; infinity if none waits."""
         return min((queued.due_s for queued in self._waiting), default=math.inf)
 
     def _sweep(self, now_s: float) -> list[QueuedRequest]:
-        """Drop whatever nobody waits for any more, or can no longer be in time. Their callers are still to be woken."""
+        """Drop requests whose callers have left or that can no longer be in time. Their callers must still be woken."""
         delay_s = self._delays.estimate_s(now_s)
         rows_waiting = {queued.rows for queued in self._waiting}
         least_s = {rows: now_s + self.needed_s(rows, now_s) + delay_s for rows in rows_waiting}
@@ -176,7 +176,7 @@ class ModelQueue:
         return dropped
 
     def _ranked(self, now_s: float) -> list[QueuedRequest]:
-        """What waits, the most urgent first, each with its rank."""
+        """The waiting requests with their ranks, most urgent first."""
         ahead: frozenset[str] = frozenset()
         if len(self._clients) > 1:
             ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._sizes.largest, now_s))
@@ -187,7 +187,7 @@ class ModelQueue:
         return sorted(self._waiting, key=_URGENCY)
 
     def _less_entitled(self, client: str, priority: int, now_s: float) -> QueuedRequest | None:
-        """The least urgent request that has less right to its place than one more of `client`."""
+        """The least urgent request with less right to its place than another one of `client`."""
         crowd = max(self._clients, key=self._clients.__getitem__, default="")
         if self._clients[crowd] < self._clients[client] + 2:
             crowd = client
@@ -196,7 +196,7 @@ class ModelQueue:
         return last if last is not None and (crowd != client or _level(last, now_s) > priority) else None
 
     def _drained_in_s(self, now_s: float, start_s: float) -> float | None:
-        """Seconds until what waits now has run, so that not all who are refused come back for one place."""
+        """Seconds until all waiting requests have run, so that refused callers do not all return for one place."""
         largest = self._sizes.largest
         run_s = self.needed_s(largest, now_s)
         if not run_s:
@@ -206,7 +206,7 @@ class ModelQueue:
         return start_s - now_s + runs * run_s / self.instances
 
     def _forget(self, gone: Sequence[QueuedRequest]) -> None:
-        """Count them no more among those that wait."""
+        """Remove them from the counts of waiting requests."""
         for queued in gone:
             client = queued.client
             self._clients[client] -= 1
@@ -215,5 +215,5 @@ class ModelQueue:
 
 
 def _level(queued: QueuedRequest, now_s: float) -> int:
-    """The priority that a request has by now."""
+    """The present priority of a request."""
     return 0 if now_s - queued.arrived_s >= PATIENCE_S else queued.priority

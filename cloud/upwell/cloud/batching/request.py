@@ -1,4 +1,4 @@
-"""One request on its way through a model's queue, the batch that it runs in, and its result."""
+"""One request in a model's queue, its batch, and its result."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from upwell.shared.tensors import Array
 Queue = TypeVar("Queue")
 
 DEFAULT_PRIORITY = 10
-"""The level of requests that name none; a lower number goes first."""
+"""The priority of requests without one; lower numbers go first."""
 
 
 def priority_of(parameters: Mapping[str, Parameter]) -> int:
-    """How urgent a request is, by its parameter `priority`, as Triton names it: from 1, the most urgent.
+    """The priority of a request, from its parameter `priority` as in Triton: 1 is the most urgent.
 
-    0, or no such parameter, is the default level. Raises `InvalidRequest` for what is not a whole number from 0.
+    0, or no parameter, means the default. Raises `InvalidRequest` unless it is an integer of at least 0.
     """
     value = parameters.get("priority", 0)
     if type(value) is not int or value < 0:
-        raise InvalidRequest(f"the parameter 'priority' is a whole number from 0, got {value!r}")
+        raise InvalidRequest(f"parameter 'priority': expected a whole number from 0, got {value!r}")
     return value or DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A finished request: its outputs, how long it waited, and how long the engine worked on its batch."""
+    """The result of a request: its outputs, its waiting time, and the run time of its batch."""
 
     outputs: Mapping[str, Array]
     queue_s: float
@@ -40,7 +40,7 @@ class RunResult:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Run:
-    """A run that succeeded: the outputs for the rows of all its entries in their order, perhaps with more behind."""
+    """A successful run: the outputs for the rows of all its entries in order, perhaps followed by padding."""
 
     entries: Sequence[QueuedRequest]
     outputs: Mapping[str, Array]
@@ -49,16 +49,15 @@ class Run:
 
     @property
     def rows(self) -> int:
-        """How many rows its entries asked for."""
+        """The number of rows of its entries."""
         return sum(queued.rows for queued in self.entries)
 
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest:
-    """One request on its way. `runner` runs the batch that it comes first in, and gives those that begin then.
+    """One request on its way. `runner` runs the batch that it leads, and returns the batches that begin next.
 
-    An entry never refers to itself: a cycle would keep the tensors of every request until the next
-    garbage collection.
+    An entry never refers to itself: a reference cycle would keep its tensors until the next garbage collection.
     """
 
     inputs: Mapping[str, Array]
@@ -70,36 +69,35 @@ class QueuedRequest:
     client: str = ""
     priority: int = DEFAULT_PRIORITY
     wake_up: threading.Event | None = None
-    """Set when its caller is to go on: it is answered, or is the one who is to tell its batch."""
+    """Set when its caller continues: it is answered, or must notify its batch."""
     notifies: Batch[Any] | None = None
-    """The batch that its caller is to tell of its end."""
+    """The finished batch that its caller must notify."""
     has_left: bool = False
-    """Whether its caller waits no more."""
+    """Whether its caller has stopped waiting."""
     ran: RunResult | None = None
     error: Exception | None = None
     rank: tuple[bool, int] = (False, 0)
-    """The class that it waits in, as its queue saw it last: whether its client is ahead of others, and how urgent."""
+    """Its class in the queue, as last computed: whether its client is ahead of its share, and its priority."""
     due_s: float = math.inf
-    """When it ought to be done, as its queue sees it."""
+    """When it should be done, as its queue sees it."""
     is_last: bool = False
-    """Whether it is the last of a batch that is told of its end."""
+    """Whether it is the last of its batch to be notified."""
     deadline_s: float = field(init=False)
-    """The caller's."""
+    """The caller's deadline (monotonic)."""
 
     def __post_init__(self) -> None:
         self.deadline_s = self.call.deadline_s
 
     def take_error(self) -> Exception | None:
-        """The error, of which the entry then knows no more."""
+        """Take the error out of the entry."""
         error, self.error = self.error, None
         return error
 
 
 def raise_if(error: Exception | None) -> None:
-    """Raise it, if there is one, without a name left for it in any frame of its traceback.
+    """Raise the error, if any, without a variable that refers to it in a frame of its traceback.
 
-    Such a name would be a reference cycle, which keeps the tensors of a failed request until the next
-    garbage collection.
+    Such a reference cycle would keep the tensors of a failed request until the next garbage collection.
     """
     if error is not None:
         try:
@@ -109,7 +107,7 @@ def raise_if(error: Exception | None) -> None:
 
 
 def wake(entries: Iterable[QueuedRequest]) -> None:
-    """Let the callers that wait for these entries go on."""
+    """Wake the callers that wait for these entries."""
     for queued in entries:
         if queued.wake_up is not None:
             queued.wake_up.set()
@@ -117,7 +115,7 @@ def wake(entries: Iterable[QueuedRequest]) -> None:
 
 @dataclass(eq=False, slots=True)
 class Batch(Generic[Queue]):
-    """What occupies a place: requests of one model, since when, and in the end what came of them."""
+    """The content of a slot: requests of one model, the start time, and finally their results."""
 
     queue: Queue
     entries: Final[Sequence[QueuedRequest]]
@@ -125,14 +123,14 @@ class Batch(Generic[Queue]):
     started_s: Final[float]
     runs: Sequence[Run] = ()
     notifier: QueuedRequest | None = None
-    """The one whose caller is to tell the others."""
+    """The entry whose caller notifies the others."""
     former: Batch[Any] | None = None
-    """The batch before it at its place, if that is still to be told."""
+    """The previous batch of its slot, if that is still to be notified."""
     dropped: Sequence[QueuedRequest] = ()
-    """Those who were dropped when it was chosen, if they are still to be woken."""
+    """Entries dropped when it was chosen, if they are still to be woken."""
 
     def begins(self) -> None:
-        """Its rows are together: others' callers may go on, who would have contended with that."""
+        """Its rows are merged: release other callers, who would have contended with that."""
         former, self.former = self.former, None
         if former is not None:
             former.ends()
@@ -140,6 +138,6 @@ class Batch(Generic[Queue]):
         wake(dropped)
 
     def ends(self) -> None:
-        """Let the one who tells them go on."""
+        """Wake the entry that notifies the others."""
         if self.notifier is not None and self.notifier.wake_up is not None:
             self.notifier.wake_up.set()

@@ -1,4 +1,4 @@
-"""How long a run of a model takes at a given batch size, and its answers to be handed over: learned as it goes."""
+"""Estimates of run times by batch size, and of the delay until answers are delivered, learned online."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ _QUARTER, _HALF = 0.25, 0.5
 
 
 class BatchRunTimes:
-    """Estimate of a run's time in seconds by its number of rows; pure, time is an argument.
+    """Estimates the time of a run (s) by its number of rows; pure, time is an argument.
 
     Batch sizes fall into classes: up to each of `buckets`, or without them 1 to 8, 10, 12, 14, 16, 20, ..., four to
-    each doubling. With one class to each, simulated with deadlines of 20 to 200 ms at capacity, 2.5 % of the answers
-    come late for which there seemed to be time; with four 0.8 %. A class is known once it has been seen 3 times, and
-    its time m is the lower quartile of its last 16 runs: what a run takes where nothing else disturbs it. With the
-    median, or on the word of one run, a few that were disturbed could make a size look useless, which then is not
-    tried again.
+    each doubling. Simulated with deadlines of 20 to 200 ms at capacity, one class per doubling makes 2.5 % of the
+    answers late that seemed to be in time, four classes 0.8 %. A class is known after 3 runs, and its time m is the
+    lower quartile of its last 16 runs: the time of an undisturbed run. With the median, or after a single run, a few
+    disturbed runs could make a size look useless, which is then not tried again.
 
-    Since more rows never take less, the estimate for n rows is min(m_c for each class c from b on), b being the
-    largest known class up to that of n. Where none is known it is 0, so that nothing is refused on a guess.
+    Since more rows never take less time, the estimate for n rows is min(m_c for each class c from b on), b being the
+    largest known class up to that of n. If none is known it is 0, so that nothing is refused on a guess.
 
-    A class that has not been seen for max(1 s, 4 of its runs) counts as unknown. Without that, a few slow runs could
-    lead to every later request being refused, and no run would ever correct the estimate. For choosing among
-    sizes, where a wrong estimate costs less than trying every size again each second, it is known for 10 s; what is
-    seen after that begins anew.
+    A class not seen for max(1 s, 4 of its runs) counts as unknown. Otherwise a few slow runs could cause all later
+    requests to be refused, and no run would ever correct the estimate. For choosing among sizes, where a wrong estimate
+    costs less than trying every size each second, it is known for 10 s and then starts over.
 
-    The router's estimate (`routing.estimators.latency.RunTimes`) is another algorithm since it has another task. It
-    must notice within a few runs that the device has become slower, and knows a 99th percentile to start in time by;
-    one run in a size speaks for all sizes there, scaled. Where it chooses batches, on a simulated device that three of
-    ten runs disturb, 0 to 0.98 of what is possible is in time over four seeds; with this one 0.72 to 0.98. Where this
-    one routes, a device that slows down is seen after 13 runs instead of 5.
+    The router's estimate (`routing.estimators.latency.RunTimes`) is a different algorithm for a different task. It must
+    notice within a few runs that the device has become slower, and needs a 99th percentile to start in time; there, one
+    run informs all sizes by scaling. If it chooses batches, on a simulated device with three of ten runs disturbed, 0
+    to 0.98 of the possible answers are in time over four seeds; with this one 0.72 to 0.98. If this one routes, a
+    slower device is noticed after 13 runs instead of 5.
     """
 
     def __init__(self, buckets: Sequence[int] = ()) -> None:
@@ -55,19 +53,20 @@ class BatchRunTimes:
         own.observe(run_s, now_s)
 
     def estimate_s(self, rows: int, now_s: float) -> float:
-        """Seconds that a run of `rows` rows takes, or 0 where nothing recent is known."""
+        """The time of a run of `rows` rows (s), or 0 if nothing recent is known."""
         return self._bounds_s(rows, now_s, _FRESH_S)[0]
 
     def remembered_s(self, rows: int, now_s: float) -> float:
-        """The same from a longer memory, good enough to compare sizes and too old to refuse anybody.
+        """The same from a longer memory, good enough to compare sizes but too old to refuse requests.
 
-        A size of which nothing is known takes at least its share of what the next larger one takes: a row costs no
-        less in a small run. So a small size is not tried for its own sake where a large one can be had.
+        An unknown size takes at least its share of the next larger one's time, since a row costs no less in a small
+        run. So a small size is not tried if a large one is possible.
         """
         return max(self._bounds_s(rows, now_s, _REMEMBERED_S))
 
     def _bounds_s(self, rows: int, now_s: float, fresh_s: float) -> tuple[float, float]:
-        """The largest known class up to that of `rows`, and the share of the next larger where that is another."""
+        """The time of the largest known class up to that of `rows`, and the share of the next larger one if that
+        differs."""
         top, least_s = self._class_of(rows), math.inf
         larger: tuple[float, int] | None = None
         for size, own in self._classes.items():
@@ -82,7 +81,7 @@ class BatchRunTimes:
         return 0.0, self._share_s(rows, larger)
 
     def _share_s(self, rows: int, larger: tuple[float, int] | None) -> float:
-        """That of `rows` rows in the seconds of a larger class, 0 where there is none."""
+        """The share of `rows` rows in a larger class's time, 0 if there is none."""
         return larger[0] * rows / self._most_rows(larger[1]) if larger else 0.0
 
     def _class_of(self, rows: int) -> int:
@@ -100,11 +99,11 @@ class BatchRunTimes:
 
 
 class Delays:
-    """How long after a run's end the last of its requests has its answer in hand: the median of the last 16 seen.
+    """The delay between a run's end and its last request's answer: the median of the last 16.
 
-    Their threads go on one after the other, which counts where a deadline is near. 0 where less than 3 are known, or
-    nothing new for a quarter of a second; what is seen after that begins anew. A machine that stalls makes some of
-    them longer than anybody waits: on the word of a few all that comes would be refused, and nothing seen any more.
+    The callers' threads resume one after the other, which matters near a deadline. It is 0 with fewer than 3 samples,
+    or without a new one for a quarter of a second, after which it starts over. A stalling machine makes some delays
+    longer than any caller waits: a few of them would otherwise cause all requests to be refused, with no new samples.
     """
 
     def __init__(self) -> None:
@@ -117,7 +116,7 @@ class Delays:
         self._last.observe(delay_s, now_s)
 
     def estimate_s(self, now_s: float) -> float:
-        """Seconds that an answer may take to be handed over."""
+        """The expected delay of an answer (s)."""
         return self._last.value_s if self._last.is_known and self._is_fresh(now_s) else 0.0
 
     def _is_fresh(self, now_s: float) -> bool:
@@ -125,7 +124,7 @@ class Delays:
 
 
 class _Last:
-    """The last 16 durations: the one at a share of them by rank, known from the third on, and when one was seen."""
+    """A quantile of the last 16 durations, known from the third on, and the time of the latest one."""
 
     __slots__ = ("_last_s", "_share", "is_known", "seen_s", "value_s")
 

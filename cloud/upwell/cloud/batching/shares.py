@@ -1,4 +1,4 @@
-"""Who has had more than its share: virtual time over device seconds. Pure."""
+"""Fair shares of device seconds by virtual time. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEPT = 256
 
 
 class Shares(Generic[C]):
-    """Accounts of device seconds, for clients that wait for one model or models that wait for one device.
+    """Accounts of device seconds, for clients waiting for one model or models waiting for one device.
 
     With A_c the account of claimant c and V the virtual clock, both in device seconds:
 
@@ -21,14 +21,14 @@ class Shares(Generic[C]):
         s_c of them for c          V   <- V + s / n,   n: the claimants that wait or were in the run
         c is ahead                 A_c > max(V, the least A of those that wait) + slack
 
-    So V is what each of those who compete would have had, had the time been shared equally. Who is ahead of it comes
-    after all who are not, and among these the deadlines decide. That is fair queueing's virtual time (Demers, Keshav,
-    Shenker 1989) with the choice of EEVDF (Stoica, Abdel-Wahab 1995): the earliest deadline among those who are not
-    ahead. It needs no knowledge beforehand of what a request will cost, which a batch makes unknowable; nobody saves
-    up time while asking for nothing; and V always moves on, so that no stream of newcomers keeps anybody out.
+    So V is what each competitor would have received with equal shares. A claimant that is ahead comes after all that
+    are not, and among these the deadlines decide. That is fair queueing's virtual time (Demers, Keshav, Shenker 1989)
+    with the choice of EEVDF (Stoica, Abdel-Wahab 1995): the earliest deadline among those who are not ahead. It needs
+    no advance knowledge of a request's cost, which batching makes unknowable; idle claimants save up no time; and V
+    always advances, so that a stream of newcomers starves nobody.
 
-    The slack keeps chance from making classes among equals, which would part them into smaller batches: simulated
-    with 40 equal clients at 120 % load, none costs 7 % of the answers in time, the time of one full run nothing.
+    The slack keeps chance from separating equal claimants into smaller batches: simulated with 40 equal clients at 120
+    % load, no slack loses 7 % of the answers in time, a slack of one full run's time none.
     """
 
     def __init__(self) -> None:
@@ -36,25 +36,25 @@ class Shares(Generic[C]):
         self._clock_s = 0.0
 
     def join(self, claimant: C) -> None:
-        """The claimant comes to wait, and did not before."""
+        """Add a claimant that starts to wait."""
         self._accounts_s[claimant] = max(self._account_s(claimant), self._clock_s)
 
     def forget(self) -> None:
-        """Forget all: nobody waits."""
+        """Reset all accounts, since nobody waits."""
         if self._accounts_s:
             self._accounts_s.clear()
             self._clock_s = 0.0
 
     def charge(self, spent_s: Mapping[C, float], waiting: Collection[C]) -> None:
-        """A run has ended that took so many seconds for each of these claimants; `waiting` are those that wait now.
+        """Charge a run's seconds to its claimants; `waiting` are the claimants that wait now.
 
-        Where nobody waits nobody was kept from anything, and all is forgotten.
+        If nobody waits, nobody was delayed, and all accounts are reset.
         """
         if not waiting:
             self.forget()
             return
         if self._accounts_s.keys() == spent_s.keys() and len(spent_s) == 1:
-            return  # nobody else has an account, and this one would move on with the clock
+            return  # the only account, which would advance with the clock
         for claimant, own_s in spent_s.items():
             self._accounts_s[claimant] = self._account_s(claimant) + own_s
         self._clock_s += sum(spent_s.values()) / len({*waiting, *spent_s})
@@ -63,7 +63,7 @@ class Shares(Generic[C]):
             self._accounts_s = kept
 
     def ahead(self, waiting: Collection[C], slack_s: float) -> frozenset[C]:
-        """Those of `waiting` that have had more than their share; never all of them."""
+        """The claimants in `waiting` that are ahead of their share; never all of them."""
         if len(waiting) < 2:
             return frozenset()
         limit_s = max(self._clock_s, min(map(self._account_s, waiting))) + max(slack_s, _EQUAL_S)

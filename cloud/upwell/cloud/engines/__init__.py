@@ -1,1 +1,1 @@
-"""What runs models in the cloud."""
+"""The engines that run models in the cloud."""

@@ -1,4 +1,4 @@
-"""What runs a batch of a model on a device, whatever framework is behind it."""
+"""The interface of engines, which run batches of a model on a device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import ClassVar, Literal, Protocol, TypeAlias
 from upwell.shared.tensors import Array, TensorSpec
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
-"""What a torch network computes in."""
+"""The precision in which a torch network computes."""
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """How one model is to be run; every key of `cloud.yaml` with its default put in."""
+    """The settings for running one model; the keys of `cloud.yaml` with defaults filled in."""
 
     engine: str = "onnx"
     device: str = "cpu"
@@ -36,51 +36,51 @@ class ModelSettings:
 class Engine(Protocol):
     """A loaded model that runs batches on a device.
 
-    Threads: `run` may be called from any thread and from several at once (the batcher keeps it to the
-    model's `instances`), so an engine holds no state of a run. `warm_up` comes before the first `run`,
-    `close` after the last; neither overlaps with another call.
+    `run` may be called from several threads at once (the batcher limits it to the model's `instances`), so an engine
+    keeps no state of a run. `warm_up` comes before the first `run`, `close` after the last; neither overlaps with
+    another call.
     """
 
     version: str
-    """The package behind it and its version, such as `onnxruntime 1.31.1`."""
+    """Its package and version, such as `onnxruntime 1.31.1`."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     buckets: tuple[int, ...]
-    """The numbers of rows that a run may have, ascending, where it is prepared for these alone; empty: any number.
+    """The numbers of rows it is prepared for, ascending; empty for any number.
 
-    Whoever runs it fills batches up to one of them, as `Batcher` does.
+    The caller pads batches to one of them, as `Batcher` does.
     """
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once on all rows of `batch`.
 
-        `batch` holds an array for each of `self.inputs`; it is only read. The result holds a fresh array
-        for each of `self.outputs`. Raises `InvalidRequest` where a name, dtype, shape or number of rows does not fit
-        and `ModelFailed` where the model itself fails; the engine stays usable after either.
+        `batch` has an array for each of `self.inputs` and is only read. The result has a new array for each of
+        `self.outputs`. Raises `InvalidRequest` for a wrong name, dtype, shape or number of rows and `ModelFailed` if
+        the model fails; the engine stays usable after either.
         """
         ...
 
     def warm_up(self, rows: int) -> None:
-        """Make runs of `rows` rows as fast as they will be, where that can be done without real data.
+        """Warm up runs of `rows` rows, as far as possible without real data.
 
-        With `buckets`, `rows` is one of them, and what has to be compiled for it is compiled now, which may take
-        minutes. Raises `ModelFailed` if the model cannot run at all.
+        With `buckets`, `rows` is one of them, and is compiled now if needed, which may take minutes. Raises
+        `ModelFailed` if the model cannot run at all.
         """
         ...
 
     def close(self) -> None:
-        """Free the model. Calling it twice is harmless; `run` after it raises `ModelFailed`."""
+        """Free the model. Calling it twice is harmless; `run` raises `ModelFailed` afterwards."""
         ...
 
 
 class EngineType(Protocol):
-    """What an entry point of the group `upwell.engines` names: an engine's class."""
+    """The class of an engine, named by an entry point of the group `upwell.engines`."""
 
     file_name: ClassVar[str]
     """The model's file in its version folder, such as `model.onnx`."""
     platform: ClassVar[str]
-    """The Open Inference Protocol's word for it, such as `onnxruntime_onnx`."""
+    """Its name in the Open Inference Protocol, such as `onnxruntime_onnx`."""
 
     def load(self, name: str, path: Path, settings: ModelSettings) -> Engine:
-        """Load the model `name` from `path`. Raises `ModelFailed` with what is wrong and what would be right."""
+        """Load the model `name` from `path`. Raises `ModelFailed` with the problem and the remedy."""
         ...

@@ -1,4 +1,4 @@
-"""Numbers of rows that an engine is prepared for, where it is made for exact shapes."""
+"""Buckets: the numbers of rows for which an engine with exact shapes is prepared."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from upwell.shared.tensors import Array, TensorSpec
 
 
 def buckets_for(buckets: Sequence[int], max_batch: int) -> tuple[int, ...]:
-    """The numbers of rows to prepare, ascending: those given, else 1, 4, 16, ... and `max_batch` itself.
+    """The numbers of rows to prepare, ascending: those given, else 1, 4, 16, ... and `max_batch`.
 
-    A run of n rows then takes what the next larger bucket takes, so wider steps cost time and narrower ones
+    A run of n rows takes the time of the next larger bucket, so wider steps cost run time and narrower ones
     preparation.
     """
     if buckets:
@@ -24,21 +24,21 @@ def buckets_for(buckets: Sequence[int], max_batch: int) -> tuple[int, ...]:
 
 
 def only_rows_vary(specs: Sequence[TensorSpec]) -> bool:
-    """Whether the first dimension of every tensor varies and no other does, so that buckets describe all shapes."""
+    """Whether only the first dimension of every tensor is dynamic, so that buckets describe all shapes."""
     return all(spec.shape and spec.shape[0] == -1 and -1 not in spec.shape[1:] for spec in specs)
 
 
 def by_rows(engine: Engine, buckets: Sequence[int]) -> Engine:
-    """The engine, or where all of its tensors lead with the one bucket's number of rows, one that says it varies.
+    """The engine, or, if the first dimension of all tensors is fixed to the only bucket, a wrapper with dynamic rows.
 
-    Whoever runs that one runs it with so many rows and no others, as `Batcher` does with this bucket.
+    The wrapper must be run with exactly that number of rows, as `Batcher` does with this bucket.
     """
     leading = {spec.shape[0] if spec.shape else 0 for spec in (*engine.inputs, *engine.outputs)}
     return _FixedRows(engine) if leading == set(buckets) and len(buckets) == 1 else engine
 
 
 class _FixedRows:
-    """An engine whose first dimension is given as one that varies."""
+    """An engine whose fixed first dimension is presented as dynamic."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""What every engine checks and says in the same words."""
+"""Checks and messages shared by all engines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _LONGEST_REASON = 300
 _FOLDERS = re.compile(r"(?<![\w.:/-])/(?:[^\s/'\":,;()]+/)+")
-"""The folders of an absolute path, from its first slash to its last."""
+"""Matches the folders of an absolute path, from its first slash to its last."""
 
 
 def check_batch(batch: Mapping[str, Array], specs: Sequence[TensorSpec], buckets: Sequence[int] = ()) -> None:
-    """Raise `InvalidRequest` unless `batch` holds exactly the tensors of `specs`, each of its dtype and shape.
+    """Raise `InvalidRequest` unless `batch` has exactly the tensors of `specs`, with matching dtypes and shapes.
 
-    Where there are `buckets`, all of them must have the same number of rows, which is one of these.
+    With `buckets`, all must have the same number of rows, which is one of these.
     """
     for spec in specs:
         array = batch.get(spec.name)
@@ -31,7 +31,7 @@ def check_batch(batch: Mapping[str, Array], specs: Sequence[TensorSpec], buckets
             raise InvalidRequest(f"input {spec.name!r} has shape {list(array.shape)}, expected {list(spec.shape)}")
     if len(batch) > len(specs):
         extra = sorted(set(batch) - {spec.name for spec in specs})
-        raise InvalidRequest(f"unknown input {extra[0]!r}; inputs are {', '.join(spec.name for spec in specs)}")
+        raise InvalidRequest(f"unknown input {extra[0]!r}; the inputs are {', '.join(spec.name for spec in specs)}")
     if buckets:
         _check_rows(batch, buckets)
 
@@ -42,11 +42,11 @@ def _check_rows(batch: Mapping[str, Array], buckets: Sequence[int]) -> None:
         raise InvalidRequest(f"inputs have different numbers of rows: {rows}")
     count = next(iter(rows.values()))
     if count not in buckets:
-        raise InvalidRequest(f"a batch of {count} rows; the model is prepared for {', '.join(map(str, buckets))}")
+        raise InvalidRequest(f"a batch of {count} rows, but the model is prepared for {', '.join(map(str, buckets))}")
 
 
 def shape_fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether a shape is one of those `expected` describes (-1: any size)."""
+    """Whether a shape matches `expected` (-1: any size)."""
     if len(shape) != len(expected):
         return False
     for got, want in zip(shape, expected, strict=True):  # noqa: SIM110 (it costs a third: every request comes here)
@@ -56,16 +56,16 @@ def shape_fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
 
 
 def works_by_rows(engine: Engine) -> bool:
-    """Whether the engine has inputs, and each of them and of its outputs a first dimension that varies."""
+    """Whether the engine has inputs, and all inputs and outputs have a dynamic first dimension."""
     specs = (*engine.inputs, *engine.outputs)
     return bool(engine.inputs) and all(spec.shape and spec.shape[0] == -1 for spec in specs)
 
 
 def zero_batch(specs: Sequence[TensorSpec], rows: int) -> dict[str, Array] | None:
-    """Zeros to warm a model up with, or None where only real data would do.
+    """Zeros for warming up a model, or None if only real data would do.
 
-    That is so for strings, and where another dimension than the rows of a matrix or larger tensor varies: a
-    length of 1 may be one the model cannot run. Raises `ModelFailed` where they would not fit into memory.
+    That is the case for strings, and if a dimension other than the rows of a matrix or larger tensor is dynamic: the
+    model may not run with a length of 1. Raises `ModelFailed` if they do not fit into memory.
     """
     if any(spec.datatype == "BYTES" or -1 in spec.shape[1:] or spec.shape == (-1,) for spec in specs):
         return None
@@ -73,29 +73,29 @@ def zero_batch(specs: Sequence[TensorSpec], rows: int) -> dict[str, Array] | Non
 
 
 def zeros(spec: TensorSpec, rows: int) -> Array:
-    """One array of zeros, in which `rows` stands for each size that varies. Raises `ModelFailed` as `zero_batch`."""
+    """One array of zeros, with `rows` for each dynamic size. Raises `ModelFailed` as `zero_batch` does."""
     shape = [rows if size == -1 else size for size in spec.shape]
     try:
         return np.zeros(shape, numpy_dtype(spec.datatype))
-    except (MemoryError, ValueError):  # the latter where not even the size can be counted
+    except (MemoryError, ValueError):  # the latter if even the size overflows
         raise ModelFailed(f"input {spec.name!r} of shape {shape} does not fit into memory") from None
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with escapes for what no terminal should see.
+    """`text` on one line, with control characters escaped.
 
-    Names of operators, tensors and files come from whoever made the model, and could write lines of a log otherwise.
+    Names of operators, tensors and files come from the model's author, and could otherwise forge log lines.
     """
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def tellable(text: str) -> str:
-    """`text` for callers, who need not know where something lies on this machine: of paths the last name is left."""
+    """`text` for callers, with paths on this machine reduced to their last name."""
     return printable(_FOLDERS.sub("", text))
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of a framework's error, short enough for one line of a log or a status."""
+    """The first line of a framework's error, short enough for a log line or a status."""
     text = str(error).strip()
     first = printable(text.splitlines()[0]) if text else type(error).__name__
     return first if len(first) <= _LONGEST_REASON else first[: _LONGEST_REASON - 1] + "…"

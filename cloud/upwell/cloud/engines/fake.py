@@ -1,4 +1,4 @@
-"""The official fake: an engine that tests steer by events, for everything that stands on an engine."""
+"""The official fake: an engine that tests control by events."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def _double(batch: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class FakeEngine:
-    """An engine that answers with a function (`y = 2 x` unless told), and can be held in the middle of a run.
+    """An engine that answers with a function (default `y = 2 x`), and can be held in the middle of a run.
 
-    `batches` holds what `run` was given, in the order of the calls; `started` is released once for each
-    run that begins. After `hold()` every run waits for `let_go()`.
+    `batches` has the inputs of `run`, in the order of the calls; `started` is released once for each run that begins.
+    After `hold()` every run waits for `let_go()`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class FakeEngine:
         self._closed = False
 
     def hold(self) -> None:
-        """Let every run that begins from now on wait."""
+        """Make every run that begins from now on wait."""
         self._open.clear()
 
     def let_go(self) -> None:
@@ -51,7 +51,7 @@ class FakeEngine:
         self._open.set()
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Answer with the function. See `Engine.run`."""
+        """Answer with the function; see `Engine.run`."""
         check_batch(batch, self.inputs, self.buckets)
         if self._closed:
             raise ModelFailed("the model is closed")
@@ -61,7 +61,7 @@ class FakeEngine:
         return self._answer(batch)
 
     def warm_up(self, rows: int) -> None:
-        """Answer zeros once, without a trace in `batches`. See `Engine.warm_up`."""
+        """Answer zeros once, without an entry in `batches`; see `Engine.warm_up`."""
         batch = zero_batch(self.inputs, rows)
         if batch is not None:
             self._answer(batch)

@@ -1,4 +1,4 @@
-"""Engines by name: the entry points of the group `upwell.engines`, imported only when a model asks for one."""
+"""Engines by name: entry points of the group `upwell.engines`, imported only when a model needs one."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import cast
 from upwell.cloud.engines.base import EngineType
 from upwell.shared.errors import ConfigError, Problem
 
-# A failing plugin of an accelerator would break `import torch` itself, whoever imports it: also an engine of your own.
-# The engine torch imports the package of the device that a model names.
+# A failing accelerator plugin would break any `import torch`, also in a custom engine. The engine torch imports the
+# package of a model's device itself.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 _EXTRAS = {"onnx": "cloud", "torch": "torch"}
 
 
 class ExtraMissing(ConfigError):
-    """A package that this command needs is not installed; the sentence says which extra brings it."""
+    """A package that this command needs is not installed; the message names the extra."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__([Problem(None, None, None, "", f"{what} needs {package}: pip install 'upwell[{extra}]'")])
 
 
 def engine_type(name: str) -> EngineType:
-    """The engine's class. Raises `ExtraMissing` where its framework is not installed, `ConfigError` if unknown."""
+    """The engine's class. Raises `ExtraMissing` if its framework is not installed, `ConfigError` if it is unknown."""
     entries = {entry.name: entry for entry in entry_points(group="upwell.engines")}
     if name not in entries:
         raise ConfigError.at(None, f"unknown engine {name!r}; installed: {', '.join(sorted(entries)) or 'none'}")

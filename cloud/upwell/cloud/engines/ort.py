@@ -1,7 +1,6 @@
-"""The one way to ONNX Runtime in the service: its own telemetry is off before anything of it is loaded.
+"""The only import of ONNX Runtime in the service: its telemetry is disabled before it is loaded.
 
-See `upwell.edge.runtimes.ort`, of which the service knows nothing. Here alone names are used that ONNX Runtime keeps to
-itself.
+See `upwell.edge.runtimes.ort`, which the service must not import. Only this module uses private names of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -21,6 +20,6 @@ onnxruntime.disable_telemetry_events()
 
 
 def openvino_devices() -> tuple[str, ...]:
-    """The devices that an ONNX Runtime with OpenVINO in it finds here, which it tells nowhere in public."""
+    """The OpenVINO devices that ONNX Runtime finds here, for which it has no public function."""
     state = importlib.import_module("onnxruntime.capi._pybind_state")
     return tuple(state.get_available_openvino_device_ids())

@@ -1,4 +1,4 @@
-"""Weights as they are at one moment, whatever is copied over their file meanwhile."""
+"""A stable view of a weights file while it may be overwritten."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from upwell.shared.files import open_plain
 
 MAX_COPIED_BYTES = 256 << 20
-"""Larger files are not copied before they are read, which would take as much memory again."""
+"""Maximum size of files to copy before reading (bytes), since a copy takes as much memory again."""
 
 
 @contextmanager
 def steady(path: Path) -> Iterator[Path]:
-    """A path of the file at `path` for what maps files: where a mapped one is made shorter, the process ends.
+    """A path for readers that map the file at `path`: truncating a mapped file would end the process.
 
-    In this block it leads to a copy in memory; elsewhere than on Linux, and of a large file, it is `path` itself.
-    Raises `OSError` where the file cannot be read.
+    Within the block it is a copy in memory; for a large file, and on systems other than Linux, it is `path` itself.
+    Raises `OSError` if the file cannot be read.
     """
     if sys.platform != "linux" or path.stat().st_size > MAX_COPIED_BYTES:
         yield path

@@ -1,4 +1,4 @@
-"""Weights in safetensors files: what is checked before they are read, and how they differ from what a model takes."""
+"""Reading weights from safetensors files: checks of the header, and mismatches with the model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from upwell.shared.files import open_plain
 _LENGTH_BYTES = 8
 _SHOWN = 5
 _MOST_HEADER_BYTES = 16 << 20
-"""About 100,000 tensors. The format allows 100 MB, which take many times as much memory once they are read."""
+"""Maximum size of a header, for about 100,000 tensors. The format allows 100 MB, which take many times as much memory
+when parsed."""
 
 
 @contextmanager
 def open_weights(path: Path, framework: str) -> Iterator[Any]:
-    """The file at `path`, opened by safetensors for tensors of this framework. Raises `ModelFailed` for one that is
-    none, also for what the block finds out.
+    """Open the file at `path` with safetensors for this framework. Raises `ModelFailed` for an unreadable file, also
+    within the block.
     """
     try:
         check_header(path)
@@ -35,33 +36,31 @@ def open_weights(path: Path, framework: str) -> Iterator[Any]:
 
 
 def check_header(path: Path) -> None:
-    """Raise `ModelFailed` where the file is too short for the header that it announces, or that is too large."""
+    """Raise `ModelFailed` if the file is too short for its header, or the header is too large."""
     with open_plain(path) as file:
         announced = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     size = path.stat().st_size
     if size < _LENGTH_BYTES or announced > size - _LENGTH_BYTES:
-        text = (
-            f"{path.name} is not a readable safetensors file: it announces a header of {announced} bytes and has {size}"
-        )
+        text = f"{path.name} is not a readable safetensors file: its header would take {announced} of {size} bytes"
         raise ModelFailed("; ".join(filter(None, (text, why_not_this(path)))))
     if announced > _MOST_HEADER_BYTES:
         raise ModelFailed(
-            f"{path.name} has a header of {announced} bytes; at most {_MOST_HEADER_BYTES} are read, "
-            "which is enough for about 100,000 tensors"
+            f"{path.name} has a header of {announced} bytes; at most {_MOST_HEADER_BYTES} are allowed, "
+            "enough for about 100,000 tensors"
         )
 
 
 def misfits(owner: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """What the `owner` of the weights misses in a file, and what has another shape there."""
+    """The weights of `owner` that a file lacks or has with another shape."""
     for name, shape in expected.items():
         if name not in found:
             yield f"{name} is missing"
         elif found[name] != shape:
-            yield f"{name} has shape {list(found[name])}, the {owner} {list(shape)}"
+            yield f"{name} has shape {list(found[name])}; the {owner} has {list(shape)}"
 
 
 def refuse_misfits(path: Path, what: str, wrong: Sequence[str]) -> None:
-    """Raise `ModelFailed` where there is anything wrong with the weights in that file."""
+    """Raise `ModelFailed` if there are problems with the weights in that file."""
     if wrong:
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise ModelFailed(f"{path.name} does not fit {what}: {'; '.join(wrong[:_SHOWN])}{more}")

@@ -133,6 +133,6 @@ TABLE: Table = (
     Operation("GET", "/budgets/{budget}", "showBudget", "One budget and its devices", "viewer", _show, BudgetDetails),
     Operation("PUT", "/budgets/{budget}", "putBudget", "Set a budget or change it", "operator", _put,
               body=BudgetBody),
-    Operation("DELETE", "/budgets/{budget}", "dropBudget", "Take a budget back", "operator", _drop),
+    Operation("DELETE", "/budgets/{budget}", "dropBudget", "Delete a budget", "operator", _drop),
 )  # fmt: skip
 """The operations of this module."""

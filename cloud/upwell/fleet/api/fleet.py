@@ -20,7 +20,7 @@ from upwell.fleet.users.users import Role
 from upwell.shared.errors import InvalidRequest
 
 SILENT_POLLS = 5
-"""A device that was not heard of for so many polls is shown as silent."""
+"""Number of missed polls after which a device is shown as silent."""
 
 
 def _printable(text: str) -> str:
@@ -340,9 +340,7 @@ class _View:
         """The values of a `DeviceSummary`."""
         wanted = groups.wanted(device, self._assigned)
         health = device["health"] or {}
-        refused = (
-            f"refused what was asked of it: {device['config_error']}" if device["config_status"] == "failed" else ""
-        )
+        refused = f"refused its configuration: {device['config_error']}" if device["config_status"] == "failed" else ""
         seen = self._presence.last_seen(device)
         return {
             **{name: device[name] for name in ("id", "name", "release", "enrolled_unix_s", "revoked_unix_s")},
@@ -361,7 +359,7 @@ class _View:
     def _double(self, device: Stored) -> str:
         others = [one for one in self._doubles.get(device["instance_uid"], ()) if one != device["id"]]
         if others:
-            return f"the same instance UID as {', '.join(others)}, with another key"
+            return f"the same instance UID as {', '.join(others)}, but another key"
         return "two processes use its key" if device["twin_seen_unix_s"] is not None else ""
 
 
@@ -469,7 +467,7 @@ def _list_events(call: AdmittedCall[Nothing, EventsQuery]) -> Events:
 
 def _list_audit(call: AdmittedCall[Nothing, Since]) -> Audit:
     if call.query.after < 0:
-        raise NotFound("the record of what was done is read from its beginning; expected `after` from 0 on")
+        raise NotFound("expected `after` to be at least 0; the audit record is read from its beginning")
     with call.state.database.reading() as connection:
         return Audit(
             entries=[AuditEntry(**one) for one in audit.entries(connection, call.query.after, call.query.limit)]
@@ -481,32 +479,32 @@ TABLE: Table = (
               query=DevicesQuery),
     Operation("GET", "/devices/{device}", "showDevice", "One device, by id or name", "viewer", _show_device,
               DeviceDetails),
-    Operation("PUT", "/devices/{device}/labels", "labelDevice", "Give it labels", "operator", _label_device,
+    Operation("PUT", "/devices/{device}/labels", "labelDevice", "Set a device's labels", "operator", _label_device,
               body=LabelsBody),
-    Operation("PUT", "/devices/{device}/release", "assignDevice", "Say which release it is to run", "operator",
+    Operation("PUT", "/devices/{device}/release", "assignDevice", "Choose a device's release", "operator",
               _assign_device, body=AssignBody),
-    Operation("POST", "/devices/{device}/revoke", "revokeDevice", "Let it in no more", "operator", _revoke_device),
-    Operation("GET", "/devices/{device}/history", "deviceHistory", "What it counted", "viewer", _device_history,
+    Operation("POST", "/devices/{device}/revoke", "revokeDevice", "Revoke a device", "operator", _revoke_device),
+    Operation("GET", "/devices/{device}/history", "deviceHistory", "A device's statistics", "viewer", _device_history,
               History, query=HistoryQuery),
-    Operation("POST", "/devices/{device}/questions", "askDevice", "Ask why a request was answered as it was", "viewer",
+    Operation("POST", "/devices/{device}/questions", "askDevice", "Ask a device to explain a request", "viewer",
               _ask_device, Question, body=QuestionBody),
     Operation("GET", "/questions/{question}", "showQuestion", "A question and its answer", "viewer", _show_question,
               Question),
     Operation("GET", "/groups", "listGroups", "The groups", "viewer", _list_groups, Groups),
-    Operation("PUT", "/groups/{group}", "putGroup", "Make a group or change it", "operator", _put_group,
+    Operation("PUT", "/groups/{group}", "putGroup", "Create or change a group", "operator", _put_group,
               body=GroupBody),
-    Operation("DELETE", "/groups/{group}", "dropGroup", "Forget a group", "operator", _drop_group),
-    Operation("PUT", "/groups/{group}/release", "assignGroup", "Say which release its devices are to run", "operator",
+    Operation("DELETE", "/groups/{group}", "dropGroup", "Delete a group", "operator", _drop_group),
+    Operation("PUT", "/groups/{group}/release", "assignGroup", "Choose the release of a group's devices", "operator",
               _assign_group, body=AssignBody),
     Operation("GET", "/tokens", "listTokens", "The enrolment tokens", "operator", _list_tokens, Tokens),
-    Operation("POST", "/tokens", "addToken", "Make a one-time enrolment token", "operator", _add_token, NewToken,
+    Operation("POST", "/tokens", "addToken", "Create a one-time enrolment token", "operator", _add_token, NewToken,
               body=TokenBody),
-    Operation("DELETE", "/tokens/{token}", "dropToken", "Take back an unused token", "operator", _drop_token),
+    Operation("DELETE", "/tokens/{token}", "dropToken", "Delete an unused token", "operator", _drop_token),
     Operation("GET", "/users", "listUsers", "The users", "operator", _list_users, Users),
-    Operation("POST", "/users/{user}", "addUser", "Let somebody in", "operator", _add_user, NewUser, body=UserBody),
-    Operation("DELETE", "/users/{user}", "removeUser", "Let somebody in no more", "operator", _remove_user),
-    Operation("GET", "/events", "listEvents", "What happened to devices", "viewer", _list_events, Events,
+    Operation("POST", "/users/{user}", "addUser", "Add a user", "operator", _add_user, NewUser, body=UserBody),
+    Operation("DELETE", "/users/{user}", "removeUser", "Remove a user", "operator", _remove_user),
+    Operation("GET", "/events", "listEvents", "Events of devices", "viewer", _list_events, Events,
               query=EventsQuery),
-    Operation("GET", "/audit", "listAudit", "What people did", "operator", _list_audit, Audit, query=Since),
+    Operation("GET", "/audit", "listAudit", "Actions of users", "operator", _list_audit, Audit, query=Since),
 )  # fmt: skip
 """The operations of this module."""

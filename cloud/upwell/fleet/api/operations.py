@@ -74,11 +74,11 @@ Table = Sequence[Operation[Any, Any]]
 
 PROBLEM = "application/problem+json"
 _STATUSES = {
-    "400": "wrong call",
-    "401": "no known token",
-    "403": "the role does not allow it",
-    "404": "no such thing",
-    "409": "it cannot be done as things stand",
+    "400": "invalid request",
+    "401": "missing or unknown token",
+    "403": "not allowed for the role",
+    "404": "not found",
+    "409": "not possible in the present state",
     "413": "too large",
     "429": "too many wrong tokens",
 }

@@ -243,13 +243,13 @@ def _back(call: AdmittedCall[Nothing, Nothing]) -> None:
 
 TABLE: Table = (
     Operation("GET", "/rollouts", "listRollouts", "The roll-outs", "viewer", _list, Rollouts, query=RolloutsQuery),
-    Operation("POST", "/rollouts", "beginRollout", "Roll a release out", "operator", _begin, NewRollout,
+    Operation("POST", "/rollouts", "beginRollout", "Roll out a release", "operator", _begin, NewRollout,
               body=RolloutBody),
     Operation("GET", "/rollouts/{rollout}", "showRollout", "One roll-out: waves, bounds, devices", "viewer", _show,
               RolloutDetails),
-    Operation("POST", "/rollouts/{rollout}/pause", "pauseRollout", "Offer it to nobody for now", "operator", _pause),
-    Operation("POST", "/rollouts/{rollout}/resume", "resumeRollout", "Offer it again", "operator", _resume),
-    Operation("POST", "/rollouts/{rollout}/back", "takeRolloutBack", "Halt it; devices get their former release",
+    Operation("POST", "/rollouts/{rollout}/pause", "pauseRollout", "Pause a roll-out", "operator", _pause),
+    Operation("POST", "/rollouts/{rollout}/resume", "resumeRollout", "Resume a roll-out", "operator", _resume),
+    Operation("POST", "/rollouts/{rollout}/back", "takeRolloutBack", "Halt a roll-out and return to the former release",
               "operator", _back),
 )  # fmt: skip
 """The operations of this module."""

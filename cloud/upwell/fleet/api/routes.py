@@ -52,10 +52,10 @@ class Gate:
         """Who calls. Raises `Unauthenticated`, `NotAllowed`, and `Refused` after too many wrong tokens."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            raise Unauthenticated("this needs a token: send the header `Authorization: Bearer <token>`")
+            raise Unauthenticated("a token is required: send the header `Authorization: Bearer <token>`")
         user = self.by_token(token.strip(), request.client.host if request.client else "")
         if not user.may(role):
-            raise NotAllowed(f"{user.name!r} is a {user.role}; this takes the role {role}")
+            raise NotAllowed(f"{user.name!r} is a {user.role}; this needs the role {role}")
         return user
 
     def by_token(self, token: str, address: str) -> User:
@@ -123,7 +123,7 @@ class _Endpoint:
 def _printable(texts: Mapping[str, Any]) -> dict[str, str]:
     """What stands in a URL. Raises `InvalidRequest` for control characters, which some databases do not take."""
     if not all(str(text).isprintable() for text in texts.values()):
-        raise InvalidRequest("the URL holds characters that cannot be printed")
+        raise InvalidRequest("the URL contains unprintable characters")
     return dict(texts)
 
 
@@ -138,7 +138,7 @@ async def _body(request: Request, model: type[BaseModel]) -> BaseModel:
     try:
         found = parse_json(bytes(data))
     except ValueError:
-        raise InvalidRequest("the body is no JSON") from None
+        raise InvalidRequest("the body is not JSON") from None
     return _checked(model, found, "the body's", strict=True)
 
 

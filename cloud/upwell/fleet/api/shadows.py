@@ -102,11 +102,11 @@ def _release(text: str) -> int:
 
 
 TABLE: Table = (
-    Operation("GET", "/shadows", "listShadows", "Releases that run beside", "viewer", _list, Shadows),
-    Operation("POST", "/shadows", "beginShadow", "Have devices run a release beside", "operator", _begin, ShadowBegun,
+    Operation("GET", "/shadows", "listShadows", "Shadow releases", "viewer", _list, Shadows),
+    Operation("POST", "/shadows", "beginShadow", "Run a shadow release on devices", "operator", _begin, ShadowBegun,
               body=ShadowBody),
-    Operation("GET", "/shadows/{release}/lines", "showShadowLines", "What it said beside", "viewer", _lines,
+    Operation("GET", "/shadows/{release}/lines", "showShadowLines", "The log of a shadow release", "viewer", _lines,
               ShadowLines, query=LinesQuery),
-    Operation("DELETE", "/shadows/{release}", "endShadow", "Run it beside no more", "operator", _end),
+    Operation("DELETE", "/shadows/{release}", "endShadow", "End a shadow release", "operator", _end),
 )  # fmt: skip
 """The operations of this module."""

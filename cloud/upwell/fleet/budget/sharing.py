@@ -40,7 +40,7 @@ def envelope(points: Sequence[tuple[float, float]]) -> Curve:
     is least. Raises `ValueError` without a point at share 0, and for a share or a risk outside 0 to 1.
     """
     if not points or min(share for share, _ in points) > 0.0:
-        raise ValueError("a curve begins with what the device does alone: a point at share 0 is missing")
+        raise ValueError("a curve starts with the device alone, but the point at share 0 is missing")
     for share, risk in points:
         if not (0.0 <= share <= 1.0 and 0.0 <= risk <= 1.0):
             raise ValueError(f"expected a share and a risk from 0 to 1, got {share}, {risk}")
@@ -82,9 +82,9 @@ class Demand:
     def __post_init__(self) -> None:
         """Raises `ValueError` for what cannot be."""
         if not (0 <= self.requests_per_s < math.inf and 0 <= self.request_bytes < math.inf):
-            raise ValueError(f"device {self.device}: requests and bytes are to be finite and not negative")
+            raise ValueError(f"device {self.device}: requests and bytes must be finite and not negative")
         if not (0.0 <= self.most_share <= 1.0 and self.uplink_bytes_per_s >= 0.0):
-            raise ValueError(f"device {self.device}: its own limits are to be a share and a rate")
+            raise ValueError(f"device {self.device}: its own limits must be a share and a rate")
 
     @property
     def limit(self) -> float:
@@ -109,7 +109,7 @@ class FleetGoal:
         """Raises `ValueError` unless it is one wish."""
         given = [value for value in (self.cloud_share, self.bytes_per_s, self.max_risk) if math.isfinite(value)]
         if len(given) != 1 or given[0] < 0:
-            raise ValueError("expected one wish that is not negative: cloud_share, bytes_per_s or max_risk")
+            raise ValueError("expected one non-negative goal: cloud_share, bytes_per_s or max_risk")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from upwell.shared.files import write_whole
 from upwell.shared.opamp.names import CASE_ID, CASE_SUFFIX, CASES_PATH, case_upload_s
 
 MOST_BYTES = 256 << 20
-"""Bytes of bodies under way at once; who would go over it comes back later."""
+"""Maximum bytes of bodies in transfer; devices beyond it must retry later."""
 
 _AGAIN_S = 30.0
 _RECOUNT_S = 60.0
@@ -61,7 +61,7 @@ class CaseIntake:
         try:
             kept = self._kept
             if kept is None:
-                raise NotFound("this service keeps no cases itself; expected `cases.folder` in fleet.yaml")
+                raise NotFound("this service does not store cases itself; expected `cases.folder` in fleet.yaml")
             name, size_bytes = await self._named(request), self._size(request.headers.get("content-length"))
             if self._under_way_bytes + size_bytes > MOST_BYTES:
                 return _later(HTTPStatus.SERVICE_UNAVAILABLE, "the service is busy")
@@ -74,7 +74,7 @@ class CaseIntake:
         except _Full as error:
             return _later(HTTPStatus.INSUFFICIENT_STORAGE, str(error))
         except (asyncio.TimeoutError, ClientDisconnect):
-            return problem_of(HTTPStatus.BAD_REQUEST, "the body did not come whole")
+            return problem_of(HTTPStatus.BAD_REQUEST, "the body is incomplete")
         except UpwellError as error:
             return problem(error)
         return JSONResponse({"kept": name})
@@ -88,7 +88,7 @@ class CaseIntake:
             name, size_bytes = await self._named(request), self._size(request.query_params.get("size_bytes"))
             url = await run_in_threadpool(_signed, bucket, name, size_bytes)
         except ConfigError as error:  # the credentials were changed to something wrong
-            _log.error("no address can be signed: %s", error)
+            _log.error("addresses cannot be signed: %s", error)
             return _later(HTTPStatus.SERVICE_UNAVAILABLE, "the service cannot sign addresses for now")
         except UpwellError as error:
             return problem(error)
@@ -102,14 +102,14 @@ class CaseIntake:
         device = await run_in_threadpool(self._device, serial_of_der(certificate))
         id = str(request.path_params["id"])
         if re.fullmatch(CASE_ID, id) is None:
-            raise InvalidRequest("a case has an id of 32 hexadecimal digits")
+            raise InvalidRequest("expected a case id of 32 hexadecimal digits")
         return f"{device}/{id}{CASE_SUFFIX}"
 
     def _device(self, serial: str) -> str:
         with self._database.reading() as connection:
             device = by_certificate(connection, serial)
         if device is None:
-            raise Unauthenticated("this certificate is not known here, or it was revoked")
+            raise Unauthenticated("this certificate is unknown here or was revoked")
         return str(device["id"])
 
     def _size(self, text: str | None) -> int:
@@ -143,8 +143,8 @@ class _CaseFolder:
         except OSError as error:
             with self._lock:
                 self._held_bytes = None
-            _log.error("a case cannot be kept: %s: %s", self._folder, error.strerror)
-            raise _Full("the service cannot keep it for now") from None
+            _log.error("a case cannot be stored: %s: %s", self._folder, error.strerror)
+            raise _Full("the service cannot store it for now") from None
 
     def _reserve(self, size_bytes: int) -> None:
         now_s = time.monotonic()
@@ -165,7 +165,7 @@ async def _body(request: Request, size_bytes: int) -> bytes:
     async for piece in request.stream():
         data += piece
     if len(data) != size_bytes:
-        raise InvalidRequest("the body is not as long as its Content-Length says")
+        raise InvalidRequest("the body's length does not match its Content-Length")
     return bytes(data)
 
 

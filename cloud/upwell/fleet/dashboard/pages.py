@@ -111,7 +111,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-"""Nothing from anywhere else, nothing inline, in no frame."""
+"""Content security policy: no other origins, nothing inline, no framing."""
 
 _HEADERS = MappingProxyType(
     {
@@ -243,7 +243,7 @@ class _Pages:
         """What an operation of the REST interface gives; its body is in `values`."""
         operation = _OPERATIONS[name]
         if not session.user.may(operation.role):
-            raise NotAllowed(f"{session.user.name!r} is a {session.user.role}; this takes the role {operation.role}")
+            raise NotAllowed(f"{session.user.name!r} is a {session.user.role}; this needs the role {operation.role}")
         body: BaseModel = operation.body(**values) if operation.body is not Nothing else Nothing()
         asked: BaseModel = operation.query(**query) if operation.query is not Nothing else Nothing()
         return operation.run(AdmittedCall(session.user, time.time(), path, body, asked, self._state))

@@ -17,7 +17,7 @@ from upwell.fleet.storage.tables import FACTS, USERS
 from upwell.fleet.users.users import User
 
 COOKIE = "__Host-upwell-fleet"
-"""The prefix has browsers take it over TLS alone, for this host alone."""
+"""The prefix makes browsers accept it only over TLS and only for this host."""
 
 SESSION_S = 12 * 3600.0
 _FACT = "dashboard key"

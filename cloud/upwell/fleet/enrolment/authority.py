@@ -22,9 +22,9 @@ from upwell.shared.files import read_file, write_whole
 MAX_CSR_BYTES = 16 << 10
 _AUTHORITY_S = 20 * 365 * 86400.0
 _SERVER_S = 398 * 86400.0
-"""Longer ones are refused by some clients; the service makes a new one every hour."""
+"""Lifetime of the service's certificate: some clients refuse longer ones, and a new one is made every hour."""
 _SKEW_S = 3600.0
-"""Certificates hold from so long ago, for devices whose clock is late."""
+"""How far certificates are backdated, for devices with a slow clock."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,9 @@ def open_authority(files: AuthoritySection, now_unix_s: float) -> Authority:
         certificate = x509.load_pem_x509_certificate(read_file(files.cert, "the authority's certificate"))
         key = serialization.load_pem_private_key(read_file(files.key, "the authority's key"), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError.at(
-            files.cert, f"this and {files.key} are not a certificate and its key in PEM", where
-        ) from None
+        raise ConfigError.at(files.cert, f"this and {files.key} are not a certificate and key in PEM", where) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        raise ConfigError.at(files.cert, f"{files.key} is not its key; expected one on P-256", where)
+        raise ConfigError.at(files.cert, f"{files.key} is not its key; expected a key on P-256", where)
     if certificate.not_valid_after_utc.timestamp() <= now_unix_s:
         raise ConfigError.at(files.cert, "the authority's certificate has expired", where)
     return Authority(certificate, key)

@@ -19,7 +19,7 @@ from upwell.shared.errors import NotAllowed, Refused, Unauthenticated
 
 DEFAULT_TOKEN_S = 86400.0
 MOST_AN_HOUR = 10
-"""Certificates for one device."""
+"""Maximum number of certificates for one device per hour."""
 
 
 def add_token(connection: Connection, actor: Actor, labels: Mapping[str, str], valid_s: float) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Enrolment:
             select(ENROLMENT_TOKENS).where(ENROLMENT_TOKENS.c.token_sha256 == digest)
         )  # fmt: skip
         if found is None or found["expires_unix_s"] < now_unix_s:
-            raise Unauthenticated("the enrolment token is not known, or its time is over")
+            raise Unauthenticated("the enrolment token is unknown or has expired")
         taken = connection.execute(
             update(ENROLMENT_TOKENS)
             .where(ENROLMENT_TOKENS.c.id == found["id"])
@@ -96,7 +96,7 @@ class Enrolment:
         Raises `NotAllowed` for another key, which is that of another device, and `Refused` for too many.
         """
         if request.key_sha256 != device["key_sha256"]:
-            raise NotAllowed("the request is for another key than the device enrolled with; enrol it anew")
+            raise NotAllowed("the request is for another key than the device enrolled with; enrol the device again")
         recent = (CERTIFICATES.c.device_id == device["id"]) & (CERTIFICATES.c.issued_unix_s > now_unix_s - 3600.0)
         if (connection.scalar(select(func.count()).select_from(CERTIFICATES).where(recent)) or 0) >= MOST_AN_HOUR:
             raise Refused(f"this device got {MOST_AN_HOUR} certificates within an hour")

@@ -22,7 +22,7 @@ from upwell.shared.errors import InvalidRequest, NotAllowed, Refused, Unauthenti
 from upwell.shared.opamp.names import CONTENT_TYPE
 
 BODY_S = 10.0
-"""A body that has not come by then is not waited for."""
+"""Time limit for receiving a body."""
 
 MOST_AT_ONCE, MOST_BODIES = 64, 512
 """Polls worked on at once, and those whose bodies are still coming; one more is told to come back later, since waiting
@@ -135,11 +135,11 @@ def unpacked(data: bytes, max_bytes: int) -> bytes:
     try:
         found = unpacker.decompress(data, max_bytes + 1)
     except zlib.error:
-        raise InvalidRequest("the body is not packed by gzip, as its Content-Encoding says") from None
+        raise InvalidRequest("the body is not gzip, though its Content-Encoding says so") from None
     if len(found) > max_bytes:
         raise TooLarge(f"the message has more than {max_bytes} bytes once unpacked")
     if not unpacker.eof or unpacker.unused_data:
-        raise InvalidRequest("the body is no whole gzip file, or more than one")
+        raise InvalidRequest("expected exactly one complete gzip file")
     return found
 
 

@@ -20,7 +20,7 @@ from upwell.shared.opamp.names import EXPLAIN
 from upwell.shared.opamp.wish import STATISTICS_S, Wish, digest_of
 
 BUDGET_POLLS = 5
-"""A device that has part of a budget says with every so manieth poll what it is asked."""
+"""Every how many polls a device with part of a budget reports its demand."""
 
 
 @dataclass(frozen=True)
@@ -142,5 +142,5 @@ class PollHandler:
 
 def _held(device: Stored | None) -> Stored:
     if device is None:
-        raise Unauthenticated("this certificate is not known here, or it was revoked")
+        raise Unauthenticated("this certificate is unknown here or was revoked")
     return device

@@ -207,7 +207,7 @@ def _custom(message: opamp_pb2.CustomMessage | None, capability: str, kind: str)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise InvalidRequest(f"the custom message {capability} holds no JSON object")
+        raise InvalidRequest(f"the custom message {capability} is not a JSON object")
     return {clean(str(key), LONGEST_KEY): _cleaned(one) for key, one in [*found.items()][:MOST_ENTRIES]}
 
 

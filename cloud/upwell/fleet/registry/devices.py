@@ -63,7 +63,7 @@ def find(connection: Connection, name: str) -> Stored:
     if not named:
         raise NotFound(f"no device {name!r}")
     if len(named) > 1:
-        raise Conflict(f"more than one device is called {name!r}; name it by its id: {named[0]['id']}, …")
+        raise Conflict(f"more than one device is called {name!r}; use the id: {named[0]['id']}, …")
     return named[0]
 
 
@@ -113,9 +113,9 @@ def changes_of(device: Stored, report: Report, now_unix_s: float) -> tuple[dict[
     happened = _happened(device, changed)
     changed |= _twin(device, report.started_unix_ns, now_unix_s)
     if "twin_seen_unix_s" in changed and device["twin_seen_unix_s"] is None:
-        happened.append(("double", "two processes use this device's key: has its disk been copied?"))
+        happened.append(("double", "two processes use this device's key: was its disk copied?"))
     if report.is_leaving:
-        happened.append(("stopped", "the agent has ended"))
+        happened.append(("stopped", "the agent has stopped"))
     return changed, happened
 
 
@@ -147,12 +147,10 @@ def _happened(device: Stored, changed: Mapping[str, Any]) -> list[tuple[str, str
         release = changed["release"]
         happened.append(("release", "runs no release" if release is None else f"runs release {release}"))
     if changed.get("config_status") == "failed":
-        happened.append(
-            ("refused", f"refused what was asked of it: {changed.get('config_error') or 'no reason given'}")
-        )
+        happened.append(("refused", f"refused its configuration: {changed.get('config_error') or 'no reason given'}"))
     if "drift" in changed:
         found = [f"{name}: {text}" for name, text in drift_of(changed["drift"]).items()]
-        happened.append(("drift", "; ".join(found) or "no model drifts any more"))
+        happened.append(("drift", "; ".join(found) or "no model drifts any longer"))
     version = changed.get("attributes", {}).get("service.version", "")
     if version and version != device["attributes"].get("service.version"):
         happened.append(("version", f"runs version {version}"))
@@ -198,7 +196,7 @@ def assign(
     Raises `Conflict` for a device in a roll-out under way, which says that by itself.
     """
     if device["rollout"] is not None:
-        raise Conflict(f"device {device['name']!r} is in roll-out {device['rollout']}, which is not over")
+        raise Conflict(f"device {device['name']!r} is in roll-out {device['rollout']}, which has not ended")
     values = {"assigned": release, "assigned_not_before_unix_s": not_before_unix_s}
     connection.execute(update(DEVICES).where(DEVICES.c.id == device["id"]).values(**values))
     record(

@@ -17,7 +17,7 @@ from upwell.fleet.storage.tables import GROUPS
 from upwell.fleet.users.audit import Actor, record
 
 FRESH_S = 2.0
-"""So old may be what a poll knows of the groups: as soon a replica acts on what was said at another one."""
+"""Maximum age of a poll's view of the groups, and so the delay until other replicas follow a change."""
 
 _MOST_REMEMBERED = 50_000
 
@@ -96,7 +96,7 @@ def wanted(device: Stored, groups: Sequence[Row]) -> AssignedRelease:
         return AssignedRelease()
     if len({group["release"] for group in found}) > 1:
         names = " and ".join(f"{group['name']} ({group['release']})" for group in found)
-        return AssignedRelease(conflict=f"its groups want different releases: {names}")
+        return AssignedRelease(conflict=f"its groups have different releases: {names}")
     return AssignedRelease(found[0]["release"], found[0]["not_before_unix_s"], f"group {found[0]['name']}")
 
 

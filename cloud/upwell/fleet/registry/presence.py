@@ -11,14 +11,14 @@ from upwell.fleet.registry.report import DeviceCounts
 from upwell.shared.errors import Refused
 
 POLLS_A_WRITE = 15
-"""The database learns that a device was heard of after so many polls at the latest, and at once where it said more."""
+"""Maximum number of polls before a device's last contact is written; at once if it reports more."""
 
 FULL_STATE_S = 600.0
-"""With several replicas a device that skips a number may have spoken to another one: it is asked that seldom."""
+"""Minimum time between checks of a device that skips a number: with several replicas it may have polled another one."""
 
 
 MOST_POLLS_A_MINUTE = 120
-"""Of one device: no fair one comes near it, and none may fill the database with what it says."""
+"""Limit per device, far above normal use, so that none can fill the database."""
 
 
 @dataclass

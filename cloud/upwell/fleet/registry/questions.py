@@ -16,7 +16,7 @@ from upwell.fleet.users.audit import Actor, record
 from upwell.fleet.users.secrets import new_id
 
 OPEN_S = 3600.0
-"""A device that has not taken a question by then does not get it any more."""
+"""Time after which a question not yet fetched by its device expires."""
 
 KEPT_S = 86400.0
 FRESH_S = 1.0

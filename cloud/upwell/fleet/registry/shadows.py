@@ -17,7 +17,7 @@ from upwell.fleet.users.audit import Actor, record
 from upwell.shared.errors import InvalidRequest
 
 MOST_LINES = 20_000
-"""Of one release; more are not kept."""
+"""Maximum number of lines stored per release."""
 KEPT_S = 30 * 86400.0
 
 
@@ -30,13 +30,13 @@ def begin(
     """
     chosen = choose(members(connection, expression))
     if not chosen:
-        raise InvalidRequest("no device is in it")
+        raise InvalidRequest("no device matches")
     busy = connection.execute(
         select(DEVICES.c.name, DEVICES.c.shadow)
         .where(DEVICES.c.id.in_(chosen), DEVICES.c.shadow.is_not(None), DEVICES.c.shadow != release)
     ).first()  # fmt: skip
     if busy is not None:
-        raise Conflict(f"device {busy.name} runs release {busy.shadow} beside; end that first")
+        raise Conflict(f"device {busy.name} already runs shadow release {busy.shadow}; end that first")
     connection.execute(update(DEVICES).where(DEVICES.c.id.in_(chosen)).values(shadow=release))
     record(connection, actor, "begin shadow", str(release), {"expression": expression, "devices": len(chosen)})
     return chosen
@@ -45,7 +45,7 @@ def begin(
 def end(connection: Connection, actor: Actor, release: int) -> None:
     """Have it run beside on no device any more; its lines stay. Raises `NotFound`."""
     if not connection.execute(update(DEVICES).where(DEVICES.c.shadow == release).values(shadow=None)).rowcount:
-        raise NotFound(f"no device runs release {release} beside")
+        raise NotFound(f"no device runs shadow release {release}")
     record(connection, actor, "end shadow", str(release))
 
 

@@ -12,13 +12,13 @@ from upwell.shared.routing.estimators.betting import bet, with_odds
 Share = Literal["late", "degraded", "disagreed"]
 Signal = Literal[Share, "failed"]
 SHARES: tuple[Share, ...] = get_args(Share)
-"""What is counted in requests or audits, wave by wave; `failed` is counted in starts, of all waves together."""
+"""The shares counted in requests or audits per wave; `failed` counts starts over all waves."""
 
 FALSE_HALT_LEVEL = 0.02
 """Of roll-outs of healthy releases at most this share is ever halted: half of it for `failed`, the rest in equal parts
 for each share in each wave."""
 DOUBT = 4.0
-"""A wave with this much evidence against it goes on collecting, until it is halted or has less."""
+"""A wave with this much evidence against it continues collecting until it is halted or has less."""
 
 _SHARE_ODDS = (1.5, 2.5, 5.0, 25.0)
 _FAILED_ODDS = (25.0, 200.0, 25_000.0)
@@ -42,7 +42,7 @@ class Counts:
     def __post_init__(self) -> None:
         """Raises `ValueError` for counts that cannot be."""
         if min(self.requests - self.late, self.requests - self.degraded, self.audits - self.disagreed) < 0:
-            raise ValueError(f"more late, degraded or disagreed than there were: {self}")
+            raise ValueError(f"more late, degraded or disagreed than requests or audits: {self}")
         if min(self.requests, self.late, self.degraded, self.audits, self.disagreed) < 0:
             raise ValueError(f"a count is negative: {self}")
 
@@ -101,7 +101,7 @@ class GateSettings:
 
 
 DEFAULT_GATE = GateSettings()
-"""What holds where nothing else is said."""
+"""The default bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,9 @@ class Breach:
             "failed": "starts that failed",
         }[self.signal]
         return (
-            f"{what}: {self.bad} of {self.total} ({self.bad / max(1, self.total):.1%}); the release "
-            f"before has {self.reference:.1%}, at most {self.allowed:.1%} is allowed, and the evidence is "
-            f"{self.evidence:,.0f} to 1 where {self.threshold:,.0f} halts"
+            f"{what}: {self.bad} of {self.total} ({self.bad / max(1, self.total):.1%}); the previous release has "
+            f"{self.reference:.1%}, at most {self.allowed:.1%} is allowed; the evidence is {self.evidence:,.0f} to 1, "
+            f"and {self.threshold:,.0f} to 1 halts"
         )
 
 

@@ -57,18 +57,18 @@ def begin(plan: RolloutPlan, members: Mapping[str, Member], others: Iterable[Rol
     Raises `AlreadyRollingOut` where one of `others` that is not over has one of its devices, `ValueError` without any.
     """
     if not members:
-        raise ValueError("no device is in it")
+        raise ValueError("no device matches")
     for other in others:
         both = sorted(members.keys() & {name for name, one in other.members.items() if one.stage is not Stage.LEFT})
         if both and not other.is_over:
             more = f" and {len(both) - 1} others" if len(both) > 1 else ""
             raise AlreadyRollingOut(
-                f"device {both[0]}{more} in roll-out {other.plan.id}, which is {other.phase.value}; finish it or take "
-                "it back first"
+                f"device {both[0]}{more} in roll-out {other.plan.id}, which is {other.phase.value}; "
+                "finish or take it back first"
             )
     lacking = {name: one for name, one in members.items() if one.former != plan.release}
     if not lacking:
-        raise ValueError(f"every device runs release {plan.release} already")
+        raise ValueError(f"every device already runs release {plan.release}")
     pooled = sum((one.before for one in lacking.values()), NO_COUNTS)
     return Rollout(plan, lacking, (WaveState(now_unix_s),), pooled)
 
@@ -94,7 +94,7 @@ def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
 def _operate(rollout: Rollout, event: Paused | Resumed | TakenBack) -> Step:
     if isinstance(event, TakenBack):
         if rollout.phase is RolloutPhase.HALTED:
-            raise NotPossible("it is halted already")
+            raise NotPossible("it is already halted")
         return _halt(rollout, f"taken back by {event.by}", None)
     wanted, needed = (
         (RolloutPhase.PAUSED, RolloutPhase.RUNNING)
@@ -125,7 +125,7 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
     has_gone_back = heard.stage is not Stage.OFFERED and event.release not in (None, rollout.plan.release)
     is_refused = event.refused not in ("", heard.told_before)
     if is_refused or has_gone_back:
-        return _fail(rollout, event.device, event.refused if is_refused else "it went back by itself")
+        return _fail(rollout, event.device, event.refused if is_refused else "the device went back by itself")
     if event.release != rollout.plan.release:
         return rollout, ()
     return _serve(rollout, event)
@@ -134,7 +134,7 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
 def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
     """What a device does that has not been offered anything: its own past, and the present of a control group."""
     if event.release == rollout.plan.release:
-        member = replace(member, stage=Stage.LEFT, problem="it has the release from elsewhere")
+        member = replace(member, stage=Stage.LEFT, problem="the device has the release from elsewhere")
     elif event.release not in (None, member.former):
         member = replace(member, former=event.release, before=event.delta)
     else:
@@ -244,7 +244,7 @@ def _stuck(rollout: Rollout) -> str:
     failed = sum(one.stage is Stage.FAILED for one in heard)
     if 2 * failed <= len(heard):
         return ""
-    return f"{failed} of {len(heard)} devices of wave {rollout.wave + 1} failed on it, and half are to pass"
+    return f"{failed} of {len(heard)} devices of wave {rollout.wave + 1} failed, but half must pass"
 
 
 def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:

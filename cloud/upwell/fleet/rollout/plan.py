@@ -55,13 +55,13 @@ def parse_waves(texts: Sequence[str]) -> tuple[Wave, ...]:
     """The waves in their order, of which the last is to be `100%`. Raises `ValueError`."""
     waves = tuple(Wave.parse(text) for text in texts)
     if not waves or waves[-1].share < 1.0:
-        raise ValueError("the last wave is to be 100%, or some devices would stay behind for ever")
+        raise ValueError("the last wave must be 100%, or some devices would never be updated")
     if len(waves) > MOST_WAVES:
         raise ValueError(f"expected at most {MOST_WAVES} waves, got {len(waves)}")
     for kind in ("count", "share"):
         sizes = [getattr(wave, kind) for wave in waves if getattr(wave, kind)]
         if sizes != sorted(set(sizes)):
-            raise ValueError(f"each wave is to reach more devices than the one before: {', '.join(texts)}")
+            raise ValueError(f"each wave must reach more devices than the one before: {', '.join(texts)}")
     return waves
 
 

@@ -52,7 +52,7 @@ OWN = 0
 """The release of a device that has none: what its own agent.yaml names."""
 
 FOLLOWED_S = 7 * 86400.0
-"""So long a halted roll-out waits for devices to be seen on their former release."""
+"""How long a halted roll-out waits for devices to return to their former release."""
 
 GATE = Actor("gate", 0.0)
 _ROLLOUT: TypeAdapter[Rollout] = TypeAdapter(Rollout)
@@ -88,8 +88,8 @@ def create(
     if taken:
         more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
         raise Conflict(
-            f"device {taken[0]['name']}{more} is in roll-out {taken[0]['rollout']}, which is not over; wait for its "
-            "end, or take it back"
+            f"device {taken[0]['name']}{more} is in roll-out {taken[0]['rollout']}, which has not ended; "
+            "wait for its end or take it back"
         )
     rollout_id = secrets.token_hex(4)
     candidates = [RolloutDevice(one["id"], labels_of(one), last_seen(one)) for one in devices]
@@ -256,7 +256,7 @@ def _refused(rollout: Rollout, device: Stored, member: Member) -> str:
     if package.get("status") != "failed" or device["release"] == rollout.plan.release:
         return ""
     is_waiting = member.stage in (Stage.WAITING, *ON_NEW)
-    return (package.get("error") or "it could not install the release") if is_waiting else ""
+    return (package.get("error") or "the device could not install the release") if is_waiting else ""
 
 
 def _joined(connection: Connection, rollout: Rollout, row: Row) -> Iterable[Event]:

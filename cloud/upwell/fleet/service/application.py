@@ -39,7 +39,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.opamp.names import PATH
 
 TABLES: Sequence[Table] = (fleet_api.TABLE, rollouts_api.TABLE, shadows_api.TABLE, budgets_api.TABLE)
-"""Every table of operations; a part of the service that has its own adds it here."""
+"""All tables of operations; each part of the service adds its own."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _check_authority(database: Database, authority: Authority, section: FleetSer
         elif known != authority.fingerprint:
             where = section.authority.cert
             raise ConfigError.at(
-                where, "the database belongs to a fleet with another authority; expected its certificate and key here",
+                where, "the database belongs to a fleet with another authority; expected its certificate and key",
                 "fleet.authority.cert",
             )  # fmt: skip
 

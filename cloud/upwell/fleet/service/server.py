@@ -41,16 +41,17 @@ from upwell.shared.files import read_file
 from upwell.shared.platform.background_thread import BackgroundThread
 
 IDLE_S = 5.0
-"""A connection on which nothing is asked for so long is closed: devices make a new one for each poll."""
+"""Idle time after which a connection is closed: devices open a new one for each poll."""
 
 HEAD_S = 10.0
-"""A connection that has not sent the head of its first request by then is closed."""
+"""Time limit for the head of a connection's first request."""
 
 GOODBYE_S = 0.5
-"""A client is waited for so long when its connection is closed as the server ends."""
+"""How long shutdown waits for a client when closing its connection."""
 
 MOST_CONNECTIONS = 768
-"""Open at once; more wait in the kernel, where they take no memory of the process. TLS takes about 0.3 MiB for each."""
+"""Maximum open connections; more wait in the kernel, without memory of the process. TLS takes about 0.3 MiB for
+each."""
 
 _BACKLOG = 1024
 _NO_SOCKET_S = 1.0
@@ -211,7 +212,7 @@ class FleetServer:
         try:
             self._renewed = server_context(self._fleet.section, self._fleet.authority)
         except ConfigError as error:
-            _log.error("the service goes on with its former certificate: %s", error)
+            _log.error("the service keeps using its former certificate: %s", error)
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         """Called once for each connection, when its client has said hello."""
@@ -268,8 +269,7 @@ def _bind(section: FleetServiceSection) -> list[socket.socket]:
 
 
 WRITE_S = 5.0
-"""So often what polls left in memory is written, and roll-outs are stepped; as often as devices poll, if that is more
-often."""
+"""How often the data of polls is written and roll-outs advance; at least as often as devices poll."""
 
 PRUNE_S = 3600.0
 
@@ -320,7 +320,10 @@ class FleetHousekeeping:
         except DatabaseUnavailable:
             presence.give_back(batch)
         except SQLAlchemyError as error:
-            _log.error("the database does not take what devices said: %s; it is tried again", type(error).__name__)
+            _log.error(
+                "the reports of devices cannot be written to the database: %s; this is tried again",
+                type(error).__name__,
+            )
             presence.give_back(batch)
 
     def _advance(self, now_unix_s: float) -> None:

@@ -22,7 +22,7 @@ from upwell.shared.files import read_file
 _BUSY_MS = 10_000
 _MIGRATION_LOCK = 0x75707765
 RETRY_S = 60.0
-"""Whoever is refused since the database cannot be used may come back after so long."""
+"""Retry time for requests refused because the database cannot be used."""
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Database:
 
 
 Row: TypeAlias = Mapping[str, Any]
-"""What a row holds, by the names of its columns."""
+"""A row's values by column name."""
 
 
 def one_row(connection: Connection, chosen: Select[Any]) -> Row | None:

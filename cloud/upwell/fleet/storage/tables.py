@@ -29,14 +29,14 @@ NAMING = {
 METADATA = MetaData(naming_convention=NAMING)
 
 _ROWID = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite counts up a key of its own only where it is an INTEGER."""
+"""SQLite increments a key automatically only if it is an INTEGER."""
 
 FACTS = Table(
     "facts", METADATA,
     Column("name", String(50), primary_key=True),
     Column("value", Text, nullable=False),
 )  # fmt: skip
-"""Of the service as a whole: which authority signs."""
+"""Facts about the service as a whole: its authority."""
 
 DEVICES = Table(
     "devices", METADATA,
@@ -130,7 +130,7 @@ STATISTICS = Table(
     Column("counts", JSON, nullable=False),
     Index("ix_statistics_device_at", "device_id", "at_unix_s"),
 )  # fmt: skip
-"""What devices counted. `counts` grow from `since_unix_s` on, which is another one for each process and release."""
+"""The statistics of devices. `counts` grow from `since_unix_s`, which differs for each process and release."""
 
 EVENTS = Table(
     "events", METADATA,
@@ -140,7 +140,7 @@ EVENTS = Table(
     Column("kind", String(30), nullable=False),
     Column("text", Text, nullable=False),
 )  # fmt: skip
-"""What happened to devices."""
+"""Events of devices."""
 
 AUDIT = Table(
     "audit", METADATA,
@@ -151,7 +151,7 @@ AUDIT = Table(
     Column("subject", String(200), nullable=False),
     Column("details", JSON, nullable=False),
 )  # fmt: skip
-"""What people did; nothing is ever taken out of it."""
+"""Actions of users; append-only."""
 
 SHADOW_LINES = Table(
     "shadow_lines", METADATA,
@@ -161,7 +161,7 @@ SHADOW_LINES = Table(
     Column("at_unix_s", Float, nullable=False, index=True),
     Column("line", Text, nullable=False),
 )  # fmt: skip
-"""What the models of releases said that only ran beside: lines of a request log, without tags and tensors."""
+"""Records of shadow releases: lines of a request log, without tags and tensors."""
 
 ROLLOUTS = Table(
     "rollouts", METADATA,
@@ -202,7 +202,7 @@ BUDGETS = Table(
     Column("solved_unix_s", Float),
     Column("result", JSON),
 )  # fmt: skip
-"""What devices may spend together. `goal` is a `BudgetGoal`."""
+"""Budgets shared by devices. `goal` is a `BudgetGoal`."""
 
 BUDGET_MEMBERS = Table(
     "budget_members", METADATA,
@@ -212,4 +212,4 @@ BUDGET_MEMBERS = Table(
     Column("since_unix_s", Float, nullable=False),
     Column("uplink_bytes", BigInteger, nullable=False),
 )  # fmt: skip
-"""The devices of a budget: what each may send up by model, and its count of bytes when last looked at."""
+"""The devices of a budget: the share of each by model, and its byte count when last checked."""

@@ -15,7 +15,7 @@ from upwell.fleet.users.audit import Actor, record
 from upwell.fleet.users.secrets import digest_of, new_secret
 
 Role: TypeAlias = Literal["viewer", "operator"]
-"""A viewer looks; an operator changes things, too."""
+"""The roles: a viewer can read; an operator can also make changes."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from upwell.shared.telemetry.exposition import Page
 
 def agent(
     config: Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml to run.")],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more details.")] = False,
 ) -> None:
     """Run the agent until SIGTERM or Ctrl-C; what was accepted by then is answered first.
 

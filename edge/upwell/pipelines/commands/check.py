@@ -21,11 +21,11 @@ from upwell.shared.units import seconds_as_written
 
 def check(
     pipelines: Annotated[
-        Path, typer.Argument(metavar="PIPELINES", help="The pipelines, a YAML file.", show_default=False)
+        Path, typer.Argument(metavar="PIPELINES", help="The pipelines file (YAML).", show_default=False)
     ],
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="The agent.yaml with their models; without it, models are not looked at."),
+        typer.Option("--config", "-c", help="The agent.yaml with their models; without it, models are not checked."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:

@@ -27,9 +27,9 @@ _HOST = "127.0.0.1"
 
 
 def draw_zones(
-    pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines, a YAML file.")],
-    pipeline: Annotated[str | None, typer.Option(help="Which pipeline; needed where there are several.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where the page is on this machine; 0: a free port.")] = 0,
+    pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines file (YAML).")],
+    pipeline: Annotated[str | None, typer.Option(help="The pipeline; required if there are several.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The local port of the page; 0: any free port.")] = 0,
 ) -> None:
     """Show the picture of a pipeline's source on a page where zones and lines are drawn; no model is asked.
 
@@ -40,7 +40,7 @@ def draw_zones(
     name = config.chosen(pipeline)
     section = config.pipelines[name]
     if section.source.series is not None:
-        raise ConfigError.at(pipelines, f"the source of {name!r} is a series, which has no picture", "--pipeline")
+        raise ConfigError.at(pipelines, f"the source of {name!r} is a series, which has no pictures", "--pipeline")
     zones = section.zones
     stop = StopSignals()
     with Pipeline(name, open_source(source_settings(section.source)), (), EventRules((), zones)) as running:

@@ -19,7 +19,7 @@ from upwell.pipelines.sinks.store import OUTBOX_NAME, SCHEMA
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 
-_Config = Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml that the pipelines run with.")]
+_Config = Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml that runs the pipelines.")]
 _Keys = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of events.", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 _COLUMNS = ("number", "id", "pipeline", "event", "sequence", "sink", "size_bytes", "error", "is_ordered")
@@ -28,7 +28,7 @@ _ROWS = (
     "FROM poisoned LEFT JOIN retries USING (number) ORDER BY number"
 )
 
-outbox = typer.Typer(no_args_is_help=True, help="Events that a sink could never take, and which were set aside.")
+outbox = typer.Typer(no_args_is_help=True, help="Events that a sink rejected and that were set aside.")
 
 
 @outbox.command("list")
@@ -52,7 +52,7 @@ def list_events(config: _Config, as_json: _Json = False) -> None:
 def retry(
     config: _Config,
     ids: _Keys = None,
-    every: Annotated[bool, typer.Option("--all", help="Send all of them again.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Send all events again.")] = False,
     as_json: _Json = False,
 ) -> None:
     """Have events sent again to the sink that refused them; the policy is asked once more.
@@ -66,8 +66,8 @@ def retry(
 def drop(
     config: _Config,
     ids: _Keys = None,
-    every: Annotated[bool, typer.Option("--all", help="Drop all of them.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Drop all events.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: _Json = False,
 ) -> None:
     """Drop events that are set aside; asks at a terminal. They are overwritten on disk."""
@@ -93,7 +93,9 @@ def _change(config: Path, ids: Sequence[str], statement: str, *, every: bool, as
     else:
         typer.echo(f"{len(changed)} events")
         for one in missing:
-            typer.echo(f"{printable(one)} is not set aside, or was by an older Upwell: it cannot be sent", err=True)
+            typer.echo(
+                f"{printable(one)} is not set aside, or an older Upwell set it aside; it cannot be sent", err=True
+            )
     if missing:
         raise typer.Exit(EXIT_FAILED)
 
@@ -101,14 +103,14 @@ def _change(config: Path, ids: Sequence[str], statement: str, *, every: bool, as
 def _database(config: Path) -> Path:
     state_dir = load_yaml(config, AgentConfig).agent.state_dir
     if state_dir is None:
-        raise ConfigError.at(config, "without a folder no event outlives the process; expected state_dir", "agent")
+        raise ConfigError.at(config, "without a folder no event survives the process; expected state_dir", "agent")
     return state_dir / OUTBOX_NAME
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.exists():
-        raise ConfigError.at(path, "there is no outbox; no pipeline has run with this agent.yaml", "agent.state_dir")
+        raise ConfigError.at(path, "there is no outbox: no pipeline has run with this agent.yaml", "agent.state_dir")
     try:
         with opened(path, len(SCHEMA)) as connection:
             yield connection

@@ -29,12 +29,12 @@ _LOOK_S = 0.2
 
 
 def run(
-    pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines, a YAML file.")],
+    pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines file (YAML).")],
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The agent.yaml with their models.")] = None,
     models: Annotated[
-        Path | None, typer.Option(help="Instead of an agent.yaml: a folder with a bundle or a file for each model.")
+        Path | None, typer.Option(help="Instead of an agent.yaml: a folder with a bundle or file for each model.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more details.")] = False,
 ) -> None:
     """Run pipelines until their sources are over, or until SIGTERM or Ctrl-C.
 
@@ -88,11 +88,11 @@ def agent_config_of(config: Path | None, models: Path | None) -> AgentConfig:
         return load_yaml(config, AgentConfig)
     assert models is not None  # noqa: S101  one of the two, as seen above
     if not models.is_dir():
-        raise ConfigError.at(models, "no such folder; expected one with a bundle or a file for each model", "--models")
+        raise ConfigError.at(models, "no such folder; expected one with a bundle or file for each model", "--models")
     sides = {path.stem: side for path in sorted(models.iterdir()) if (side := _side(path)) is not None}
     if not sides:
         raise ConfigError.at(
-            models, "no model in this folder; expected bundles, or files *.onnx and *.tflite", "--models"
+            models, "no models in this folder; expected bundles, or files *.onnx and *.tflite", "--models"
         )
     sections = {name: {"edge": side} for name, side in sides.items()}
     return AgentConfig.model_validate({"agent": {"metrics": "127.0.0.1:0"}, "models": sections})

@@ -14,7 +14,7 @@ from upwell.shared.files import write_named
 
 
 def schema(
-    out: Annotated[Path | None, typer.Option(help="Write it to this file instead of standard output.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the schema to this file instead of standard output.")] = None,
 ) -> None:
     """Print the JSON Schema of pipelines.yaml. Editors with a YAML language server complete and check by it."""
     text = json.dumps(editor_schema(PipelinesConfig, "Upwell pipelines"), indent=2, ensure_ascii=False) + "\n"

@@ -35,7 +35,7 @@ _NEEDS_TRACK = ("appear", "leave", "enter", "exit", "dwell", "cross")
 _OF_FRAMES = ("frame", "every")
 _NEEDS_ZONE = ("enter", "exit", "dwell")
 _TIMES = ("age_s", "dwell_s")
-"""Fields of an object that the rules of events know, and steps do not."""
+"""Fields of an object that are known to events but not to steps."""
 _UNKNOWN = SignatureFacts(None, takes_picture=None)
 
 
@@ -122,7 +122,7 @@ class _Walk:
             if event.name in named:
                 self._refuse(
                     (*location, "name"),
-                    f"event {named[event.name] + 1} is called {event.name!r} too; expected different names",
+                    f"event {named[event.name] + 1} is also called {event.name!r}; expected different names",
                 )
             named.setdefault(event.name, index)
             self._event(location, event)
@@ -171,7 +171,7 @@ class _Walk:
     def _infer(self, location: Location, step: InferSection) -> None:
         facts = self._facts((*location, "model"), step.model)
         if step.model in (*OBJECT_FIELDS, *FRAME_FIELDS, ANSWERS):
-            text = f"in `where`, {step.model} is no model; expected another name for this one in agent.yaml"
+            text = f"in `where`, {step.model} is not a model; rename the model in agent.yaml"
             self._refuse((*location, "model"), text)
         if self.window is not None:
             self._windows((*location, "model"), step.model, facts)
@@ -186,7 +186,7 @@ class _Walk:
             facts = _UNKNOWN
         if facts.has_cloud:
             what = "whole frames" if step.on == "frame" else "crops"
-            text = f"{what} that go to the cloud for {step.model!r} are not blurred yet"
+            text = f"{what} sent to the cloud for {step.model!r} are not blurred yet"
             self.clear |= {(*location, "model"): text}
         if step.on == "objects":
             self._crops(location, step)
@@ -201,7 +201,7 @@ class _Walk:
     def _windows(self, location: Location, model: str, facts: SignatureFacts) -> None:
         """Refuse a model that does not take the windows."""
         if facts.takes_picture:
-            text = f"model {model!r} takes a picture, and a series has none; expected one that takes a tensor"
+            text = f"model {model!r} takes a picture, but a series has none; expected one that takes a tensor"
             self._refuse(location, text)
         elif facts.tensor is not None and self.window is not None:
             try:
@@ -228,7 +228,7 @@ class _Walk:
         if not self._boxes((*location, "on"), "on: objects"):
             return
         if step.once is not None:
-            self._tracks((*location, "once"), "once: track needs a `track` step before; there is none")
+            self._tracks((*location, "once"), "`once: track` needs an earlier `track` step")
         if step.where is not None:
             self._condition((*location, "where"), step.where, has_times=False)
 
@@ -236,8 +236,8 @@ class _Walk:
         """Whether there may be objects; where there cannot be, it is said."""
         if self.has_boxes is not False:
             return True
-        why = self.boxless or "no step before finds any"
-        self._refuse(location, f"{what} needs objects, and {why}; expected `infer` with a detector before")
+        why = self.boxless or "no earlier step finds any"
+        self._refuse(location, f"{what} needs objects, but {why}; expected an earlier `infer` with a detector")
         # Said once: everything after it lacks the same.
         self.has_boxes, self.labels, self.found = None, None, None
         return False
@@ -251,7 +251,7 @@ class _Walk:
     def _track(self, location: Location) -> None:
         self._boxes(location, "track")
         if self.has_track:
-            self._refuse(location, "a `track` step before follows the objects already; expected one")
+            self._refuse(location, "an earlier `track` step already tracks the objects; expected only one")
         self.has_track = True
 
     def _zones(self, location: Location, number: int, zones: Mapping[str, object]) -> None:
@@ -259,7 +259,7 @@ class _Walk:
         for name, zone in zones.items():
             first = self.zones.get(name) or self.lines.get(name)
             if first is not None:
-                self._refuse((*location, name), f"{name!r} is defined in step {first} already; expected another name")
+                self._refuse((*location, name), f"{name!r} is already defined in step {first}; expected another name")
             else:
                 (self.lines if isinstance(zone, LineSection) else self.zones)[name] = number
 
@@ -289,7 +289,7 @@ class _Walk:
 
     def _no_label(self, label: str) -> str:
         if self.kept_by and (self.found is None or label in self.found):
-            return f"`keep` in step {self.kept_by} drops the objects with the label {label!r}"
+            return f"`keep` in step {self.kept_by} drops objects with the label {label!r}"
         return f"no object has the label {label!r}; {_alike(label, self.labels or ())}"
 
     def _condition(self, location: Location, text: str, *, has_times: bool) -> None:
@@ -312,9 +312,9 @@ class _Walk:
     def _mentioned(self, location: Location, root: str, name: str, has_times: bool) -> None:
         """Refuse a field that there is not, or that would never have a value."""
         if root == "object" and name in _TIMES and not has_times:
-            self._refuse(location, f"object.{name} is known to events alone; leave it out of the `where` of a step")
+            self._refuse(location, f"object.{name} is only known to events; leave it out of the `where` of a step")
         elif root == "object" and name in ("track", *_TIMES):
-            self._tracks(location, f"object.{name} needs a `track` step before; there is none")
+            self._tracks(location, f"object.{name} needs an earlier `track` step")
         elif not self.is_misnamed:
             asked = self.on_objects if root == "object" else self.on_frame
             plain = (
@@ -323,7 +323,7 @@ class _Walk:
             if name not in plain and name not in asked:
                 what = "objects" if root == "object" else "the frame"
                 alike = _alike(name, (*plain, *asked))
-                self._refuse(location, f"{root}.{name}: no step before asks a model {name!r} about {what}; {alike}")
+                self._refuse(location, f"{root}.{name}: no earlier step asks model {name!r} about {what}; {alike}")
 
     def _compared(self, location: Location, model: str, label: str) -> None:
         """Refuse a comparison with a label that there is not, which would never be true, or always."""
@@ -341,7 +341,7 @@ class _Walk:
             self._condition((*location, "where"), event.where, has_times=True)
         place = (*location, "on")
         if trigger.kind in _NEEDS_TRACK:
-            self._tracks(place, f"`{trigger.kind}` needs objects that are followed; expected a `track` step")
+            self._tracks(place, f"`{trigger.kind}` needs tracked objects; expected a `track` step")
         if not trigger.zone:
             return
         kinds = (self.zones, self.lines) if trigger.kind in _NEEDS_ZONE else (self.lines, self.zones)
@@ -353,7 +353,7 @@ class _Walk:
 
 
 def _no_picture(what: str, instead: str) -> str:
-    return f"`{what}` needs pictures, and a series gives windows of numbers; expected {instead}"
+    return f"`{what}` needs pictures, but a series gives windows of numbers; expected {instead}"
 
 
 def _alike(name: str, known: Collection[str]) -> str:
@@ -363,7 +363,7 @@ def _alike(name: str, known: Collection[str]) -> str:
         return f"did you mean {alike[0]!r}?"
     shown = sorted(set(known))
     more = f" and {len(shown) - 10} more" if len(shown) > 10 else ""
-    return f"known are {', '.join(shown[:10])}{more}" if shown else "there are none"
+    return f"expected one of {', '.join(shown[:10])}{more}" if shown else "there are none"
 
 
 def _shared_sources(config: PipelinesConfig) -> dict[Location, str]:
@@ -377,11 +377,11 @@ def _shared_sources(config: PipelinesConfig) -> dict[Location, str]:
             continue
         if place in opened:
             why = (
-                "one pipeline alone can open a camera"
+                "only one pipeline can open a camera"
                 if source.camera
-                else "each picture would be moved by one of them"
+                else "each picture would be moved by only one of them"
             )
-            problems["pipelines", name, "source", source.kind] = f"{opened[place]!r} reads {place} too, and {why}"
+            problems["pipelines", name, "source", source.kind] = f"{opened[place]!r} also reads {place}, but {why}"
         opened.setdefault(place, name)
     return problems
 
@@ -398,8 +398,8 @@ def _shared_files(config: PipelinesConfig) -> dict[Location, str]:
             if path is None:
                 continue
             if path in written:
-                problems[location] = f"{written[path]} writes to {path} too; expected a place of its own"
+                problems[location] = f"{written[path]} also writes to {path}; expected a separate path"
             elif sink.pictures and path in read:
-                problems[location] = f"the source of {read[path]!r} reads {path}, and would take these pictures for new"
+                problems[location] = f"the source of {read[path]!r} reads {path} and would treat these pictures as new"
             written.setdefault(path, f"sink {index + 1} of {name!r}")
     return problems

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 def _check_name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError(
-            f"{text[:80]!r} is not a name; expected up to 64 letters, digits, - and _, beginning with a letter or digit"
+            f"{text[:80]!r} is not a name; expected up to 64 letters, digits, - and _, starting with a letter or digit"
         )
     return text
 

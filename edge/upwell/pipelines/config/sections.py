@@ -39,18 +39,18 @@ _Condition = Annotated[str, Field(min_length=1)]  # what it says is checked with
 class ChangeSection(FilePart):
     """Drops frames like the one before."""
 
-    above: Share = Field(0.01, gt=0, description="The share that must have changed.")
+    above: Share = Field(0.01, gt=0, description="The share of the picture that must have changed.")
     at_least: Seconds = Field(10.0, gt=0, description="One frame goes on at least this often.")
     ignore: Annotated[tuple[Polygon, ...], BeforeValidator(check_several)] = Field(
-        (), description="Parts of the picture whose changes do not count."
+        (), description="Parts of the picture in which changes are ignored."
     )
 
 
 class AgainSection(FilePart):
     """With `once`: when an object is asked about again."""
 
-    better: Share | None = Field(None, gt=0, description="When its crop is better by this share.")
-    older: Seconds | None = Field(None, gt=0, description="When its answer is older.")
+    better: Share | None = Field(None, gt=0, description="When the object's crop is better by this share.")
+    older: Seconds | None = Field(None, gt=0, description="When the object's answer is older than this.")
 
     @model_validator(mode="after")
     def _some_reason(self) -> AgainSection:
@@ -64,12 +64,12 @@ class InferSection(FilePart):
 
     model: str = Field(min_length=1, description="The model, by its name in agent.yaml.")
     on: Literal["frame", "objects"] = Field(
-        "frame", description="frame: detections become the frame's objects. objects: each object's crop is a row."
+        "frame", description="frame: detections become the frame's objects; objects: each object's crop is a row."
     )
     where: _Condition | None = Field(None, description="Objects: only those for which this CEL expression is true.")
     once: Literal["track"] | None = Field(None, description="track: one answer per track; needs a step `track` before.")
     again: AgainSection | None = None
-    margin: Share = Field(0.1, description="Objects: what a crop has around its box, as a share of it.")
+    margin: Share = Field(0.1, description="For objects: margin of a crop around its box, as a share of the box.")
     min_size: int = Field(16, ge=1, le=4096, description="Objects: smaller ones, in pixels, are left out.")
     tags: Annotated[dict[_Label, str], AfterValidator(lowered)] = Field(
         {}, description="Tags of the request, for the policy's rules."
@@ -84,7 +84,7 @@ class InferSection(FilePart):
                 are = "is" if len(keys) == 1 else "are"
                 found[(keys[0],)] = f"{', '.join(keys)} {are} for objects; expected `on: objects`"
         elif self.again is not None and self.once is None:
-            found["again",] = "again needs `once: track`; without it every frame asks"
+            found["again",] = "`again` needs `once: track`; without it every frame is sent"
         if found:
             raise located(found)
         return self
@@ -100,7 +100,7 @@ class TrackSection(FilePart):
     @model_validator(mode="after")
     def _in_order(self) -> TrackSection:
         if self.weak_score > self.min_score:
-            text = f"weak_score is {self.weak_score:.0%} and min_score {self.min_score:.0%}; expected at most that"
+            text = f"weak_score is {self.weak_score:.0%} and min_score {self.min_score:.0%}; expected at most min_score"
             raise located({("weak_score",): text})
         return self
 
@@ -108,14 +108,14 @@ class TrackSection(FilePart):
 class KeepSection(FilePart):
     """Keeps the objects for which all of these hold."""
 
-    labels: _Labels | None = Field(None, min_length=1, description="Its label is one of these.")
-    min_score: Share | None = Field(None, description="Its score is this or more.")
-    where: _Condition | None = Field(None, description="A CEL expression is true of it.")
+    labels: _Labels | None = Field(None, min_length=1, description="The object's label is one of these.")
+    min_score: Share | None = Field(None, description="The object's score is at least this.")
+    where: _Condition | None = Field(None, description="A CEL expression is true for the object.")
 
     @model_validator(mode="after")
     def _some_condition(self) -> KeepSection:
         if self.labels is None and self.min_score is None and self.where is None:
-            raise ValueError("expected labels, min_score, where or several of them")
+            raise ValueError("expected `labels`, `min_score` or `where`")
         return self
 
 
@@ -147,7 +147,7 @@ _FORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cross": ("LINE",), "every": ("TIME",),
     }
 )  # fmt: skip
-"""Kind of an event -> what is written after it."""
+"""The kinds of events, with what follows each."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def parse_trigger(value: object) -> EventTrigger:
     kind, *rest = value.split() or [""]
     form = _FORMS.get(kind)
     if form is None:
-        raise ValueError(f"unknown kind of event {kind[:40]!r}; known are {', '.join(_FORMS)}")
+        raise ValueError(f"unknown kind of event {kind[:40]!r}; expected one of {', '.join(_FORMS)}")
     if len(rest) != len(form):
         example = " ".join((kind, *form)).replace("TIME", "10s")
         raise ValueError(f"expected {example}, got {value[:60]!r}")
@@ -187,9 +187,9 @@ def parse_trigger(value: object) -> EventTrigger:
 
 
 class EventSection(FilePart):
-    """What sinks are told of."""
+    """The events that sinks receive."""
 
-    name: Name = Field(description="Its name, in messages and topics.")
+    name: Name = Field(description="The event's name, in messages and topics.")
     on: Annotated[
         EventTrigger,
         PlainValidator(parse_trigger),
@@ -244,7 +244,7 @@ class PipelinesConfig(FilePart):
         """The name of the only pipeline, or the one that is asked for by `--pipeline`. Raises `ConfigError`."""
         known = ", ".join(self.pipelines)
         if name is None and len(self.pipelines) > 1:
-            raise ConfigError.at(None, f"which of them? The file has {known}", "--pipeline")
+            raise ConfigError.at(None, f"expected the name of one pipeline; the file has {known}", "--pipeline")
         if name is not None and name not in self.pipelines:
             raise ConfigError.at(None, f"there is no pipeline {name!r}; the file has {known}", "--pipeline")
         return name or next(iter(self.pipelines))

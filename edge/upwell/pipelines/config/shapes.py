@@ -66,7 +66,7 @@ class LineSection(FilePart):
     """A line that objects cross."""
 
     line: Annotated[tuple[Point, Point], PlainValidator(parse_line), WithJsonSchema(_LINE_SCHEMA)] = Field(
-        description="Its two ends, `[[x, y], [x, y]]`."
+        description="The line's two ends, `[[x, y], [x, y]]`."
     )
 
 
@@ -110,7 +110,7 @@ def _points(values: Iterable[object]) -> tuple[Point, ...]:
             found[(index,)] = "expected a point [x, y], two numbers from 0 to 1"
         elif not all(0 <= one <= 1 for one in value):
             found[(index,)] = (
-                f"the point [{value[0]}, {value[1]}] lies outside the picture; expected fractions from 0 to 1 of its "
+                f"the point [{value[0]}, {value[1]}] is outside the picture; expected fractions from 0 to 1 of its "
                 "width and height"
             )
         else:
@@ -137,9 +137,11 @@ def _check_edges(points: tuple[Point, ...]) -> None:
     exact = [(Fraction(repr(x)), Fraction(repr(y))) for x, y in points]
     if len(set(exact)) < len(exact):
         x, y = next(point for point, one in zip(points, exact, strict=True) if exact.count(one) > 1)
-        raise ValueError(f"the point [{x}, {y}] is written twice; expected different ones (the last edge leads back)")
+        raise ValueError(
+            f"the point [{x}, {y}] is repeated; expected different points (the last edge closes the polygon)"
+        )
     if all(_turn(exact[0], exact[1], point) == 0 for point in exact[2:]):
-        raise ValueError("the points lie on one line; expected a polygon with an area")
+        raise ValueError("the points are on one line; expected a polygon with an area")
     count = len(exact)
     edges = [(exact[one], exact[(one + 1) % count]) for one in range(count)]
     for first in range(count):

@@ -19,7 +19,7 @@ from upwell.shared.signature.signature import OutputKind
 _FIRST: tuple[OutputKind, ...] = (
     "detections", "probabilities", "logits", "segments", "masks", "embedding", "tensor",
 )  # fmt: skip
-"""Of several outputs the one that a pipeline reads: boxes, else classes, else numbers."""
+"""The kinds of output that a pipeline reads, in order of preference: boxes, classes, numbers."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.units import Bytes, Seconds
 
 TOPIC_FIELDS = ("pipeline", "event")
-"""What `{...}` in a topic may name."""
+"""The fields that `{...}` in a topic may name."""
 
 MAX_TOPIC_BYTES = 1000
 _MQTT_PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -35,7 +35,7 @@ def _plain_url(text: str, ports: Mapping[str, int], instead: str) -> tuple[str, 
     if scheme not in ports or not rest or not text.isprintable() or " " in text:
         raise ValueError(f"the address cannot be read; {expected}")
     if "@" in re.split(r"[/?#]", rest, maxsplit=1)[0]:
-        raise ValueError(f"a user or a password does not belong in an address; expected {instead}")
+        raise ValueError(f"an address must not contain a user or password; expected {instead}")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -57,7 +57,7 @@ def _broker(text: str) -> str:
 def _url(text: str) -> str:
     _plain_url(text, _WEB_PORTS, "`secret_file`, which signs each message")
     if "#" in text:
-        raise ValueError("an address to send to has no part after #; expected it without")
+        raise ValueError("the address has a part after #; expected none")
     return text
 
 
@@ -70,7 +70,7 @@ def _topic(text: str) -> str:
     for name, spec, conversion in fields:
         if name not in TOPIC_FIELDS or spec or conversion:
             known = " and ".join(f"{{{one}}}" for one in TOPIC_FIELDS)
-            raise ValueError(f"unknown field {{{name}}} in a topic; known are {known}")
+            raise ValueError(f"unknown field {{{name}}} in a topic; expected {known}")
     if not text or len(text.encode(errors="replace")) > MAX_TOPIC_BYTES:
         raise ValueError(f"expected a topic of 1 to {MAX_TOPIC_BYTES} bytes")
     if re.search(r"[+#]", text) or text.startswith("$") or not text.isprintable():
@@ -104,8 +104,10 @@ class JsonlSection(FilePart):
 class PicturesSection(FilePart):
     """A folder of annotated pictures."""
 
-    folder: RelativePath = Field(description="The folder, made if missing.")
-    limit: Bytes = Field(1 << 30, gt=0, description="Most bytes in it; the oldest pictures go first.")
+    folder: RelativePath = Field(description="The folder, created if missing.")
+    limit: Bytes = Field(
+        1 << 30, gt=0, description="Maximum size of the folder; the oldest pictures are deleted first."
+    )
 
 
 class BrokerSection(FilePart):
@@ -118,7 +120,7 @@ class BrokerSection(FilePart):
     )
     topic: str
     ca: RelativePath | None = Field(None, description="Issuers of the broker's certificate; default: the system's.")
-    cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the broker.")
+    cert: RelativePath | None = Field(None, description="The device's certificate chain, sent to the broker.")
     key: RelativePath | None = Field(None, description="The device's private key.")
     user: str | None = Field(None, min_length=1, description="User name.")
     password_file: RelativePath | None = Field(None, description="A file with the password.")
@@ -203,8 +205,8 @@ class WebhookSection(FilePart):
 class KafkaSection(FilePart):
     """A Kafka topic; needs the extra `kafka`. Users log in by SASL/PLAIN."""
 
-    brokers: tuple[TcpAddress, ...] = Field(min_length=1, description="Some of the cluster, each HOST:PORT.")
-    topic: Annotated[str, AfterValidator(_kafka_topic)] = Field(description="Where events are written.")
+    brokers: tuple[TcpAddress, ...] = Field(min_length=1, description="Some brokers of the cluster, each HOST:PORT.")
+    topic: Annotated[str, AfterValidator(_kafka_topic)] = Field(description="The topic for events.")
     tls: bool = Field(False, description="TLS; required off loopback unless `insecure`.")
     ca: RelativePath | None = Field(None, description="Issuers of the broker's certificate; default: the system's.")
     cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the broker.")
@@ -225,9 +227,9 @@ class KafkaSection(FilePart):
 
 
 class SinkPluginSection(FilePart):
-    """A sink of your own: an entry point of the group `upwell.sinks`."""
+    """A custom sink: an entry point of the group `upwell.sinks`."""
 
-    name: str = Field(min_length=1, description="Its name in the group.")
+    name: str = Field(min_length=1, description="The entry point's name.")
     options: dict[str, Any] = Field({}, description="Its keyword arguments.")
 
 
@@ -245,7 +247,7 @@ def _login_problems(section: BrokerSection | KafkaSection) -> dict[Location, str
 def _needless(section: FilePart, keys: Sequence[str], instead: str) -> dict[Location, str]:
     """Files for TLS without TLS."""
     return {
-        (key,): f"{key} is for TLS, and the address is called without; {instead}"
+        (key,): f"{key} needs TLS, but the address has none; {instead}"
         for key in keys
         if getattr(section, key) is not None
     }

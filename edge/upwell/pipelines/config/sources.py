@@ -18,7 +18,7 @@ from upwell.shared.config.yaml import FilePart, RelativePath, resolve
 from upwell.shared.units import Seconds
 
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "http", "https")
-"""Of addresses that a video may come from."""
+"""The schemes of video addresses."""
 
 SOURCE_KINDS = ("video", "camera", "folder", "mqtt", "series", "plugin")
 _KINDS = ", ".join(SOURCE_KINDS)
@@ -35,7 +35,9 @@ def _video(value: object, info: ValidationInfo) -> str:
     if not separator:
         return str(resolve(value, (info.context or {}).get("base_dir", Path())))
     if scheme not in SCHEMES:
-        raise ValueError(f"unknown scheme {scheme[:20]!r}; known are {', '.join(SCHEMES)}, or write the path of a file")
+        raise ValueError(
+            f"unknown scheme {scheme[:20]!r}; expected one of {', '.join(SCHEMES)}, or write the path of a file"
+        )
     try:
         parts = urlsplit(value)
         is_readable = bool(parts.hostname) and parts.port != 0
@@ -80,14 +82,14 @@ class SeriesSection(FilePart):
         min_length=1, max_length=1024, description="Keys of the numbers; `a.b` is `b` in `a`."
     )
     rate: float = Field(gt=0, le=1e6, description="Points per second in a window.")
-    size: int = Field(ge=1, le=MAX_NUMBERS, description="Points of a window.")
+    size: int = Field(ge=1, le=MAX_NUMBERS, description="Points in a window.")
     step: int | None = Field(
         None, ge=1, le=MAX_NUMBERS, description="Points from one window to the next; default: `size`."
     )
     gap: Seconds | None = Field(
         None,
         gt=0,
-        description="Samples further apart have a gap between them. Default: three points.",
+        description="Time between samples that counts as a gap. Default: three points.",
     )
     gaps: Literal["drop", "nan"] = Field(
         "drop",
@@ -98,14 +100,16 @@ class SeriesSection(FilePart):
     def _fits(self) -> SeriesSection:
         found: dict[Location, str] = {}
         if (self.file is None) == (self.mqtt is None):
-            raise ValueError(f"expected one of file and mqtt; got {'none' if self.file is None else 'both'}")
+            raise ValueError(f"expected one of `file` and `mqtt`; got {'none' if self.file is None else 'both'}")
         if self.file is not None and self.file.suffix.lower() not in SERIES_SUFFIXES:
             found["file",] = f"expected a file that ends in {', '.join(SERIES_SUFFIXES)}; got {self.file.name[-60:]!r}"
         if self.size * len(self.fields) > MAX_NUMBERS:
-            found["size",] = f"a window would have {self.size * len(self.fields)} numbers; expected up to {MAX_NUMBERS}"
+            found["size",] = (
+                f"a window would have {self.size * len(self.fields)} numbers; expected at most {MAX_NUMBERS}"
+            )
         for index, name in enumerate(self.fields):
             if name in self.fields[:index] or name == self.time:
-                found["fields", index] = f"{name!r} is written twice; expected different names"
+                found["fields", index] = f"{name!r} is repeated; expected different names"
         if found:
             raise located(found)
         return self
@@ -117,7 +121,7 @@ class SeriesSection(FilePart):
 
 
 class SourcePluginSection(FilePart):
-    """A source of your own: an entry point of the group `upwell.sources`."""
+    """A custom source: an entry point of the group `upwell.sources`."""
 
     name: str = Field(min_length=1, description="Its name in the group.")
     options: dict[str, Any] = Field({}, description="Its options.")
@@ -145,7 +149,7 @@ class CaptureSection(FilePart):
         "the others again.",
     )
     watch: bool = Field(True, description="Folder: wait for new pictures, else end.")
-    fps: float | None = Field(None, gt=0, le=1000, description="Most frames taken per second.")
+    fps: float | None = Field(None, gt=0, le=1000, description="Maximum frames per second.")
     deadline: Seconds | None = Field(
         None, gt=0, description="Time from a frame's capture to its answer. Default: the policy's."
     )
@@ -181,11 +185,11 @@ class CaptureSection(FilePart):
             if key in self.model_fields_set and written[0] not in kinds
         }
         if self.series is not None and self.series.file is not None and self.keep == "latest":
-            found["keep",] = "a file is read as its windows are taken, so that none replaces another; leave it out"
+            found["keep",] = "a file is read on demand, so no window replaces another; leave it out"
         if self.decoder is not None and ADDRESS in self.decoder and self.video is not None and "://" in self.video:
             parts = urlsplit(self.video)
             if "@" in parts.netloc:
-                text = "every user of this machine can read a command line; expected an address without a password"
+                text = "all users of this machine can read a command line; expected an address without a password"
                 found["decoder",] = text
         if found:
             raise located(found)

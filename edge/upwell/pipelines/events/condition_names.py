@@ -24,7 +24,7 @@ OBJECT_FIELDS: Mapping[str, FieldKind] = MappingProxyType(
         "dwell_s": "seconds by zone",
     }
 )
-"""What an object has besides its answers."""
+"""The fields of an object besides its answers."""
 FRAME_FIELDS: Mapping[str, FieldKind] = MappingProxyType(
     {
         "number": "number",
@@ -36,9 +36,9 @@ FRAME_FIELDS: Mapping[str, FieldKind] = MappingProxyType(
         "degraded": "truth",
     }
 )
-"""What a frame has besides its answers."""
+"""The fields of a frame besides its answers."""
 ANSWERS = "answers"
-"""The field of either under which every model has what it answered."""
+"""The field of both that has the models' answers."""
 
 _NAMED = r"(?:\.\s*(\w+)\b(?!\s*\()|\[\s*\0(\d+)\0\s*\])"
 _FIELD = re.compile(r"(?<![\w.\0])(object|frame)\s*\.\s*(\w+)\b", re.ASCII)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from upwell.pipelines.events.where import ObjectCondition
 
 MARGIN = 0.1
-"""How far beyond an edge or a line a track must be to have left it behind, in sizes of its box."""
+"""Distance beyond an edge or line at which a track has crossed it, in sizes of its box."""
 
 Kind: TypeAlias = Literal["frame", "appear", "leave", "enter", "exit", "dwell", "cross", "every"]
 
@@ -236,7 +236,7 @@ class EventRules:
             name = self._rules[number].name
             self._failures[name] += 1
             if self._failures[name] == 1:
-                _log.warning("event %s: its condition counts as not true, now and whenever this is so: %s", name, error)
+                _log.warning("event %s: the condition counts as false whenever it cannot be evaluated: %s", name, error)
             return False
 
 
@@ -253,7 +253,7 @@ def load_condition(
         from upwell.pipelines.events.where import ObjectCondition
     except ImportError:
         raise ValueError(
-            "`where` needs the package cel-expr-python; install upwell[cel] (Python 3.11 or later)"
+            "`where` needs the package cel-expr-python: pip install 'upwell[cel]' (Python 3.11 or later)"
         ) from None
     return ObjectCondition(where, models, zones, pipeline)
 
@@ -262,7 +262,7 @@ def _check_place(rule: EventRule, zones: Zones) -> None:
     for what, name, known in (("zone", rule.zone, zones.polygons), ("line", rule.line, zones.lines)):
         if name and name not in known:
             alike = difflib.get_close_matches(name, known, n=1)
-            offered = f"known are {', '.join(known)}" if known else "there is none"
+            offered = f"expected one of {', '.join(known)}" if known else "there is none"
             raise ValueError(f"unknown {what} {name}; " + (f"did you mean {alike[0]}?" if alike else offered))
 
 

@@ -38,8 +38,8 @@ _TYPES: Mapping[FieldKind, cel.Type] = MappingProxyType(
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NO_OVERLOAD = re.compile(r"No matching overloads found : [_@]?(.*?)_?(\(.*\))")
 _SAYABLE = re.compile(r"No matching overloads|Key not found|divide by zero|modulus by zero|index out of bounds")
-_UNREADABLE = "it cannot be evaluated with the labels and answers that there are"
-"""Instead of what CEL says, but for what is `_SAYABLE`: its text may hold what a model answered, and this is logged."""
+_UNREADABLE = "it cannot be evaluated with the present labels and answers"
+"""Replaces CEL's error unless that is `_SAYABLE`, since its text may contain a model's answer, and this is logged."""
 
 _NO_DWELL: Mapping[str, float] = MappingProxyType({})
 _NOTHING = np.zeros((0, 0, 3), np.uint8)
@@ -145,7 +145,7 @@ def _typed(fields: Mapping[str, FieldKind]) -> dict[str, cel.Type]:
 def _check_names(names: Collection[str], known: Collection[str], what: str) -> None:
     for name in sorted(set(names) - set(known)):
         alike = difflib.get_close_matches(name, known, n=1)
-        offered = f"known are {', '.join(sorted(known))}" if known else "there is none"
+        offered = f"expected one of {', '.join(sorted(known))}" if known else "there is none"
         raise ValueError(f"unknown {what} {name}; " + (f"did you mean {alike[0]}?" if alike else offered))
 
 

@@ -23,14 +23,14 @@ _FILES = MappingProxyType(
         "icon.svg": ("icon.svg", "image/svg+xml"),
     }
 )
-"""Path below /preview/ -> file of this package and its content type."""
+"""Maps paths below /preview/ to files of this package and their content types."""
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Nothing from anywhere else, nothing inline, in no frame; and no text of a model or a file can become HTML."""
+"""Content security policy: no other origins, nothing inline, no framing; no text of a model or file can become HTML."""
 
 _HEADERS = MappingProxyType(
     {
@@ -83,12 +83,12 @@ def check_preview_address(address: str | None, key: str) -> None:
     there.
     """
     if address is None:
-        raise ConfigError.at(None, "the preview is a page beside the metrics: give `agent.metrics` an address", key)
+        raise ConfigError.at(None, "the preview is served beside the metrics: set `agent.metrics` to an address", key)
     if not parse_address(address).is_loopback:
         raise ConfigError.at(
             None,
-            f"{address} can be reached from outside this machine, and whoever asks there would see the pictures: give "
-            "`agent.metrics` an address such as 127.0.0.1:9464, or leave `preview` out",
+            f"{address} can be reached from outside this machine, where anyone could see the pictures: set "
+            "`agent.metrics` to an address such as 127.0.0.1:9464, or leave `preview` out",
             key,
         )
 

@@ -19,16 +19,16 @@ from upwell.pipelines.frame import FoundObject, Point
 from upwell.shared.tensors import Array
 
 SHOWN_EVERY_S = 0.2
-"""A newer frame is shown after so long at the earliest, however many look at it: that bounds the pictures encoded."""
+"""Minimum time between pictures shown, whatever the number of viewers, which limits the encoding work."""
 
 MAX_SIDE = 1280
-"""Larger pictures are shown smaller; their boxes are fractions."""
+"""Maximum size of a picture shown; larger ones are shrunk (boxes are fractions)."""
 
 MAX_OBJECTS = 100
-"""More objects of one frame are counted and not shown."""
+"""Maximum number of objects shown per frame; further ones are only counted."""
 
 MAX_TEXT = 200
-"""Of a longer text, such as a label, the beginning is shown."""
+"""Maximum length of a text shown, such as a label; longer ones are truncated."""
 
 _QUALITY = 80
 _MAX_DEPTH = 6

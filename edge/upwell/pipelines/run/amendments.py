@@ -22,10 +22,10 @@ AMENDMENTS_NAME = "amendments.db"
 """The file in the agent's `state_dir`."""
 
 MAX_WAITING = 100_000
-"""Cases whose answers are waited for; beyond it the oldest are forgotten."""
+"""Maximum number of cases awaiting answers; beyond it the oldest are dropped."""
 
 MAX_AGE_S = 8 * 86_400.0
-"""A spool keeps a case for seven days by default, and its result travels at once."""
+"""How long a case waits: a spool keeps it for seven days by default, and its result arrives at once."""
 
 _MAX_EARLY = 1000
 _MAX_EARLY_BYTES = 16 << 20
@@ -52,7 +52,7 @@ class WaitingEvent:
 
 
 Expected: TypeAlias = tuple[str, WaitingEvent]
-"""The id of a case, and an event that waits for it."""
+"""The id of a case, and an event waiting for it."""
 
 
 class Amendments:
@@ -143,7 +143,7 @@ class Amendments:
             except sqlite3.DatabaseError as error:
                 try:
                     if is_damage(error):
-                        set_aside("list of events that wait for the cloud", path, error)
+                        set_aside("list of events waiting for the cloud", path, error)
                         return _open(path)
                 except (sqlite3.Error, OSError) as second:
                     self._note_failure(second)
@@ -181,7 +181,9 @@ class Amendments:
 
     def _note_failure(self, error: Exception) -> None:
         if not self._has_failed:
-            _log.warning("which events wait for the cloud cannot be written, so they are not amended: %s", error)
+            _log.warning(
+                "the list of events waiting for the cloud cannot be written, so they will not be amended: %s", error
+            )
         self._has_failed = True
 
     def _read(self, spool_id: str) -> dict[int, WaitingEvent]:
@@ -192,7 +194,7 @@ class Amendments:
             ) as found:
                 return {row: WaitingEvent(**json.loads(body)) for row, body in found}
         except (sqlite3.Error, TypeError, ValueError) as error:  # another version may have written them
-            _log.warning("which events wait for the cloud cannot be read: %s", error)
+            _log.warning("the list of events waiting for the cloud cannot be read: %s", error)
             return {}
 
     def _forget(self, rows: Iterable[int]) -> None:
@@ -200,7 +202,7 @@ class Amendments:
             with self._connection:
                 self._connection.executemany("DELETE FROM waiting WHERE rowid = ?", [(row,) for row in rows])
         except sqlite3.Error as error:
-            _log.warning("which events no longer wait for the cloud cannot be written: %s", error)
+            _log.warning("the list of events waiting for the cloud cannot be updated: %s", error)
 
 
 def _open(path: Path | None) -> sqlite3.Connection:

@@ -12,10 +12,10 @@ from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.tensors import Array
 
 QUALITY = 85
-"""Of the JPEG."""
+"""The quality of the JPEG."""
 
 _COLOURS = ("#ffb000", "#648fff", "#dc267f", "#785ef0", "#fe6100", "#00b37a")
-"""Told apart by the colour-blind as well; a track keeps its colour."""
+"""Colours that colour-blind people can distinguish; a track keeps its colour."""
 _ZONE = "#ffffff"
 _PLAIN = "\ufffd"
 

@@ -12,7 +12,7 @@ from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.tensors import Array
 
 MAX_VALUES = 16
-"""A longer vector is not written into an event."""
+"""Maximum length of a vector in an event; longer ones are left out."""
 
 _DIGITS = 4
 

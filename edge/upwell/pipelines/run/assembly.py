@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from upwell.pipelines.events.where import ObjectCondition
 
 FLUSH_S = 3.0
-"""How long the end waits for sinks to take what is in the outbox; the rest stays there."""
+"""How long shutdown waits for sinks to take what is in the outbox; the rest stays there."""
 
 _BOUND_S = 2.0
-"""How long a result waits for the pipelines to start, before it is put off."""
+"""How long a result waits for the pipelines to start before it is postponed."""
 
 _log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class Where:
             return self._condition.holds(found, scene)
         except ValueError as error:
             if not self._has_failed:
-                text = "%s: its condition counts as not true, now and whenever this is so: %s"
+                text = "%s: the condition counts as false whenever it cannot be evaluated: %s"
                 _log.warning(text, self._step, error)
             self._has_failed = True
             return False
@@ -430,4 +430,4 @@ def _flush(outbox: Outbox, fate: str) -> None:
     if not outbox.flush(FLUSH_S):
         for sink, counts in outbox.counts().items():
             if counts.waiting:
-                _log.warning("%d events that the sink %s has not taken are %s", counts.waiting, sink, fate)
+                _log.warning("%d events not taken by the sink %s are %s", counts.waiting, sink, fate)

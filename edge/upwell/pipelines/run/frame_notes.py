@@ -13,13 +13,14 @@ from upwell.pipelines.events.event import Event
 from upwell.pipelines.frame import FoundObject
 
 MOST_OBJECTS = 16
-"""Of a frame with more the first are noted, and how many there were."""
+"""Maximum number of objects recorded per frame; for more, their count is recorded as well."""
 
 PAUSE_S = 10.0
-"""Of frames without an event one of each outcome is noted in this time, so that events stay long in a bounded log."""
+"""For frames without an event, one per outcome is recorded in this time, so that events stay longer in the bounded
+log."""
 
 _SAID = ("label", "score", "route", "reason", "id", "case")
-"""What is kept of what a model said: no tensors, as of a request."""
+"""The recorded fields of a model's answer; no tensors, as for requests."""
 
 
 class FrameNotes:

@@ -32,7 +32,7 @@ from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, numpy_dtype
 
 _FORGET_S = 60.0
-"""An object that was not seen for so long has left; trackers give up far sooner."""
+"""Time after which an unseen object has left; trackers give up far sooner."""
 
 
 class FrameDropped(Exception):
@@ -100,7 +100,7 @@ class Inference:
             raise ConfigError.at(None, f"the agent has no model {settings.model!r}; it has {known}", "infer.model")
         if served.entry_model is None or (window is None and not served.entry_model.pictures):
             raise ConfigError.at(
-                None, f"the model {settings.model!r} takes no picture on this device; expected an input of kind image",
+                None, f"model {settings.model!r} takes no picture on this device; expected an input of kind image",
                 "infer.model",
             )  # fmt: skip
         self.settings = settings
@@ -161,12 +161,12 @@ def _input_for(window: tuple[int, int], signature: Signature, model: str) -> str
     """The input that takes windows. Raises `ConfigError`."""
     one = signature.inputs[0]
     if len(signature.inputs) > 1 or one.kind != "tensor" or numpy_dtype(one.spec.datatype).kind != "f":
-        text = f"the model {model!r} does not take a series; expected one input, a tensor of floating-point numbers"
+        text = f"model {model!r} does not take a series; expected one input, a floating-point tensor"
         raise ConfigError.at(None, text, "infer.model")
     try:
         _as_input(np.broadcast_to(np.zeros((), np.uint8), window), signature)
     except ValueError as error:
-        raise ConfigError.at(None, f"the model {model!r} {error}", "infer.model") from None
+        raise ConfigError.at(None, f"model {model!r} {error}", "infer.model") from None
     return one.name
 
 

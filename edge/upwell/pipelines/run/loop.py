@@ -27,7 +27,7 @@ class Pipeline:
 
     def __init__(self, agent: AgentCore, runner: PipelineRunner, name: str, parts: ExitStack) -> None:
         self.agent = agent
-        """Answers other requests, too."""
+        """The agent, which also answers other requests."""
         self.name = name
         self._pipeline = runner.pipelines[name]
         self._parts = parts

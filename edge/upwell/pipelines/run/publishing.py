@@ -28,7 +28,7 @@ from upwell.shared.routing.decide.state import Signals
 from upwell.shared.routing.policy.rules import RequestFacts
 
 _REQUESTS = "requests"
-"""The tag of a message under which stand, as JSON, the model and the tags of each request that it tells of."""
+"""The tag of a message with the model and tags of each of its requests, as JSON."""
 
 _Judged: TypeAlias = tuple[str, Mapping[str, str]]
 
@@ -70,7 +70,7 @@ class Publisher:
         self._late = late
         self._on_amended = on_amended
         self._in_order = threading.Lock()
-        """Late answers come on another thread: what has the lower sequence is put first."""
+        """Late answers come on another thread, so the lower sequence goes first."""
 
     def publish(self, answered: AnsweredFrame) -> Sequence[Event]:
         """Put what the frame fired into the outbox; what is returned is durable."""

@@ -89,9 +89,9 @@ def _check_source(source: CaptureSection, floor: LocalFloor, sequence: int) -> N
     elif source.video is not None:
         floor.check_folder(sequence, Path(source.video))
     if source.plugin is not None or (source.decoder is not None and " " in source.decoder):
-        what = "a source of its own" if source.plugin is not None else "a command line"
+        what = "a custom source" if source.plugin is not None else "a command line"
         problem = (
-            f"release {sequence} names {what}, which may ask and write anything; that is for agent.yaml's own file"
+            f"release {sequence} names {what}, which could do anything; only agent.yaml's own pipelines may have one"
         )
         raise BundleRefused(Refusal.LOOSENED, None, problem)
 

@@ -25,7 +25,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 
 _HANGING_S = 5.0
-"""A frame that is under way for longer hangs."""
+"""Time after which a frame in progress counts as hung."""
 
 _log = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ def _end(pipeline: Pipeline, thread: BackgroundThread) -> None:
     if is_started:
         thread.join(_HANGING_S)
         if thread.is_alive():
-            _log.warning("pipeline %s: its source or a step hangs; it is left behind", pipeline.name)
+            _log.warning("pipeline %s: the source or a step hangs; the pipeline is abandoned", pipeline.name)
 
 
 def _run(pipeline: Pipeline) -> None:
@@ -227,9 +227,9 @@ def _run(pipeline: Pipeline) -> None:
     if not pipeline.is_stopped:
         source = pipeline.source.status
         if source.explained:
-            _log.error("pipeline %s: the source is over: %s", pipeline.name, source.explained)
+            _log.error("pipeline %s: the source has ended: %s", pipeline.name, source.explained)
         else:
-            _log.info("pipeline %s: the source is over", pipeline.name)
+            _log.info("pipeline %s: the source has ended", pipeline.name)
 
 
 _SINK_OUTCOMES = (
@@ -239,18 +239,16 @@ _SINK_OUTCOMES = (
 
 def pipeline_families(pipelines: Mapping[str, Pipeline]) -> Iterable[Metric]:
     """How the pipelines do."""
-    frames = CounterMetricFamily(
-        "upwell_pipeline_frames", "Frames by what became of them.", labels=["pipeline", "outcome"]
-    )
+    frames = CounterMetricFamily("upwell_pipeline_frames", "Frames by outcome.", labels=["pipeline", "outcome"])
     events = CounterMetricFamily("upwell_pipeline_events", "Events.", labels=["pipeline", "event"])
     captured = CounterMetricFamily("upwell_pipeline_captured", "Frames captured.", labels=["pipeline"])
-    live = GaugeMetricFamily("upwell_pipeline_source_live", "1 while the source brings frames.", labels=["pipeline"])
+    live = GaugeMetricFamily("upwell_pipeline_source_live", "1 while the source delivers frames.", labels=["pipeline"])
     reconnects = CounterMetricFamily(
-        "upwell_pipeline_source_reconnects", "Times the source was lost and opened again.", labels=["pipeline"]
+        "upwell_pipeline_source_reconnects", "Times the source was lost and reopened.", labels=["pipeline"]
     )
     latency = GaugeMetricFamily(
         "upwell_pipeline_latency_seconds",
-        "From capture to answer, of the latest frames.",
+        "Time from capture to answer of the latest frames.",
         labels=["pipeline", "quantile"],
     )
     for name, pipeline in pipelines.items():
@@ -273,14 +271,14 @@ def pipeline_families(pipelines: Mapping[str, Pipeline]) -> Iterable[Metric]:
 def sink_families(outbox: Outbox) -> Iterable[Metric]:
     """What became of events."""
     messages = CounterMetricFamily(
-        "upwell_pipeline_sink_messages", "Events by what became of them for a sink.", labels=["sink", "outcome"]
+        "upwell_pipeline_sink_messages", "Events by outcome for a sink.", labels=["sink", "outcome"]
     )
     failures = CounterMetricFamily(
         "upwell_pipeline_sink_failures",
-        "Deliveries that a sink could not take, which are tried again.",
+        "Failed deliveries to a sink, which are tried again.",
         labels=["sink"],
     )
-    waiting = GaugeMetricFamily("upwell_pipeline_sink_waiting", "Events that wait for a sink.", labels=["sink"])
+    waiting = GaugeMetricFamily("upwell_pipeline_sink_waiting", "Events waiting for a sink.", labels=["sink"])
     for name, counts in outbox.counts().items():
         for outcome in _SINK_OUTCOMES:
             messages.add_metric([name, outcome], getattr(counts, outcome))

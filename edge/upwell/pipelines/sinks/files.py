@@ -98,7 +98,7 @@ class PictureFolder:
         for index, message in enumerate(messages):
             size_bytes = len(message.picture)
             if size_bytes > self._limit_bytes:
-                raise Poisonous(index, f"its picture has {size_bytes} bytes, more than the folder may have")
+                raise Poisonous(index, f"its picture has {size_bytes} bytes, more than the folder's limit")
             if size_bytes:
                 try:
                     self._write(picture_name(message), message.picture)

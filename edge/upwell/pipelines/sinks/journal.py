@@ -272,7 +272,7 @@ class Journal:
 def _tell_of(gone: Mapping[str, int]) -> None:
     for sink, number in gone.items():
         if number:
-            _log.warning("%d events waited for the sink %s, which is no longer there: they are dropped", number, sink)
+            _log.warning("%d waiting events are dropped, since the sink %s was removed", number, sink)
 
 
 def _high_sequence() -> int:

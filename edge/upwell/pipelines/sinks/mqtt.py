@@ -75,7 +75,7 @@ class MqttPublisher:
             self._client = self._connecting()
             raise
         if fitting < len(messages):
-            raise Poisonous(taken, f"the broker takes {self._limit_bytes} bytes at most")
+            raise Poisonous(taken, f"the broker accepts at most {self._limit_bytes} bytes")
 
     def close(self) -> None:
         """Say that the end is meant, and disconnect."""
@@ -202,5 +202,5 @@ def _prefix(topic: str) -> str:
 def _check_topic(topic: str) -> None:
     rest = _PLACES.sub("", topic)
     if not topic or topic.startswith("$") or any(character in "+#{}\0" for character in rest):
-        expected = "expected a topic without wildcards, which may have {pipeline} and {event}"
-        raise ConfigError.at(None, f"{topic!r} cannot be published to; {expected}", "topic")
+        expected = "expected a topic without wildcards; it may contain {pipeline} and {event}"
+        raise ConfigError.at(None, f"cannot publish to {topic!r}; {expected}", "topic")

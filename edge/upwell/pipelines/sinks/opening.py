@@ -21,7 +21,7 @@ from upwell.pipelines.sinks.webhook import Webhook
 from upwell.shared.errors import ConfigError
 
 GROUP = "upwell.sinks"
-"""The entry-point group of sinks: what is called with the options as keywords, and gives a `Sink`."""
+"""The entry-point group of sinks: callables that take the options as keywords and return a `Sink`."""
 
 
 def open_sinks(
@@ -87,7 +87,7 @@ def _plugin(settings: PluginSettings) -> Sink:
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if settings.name not in found:
         known = ", ".join(sorted(found)) or "none"
-        raise ConfigError.at(None, f"no sink {settings.name!r}; installed in the group {GROUP} are: {known}")
+        raise ConfigError.at(None, f"there is no sink {settings.name!r}; the group {GROUP} has: {known}")
     try:
         sink = found[settings.name].load()(**settings.options)
     except ConfigError:
@@ -95,5 +95,7 @@ def _plugin(settings: PluginSettings) -> Sink:
     except Exception as error:  # noqa: BLE001  somebody else's module, which may fail in any way
         raise ConfigError.at(None, f"the sink {settings.name!r} cannot be opened: {error}") from None
     if not all(hasattr(sink, name) for name in ("name", "leaves_device", "deliver", "close")):
-        raise ConfigError.at(None, f"the sink {settings.name!r} is {found[settings.name].value}, which gives no sink")
+        raise ConfigError.at(
+            None, f"the sink {settings.name!r} is {found[settings.name].value}, which does not return a sink"
+        )
     return cast(Sink, sink)

@@ -13,7 +13,7 @@ from upwell.pipelines.sinks.relay import SinkRelay
 from upwell.shared.errors import ConfigError
 
 _CLOSE_S = 2.0
-"""How long the end waits for deliveries under way: less than they would wait for a broker that is silent."""
+"""How long shutdown waits for deliveries in progress; less than they would wait for a silent broker."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,24 @@ class SinkCounts:
     """
 
     resumed: int
-    """Waited on disk at the start."""
+    """Waiting on disk at the start."""
     put: int
     delivered: int
     denied: int
-    """Not sent, since the policy no longer let them leave."""
+    """Not sent because the policy no longer let them leave."""
     poisoned: int
-    """Set aside, since the sink can never take them."""
+    """Set aside because the sink can never accept them."""
     dropped_size: int
-    """The oldest, to make room; or too large for any outbox."""
+    """Dropped, oldest first, to make room, or because they were too large."""
     dropped_age: int
     removed: int
-    """Waited when their pipeline or sink was taken out of the file."""
+    """Dropped because their pipeline or sink was removed from the file."""
     damaged: int
     """Lost with a damaged database."""
     refused: int
-    """Never kept, since the disk refused. These are not in `put`."""
+    """Never stored because of a disk error. These are not in `put`."""
     failures: int
-    """Deliveries that the sink could not take, which are tried again."""
+    """Failed deliveries, which are tried again."""
     waiting: int
 
 
@@ -167,7 +167,7 @@ def _by_name(sinks: Mapping[str, Sequence[Sink]]) -> dict[str, Sink]:
         names = [sink.name for sink in of_pipeline]
         for sink in of_pipeline:
             if found.setdefault(sink.name, sink) is not sink or names.count(sink.name) > 1:
-                raise ConfigError.at(None, f"{sink.name} appears twice, and the two cannot be told apart", pipeline)
+                raise ConfigError.at(None, f"{sink.name} appears twice; expected different sinks", pipeline)
     return found
 
 

@@ -20,7 +20,7 @@ from upwell.shared.platform.background_thread import BackgroundThread
 _IDLE_S = 30.0
 _BATCH_STAYING = 256
 _BATCH_LEAVING = 32
-"""Of messages that leave the device: before each batch the policy is asked, whose word must not grow old meanwhile."""
+"""Batch size for messages that leave the device: the policy is checked before each batch, and must not be outdated."""
 
 _LONGEST_RETRY_AFTER_S = 3600.0
 _log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class SinkRelay:
                     self._call_sink([one.message])
                 except Poisonous as poisonous:
                     error = str(poisonous)
-            _log.info("the event %s was sent again to %s: %s", one.message.key, self._sink.name, error or "taken")
+            _log.info("event %s was sent again to %s: %s", one.message.key, self._sink.name, error or "taken")
             self._save(lambda store, one=one, error=error: store.end_retry(one.number, error))  # type: ignore[misc]  # bound now
         return bool(retries)
 
@@ -200,7 +200,7 @@ class SinkRelay:
 
     def _set_aside(self, pipeline: str, poison: PendingMessage, error: str) -> None:
         key = poison.message.key
-        _log.warning("the sink %s can never take the event %s, which is set aside: %s", self._sink.name, key, error)
+        _log.warning("the sink %s rejected event %s, which is set aside: %s", self._sink.name, key, error)
         self._cursors[pipeline] = poison.number
         self._save(lambda store: store.set_aside(pipeline, self._sink.name, poison, error))
 
@@ -222,14 +222,14 @@ class SinkRelay:
 
     def _note_success(self) -> None:
         if self._failures:
-            _log.warning("the sink %s takes events again", self._sink.name)
+            _log.warning("the sink %s accepts events again", self._sink.name)
         self._failures, self._problem = 0, ""
 
     def _note_failure(self, error: SinkUnavailable) -> None:
         self._journal.count([self._sink.name], "failures")
-        self._problem = f"the sink {self._sink.name} takes no events: {error}"
+        self._problem = f"the sink {self._sink.name} accepts no events: {error}"
         if not self._failures:
-            _log.warning("the sink %s takes no events, and is tried again: %s", self._sink.name, error)
+            _log.warning("the sink %s accepts no events and will be tried again: %s", self._sink.name, error)
         self._failures += 1
 
     def _jittered(self) -> float:

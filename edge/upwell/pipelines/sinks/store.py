@@ -17,14 +17,14 @@ OUTBOX_NAME = "outbox.db"
 """The file in the agent's `state_dir`."""
 
 OVERHEAD_BYTES = 512
-"""What one message takes on disk beside its body and picture."""
+"""Disk space of a message beyond its body and picture (bytes)."""
 
 _BATCH_BYTES = 1 << 20
 _POISONED_SHARE = 10
-"""The messages set aside take at most this part of the limit."""
+"""The share of the limit for messages set aside."""
 
 _FREE_PAGES = 2048
-"""So many free pages stay in the file for what comes next; the disk gets back the others."""
+"""Number of free pages kept in the file for reuse; others are returned to the disk."""
 
 _PAGES_AT_ONCE = 256
 
@@ -68,7 +68,8 @@ SCHEMA: tuple[Migration, ...] = (
         down=("DROP TABLE retries",),
     ),
 )
-"""`retries` has of each poisoned message what the policy is asked with, and whether a person wants it sent again."""
+"""`retries` has the model and tags of each poisoned message for the policy check, and whether it was ordered to be sent
+again."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from upwell.shared.oip.http.proxies import proxy_for
 from upwell.shared.oip.http.tls import watch_client_context
 
 _ANSWER_BYTES = 64 << 10
-"""Of an answer so much is read, so that the connection can be used again; one that says more is closed."""
+"""Maximum bytes of an answer to read, so that the connection can be reused; it is closed after a longer one."""
 
 _POISONOUS = frozenset({400, 409, 413, 415, 422})
-"""The answers that speak of the event itself. Any other may change once somebody has mended the receiver."""
+"""Statuses that reject the event itself. Others may change once the receiver is fixed."""
 
 _VISIBLE = re.compile(r"[!-~]+")
 _PORTS = {"http": 80, "https": 443}
@@ -133,7 +133,7 @@ def _parse_url(url: str) -> tuple[Address, str]:
 
 
 def _unusable() -> ConfigError:
-    return ConfigError.at(None, "expected https://HOST[:PORT][/PATH][?QUERY], without a user and of ASCII alone", "url")
+    return ConfigError.at(None, "expected https://HOST[:PORT][/PATH][?QUERY], without a user and in ASCII", "url")
 
 
 def _host_header(address: Address) -> str:
@@ -164,5 +164,5 @@ def _what_happened(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {error.verify_message}"
     if isinstance(error, HTTPException):
-        return "it does not answer in HTTP"
+        return "the answer is not HTTP"
     return str(getattr(error, "strerror", None) or error)

@@ -15,10 +15,10 @@ from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import UpwellError
 
 Keep: TypeAlias = Literal["latest", "all"]
-"""`latest`: a newer frame replaces one that nobody has taken. `all`: none is replaced, the source waits."""
+"""`latest`: a newer frame replaces a waiting one. `all`: no frame is replaced; the source waits."""
 
 DEFAULT_MAX_PIXELS = 64_000_000
-"""Larger pictures are refused before memory is taken for them."""
+"""Maximum size of a picture; larger ones are refused before memory is allocated."""
 
 _REMOTE = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 
@@ -31,13 +31,13 @@ class SourceState(str, Enum):
     """How it stands with a source."""
 
     CONNECTING = "connecting"
-    """It has been opened and has brought nothing yet."""
+    """Opened, but no frame yet."""
     LIVE = "live"
-    """It brings frames."""
+    """Delivering frames."""
     LOST = "lost"
-    """It brings none, and is tried again for ever."""
+    """Not delivering; retried indefinitely."""
     ENDED = "ended"
-    """It is over, or closed."""
+    """Ended or closed."""
 
     def __str__(self) -> str:
         """The state as it stands in logs and metrics."""

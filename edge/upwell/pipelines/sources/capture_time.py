@@ -9,10 +9,10 @@ DEFAULT_WINDOW_S = 10.0
 DEFAULT_JUMP_S = 2.0
 
 _OLDEST_S = 86_400.0
-"""What a publisher says to be older is not believed."""
+"""Maximum age claimed by a publisher; older claims are ignored."""
 
 _AHEAD = 0.5
-"""By what part of a period a frame may come before its turn: cameras are not punctual."""
+"""Fraction of a period by which a frame may come early, since cameras are not exact."""
 
 
 class CaptureClock:

@@ -42,12 +42,12 @@ except ImportError:  # Windows
 _PR_SET_PDEATHSIG = 1
 
 _WITH_LUMA = frozenset({"gray", "nv12", "nv21", *(f"yuv{j}{kind}p" for j in ("", "j") for kind in (420, 422, 444))})
-"""Formats whose first plane is the luma, a byte a pixel."""
+"""Formats whose first plane is luma with one byte per pixel."""
 
 _WITHOUT_TIME = frozenset(
     {"mpjpeg", "mjpeg", "mjpeg_2000", "h264", "hevc", "image2", "image2pipe", "jpeg_pipe", RAW_FORMAT}
 )
-"""Containers that say nothing of time: FFmpeg counts 25 frames a second, whatever the true rate is."""
+"""Containers without times, for which FFmpeg assumes 25 frames per second."""
 
 _ALIGNED_PIXELS = 128 * (1 << 17)
 """By how much a decoder's own limit, which is on what it takes memory for, lies above that on pictures.
@@ -57,7 +57,7 @@ limits is refused when it has been decoded.
 """
 
 _UNDECODABLE = (av.error.InvalidDataError, av.error.ArgumentError, av.error.PatchWelcomeError)
-"""What a decoder says of data that is damaged, impossible, or of a kind that nobody has written a decoder for."""
+"""Errors of a decoder for damaged, impossible or unsupported data."""
 
 _SCALED = 0x2 | 0x2000 | 0x40000
 """How pictures are shrunk, in one pass with the colors: swscale's bilinear filter, full chroma, accurate rounding.
@@ -67,11 +67,11 @@ in any pixel from those that Pillow shrinks, by 1.2 on average.
 """
 
 _EACH_ROW = 8
-"""Every how many rows are looked at to see whether a picture has changed."""
+"""Row step for detecting whether a picture has changed."""
 
 Say: TypeAlias = Callable[[dict[str, Any]], None]
 _Given: TypeAlias = tuple[int, float, float | None, VideoFrame]
-"""Number, capture, and the file's own time of a frame."""
+"""Number, capture time and file time of a frame."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def _decode_program(program: GStreamer, request: DecoderRequest, slot: FrameSlot
     try:
         raw = av.open(f"pipe:{program.descriptor}", format=RAW_FORMAT, options={"protocol_whitelist": "pipe"})
     except av.FFmpegError:
-        return "the program gave no video"
+        return "the program produced no video"
     with raw:
         try:
             return _decode(request, slot, handover, tell, raw)
@@ -235,7 +235,7 @@ def reason(error: BaseException) -> str:
 
 def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: Say, container: InputContainer) -> str:
     if not container.streams.video:
-        return "there is no video in it"
+        return "it contains no video"
     stream = container.streams.video[0]
     size = stream.codec_context.width, stream.codec_context.height
     if size[0] * size[1] > request.max_pixels:

@@ -87,7 +87,9 @@ class DecoderProcess:
         """
         (width, height), (rgb_width, rgb_height) = size, rgb_size
         if width < 1 or height < 1 or width * height > self._job.max_pixels:
-            raise SlotUnusable(f"a picture of {width} x {height} pixels, where at most {self._job.max_pixels} may be")
+            raise SlotUnusable(
+                f"a picture of {width} x {height} pixels; at most {self._job.max_pixels} pixels are allowed"
+            )
         if not (0 < rgb_width <= width and 0 < rgb_height <= height):
             raise SlotUnusable(f"{rgb_width} x {rgb_height} pixels of a picture of {width} x {height}")
         data = np.frombuffer(self._slot.picture(width, height), np.uint8)

@@ -23,13 +23,13 @@ _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 _MARK = ".done"
 
 _SCAN_S = 1.0
-"""How often the folder is looked through where nothing says that it has changed, as on a network's file system."""
+"""How often the folder is scanned without change notifications, as on a network file system."""
 
 _WAIT_MS = 100
-"""How soon a wait for changes sees that it is to end."""
+"""How quickly a wait for changes notices that it must end."""
 
 Signature: TypeAlias = tuple[int, int, int]
-"""Size, time of change and inode: a file that has another one is another file, or still being written."""
+"""Size, modification time and inode; if these differ, the file was replaced or is still being written."""
 
 _log = logging.getLogger(__name__)
 logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts every change of a folder
@@ -79,7 +79,7 @@ class PictureFolder:
             self._wait(left_s)
         why = self._status.explained
         self._status = replace(self._status, state=SourceState.ENDED)
-        raise SourceEnded(f"{self._settings.path} is over" + (f": {why}" if why else ""))
+        raise SourceEnded(f"{self._settings.path} has ended" + (f": {why}" if why else ""))
 
     def done(self, frame: Frame) -> None:
         """Move the file of the frame, mark it or leave it, as set. A folder that cannot be changed is only logged."""
@@ -91,7 +91,7 @@ class PictureFolder:
             else:
                 _move(frame.path, self._done_dir)
         except OSError as error:
-            _log.warning("%s is answered, and cannot be marked so: %s", frame.path, error.strerror)
+            _log.warning("%s was answered but cannot be marked as such: %s", frame.path, error.strerror)
 
     @property
     def status(self) -> SourceStatus:
@@ -185,7 +185,7 @@ class PictureFolder:
         try:
             _move(path, self._settings.path / "failed")
         except OSError as error:
-            _log.warning("%s cannot be moved away: %s", path, error.strerror)
+            _log.warning("%s cannot be moved: %s", path, error.strerror)
 
     def _wait(self, left_s: float) -> None:
         """Wait until the folder may have changed, something in it may have settled, or the time is up."""

@@ -26,9 +26,9 @@ if sys.platform == "linux":
     import fcntl
 
 _HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
-"""The counters have a mapping of their own, which stays where pictures get another."""
+"""The counters have a separate mapping, which stays when pictures get another one."""
 BYTES_PER_PIXEL = 4
-"""Three of RGB and one of luma."""
+"""Bytes per pixel: three of RGB and one of luma."""
 
 Size: TypeAlias = tuple[int, int]
 """Width and height in pixels."""
@@ -62,10 +62,10 @@ class Wanted(NamedTuple):
 
 
 WHOLE = Wanted(0, 0)
-"""Pictures are to keep their size."""
+"""Pictures keep their size."""
 
 WANTED = struct.Struct("<HH?")
-"""How the reader says what is wanted."""
+"""The reader's request for a picture size."""
 
 _DECODED, _SUPERSEDED, _UNDECODABLE, _CHANGED_NS = range(4)
 
@@ -131,7 +131,7 @@ class FrameSlot:
         if size_bytes > self._capacity_bytes:
             capacity_bytes = os.fstat(self.descriptor).st_size - _HEADER_BYTES
             if size_bytes > capacity_bytes:
-                raise SlotUnusable(f"a picture of {width} x {height} pixels does not lie in the slot")
+                raise SlotUnusable(f"a picture of {width} x {height} pixels does not fit the slot")
             self._unmap()
             self._pictures = mmap.mmap(self.descriptor, capacity_bytes, offset=_HEADER_BYTES)
             self._capacity_bytes = capacity_bytes

@@ -17,9 +17,9 @@ from typing import IO
 
 PROGRAM = "gst-launch-1.0"
 RAW_FORMAT = "yuv4mpegpipe"
-"""What FFmpeg calls what is read from it."""
+"""FFmpeg's name for the format read from it."""
 ADDRESS = "{address}"
-"""Stands in the command line for the address of the video, or for the camera."""
+"""Placeholder in the command line for the video's address or the camera."""
 
 _PR_SET_PDEATHSIG = 1
 _END_S, _CAPS_S = 1.0, 1.0
@@ -42,7 +42,7 @@ def command_of(text: str) -> tuple[str, ...]:
     if len(words) < 2 or os.path.basename(words[0]) != PROGRAM:
         raise ValueError(f"expected a decoder's name, such as v4l2m2m, or a command line that begins with {PROGRAM}")
     if words[-1] == "!" or any(re.match(r"(fd|file|fake|multifile|tcp|udp)\w*sink$", word) for word in words):
-        raise ValueError("the command line ends with raw video, which is taken from there; expected it without a sink")
+        raise ValueError("the command line must end with raw video; expected it without a sink")
     return tuple(words)
 
 
@@ -104,7 +104,7 @@ class GStreamer:
         for thread in self._threads:
             thread.join(_END_S)
         if code < 0:
-            return f"{PROGRAM} died of signal {-code}"
+            return f"{PROGRAM} was killed by signal {-code}"
         said = next((line for line in self._errors if "ERROR" in line or "erroneous" in line), "")
         return f"{PROGRAM}: {said.removeprefix('ERROR: ')}" if code or said else ""
 

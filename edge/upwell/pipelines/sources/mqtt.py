@@ -40,7 +40,7 @@ from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.signature import image_codec
 
 UNACKNOWLEDGED = 1
-"""With `keep: all`, how many messages the broker may send ahead of what was taken (Receive Maximum).
+"""With `keep: all`, the number of unacknowledged messages that the broker may send (Receive Maximum).
 
 One, as mosquitto 2.0 answers each acknowledgement with as many messages as this says instead of one: with 8 and a slow
 reader there were soon 50 under way. Its price is a round trip between two messages, most of which passes while the one
@@ -48,17 +48,17 @@ before is worked on.
 """
 
 _WAITING = 16
-"""With `keep: all`, most frames that wait here: of QoS 0, and where a broker does not keep to the above."""
+"""With `keep: all`, maximum waiting frames: for QoS 0, and for brokers that ignore the above."""
 
 _SESSION_S = 300
-"""How long the broker keeps what was not acknowledged while the link is down."""
+"""How long the broker keeps unacknowledged messages while the link is down."""
 
 _LOOK_S = 0.1
 _CLOSE_S = 2.0
 _MAX_EXPLAINED = 300
 _KEEPALIVE_S = (5, 30)
 _PACKET_BYTES = 128 << 10
-"""What a message may have beside its body: a topic and properties."""
+"""Maximum size of a message beyond its body: topic and properties."""
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class MqttTopic(ABC, Generic[Content]):
             with self._change:
                 self._change.wait_for(lambda: self._is_closed or self._waiting, until_s - time.monotonic())
                 if self._is_closed:
-                    raise SourceEnded(f"{self._shown} is over: it was closed")
+                    raise SourceEnded(f"{self._shown} has ended: it was closed")
                 if not self._waiting:
                     return None
                 waiting = self._waiting.popleft()
@@ -195,7 +195,7 @@ class MqttTopic(ABC, Generic[Content]):
     def _count_undecodable(self, why: str) -> None:
         self._status = replace(self._status, undecodable=self._status.undecodable + 1)
         if self._is_readable:  # once until there is another: a publisher must not fill the log
-            _log.warning("source %s: a message is skipped: %s", self._shown, why)
+            _log.warning("source %s: skipped a message: %s", self._shown, why)
         self._is_readable = False
 
     def _acknowledge(self, client: Client, mid: int) -> None:
@@ -229,7 +229,7 @@ class MqttTopic(ABC, Generic[Content]):
         except (OSError, ValueError) as error:  # a name that cannot be looked up is the latter
             why = str(error)
         except Exception as error:  # noqa: BLE001 (a broken packet raises anything from paho)
-            why = f"what the broker sends cannot be read: {type(error).__name__}"
+            why = f"a message of the broker cannot be read: {type(error).__name__}"
         finally:
             self._lose(client, why)
         return time.monotonic() - self._live_s if self._live_s else 0.0
@@ -348,7 +348,7 @@ class MqttTopic(ABC, Generic[Content]):
     ) -> None:
         del client, properties
         if flags.is_disconnect_packet_from_server:
-            self._refusal = self._refusal or f"the broker left: {code}"
+            self._refusal = self._refusal or f"the broker disconnected: {code}"
 
     def _on_message(self, client: Client, _: Any, message: MQTTMessage) -> None:
         arrived = Arrived(
@@ -364,7 +364,7 @@ class MqttTopic(ABC, Generic[Content]):
     def _taken_in(self, client: Client, message: Arrived, mid: int) -> list[int]:
         """Have the frames of a message wait; the messages that are to be acknowledged, this one or older ones."""
         if len(message.body) > self._settings.max_bytes:
-            self._count_undecodable(f"{len(message.body)} bytes; at most {self._settings.max_bytes} are taken")
+            self._count_undecodable(f"{len(message.body)} bytes; at most {self._settings.max_bytes} are allowed")
             return [mid]
         try:
             frames = self._arrived(message)
@@ -404,7 +404,7 @@ def _ignore(*_: Any) -> None:
 
 
 CAPTURED = "captured_unix_s"
-"""The user property that says when the picture was captured, in seconds since 1970 (UTC), as a decimal number."""
+"""The user property with the capture time of the picture, as decimal seconds since 1970 (UTC)."""
 
 
 class MqttPictures(MqttTopic[bytes]):

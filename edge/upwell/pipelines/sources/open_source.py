@@ -23,10 +23,10 @@ from upwell.pipelines.sources.video import VideoSource
 from upwell.shared.errors import ConfigError
 
 GROUP = "upwell.sources"
-"""Entry points of this group name a `SourceFactory`, by the kind of source that it opens."""
+"""The entry-point group of sources: each entry names a `SourceFactory`, by its kind of source."""
 
 SourceFactory: TypeAlias = Callable[[Mapping[str, Any]], Source]
-"""Opens a source by the options that stand under its kind. It raises `ConfigError` for those that it does not know."""
+"""Opens a source from the options under its kind. Raises `ConfigError` for unknown options."""
 
 
 def open_source(settings: SourceSettings, wanted: Callable[[], Wanted] = lambda: WHOLE) -> Source:
@@ -44,7 +44,7 @@ def open_source(settings: SourceSettings, wanted: Callable[[], Wanted] = lambda:
     if isinstance(settings, SeriesFileSettings):
         return SeriesFile(settings)
     if isinstance(settings, (MqttPicturesSettings, SeriesTopicSettings)):
-        _check_installed("a topic of MQTT", "paho")
+        _check_installed("an MQTT topic", "paho")
         from upwell.pipelines.sources.mqtt import MqttPictures, MqttSeries  # few need its package
 
         return MqttPictures(settings) if isinstance(settings, MqttPicturesSettings) else MqttSeries(settings)
@@ -64,7 +64,7 @@ def _plugin(settings: CustomSettings) -> Source:
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if settings.kind not in found:
         installed = ", ".join(sorted(found)) or "none"
-        raise ConfigError.at(None, f"no source {settings.kind!r}; installed in the group {GROUP} are: {installed}")
+        raise ConfigError.at(None, f"there is no source {settings.kind!r}; the group {GROUP} has: {installed}")
     try:
         source = cast(SourceFactory, found[settings.kind].load())(settings.options)
     except ConfigError:
@@ -73,5 +73,5 @@ def _plugin(settings: CustomSettings) -> Source:
         raise ConfigError.at(None, f"the source {settings.kind!r} cannot be opened: {error}") from None
     if not all(hasattr(source, name) for name in ("next", "done", "status", "close")):
         value = found[settings.kind].value
-        raise ConfigError.at(None, f"the source {settings.kind!r} is {value}, which gives no source")
+        raise ConfigError.at(None, f"the source {settings.kind!r} is {value}, which does not return a source")
     return source

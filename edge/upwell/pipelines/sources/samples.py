@@ -13,12 +13,12 @@ from upwell.pipelines.sources.base import SeriesShape
 from upwell.shared.errors import InvalidRequest
 
 Sample: TypeAlias = tuple[float, Sequence[float]]
-"""Seconds by the clock that stamped it, and a finite number for each field."""
+"""The time in seconds by the clock that stamped it, and a finite number for each field."""
 
 SERIES_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _SHOWN = 60
 _LATEST_S = 1e11
-"""No clock shows the year 5138: a larger number counts something smaller than it is said to."""
+"""The year 5138, in seconds: a larger time stamp has a smaller unit than configured."""
 
 
 def samples_of(message: bytes, shape: SeriesShape) -> list[Sample]:

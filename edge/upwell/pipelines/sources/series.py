@@ -84,7 +84,7 @@ class SeriesFile:
         except (OSError, InvalidRequest) as error:
             self._break_off(getattr(error, "strerror", None) or str(error))
         except UnicodeDecodeError:
-            self._break_off("it is not text in UTF-8")
+            self._break_off("it is not UTF-8 text")
 
     def _take(self, found: list[SampleWindow]) -> None:
         whole = [window for window in found if self._settings.shape.fills or not window.missing]
@@ -93,7 +93,7 @@ class SeriesFile:
 
     def _leave_out(self, line: int, why: str) -> None:
         if not self._status.undecodable:  # once: a file of other columns must not fill the log
-            _log.warning("%s:%d: the sample is skipped: %s", self._settings.path, line, why)
+            _log.warning("%s:%d: skipped a sample: %s", self._settings.path, line, why)
         self._status = replace(self._status, undecodable=self._status.undecodable + 1)
 
     def _break_off(self, why: str) -> None:

@@ -29,19 +29,19 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 
 _START_S = 30.0
-"""A decoder that has not even begun to connect by then hangs."""
+"""Time after which a decoder that has not started to connect counts as hung."""
 
 _LOOK_S = 0.25
-"""How often a decoder is looked after that says nothing."""
+"""How often a silent decoder is checked."""
 
 _ANALYZED_US = "2000000"
-"""How much of a stream is read at most to learn its format, in microseconds of its own time."""
+"""Maximum duration of a stream read to detect its format (µs of stream time)."""
 
 _MAX_EXPLAINED = 300
 _OVER = "over"
 
 _NETWORK = "tcp,udp,tls,rtp,srtp,http,https,httpproxy,crypto,data,rtmp,rtmps,rtmpt,rtmpe,ffrtmphttp,ffrtmpcrypt,srt"
-"""The protocols that a stream may lead to: a playlist of somebody else must not have local files opened."""
+"""The protocols that a stream may refer to: a remote playlist must not open local files."""
 
 _log = logging.getLogger(__name__)
 
@@ -276,7 +276,7 @@ class VideoSource:
                 ):
                     return why
             if self._job.is_live and self._is_beaten(connection, now_s):
-                return f"no frame within {now_s - connection.opening_s:.1f} s, and another connection has some"
+                return f"no frame within {now_s - connection.opening_s:.1f} s, but another connection has some"
         return "closed"
 
     def _is_beaten(self, connection: Connection, now_s: float) -> bool:

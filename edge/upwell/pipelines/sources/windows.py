@@ -11,7 +11,7 @@ import numpy as np
 from upwell.shared.tensors import Array
 
 _EXACT = 1e-6
-"""A sample this close to a point of the grid, in periods, lies on it."""
+"""Distance in periods within which a sample counts as on a grid point."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from upwell.pipelines.frame import Box
 from upwell.shared.tensors import Array
 
 CELLS = 4
-"""Cells along the longer side of what is hidden."""
+"""Number of cells along the longer side of a blurred box."""
 
 _LEVELS = 16
-"""Distance of the levels that a cell may have: 16 of them in each colour."""
+"""Step between the levels of a cell: 16 levels per colour."""
 
 
 def blur(pixels: Array, boxes: Iterable[Box], margin: float = 0.1) -> Array:

@@ -121,10 +121,10 @@ class Zones:
 
     def __init__(self, polygons: Mapping[str, Polygon], lines: Mapping[str, Line]) -> None:
         for name in polygons.keys() & lines.keys():
-            raise ValueError(f"{name} is the name of a zone and of a line; expected different names")
+            raise ValueError(f"{name} names both a zone and a line; expected different names")
         for name, corners in (*polygons.items(), *lines.items()):
             if not all(math.isfinite(part) for corner in corners for part in corner):
-                raise ValueError(f"{name} has a corner that is no finite number")
+                raise ValueError(f"{name} has a corner that is not finite")
         for name, polygon in polygons.items():
             if len(set(map(tuple, polygon))) < 3:
                 raise ValueError(f"the zone {name} needs at least three different corners")

@@ -11,7 +11,7 @@ from upwell.pipelines.frame import FoundObject
 from upwell.shared.tensors import Array
 
 LOST_S = 2.0
-"""How long a track is looked for after the first look that misses it, where nothing else is said."""
+"""Default time for which a lost track is searched."""
 
 
 def keep(

@@ -29,7 +29,7 @@ from upwell.pipelines.steps.objects import LOST_S, has_area, iou
 from upwell.shared.tensors import Array
 
 _FPS = 30.0
-"""The rate for which ByteTrack's figures are meant."""
+"""The frame rate that ByteTrack's parameters assume."""
 
 _OF_HEIGHT = np.array([1.0, 1.0, 0.0, 1.0])
 _OF_ASPECT = np.array([0.0, 0.0, 1.0, 0.0])

@@ -20,7 +20,7 @@ def laid_out(window: Array, shape: Sequence[int]) -> Array:
             return turned.reshape(wanted)
     size, fields = window.shape
     raise ValueError(
-        f"takes {_written(shape)}, and a window is {_written((size, fields))}; expected that, "
+        f"takes {_written(shape)}, but a window is {_written((size, fields))}; expected that, "
         f"{_written((fields, size))} or {_written((math.prod(window.shape),))}"
     )
 

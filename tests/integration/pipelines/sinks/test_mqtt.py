@@ -156,7 +156,7 @@ def test_an_address_that_cannot_be_used_is_refused_without_showing_it(address: s
 def test_a_file_that_has_no_password_is_refused_without_showing_it(tmp_path: Path, data: bytes) -> None:
     password = tmp_path / "password"
     password.write_bytes(data)
-    with pytest.raises(ConfigError, match="expected one line with the password") as caught:
+    with pytest.raises(ConfigError, match="expected a single line with the password") as caught:
         MqttPublisher(MqttSettings("mqtts://localhost", TOPIC, user="dock", password_file=password))
     assert "hunter2" not in str(caught.value)
 

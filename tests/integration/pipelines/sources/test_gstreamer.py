@@ -104,7 +104,7 @@ FAULTS = {
     "one picture": (f"put(b'{HEAD}'); [put(b'FRAME\\n' + bytes(4608)) or time.sleep(0.02) for _ in iter(int, 1)]",
                     "the same picture for 0.5 s"),
     "too large": ("put(b'YUV4MPEG2 W60000 H60000 F30:1 Ip A1:1 C420\\nFRAME\\n'); time.sleep(60)", ""),
-    "no video": ("put(b'nothing of the kind' * 1000)", "the program gave no video"),
+    "no video": ("put(b'nothing of the kind' * 1000)", "the program produced no video"),
     "exit 3": ("sys.exit(3)", f"{PROGRAM}: "),
 }  # fmt: skip
 

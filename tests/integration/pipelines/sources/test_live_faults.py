@@ -334,7 +334,7 @@ def test_a_decoder_that_is_killed_is_started_again() -> None:
         os.kill(decoder, signal.SIGKILL)
         until(lambda: (status := source.status).state is SourceState.LOST and status.reconnects == 1, "its end is seen")
         status = source.status
-        assert status.explained == "the decoder died of signal 9"
+        assert status.explained == "the decoder was killed by signal 9"
         after = first_of(source)
         assert after.number > status.captured >= first.number
         assert decoder not in children()

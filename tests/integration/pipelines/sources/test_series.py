@@ -126,7 +126,7 @@ def test_a_time_stamp_is_a_number_of_its_unit_or_iso_8601(tmp_path: Path, stamps
 def test_milliseconds_that_are_taken_for_seconds_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = as_csv(tmp_path / "a.csv", rows(4, began=1_795_514_400_000))
     assert all_of(open_source(SeriesFileSettings(path, SHAPE))) == []
-    assert "a.csv:2: the sample is skipped: 'time': 1795514400000" in caplog.text
+    assert "a.csv:2: skipped a sample: 'time': 1795514400000" in caplog.text
     assert "would be 1.8e+12 s; expected another `unit`" in caplog.text
 
 
@@ -143,13 +143,13 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path, caplo
     source = open_source(SeriesFileSettings(path, SHAPE))
     assert [xs(one) for one in all_of(source)] == [[0, 1, 2, 3]]
     assert source.status.undecodable == len(BAD_ROWS) - 1  # an empty line is none
-    assert caplog.text.count("the sample is skipped") == 1
+    assert caplog.text.count("skipped a sample") == 1
 
 
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("a.csv", b"time,x,y\n1,2,\xff\n", "it is not text in UTF-8"),
+        ("a.csv", b"time,x,y\n1,2,\xff\n", "it is not UTF-8 text"),
         ("a.jsonl", b"[" * 2_000_000, "a line has more than 1048576 characters"),
         ("none.csv", None, "No such file or directory"),
     ],

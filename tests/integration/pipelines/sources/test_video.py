@@ -158,7 +158,7 @@ def test_odd_videos_are_given_or_refused_and_never_hang(tmp_path: Path) -> None:
     odd_video(tmp_path / "none.mp4", 0, (64, 48))
     for name in ("sound.m4a", "cut.mp4", "nothing.mp4", "none.mp4"):
         source = VideoSource(VideoSettings(str(tmp_path / name)))
-        with pytest.raises(SourceEnded, match="is over: "):
+        with pytest.raises(SourceEnded, match="has ended: "):
             source.next(10)
         assert source.status.captured == 0
         source.close()

@@ -67,11 +67,12 @@ def test_what_lacks_the_same_is_told_once() -> None:
     events = "{name: a, on: appear}, {name: b, on: cross gate}"
     steps = "{track: {}}, {zones: {gate: {line: [[0, 0], [1, 1]]}}}, {infer: {model: helmet, on: objects}}"
     assert problems(whole(steps, events)) == [
-        "steps[0].track: track needs objects, and no step before finds any; expected `infer` with a detector before"
+        "steps[0].track: track needs objects, but no earlier step finds any; "
+        "expected an earlier `infer` with a detector"
     ]
     no_track = whole(f"{BOXED}, {{infer: {{model: helmet, on: objects, once: track}}}}, {{track: {{}}}}", events)
     assert problems(no_track) == [
-        "steps[1].infer.once: once: track needs a `track` step before; there is none",
+        "steps[1].infer.once: `once: track` needs an earlier `track` step",
         "events[1].on: no step defines a line 'gate'; there are none",
     ]
 
@@ -93,17 +94,17 @@ def test_every_problem_of_every_pipeline_is_told_at_once() -> None:
 
 def test_without_models_any_model_may_find_any_object() -> None:
     parse_pipelines(whole("{infer: {model: x}}, {track: {}}, {infer: {model: y, on: objects}}, {blur: {labels: [z]}}"))
-    with pytest.raises(ConfigError, match="track needs objects, and no step before finds any"):
+    with pytest.raises(ConfigError, match="track needs objects, but no earlier step finds any"):
         parse_pipelines(whole("{track: {}}, {infer: {model: x}}"))
 
 
 def test_a_cloud_model_before_blur_is_doubted_and_after_it_is_not() -> None:
     asked = "{infer: {model: far, on: objects}}"
     blur = "{blur: {labels: [face]}}"
-    first = "steps[0].infer.model: whole frames that go to the cloud for 'people' are not blurred yet; step"
+    first = "steps[0].infer.model: whole frames sent to the cloud for 'people' are not blurred yet; step"
     assert warnings(whole(f"{BOXED}, {asked}, {blur}")) == [
         f"{first} 3 blurs",
-        "steps[1].infer.model: crops that go to the cloud for 'far' are not blurred yet; step 3 blurs",
+        "steps[1].infer.model: crops sent to the cloud for 'far' are not blurred yet; step 3 blurs",
     ]
     assert warnings(whole(f"{BOXED}, {blur}, {asked}")) == [f"{first} 2 blurs"]
     assert warnings(whole(f"{BOXED}, {asked}")) == []
@@ -116,22 +117,20 @@ def test_events_that_nobody_hears_and_sinks_that_are_told_nothing_are_doubted() 
 
 def test_blur_of_what_keep_has_dropped_is_refused() -> None:
     steps = f"{BOXED}, {{keep: {{labels: [person]}}}}, {{blur: {{labels: [face]}}}}"
-    assert problems(whole(steps)) == [
-        "steps[2].blur.labels[0]: `keep` in step 2 drops the objects with the label 'face'"
-    ]
+    assert problems(whole(steps)) == ["steps[2].blur.labels[0]: `keep` in step 2 drops objects with the label 'face'"]
 
 
 def test_a_camera_belongs_to_one_pipeline() -> None:
     text = "pipelines: {a: {source: {camera: /dev/video0}}, b: {source: {camera: /dev/video0}}}"
     assert problems(text) == [
-        "pipelines.b.source.camera: 'a' reads /dev/video0 too, and one pipeline alone can open a camera"
+        "pipelines.b.source.camera: 'a' also reads /dev/video0, but only one pipeline can open a camera"
     ]
 
 
 def test_a_model_called_as_a_field_of_an_object_is_refused() -> None:
     steps = "{infer: {model: score}}"
     assert problems(whole(steps), {"score": SignatureFacts("logits")}) == [
-        "steps[0].infer.model: in `where`, score is no model; expected another name for this one in agent.yaml"
+        "steps[0].infer.model: in `where`, score is not a model; rename the model in agent.yaml"
     ]
 
 
@@ -173,11 +172,11 @@ def test_a_file_that_was_loaded_without_models_can_be_checked_with_them(tmp_path
 def test_without_the_extra_it_is_said_what_a_condition_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "upwell.pipelines.events.where", None)
     assert problems(whole(events="{name: a, on: frame, where: 'true'}")) == [
-        "events[0].where: `where` needs the package cel-expr-python; install upwell[cel] (Python 3.11 or later)"
+        "events[0].where: `where` needs the package cel-expr-python: pip install 'upwell[cel]' (Python 3.11 or later)"
     ]
 
 
 def test_times_are_of_objects_that_are_followed() -> None:
     pytest.importorskip("cel_expr_python")
     text = whole(BOXED, "{name: a, on: frame, where: object.age_s > 1}")
-    assert problems(text) == ["events[0].where: object.age_s needs a `track` step before; there is none"]
+    assert problems(text) == ["events[0].where: object.age_s needs an earlier `track` step"]

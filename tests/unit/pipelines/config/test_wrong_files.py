@@ -27,7 +27,7 @@ def test_the_right_files_are_right() -> None:
     found = [parse_pipelines(text, PATH, MODELS) for text in RIGHT]
     assert [list(config.pipelines) for config, _ in found] == [["dock"], ["yard", "inbox"], ["motor", "lidar"]]
     assert [str(one).removeprefix(f"{PATH}:") for _, warnings in found for one in warnings] == [
-        "7:24: pipelines.dock.steps[1].infer.model: whole frames that go to the cloud for 'people' are not blurred "
+        "7:24: pipelines.dock.steps[1].infer.model: whole frames sent to the cloud for 'people' are not blurred "
         "yet; step 6 blurs",
         "14:7: pipelines.dock.events: there are no sinks, so these events go nowhere",
     ]

@@ -174,7 +174,7 @@ def test_a_rule_is_what_its_text_says(text: str, rule: EventRule) -> None:
     ("text", "message"),
     [
         ("enter dor", "unknown zone dor; did you mean door?"),
-        ("cross door", "unknown line door; known are gate"),
+        ("cross door", "unknown line door; expected one of gate"),
         ("cross gates", "unknown line gates; did you mean gate?"),
     ],
 )
@@ -198,5 +198,5 @@ def test_rules_without_conditions_import_no_package_for_them() -> None:
 
 def test_without_the_package_a_condition_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "upwell.pipelines.events.where", None)
-    with pytest.raises(ValueError, match=r"^`where` needs the package cel-expr-python; install upwell\[cel\]"):
+    with pytest.raises(ValueError, match=r"^`where` needs the package cel-expr-python: pip install 'upwell\[cel\]'"):
         EventRules([rule_on("frame", where="true")], ZONES)

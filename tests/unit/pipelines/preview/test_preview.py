@@ -177,8 +177,8 @@ def test_the_preview_may_be_seen_from_this_machine(address: str) -> None:
     [
         ("0.0.0.0:9464", "0.0.0.0:9464 can be reached from outside this machine"),
         ("[::]:9464", "leave `preview` out"),
-        ("192.0.2.7:9464", "whoever asks there would see the pictures"),
-        (None, "give `agent.metrics` an address"),
+        ("192.0.2.7:9464", "anyone could see the pictures"),
+        (None, "set `agent.metrics` to an address"),
     ],
 )
 def test_the_preview_is_refused_where_others_could_see_it(address: str | None, said: str) -> None:

@@ -43,4 +43,4 @@ def test_a_condition_that_cannot_be_evaluated_is_not_true_and_said_once(caplog: 
     found = FoundObject("card", 0.9, (0, 0, 1, 1), answers={"digits": {"label": "7"}})
     assert [where(found, SCENE) for _ in range(3)] == [False] * 3
     (record,) = caplog.records
-    assert record.getMessage().startswith("pipeline dock, step keep: its condition counts as not true")
+    assert record.getMessage().startswith("pipeline dock, step keep: the condition counts as false")

@@ -79,7 +79,7 @@ def test_pipelines_that_set_the_same_sink_share_it() -> None:
 
 
 def test_where_one_cannot_be_opened_none_stays_open() -> None:
-    with pytest.raises(ConfigError, match=r"no sink 'carrier-pigeon'; .* are: chat, lost, nothing"):
+    with pytest.raises(ConfigError, match=r"there is no sink 'carrier-pigeon'; .* has: chat, lost, nothing"):
         open_sinks({"dock": [PluginSettings("chat", {"channel": "a"}), PluginSettings("carrier-pigeon")]})
     assert [sink.closed.is_set() for sink in made] == [True]
 
@@ -89,7 +89,7 @@ def test_where_one_cannot_be_opened_none_stays_open() -> None:
     [
         (PluginSettings("chat", {"chanel": "a"}), "'chat' cannot be opened: .*unexpected keyword argument 'chanel'"),
         (PluginSettings("lost"), "'lost' cannot be opened"),
-        (PluginSettings("nothing"), "which gives no sink"),
+        (PluginSettings("nothing"), "which does not return a sink"),
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_refused(settings: PluginSettings, text: str) -> None:

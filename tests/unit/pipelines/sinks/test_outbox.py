@@ -127,7 +127,7 @@ def test_a_poisonous_message_is_set_aside_and_the_others_pass(tmp_path: Path) ->
         for index, one in enumerate(messages):
             if one.sequence in (3, 4, 9):
                 sink.taken += messages[:index]
-                raise Poisonous(index, "no such thing")
+                raise Poisonous(index, "not found")
 
     sink.behaviour = choke
     with outbox(tmp_path, {"dock": [sink]}) as box:
@@ -136,7 +136,7 @@ def test_a_poisonous_message_is_set_aside_and_the_others_pass(tmp_path: Path) ->
         assert (holds(box).delivered, holds(box).poisoned) == (7, 3)
     assert sink.keys == [f"dock-{number}" for number in (0, 1, 2, 5, 6, 7, 8)]
     found = rows(tmp_path, "SELECT key, sink, error, body FROM poisoned")
-    assert found == [(f"dock-{n}", "recording", "no such thing", message(n).body) for n in (3, 4, 9)]
+    assert found == [(f"dock-{n}", "recording", "not found", message(n).body) for n in (3, 4, 9)]
 
 
 def test_what_is_set_aside_takes_a_tenth_of_the_room_at_most(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_new_sink_gets_what_comes_from_then_on_and_for_one_that_is_gone_nothin
         box.put([message(1)])
         assert box.flush(WAIT_S)
     assert (stays.keys, new.keys) == (["dock-0", "dock-1"], ["dock-1"])
-    assert "2 events waited for the sink gone" in caplog.text
+    assert "2 waiting events are dropped, since the sink gone" in caplog.text
     assert rows(tmp_path, "SELECT count(*) FROM messages") == [(0,)]
 
 

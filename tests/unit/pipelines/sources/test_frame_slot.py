@@ -34,7 +34,7 @@ def test_a_size_that_has_no_room_is_refused(sides: tuple[FrameSlot, FrameSlot]) 
     with pytest.raises(SlotUnusable, match="1 x 1"):
         reader.picture(1, 1)
     decoder.grow(10, 10)
-    with pytest.raises(SlotUnusable, match="11 x 10 pixels does not lie in the slot"):
+    with pytest.raises(SlotUnusable, match="11 x 10 pixels does not fit the slot"):
         reader.picture(11, 10)
 
 

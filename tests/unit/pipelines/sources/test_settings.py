@@ -99,7 +99,7 @@ def test_every_captured_frame_has_one_fate() -> None:
 
 
 def test_a_kind_that_nobody_has_installed_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no source 'lidar'; installed in the group upwell.sources are: none"):
+    with pytest.raises(ConfigError, match=r"there is no source 'lidar'; the group upwell.sources has: none"):
         open_source(CustomSettings("lidar"))
 
 

@@ -46,8 +46,8 @@ def test_a_zone_has_its_left_edge_and_its_upper_one_but_not_the_others() -> None
         ({"a": (*SQUARE[:2], SQUARE[0])}, {}, "the zone a needs at least three different corners"),
         ({}, {"g": ((0.1, 0.2), (0.1, 0.2))}, "the line g needs two different points"),
         ({}, {"g": SQUARE}, "the line g needs two different points"),
-        ({"a": ((0, 0), (1, 0), (0, math.nan))}, {}, "a has a corner that is no finite number"),
-        ({"a": SQUARE}, {"a": ((0, 0), (1, 0))}, "a is the name of a zone and of a line; expected different names"),
+        ({"a": ((0, 0), (1, 0), (0, math.nan))}, {}, "a has a corner that is not finite"),
+        ({"a": SQUARE}, {"a": ((0, 0), (1, 0))}, "a names both a zone and a line; expected different names"),
     ],
 )
 def test_what_is_no_zone_and_no_line_is_refused(

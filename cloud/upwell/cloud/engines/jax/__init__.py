@@ -1,1 +1,1 @@
-"""XLA, without torch."""
+"""The engine jax: XLA without torch."""

@@ -2,11 +2,11 @@
 
 `model.jax` is the serialized form of a function `(weights, inputs) -> outputs` of three dictionaries from names to
 arrays; its names, dtypes and shapes are the model's. `upwell model export-jax` makes one from a torch module, and
-`jax.export.export(jax.jit(f))(weights, inputs).serialize()` from any function like that. The weights that it names are
-in `model.safetensors` beside it. A first dimension of the inputs that is symbolic is the rows; every other size is
-fixed, since XLA compiles each shape anew.
+`jax.export.export(jax.jit(f))(weights, inputs).serialize()` from any function like that. Its weights are in
+`model.safetensors` beside it. A symbolic first dimension of the inputs is the rows; all other sizes are fixed, since
+XLA compiles each shape separately.
 
-Such a file can run code, so only those are opened whose digest the operator has listed (see `trusted`).
+Such a file can run code, so only files whose digest the operator has listed are loaded (see `trusted`).
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from upwell.shared.tensors import Array, TensorSpec, oip_datatype
 
 @dataclass(frozen=True)
 class JaxSignature:
-    """The tensors of a program `(weights, inputs) -> outputs`; -1 in a shape is the rows, all else is fixed."""
+    """The tensors of a program `(weights, inputs) -> outputs`; -1 in a shape means the rows, other sizes are fixed."""
 
     weights: tuple[TensorSpec, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     by_rows: bool
-    """Whether there are rows; if so, every input and output has them."""
+    """Whether there are rows, which every input and output then has."""
 
     @classmethod
     def of(cls, program: Any) -> JaxSignature:
-        """Read it from a `jax.export.Exported`. Raises `ModelFailed` for a program that cannot be served, and why."""
+        """Read it from a `jax.export.Exported`. Raises `ModelFailed` with the reason for a program that cannot be
+        served."""
         if program.nr_devices != 1:
-            raise ModelFailed(f"it was exported for {program.nr_devices} devices at once; expected 1")
+            raise ModelFailed(f"it was exported for {program.nr_devices} devices; expected 1")
         arguments = program.in_tree.unflatten(program.in_avals)
         if len(arguments) != 2 or arguments[1] or len(arguments[0]) != 2:
-            raise ModelFailed("its function must take (weights, inputs), two dictionaries, and nothing else")
+            raise ModelFailed("its function must take exactly two dictionaries, (weights, inputs)")
         weights, inputs = (_named(what, tree) for what, tree in zip(("weights", "inputs"), arguments[0], strict=True))
         outputs = _named("outputs", program.out_tree.unflatten(program.out_avals))
         if not inputs or not outputs:
@@ -62,8 +63,8 @@ class JaxSignature:
             rows is not None,
         )
         for spec in (*signature.inputs, *signature.outputs) if rows is not None else ():
-            if spec.shape[:1] != (-1,):  # batches are filled up with zeros, which only a result by rows leaves out
-                raise ModelFailed(f"{spec.name!r} has shape {list(spec.shape)}; here all inputs and outputs need rows")
+            if spec.shape[:1] != (-1,):  # batches are padded, and only results with rows can drop the padding
+                raise ModelFailed(f"{spec.name!r} has shape {list(spec.shape)}; all inputs and outputs need rows")
         return signature
 
 
@@ -74,7 +75,7 @@ def _named(what: str, tree: object) -> Mapping[str, Any]:
 
 
 def _symbol(inputs: Mapping[str, Any]) -> str | None:
-    """The name of the symbolic first dimension that is the rows, if there is one."""
+    """The name of the symbolic first dimension, the rows, if there is one."""
     symbols = {str(aval.shape[0]) for aval in inputs.values() if aval.shape and not isinstance(aval.shape[0], int)}
     if len(symbols) > 1 or not all(symbol.isidentifier() for symbol in symbols):
         raise ModelFailed(f"its inputs have rows {', '.join(sorted(symbols))}; all must have the same, such as 'rows'")
@@ -89,7 +90,7 @@ def _spec(what: str, name: str, aval: Any, rows: str | None) -> TensorSpec:
     shape = tuple(size for size in sizes if size is not None)
     if len(shape) < len(sizes):
         raise ModelFailed(
-            f"{what} has shape [{', '.join(map(str, aval.shape))}]; only the rows, its first size, may vary, "
+            f"{what} has shape [{', '.join(map(str, aval.shape))}]; only the first size, the rows, may vary, "
             "since each shape is compiled separately"
         )
     try:
@@ -104,20 +105,19 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
         "INT32": "I32", "INT64": "I64", "FP16": "F16", "BF16": "BF16", "FP32": "F32", "FP64": "F64",
     }
 )  # fmt: skip
-"""Datatypes as safetensors spells them. It knows more, for which NumPy has no numbers."""
+"""Datatypes in safetensors' spelling. It has others that NumPy lacks."""
 
 
 def read_weights(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """The tensors of the file at `path` that `specs` name, after its names, shapes and dtypes have been compared with
-    them.
+    """Read the tensors named in `specs` from the file at `path`, after comparing names, shapes and dtypes.
 
-    What else the file holds is left there: a part of a network may lie beside the weights of the whole. Without
-    `specs` no file is needed. Raises `ModelFailed` for a file that is missing or does not fit.
+    Other tensors are ignored, since a part of a network may use the file of the whole. Without `specs` no file is
+    needed. Raises `ModelFailed` for a missing or mismatched file.
     """
     if not specs:
         return {}
     if not path.exists():
-        raise ModelFailed(f"no {path.name} beside it; the program names {len(specs)} weights")
+        raise ModelFailed(f"there is no {path.name} beside it; the program names {len(specs)} weights")
     with open_weights(path, "numpy") as file:
         names = set(file.keys())
         slices = {spec.name: file.get_slice(spec.name) for spec in specs if spec.name in names}
@@ -125,7 +125,7 @@ def read_weights(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
         dtypes = {name: one.get_dtype() for name, one in slices.items()}
         wrong = [*misfits("program", {spec.name: spec.shape for spec in specs}, shapes)]
         wrong += [
-            f"{spec.name} is {dtypes[spec.name]}, the program takes {_DTYPES.get(spec.datatype, spec.datatype)}"
+            f"{spec.name} is {dtypes[spec.name]}, but the program takes {_DTYPES.get(spec.datatype, spec.datatype)}"
             for spec in specs
             if spec.name in dtypes and dtypes[spec.name] != _DTYPES.get(spec.datatype)
         ]
@@ -134,25 +134,25 @@ def read_weights(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 AUTOMATIC = "auto"
-"""The word of `device` for the accelerator that JAX finds, and the CPU where it finds none."""
+"""The value of `device` for the accelerator that JAX finds, or the CPU if there is none."""
 WEIGHTS_FILE = "model.safetensors"
 
 _FIXED = 0
-"""What stands for the rows of a model that has none: its one program takes what its specifications say."""
+"""The key of the only program of a model without rows."""
 
 _log = logging.getLogger(__name__)
-# It tells of every kind of device that is not there.
+# It logs every kind of device that is missing.
 logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
-# A program's dtypes are its own. Without this JAX would cut INT64 and FP64 inputs to 32 bits on their way in.
+# Without this JAX would truncate INT64 and FP64 inputs to 32 bits.
 jax.config.update("jax_enable_x64", True)
 
 
 class JaxEngine:
-    """One exported program on one device, compiled for each of the buckets when it is warmed up.
+    """One exported program on one device, compiled for each bucket during warm-up.
 
-    Nothing is ever compiled by `run`, which takes batches of exactly a bucket's rows. Whoever fills them up with zeros
-    relies on it that rows do not depend on each other, which holds for networks in inference.
+    `run` never compiles and takes only batches of a bucket's size. Padding with zeros assumes that rows do not depend
+    on each other, as in inference of networks.
     """
 
     file_name: ClassVar[str] = "model.jax"
@@ -173,11 +173,11 @@ class JaxEngine:
 
     @classmethod
     def load(cls, name: str, path: Path, settings: ModelSettings) -> JaxEngine:
-        """Load `path` and the weights beside it. Raises `ModelFailed`; nothing is deserialized before it is trusted."""
+        """Load `path` and the weights beside it. Raises `ModelFailed`; nothing untrusted is deserialized."""
         data = read_trusted(path, settings.trusted)
         try:
             program = export.deserialize(bytearray(data))
-        except Exception as error:  # FlatBuffers and JAX raise whatever a wrong file leads to
+        except Exception as error:  # FlatBuffers and JAX raise many kinds of errors for a wrong file
             raise ModelFailed(
                 f"{path.name} is not a program that JAX {jax.__version__} reads: {reason_of(error)}"
             ) from error
@@ -186,15 +186,15 @@ class JaxEngine:
         return cls(program, weights, device, settings)
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Run what has been compiled. See `Engine.run`; `ModelFailed` also before `warm_up`."""
+        """Run the compiled program; see `Engine.run`. Raises `ModelFailed` also before `warm_up`."""
         check_batch(batch, self.inputs, self.buckets)
         return self._run(batch)
 
     def _run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of the program compiled for just these rows, as arrays of their own."""
+        """The outputs of the program compiled for this number of rows, as new arrays."""
         weights, program = self._weights, self._compiled.get(self._bucket_of(batch))
         if weights is None or program is None:
-            raise ModelFailed("the model is closed" if weights is None else "it is not compiled; warm_up comes first")
+            raise ModelFailed("the model is closed" if weights is None else "it is not compiled; call warm_up first")
         try:
             results = program(weights, dict(batch))
             return {name: np.array(result) for name, result in results.items()}
@@ -205,7 +205,7 @@ class JaxEngine:
         return len(next(iter(batch.values()))) if self.buckets else _FIXED
 
     def warm_up(self, rows: int) -> None:
-        """Compile for `rows` rows, unless it is done, and run zeros once. See `Engine.warm_up`."""
+        """Compile for `rows` rows if needed, and run zeros once; see `Engine.warm_up`."""
         bucket = rows if self.buckets else _FIXED
         if bucket not in self._compiled and self._weights is not None:
             self._prepare(bucket)
@@ -228,25 +228,25 @@ class JaxEngine:
 
 
 def _device(name: str, text: str, platforms: tuple[str, ...]) -> Any:
-    """The device named in the settings, such as `cpu` or `tpu:1`, if the program was exported for its kind."""
+    """The configured device, such as `cpu` or `tpu:1`, if the program was exported for its kind."""
     if text == AUTOMATIC:
         return _automatic(name, platforms)
     kind, _, number = text.partition(":")
     if kind not in platforms:
         raise ModelFailed(
-            f"it was exported for {', '.join(platforms)}, and `device` is {text!r}; export it for that too"
+            f"it was exported for {', '.join(platforms)}, but `device` is {text!r}; export it for that too"
         )
     try:
         devices = jax.devices(kind)
     except RuntimeError as error:
         raise ModelFailed(f"device {text!r} is not usable: {reason_of(error)}") from error
     if int(number or 0) >= len(devices):
-        raise ModelFailed(f"device {text!r} is not there; JAX finds {', '.join(map(str, devices))}")
+        raise ModelFailed(f"there is no device {text!r}; JAX finds {', '.join(map(str, devices))}")
     return devices[int(number or 0)]
 
 
 def _automatic(name: str, platforms: tuple[str, ...]) -> Any:
-    """The accelerator that JAX finds and the program was exported for, else the CPU; the log says which."""
+    """The accelerator that JAX finds if the program was exported for it, else the CPU; logged."""
     for kind in sorted(platforms, key="cpu".__eq__):
         try:
             device = jax.devices(kind)[0]
@@ -254,4 +254,4 @@ def _automatic(name: str, platforms: tuple[str, ...]) -> Any:
             continue
         _log.info("model %s runs on %s", name, device)
         return device
-    raise ModelFailed(f"it was exported for {', '.join(platforms)}, of which JAX finds none here")
+    raise ModelFailed(f"it was exported for {', '.join(platforms)}, but JAX finds none of these here")

@@ -1,4 +1,4 @@
-"""ONNX Runtime: the default engine, on the CPU or on an accelerator that one of its execution providers drives."""
+"""ONNX Runtime: the default engine, on the CPU or on an accelerator through an execution provider."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NAMED = 5
 
 
 class OnnxEngine:
-    """One ONNX Runtime session that all instances of a model share.
+    """One ONNX Runtime session shared by all instances of a model.
 
-    `InferenceSession.run` is safe from several threads, and a second session would hold the weights twice.
+    `InferenceSession.run` is thread-safe, and a second session would need memory for the weights again.
     With `threads: 1` a run stays in its caller's thread; with more, the instances share one pool.
     No custom-operator library is ever loaded.
     """
@@ -45,7 +45,7 @@ class OnnxEngine:
 
     @classmethod
     def load(cls, name: str, path: Path, settings: ModelSettings) -> OnnxEngine:
-        """Load `path`. Raises `ModelFailed` for a file or a device that ONNX Runtime cannot serve here."""
+        """Load `path`. Raises `ModelFailed` for a file or device that ONNX Runtime cannot serve here."""
         _check_operators(path)
         session = open_session(name, path, settings)
         try:
@@ -65,8 +65,8 @@ class OnnxEngine:
         feed = {**batch, **{name: text_of(name, batch[name]) for name in self._texts_in}} if self._texts_in else batch
         try:
             results = session.run(self._output_names, feed)
-        except InvalidArgument as error:  # dimensions that two inputs share, which their specs cannot say
-            raise InvalidRequest(f"the model refused its inputs: {told_by(error)}") from error
+        except InvalidArgument as error:  # shared dimensions of two inputs, which their specs cannot express
+            raise InvalidRequest(f"the model rejected the inputs: {told_by(error)}") from error
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise ModelFailed(f"ONNX Runtime failed: {told_by(error)}") from error
         answer = dict(zip(self._output_names, results, strict=True))
@@ -75,7 +75,7 @@ class OnnxEngine:
         return answer
 
     def warm_up(self, rows: int) -> None:
-        """Run zeros once, so that the arena and the kernels are ready. See `Engine.warm_up`."""
+        """Run zeros once, so that memory and kernels are ready. See `Engine.warm_up`."""
         batch = zero_batch(self.inputs, rows)
         if batch is not None:
             self.run(batch)
@@ -86,7 +86,7 @@ class OnnxEngine:
 
 
 def _check_operators(path: Path) -> None:
-    """Raise `ModelFailed` for operators that come from elsewhere, and for what is no ONNX file."""
+    """Raise `ModelFailed` for foreign operators, and for a file that is not ONNX."""
     try:
         foreign = foreign_operators(path)
     except BadOnnxFile as error:
@@ -96,13 +96,13 @@ def _check_operators(path: Path) -> None:
     if foreign:
         more = f" and {len(foreign) - _NAMED} more" if len(foreign) > _NAMED else ""
         raise ModelFailed(
-            f"{path.name} calls {', '.join(foreign[:_NAMED])}{more}, which neither ONNX nor ONNX Runtime defines; "
-            "libraries of operators and compiled programs are never loaded, so export it with standard operators"
+            f"{path.name} uses {', '.join(foreign[:_NAMED])}{more}, which neither ONNX nor ONNX Runtime defines; "
+            "operator libraries and compiled programs are never loaded; export it with standard operators"
         )
 
 
 def _spec(node: Any, side: str) -> TensorSpec:
-    """The specification of a session's input or output; a symbolic dimension varies."""
+    """The specification of a session's input or output; symbolic dimensions are dynamic."""
     if node.type not in _EXCHANGEABLE:
         raise ModelFailed(
             f"{side} {node.name!r} is {node.type}, which ONNX Runtime's Python API cannot exchange; "

@@ -1,4 +1,4 @@
-"""What ONNX Runtime says when it fails, as a person wants to read it."""
+"""Error messages of ONNX Runtime in readable form."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _BEGINNING, _END = 120, 220
 _CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _FUNCTION = r"[\w:*&<>~, ]{0,200}::[\w~<>]+\((?:[^()]|\([^()]*\))*\)(?: const)? "
 _PLACE = re.compile(rf"\S{{1,200}}\.(?:cc|h|cpp):\d{{1,6}} (?:{_FUNCTION})?")
-"""Where in its own source it noticed: file and line, and the function with the types of its arguments."""
+"""The position in ONNX Runtime's source: file and line, and the function with its argument types."""
 
 
 def told_by(error: BaseException, path: Path | None = None) -> str:
-    """An error of ONNX Runtime without its code and the place in its source, on one line, for one line of a log.
+    """An error of ONNX Runtime on one line, without its code and its position in the source.
 
-    Long ones are cut in the middle: what was expected comes last. Of the model's `path` the name alone is left, since a
-    caller need not know where models lie.
+    Long ones are shortened in the middle, since the expectation comes last. The model's `path` is reduced to its name,
+    since callers need not know where models are.
     """
     text = str(error)[:_READ]
     if path is not None:

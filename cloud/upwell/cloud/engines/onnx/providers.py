@@ -1,4 +1,4 @@
-"""Which execution providers of ONNX Runtime a model is to run on, and in which order they are tried; pure."""
+"""Choosing the execution providers of ONNX Runtime for a model, and their order; pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SUFFIX = "ExecutionProvider"
 
 INSTALL: Mapping[str, str] = MappingProxyType(
     {
-        "TensorrtExecutionProvider": "pip install onnxruntime-gpu (in place of onnxruntime), and NVIDIA's TensorRT",
-        "MIGraphXExecutionProvider": "install AMD's onnxruntime-migraphx (in place of onnxruntime), and ROCm",
-        CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]' (in place of onnxruntime), and the driver",
-        "CANNExecutionProvider": "pip install onnxruntime-cann (in place of onnxruntime), and Huawei's CANN",
-        OPENVINO: "pip install onnxruntime-openvino (in place of onnxruntime)",
+        "TensorrtExecutionProvider": "pip install onnxruntime-gpu (instead of onnxruntime), and NVIDIA's TensorRT",
+        "MIGraphXExecutionProvider": "install AMD's onnxruntime-migraphx (instead of onnxruntime), and ROCm",
+        CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]' (instead of onnxruntime), and the driver",
+        "CANNExecutionProvider": "pip install onnxruntime-cann (instead of onnxruntime), and Huawei's CANN",
+        OPENVINO: "pip install onnxruntime-openvino (instead of onnxruntime)",
         "CoreMLExecutionProvider": "it needs onnxruntime on a Mac",
         CPU: "pip install onnxruntime",
     }
 )
-"""Providers in the order in which `auto` tries them, and what each takes."""
+"""Providers in the order in which `auto` tries them, with what each needs."""
 
 _OF_DEVICE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -37,12 +37,12 @@ _OF_DEVICE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _BESIDE: Mapping[str, str] = MappingProxyType({"TensorrtExecutionProvider": CUDA})
-"""What takes the nodes that a provider leaves, before the CPU does."""
+"""Secondary providers for nodes that a provider leaves, before the CPU."""
 
 
 @dataclass(frozen=True)
 class WantedProvider:
-    """Providers by their full names: all of them at once, or with `first` the first of them that works."""
+    """Providers by their full names: all of them, or with `first` the first that works."""
 
     names: tuple[str, ...]
     first: bool
@@ -50,39 +50,39 @@ class WantedProvider:
 
 @dataclass(frozen=True)
 class Choice:
-    """Lists of providers to try one after the other until one of them works, and why the others were not taken."""
+    """Lists of providers to try in order until one works, and why others were skipped."""
 
     chains: tuple[tuple[str, ...], ...]
     skipped: Mapping[str, str]
 
 
 def wanted_providers(device: str, providers: Sequence[str]) -> WantedProvider:
-    """What the settings `device` and `providers` ask for; `providers` counts where both are there.
+    """The providers requested by the settings `device` and `providers`; `providers` takes precedence.
 
-    Raises `ModelFailed` for a device that no provider of this list serves, and where the two contradict each other.
+    Raises `ModelFailed` for a device without a provider, and if the two contradict each other.
     """
     if tuple(providers) == (AUTOMATIC,) or (not providers and device == AUTOMATIC):
         return WantedProvider(tuple(INSTALL), first=True)
     kind, _, number = device.partition(":")
     if providers:
         if AUTOMATIC in providers:
-            raise ModelFailed("`providers: [auto]` stands alone: it is the first that works; name all others or none")
+            raise ModelFailed("`providers: [auto]` must stand alone: it means the first that works")
         names = tuple(map(full_name, providers))
         if set(names) == {CPU} and kind not in ("cpu", AUTOMATIC):
-            raise ModelFailed(f"`providers` name the CPU alone, and `device` is {device!r}; leave one of them out")
+            raise ModelFailed(f"`providers` names only the CPU, but `device` is {device!r}; leave one of them out")
         return WantedProvider(names, first=False)
     if kind == "cpu" and number not in ("", "0"):
         raise ModelFailed(f"there is no device {device!r}: ONNX Runtime has one CPU; write `cpu`")
     if kind not in _OF_DEVICE:
         known = ", ".join((AUTOMATIC, *_OF_DEVICE))
-        raise ModelFailed(f"engine onnx knows no device {device!r}; expected one of {known}, or name its `providers`")
+        raise ModelFailed(f"engine onnx has no device {device!r}; expected one of {known}, or name its `providers`")
     return WantedProvider(_OF_DEVICE[kind], first=True)
 
 
 def choose_providers(available: Sequence[str], wanted: WantedProvider) -> Choice:
-    """What to try of `wanted`, where an ONNX Runtime has the providers `available`.
+    """The lists to try for `wanted` with an ONNX Runtime that has the providers `available`.
 
-    Raises `ModelFailed` with what to install where one that must be there is not, or none of a choice is.
+    Raises `ModelFailed` with what to install if a required provider is missing, or all of a choice.
     """
     spelled = {name.lower(): name for name in available}
     names = [spelled.get(name.lower(), name) for name in wanted.names]
@@ -95,7 +95,7 @@ def choose_providers(available: Sequence[str], wanted: WantedProvider) -> Choice
     if skipped:
         raise ModelFailed(f"{why_skipped(skipped)}; it has {', '.join(map(short_name, available))}")
     accelerators = dict.fromkeys(name for name in names if name != CPU)
-    return Choice(((*accelerators, CPU),), {})  # before others the CPU would take every node
+    return Choice(((*accelerators, CPU),), {})  # listed before others, the CPU would take every node
 
 
 def why_skipped(skipped: Mapping[str, str]) -> str:
@@ -104,7 +104,7 @@ def why_skipped(skipped: Mapping[str, str]) -> str:
 
 
 def full_name(provider: str) -> str:
-    """`cuda` or `CUDAExecutionProvider` as ONNX Runtime spells it; a name that is not known here is only completed."""
+    """The full name of `cuda` or `CUDAExecutionProvider`; an unknown name only gets the suffix."""
     key = provider.lower().removesuffix(_SUFFIX.lower())
     return next((name for name in INSTALL if short_name(name) == key), f"{provider.removesuffix(_SUFFIX)}{_SUFFIX}")
 

@@ -1,7 +1,7 @@
-"""Weights of an ONNX model that lie in files of their own, copied into memory as the model is opened.
+"""ONNX Runtime sessions, with external weights copied into memory when the model is opened.
 
-ONNX Runtime on the CPU maps such files and serves from the mapping: whoever copied new weights over old ones changed
-the answers of the model in force, or ended the whole service with a bus error while the file was shorter.
+ONNX Runtime on the CPU maps such files and serves from the mapping: copying new weights over old ones would change the
+answers of the running model, or end the service with a bus error while the file is shorter.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from upwell.shared.formats.onnx.files import external_places
 
 _METHOD = "add_external_initializers_from_files_in_memory"
 _MAX_FILE_BYTES = (1 << 31) - 1
-"""A tensor in memory may have no more; a file that may hold a larger one is left to ONNX Runtime, which maps it."""
+"""Maximum size of a tensor in memory (bytes); a larger file is left to ONNX Runtime, which maps it."""
 
 
 @contextmanager
 def copied_weights(options: Any, path: Path) -> Iterator[None]:
-    """In this block a session with these `options` copies the weights of the model at `path`.
+    """Make a session with these `options` copy the weights of the model at `path` within the block.
 
-    It checks their places against the sizes of their files. ONNX Runtime before 1.24 cannot copy, and maps. Raises
-    `ModelFailed` where a file cannot be read or lies outside the model's folder.
+    The offsets are checked against the file sizes. ONNX Runtime before 1.24 cannot copy, and maps. Raises `ModelFailed`
+    if a file cannot be read or lies outside the model's folder.
     """
     with ExitStack() as held:
         try:
@@ -61,7 +61,7 @@ def copied_weights(options: Any, path: Path) -> Iterator[None]:
 
 
 def _contents(places: Mapping[str, Path], held: ExitStack) -> Iterator[tuple[str, bytes | mmap.mmap]]:
-    """Each location that the model names, as written there, with what lies there."""
+    """Each location named in the model, with the file's content."""
     for location, weights in places.items():
         with open_plain(weights) as file:
             size = os.fstat(file.fileno()).st_size
@@ -74,25 +74,25 @@ def _contents(places: Mapping[str, Path], held: ExitStack) -> Iterator[tuple[str
 _log = logging.getLogger(__name__)
 
 _LOG_FATAL = 4
-"""What a session has to say comes as an exception. It would write errors to standard error as well, past our log,
-with the texts of the model's maker as they are; what keeps a provider from starting is written there all the same."""
+"""Log level of sessions, whose errors come as exceptions: they would also be written to standard error, bypassing our
+log, with unescaped text from the model. Problems in starting a provider are written there all the same."""
 _RECORD_KEY = "session.record_ep_graph_assignment_info"
 _NO_FALLBACK = {"enable_fallback": 0}
-"""Else a session prints to standard output, makes itself anew on the CPU and says nothing to the program."""
+"""Without this a failing session prints to standard output and silently recreates itself on the CPU."""
 _WITH_DEVICE_ID = tuple(
     full_name(name) for name in ("tensorrt", "cuda", "migraphx", "cann")
-)  # the others name their devices in ways of their own
+)  # the others have their own names for devices
 
 
 class _NotInEffect(Exception):
-    """A provider does not start, or takes no node of the model; the text says so after its name and `is`."""
+    """A provider does not start, or takes no node of the model; the text continues the provider's name and `is`."""
 
 
 def open_session(name: str, path: Path, settings: ModelSettings) -> Any:
-    """A session of the model `name` at `path`, on the providers that `settings` ask for.
+    """Open a session of the model `name` at `path`, on the providers that `settings` request.
 
-    Where they are a choice, the log says which was taken and why not those before. Raises `ModelFailed` where none
-    is in effect, with what is missing.
+    For a choice, the log says which was taken and why others were skipped. Raises `ModelFailed` with what is missing if
+    none works.
     """
     wanted = wanted_providers(settings.device, settings.providers)
     if wanted.names == (CPU,):
@@ -112,7 +112,8 @@ def open_session(name: str, path: Path, settings: ModelSettings) -> Any:
 
 
 def _open(path: Path, settings: ModelSettings, chain: Sequence[str], required: Sequence[str]) -> tuple[Any, str]:
-    """A session and where its nodes are. Raises `_NotInEffect`, and `ModelFailed` where the CPU alone is asked for.
+    """Open a session; returns it with its placement. Raises `_NotInEffect`, or `ModelFailed` if only the CPU is
+    requested.
 
     All of `required` must have started.
     """
@@ -125,17 +126,17 @@ def _open(path: Path, settings: ModelSettings, chain: Sequence[str], required: S
     missing = [one for one in required if one not in session.get_providers()]
     if missing:
         how = INSTALL.get(missing[0], "its libraries or its device are missing")
-        raise _NotInEffect(f"not able to start here (ONNX Runtime wrote why to standard error; {how})")
+        raise _NotInEffect(f"not able to start here (see ONNX Runtime's messages on standard error; {how})")
     counts = assigned(session)
     if counts is None:
-        return session, f"{short_name(chain[0])} (onnxruntime {onnxruntime.__version__} cannot tell which nodes)"
+        return session, f"{short_name(chain[0])} (onnxruntime {onnxruntime.__version__} cannot report which nodes)"
     if not sum(count for one, count in counts.items() if one != CPU):
         raise _NotInEffect("not taking any node of the model")
     return session, ", ".join(f"{short_name(one)}: {count} nodes" for one, count in counts.items())
 
 
 def assigned(session: Any) -> Mapping[str, int] | None:
-    """Provider -> how many nodes of the graph the session gave it; None where ONNX Runtime is too old to tell."""
+    """The number of nodes by provider in the session's graph; None if ONNX Runtime is too old to report it."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
     counts: Counter[str] = Counter()
@@ -153,9 +154,9 @@ def _create(path: Path, settings: ModelSettings, chain: Sequence[str]) -> Any:
     if not is_on_cpu:
         options.add_session_config_entry(_RECORD_KEY, "1")
     if CUDA in chain and hasattr(onnxruntime, "preload_dlls"):
-        onnxruntime.preload_dlls()  # or it does not find the CUDA libraries that pip has installed
+        onnxruntime.preload_dlls()  # otherwise it does not find CUDA libraries installed by pip
     providers = [(one, _options_of(one, settings.device)) for one in chain]
-    with copied_weights(options, path) if is_on_cpu else nullcontext():  # with others they stay where they are
+    with copied_weights(options, path) if is_on_cpu else nullcontext():  # other providers handle them on their own
         try:
             return onnxruntime.InferenceSession(str(path), options, providers=providers, **_NO_FALLBACK)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
@@ -172,7 +173,7 @@ def _options_of(provider: str, device: str) -> dict[str, str]:
 
 
 def _openvino_device(kind: str, number: str) -> str:
-    """OpenVINO's own name of the device. Raises `_NotInEffect` where it finds none, for which it would say nothing."""
+    """OpenVINO's name of the device. Raises `_NotInEffect` if it is missing, which OpenVINO would not report."""
     found = openvino_devices()
     gpus = [one for one in found if one.startswith("GPU")]
     if kind == "cpu" or (kind == "auto" and not gpus):

@@ -1,6 +1,6 @@
 """The torch classes of the demo's large networks, for `upwell serve` with `engine: torch`.
 
-A class names its tensors itself, since a safetensors file holds weights and nothing else: `inputs` and
+A class declares its tensors, since a safetensors file has only weights: `inputs` and
 `outputs` are (name, OIP dtype, shape) with -1 for the batch.
 """
 
@@ -53,7 +53,7 @@ class LargeNet(nn.Module):
 class LargePageNet(LargeNet):
     """A page of 6 x 10 digits, float32 NHWC [N, 192, 320, 1] in 0..1, to logits [N, 60, 10], cells row by row.
 
-    It has the weights of `LargeNet`, name by name, and runs them on every cell.
+    It has the weights of `LargeNet`, name by name, and applies them to every cell.
     """
 
     inputs: ClassVar[Tensors] = (("x", "FP32", (-1, ROWS * TILE_PX, COLUMNS * TILE_PX, 1)),)

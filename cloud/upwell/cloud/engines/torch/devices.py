@@ -1,4 +1,4 @@
-"""The devices of torch: those it brings itself, and those that a package of their maker adds when it is imported."""
+"""The devices of torch: built-in ones, and those added by importing a vendor's package."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from upwell.cloud.engines.checks import reason_of
 from upwell.shared.errors import ModelFailed
 
 AUTOMATIC = "auto"
-"""The word of `device` for the accelerator that torch finds, and the CPU where it finds none."""
+"""The value of `device` for the accelerator that torch finds, or the CPU if there is none."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DevicePackage:
-    """What adds a kind of device to torch: the module to import, and how it is installed."""
+    """A package that adds a kind of device to torch: the module to import, and how to install it."""
 
     module: str
     install: str
@@ -29,14 +29,14 @@ class DevicePackage:
 
 PACKAGES: Mapping[str, DevicePackage] = MappingProxyType(
     {
-        "hpu": DevicePackage("habana_frameworks.torch.core", "use Intel Gaudi's image for PyTorch, which brings it"),
+        "hpu": DevicePackage("habana_frameworks.torch.core", "use Intel Gaudi's PyTorch image, which includes it"),
         "neuron": DevicePackage("torch_neuronx", "install torch-neuronx of torch's version from AWS Neuron's index"),
         "npu": DevicePackage("torch_npu", "pip install torch-npu, of torch's version, beside Huawei's CANN"),
         "tpu": DevicePackage("torch_tpu", "pip install torch-tpu"),
     }
 )
-"""Device name -> its package. It is imported only where a model is to run there, since a broken one would take
-all of torch with it."""
+"""Packages by device name. Each is imported only for a model on that device, since a broken one would break all of
+torch."""
 
 _BUILDS: Mapping[str, str] = MappingProxyType(
     {
@@ -49,14 +49,15 @@ _BUILDS: Mapping[str, str] = MappingProxyType(
 _UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"bf16": ("amx_bf16", "bf16", "sve_bf16"), "fp16": ("amx_fp16", "avx512_fp16", "fp16_arith")}
 )
-"""What a CPU multiplies in half precision with, on x86-64 and ARM. On an x86-64 CPU with AVX2 alone a ResNet-18 took
+"""CPU features for half-precision multiplication, on x86-64 and ARM. On an x86-64 CPU with only AVX2 a ResNet-18 took
 6.6 times as long in bf16 as in fp32."""
 
 
 def open_device(text: str) -> torch.device:
-    """The device named `text` (`cpu`, `cuda:1`, `npu`, ...; `auto`: the accelerator there is, else the CPU).
+    """Open the device named `text` (`cpu`, `cuda:1`, `npu`, ...; `auto`: the accelerator if there is one, else the
+    CPU).
 
-    Raises `ModelFailed` where its package is missing or this torch cannot reach it, with what it takes.
+    Raises `ModelFailed` with the remedy if its package is missing or this torch cannot use it.
     """
     if text == AUTOMATIC:
         return _automatic()
@@ -75,14 +76,14 @@ def open_device(text: str) -> torch.device:
 
 
 def warn_of_slow_precision(name: str, precision: str | None, device: torch.device) -> None:
-    """Log where a half precision would make a model slower: on a CPU without a unit for it."""
+    """Warn if half precision makes a model slower, on a CPU without support for it."""
     abilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     if device.type == "cpu" and precision is not None and lacks_unit(precision, abilities):
-        _log.warning("model %s: on this CPU, which has no unit for it, %s is slower than fp32", name, precision)
+        _log.warning("model %s: on this CPU, which does not support it, %s is slower than fp32", name, precision)
 
 
 def lacks_unit(precision: str, abilities: Mapping[str, object]) -> bool:
-    """Whether a CPU of these `abilities`, as `torch.cpu.get_capabilities` gives them, must emulate `precision`."""
+    """Whether a CPU with these `abilities` (from `torch.cpu.get_capabilities`) must emulate `precision`."""
     return bool(abilities) and precision in _UNITS and not any(abilities.get(unit) for unit in _UNITS[precision])
 
 
@@ -95,7 +96,7 @@ def _import(text: str, package: DevicePackage) -> None:
         raise ModelFailed(
             f"device {text!r} needs the package {package.module}, which is not installed: {package.install}"
         ) from None
-    except Exception as error:  # a device's package may raise anything, such as for a missing driver
+    except Exception as error:  # a device's package may raise any error, such as for a missing driver
         raise ModelFailed(f"device {text!r}: importing {package.module} failed: {reason_of(error)}") from error
 
 
@@ -103,7 +104,7 @@ def _automatic() -> torch.device:
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is None:
         names = ", ".join(PACKAGES)
-        _log.info("device auto: torch finds no accelerator and runs on the CPU (%s are tried only if named)", names)
+        _log.info("device auto: torch finds no accelerator and runs on the CPU (%s must be named explicitly)", names)
         return torch.device("cpu")
     _log.info("device auto: torch runs on %s", found)
     return found

@@ -1,8 +1,8 @@
-"""PyTorch: a module whose class the operator names, with weights from a safetensors file, or a program that is in it.
+"""PyTorch: a module whose class the operator names, with weights from a safetensors file, or the file's program.
 
-The class says what it takes and gives, since a safetensors file holds weights and nothing else: `inputs`
-and `outputs` are tuples of (name, OIP datatype, shape), with -1 for a dimension that varies. `forward`
-takes tensors in the order of `inputs` and returns a tensor, or a tuple in the order of `outputs`.
+The class declares its tensors, since a safetensors file has only weights: `inputs` and `outputs` are tuples of (name,
+OIP datatype, shape), with -1 for a dynamic dimension. `forward` takes tensors in the order of `inputs` and returns a
+tensor, or a tuple in the order of `outputs`.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _BF16 = numpy_dtype("BF16")
 
 
 class TorchEngine:
-    """One module in evaluation mode on one device; all instances of a model share it.
+    """One module in evaluation mode on one device, shared by all instances of a model.
 
-    With `compile` or `graphs` it is prepared for each of the `buckets` when it is warmed up, and takes batches of no
-    other number of rows; so nothing is compiled once it serves.
+    With `compile` or `graphs` it is prepared for each of the `buckets` during warm-up, and takes batches of only these
+    sizes, so that nothing is compiled while serving.
     """
 
     file_name: ClassVar[str] = "model.safetensors"
@@ -69,7 +69,7 @@ class TorchEngine:
 
     @classmethod
     def load(cls, name: str, path: Path, settings: ModelSettings) -> TorchEngine:
-        """Build the class that the operator named and put the weights of `path` in; without a class, its program.
+        """Build the class named by the operator with the weights at `path`; without a class, use the file's program.
 
         Raises `ModelFailed`.
         """
@@ -93,16 +93,16 @@ class TorchEngine:
         check_batch(batch, self.inputs, self.buckets)
         try:
             return self._run(batch)
-        except ModelFailed as error:  # of the operator's own class, which may name files of its own
+        except ModelFailed as error:  # from the operator's class, which may name its own files
             raise ModelFailed(tellable(str(error))) from error
 
     def _run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        if torch.get_num_threads() != self._settings.threads:  # of the calling thread, and any thread may call
+        if torch.get_num_threads() != self._settings.threads:  # per calling thread, and any thread may call
             torch.set_num_threads(self._settings.threads)
         forward = self._forward
         if forward is None:
             raise ModelFailed("the model is closed")
-        is_pinned = self._device.type == "cuda"  # so that a copy goes up without another one before it
+        is_pinned = self._device.type == "cuda"  # which avoids another copy before the transfer
         tensors = [_to_torch(batch[name], kind, is_pinned) for name, kind in self._kinds.items()]
         try:
             with torch.inference_mode():
@@ -111,11 +111,11 @@ class TorchEngine:
         except Exception as error:  # the operator's own class may raise anything
             raise ModelFailed(f"the network {failure_of(error)}") from error
         if len(arrays) != len(results):
-            raise ModelFailed(f"the network gave {_kinds(results)}; expected tensors, in the order of its `outputs`")
+            raise ModelFailed(f"the network returned {_kinds(results)}; expected tensors in the order of its `outputs`")
         return self._checked(arrays)
 
     def _step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Step:
-        """What runs tensors of these shapes; made where it is the first time."""
+        """The step for tensors of these shapes, created the first time."""
         key = tuple(one.shape for one in tensors) if self._is_prepared else ()
         step = self._steps.get(key)
         if step is None:
@@ -132,32 +132,32 @@ class TorchEngine:
         return eager(forward, self._device)
 
     def _needed_buckets(self, settings: ModelSettings) -> tuple[int, ...]:
-        """The numbers of rows to prepare, none for a model of fixed shapes; `ModelFailed` where shapes are open."""
+        """The numbers of rows to prepare, none for a model of fixed shapes. Raises `ModelFailed` for open shapes."""
         specs = (*self.inputs, *self.outputs)
         if only_rows_vary(specs):
             return buckets_for(settings.buckets, settings.max_batch)
         if any(-1 in spec.shape for spec in self.inputs):
             word = "compile" if settings.compile else "graphs"
             raise ModelFailed(
-                f"`{word}: true` needs shapes of which nothing varies but the rows, the first dimension of every input "
+                f"`{word}: true` needs fixed shapes except for the rows, the first dimension of every input "
                 f"and output; here {', '.join(f'{one.name} is {list(one.shape)}' for one in specs)}"
             )
         return ()
 
     def _checked(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """The results by name, if they are what the class says of itself."""
+        """The results by name, checked against the class's declaration."""
         if len(arrays) != len(self.outputs):
-            raise ModelFailed(f"the network gave {len(arrays)} outputs, its class declares {len(self.outputs)}")
+            raise ModelFailed(f"the network returned {len(arrays)} outputs, but its class declares {len(self.outputs)}")
         for spec, array in zip(self.outputs, arrays, strict=True):
             if array.dtype != DTYPES[spec.datatype] or not shape_fits(array.shape, spec.shape):
                 raise ModelFailed(
-                    f"output {spec.name!r} is {array.dtype} {list(array.shape)}, "
+                    f"output {spec.name!r} is {array.dtype} {list(array.shape)}, but "
                     f"its class declares {spec.datatype} {list(spec.shape)}"
                 )
         return {spec.name: array for spec, array in zip(self.outputs, arrays, strict=True)}
 
     def warm_up(self, rows: int) -> None:
-        """Run zeros once, so that memory is taken and kernels are chosen or compiled. See `Engine.warm_up`."""
+        """Run zeros once, so that memory is allocated and kernels are chosen or compiled. See `Engine.warm_up`."""
         batch = zero_batch(self.inputs, rows)
         if batch is not None:
             check_batch(batch, self.inputs, self.buckets)
@@ -178,7 +178,7 @@ def _torch_dtype(datatype: str) -> torch.dtype:
 
 
 def _to_torch(array: Array, kind: torch.dtype, is_pinned: bool) -> torch.Tensor:
-    """A tensor on the host with memory of its own: the network may write to it, and a request's may be read-only."""
+    """A tensor on the host with its own memory, since the network may write to it and a request's may be read-only."""
     own = torch.empty(array.shape, dtype=kind, pin_memory=is_pinned)
     if kind is torch.bfloat16:
         own.view(torch.int16).numpy()[...] = array.view(np.int16)
@@ -188,7 +188,7 @@ def _to_torch(array: Array, kind: torch.dtype, is_pinned: bool) -> torch.Tensor:
 
 
 def _to_numpy(tensor: torch.Tensor) -> Array:
-    """A fresh array, also where the network returned its input or one of its weights."""
+    """A new array, even if the network returned its input or one of its weights."""
     if tensor.dtype is torch.bfloat16:
         return np.array(tensor.view(torch.int16).cpu().numpy().view(_BF16))
     return np.array(tensor.detach().cpu().numpy())

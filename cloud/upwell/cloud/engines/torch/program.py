@@ -1,7 +1,7 @@
 """A program as a torch module: a graph of listed ATen operators, from a safetensors file with its weights.
 
-See `upwell.shared.formats.torch_program`. Nothing of the file is code: an operator is asked for by its name only where
-the list has it, and sizes are numbers or multiples of the rows.
+See `upwell.shared.formats.torch_program`. The file contains no code: operators are looked up only by listed names, and
+sizes are numbers or multiples of the rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 class ProgramModule(torch.nn.Module):
-    """Runs a program. `inputs` and `outputs` are what it takes and gives, as a class declares them for engine torch."""
+    """Runs a program. `inputs` and `outputs` are declared as by a class for engine torch."""
 
     def __init__(self, program: Program, weights: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class ProgramModule(torch.nn.Module):
 
     @classmethod
     def open(cls, path: Path) -> ProgramModule | None:
-        """The program in a safetensors file; None where the file holds weights alone. Raises `ModelFailed`."""
+        """The program in a safetensors file; None if the file has only weights. Raises `ModelFailed`."""
         with open_weights(path, "pt") as file:
             text = (file.metadata() or {}).get(GRAPH_KEY)
             if text is None:
@@ -55,7 +55,7 @@ class ProgramModule(torch.nn.Module):
             try:
                 program = Program.parse(text)
             except BadProgram as error:
-                raise ModelFailed(f"{path.name} holds a program that cannot be run: {error}") from None
+                raise ModelFailed(f"{path.name} contains a program that cannot be run: {error}") from None
             there = set(file.keys())
             missing = [name for name in program.weights if name not in there]
             if missing:
@@ -82,7 +82,7 @@ def _declared(one: ProgramTensor) -> tuple[str, str, tuple[int, ...]]:
 
 
 def _operator(operator: str, arguments: Mapping[str, Argument]) -> Any:
-    """The operator of that name, which the list has, with arguments that it takes. Raises `ModelFailed`."""
+    """The listed operator of that name, after checking its arguments. Raises `ModelFailed`."""
     _, name, overload = operator.split(".")
     found = getattr(getattr(torch.ops.aten, name, None), overload, None)
     if found is None:
@@ -90,7 +90,7 @@ def _operator(operator: str, arguments: Mapping[str, Argument]) -> Any:
     known = {one.name for one in found._schema.arguments}
     unknown = [argument for argument in arguments if argument not in known]
     if unknown:
-        raise ModelFailed(f"operator {operator} takes no {unknown[0]!r}; it takes {', '.join(sorted(known))}")
+        raise ModelFailed(f"operator {operator} has no argument {unknown[0]!r}; it has {', '.join(sorted(known))}")
     return found
 
 

@@ -1,7 +1,7 @@
-"""How a torch network is called: as it is, compiled for one shape, or captured as a graph of the device.
+"""Ways to call a torch network: directly, compiled for one shape, or captured as a device graph.
 
-A `Step` takes tensors on the host and gives the outputs on the device. Compiled steps and graphs are good for one
-shape each, so an engine has one for every number of rows that it prepares.
+A `Step` takes tensors on the host and returns the outputs on the device. Compiled steps and graphs work for one shape
+each, so an engine has one for every prepared number of rows.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from upwell.shared.tensors import TensorSpec
 
 Tensors: TypeAlias = "tuple[torch.Tensor, ...]"
 Forward: TypeAlias = Callable[..., Tensors]
-"""The network: tensors on its device in the order of the class's `inputs` -> those of its `outputs`."""
+"""The network: maps tensors on its device, in the order of the class's `inputs`, to those of its `outputs`."""
 Step: TypeAlias = Callable[[Sequence[torch.Tensor]], Tensors]
 Record: TypeAlias = Callable[[Callable[[], Tensors]], "tuple[Callable[[], None], Tensors]"]
-"""Captures a call: gives what replays it, and the tensors that every replay writes to."""
+"""Captures a call: returns the function that replays it, and the tensors that every replay writes to."""
 
 PRECISIONS: Mapping[str, torch.dtype] = MappingProxyType(
     {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -37,17 +37,17 @@ _FLOATS: Mapping[str, torch.dtype] = MappingProxyType(
     {"FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32, "FP64": torch.float64}
 )
 _BACKENDS: Mapping[str, str] = MappingProxyType({"hpu": "hpu_backend", "neuron": "neuron"})
-"""Compilers of devices that torch's own does not know, as their packages name them."""
+"""Compiler backends of devices that torch's default does not support, as named by their packages."""
 _RUNS_BEFORE_CAPTURE = 3
-"""Kernels are chosen and memory is taken in the first runs, neither of which may happen while a graph is captured."""
+"""Number of runs before a capture: the first runs choose kernels and allocate memory, which a capture must not."""
 _ERROR_MODE: Final = "thread_local"
-"""Other models may be running on the device meanwhile, which by default would break the capture."""
+"""Capture mode that tolerates other models running on the device, which by default break the capture."""
 
 
 def forward_of(module: torch.nn.Module, precision: Precision | None, outputs: Sequence[TensorSpec]) -> Forward:
-    """The network as a function that computes in `precision` (None: as its class does).
+    """The network as a function that computes in `precision` (None: that of its class).
 
-    Its floating-point inputs are cast to that, and its floating-point outputs to what `outputs` declare.
+    Floating-point inputs are cast to it, and floating-point outputs to the declared datatypes.
     """
     dtype = PRECISIONS[precision] if precision is not None else None
     declared = tuple(_FLOATS.get(spec.datatype) for spec in outputs)
@@ -68,13 +68,13 @@ def forward_of(module: torch.nn.Module, precision: Precision | None, outputs: Se
 
 
 def eager(forward: Forward, device: torch.device) -> Step:
-    """The network as it is, for any shape."""
+    """The network without compilation, for any shape."""
     return lambda tensors: forward(*(one.to(device, non_blocking=True) for one in tensors))
 
 
 def compiled(forward: Forward, device: torch.device) -> Forward:
-    """The network compiled by `torch.compile` at its first call, whole and for the shapes of that call alone."""
-    # torch keeps what it compiled by code object and gives up after eight shapes of one; reloads would add to them.
+    """The network compiled as a whole by `torch.compile` at its first call, only for the shapes of that call."""
+    # torch caches compilations per code object and gives up after eight shapes; reloads would add to these.
     own = types.FunctionType(
         forward.__code__.replace(), forward.__globals__, forward.__name__, closure=forward.__closure__
     )
@@ -83,29 +83,29 @@ def compiled(forward: Forward, device: torch.device) -> Forward:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise `ModelFailed` where `torch.compile` has no C++ compiler for the CPU."""
+    """Raise `ModelFailed` if `torch.compile` has no C++ compiler for the CPU."""
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if device.type == "cpu" and shutil.which(compiler) is None:
         raise ModelFailed(
-            f"`compile: true` on the CPU needs a C++ compiler: there is no {compiler}; install it (Debian: g++), "
+            f"`compile: true` on the CPU needs a C++ compiler, but there is no {compiler}; install it (Debian: g++), "
             "name another one in CXX, or leave `compile` out"
         )
 
 
 def failure_of(error: BaseException) -> str:
-    """What a network or compiling it failed with, short enough for a status: `failed: division by zero`."""
+    """The failure of a network or its compilation, short enough for a status: `failed: division by zero`."""
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return f"cannot be compiled as a whole: {reason_of(getattr(error, 'inner_exception', error))}"
     return f"failed: {reason_of(error)}"
 
 
 def check_graphs(device: torch.device) -> None:
-    """Raise `ModelFailed` where the device has no graphs, or this torch cannot capture them."""
+    """Raise `ModelFailed` if the device has no graphs, or this torch cannot capture them."""
     if device.type == "cpu":
-        raise ModelFailed("`graphs: true` needs a device that has graphs, such as cuda; a CPU has none")
+        raise ModelFailed("`graphs: true` needs a device with graphs, such as cuda; a CPU has none")
     if device.type != "cuda" and not hasattr(torch.accelerator, "Graph"):
         raise ModelFailed(
-            f"`graphs: true` on {device.type} needs torch.accelerator.Graph, which torch 2.12 was the first to have; "
+            f"`graphs: true` on {device.type} needs torch.accelerator.Graph, available from torch 2.12; "
             f"this is torch {torch.__version__}"
         )
 
@@ -113,8 +113,8 @@ def check_graphs(device: torch.device) -> None:
 class GraphStep:
     """A network captured once and replayed: the same kernels on the same memory, without Python in between.
 
-    `examples` are tensors on the device of the one shape it is for. Calls take turns, since all of them use the same
-    inputs and outputs; what a call gives is a copy.
+    `examples` are tensors on the device with its one shape. Calls run one at a time, since they share inputs and
+    outputs; each returns a copy.
     """
 
     def __init__(self, forward: Forward, examples: Sequence[torch.Tensor], record: Record) -> None:
@@ -132,7 +132,7 @@ class GraphStep:
 
 
 def record_on(device: torch.device) -> Record:
-    """Captures on an accelerator, on a stream of its own. Never run on hardware so far."""
+    """Captures on an accelerator, on a separate stream. Not yet run on hardware."""
     new_capture = _capture_on_cuda if device.type == "cuda" else _capture_elsewhere
 
     def record(call: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
@@ -150,11 +150,11 @@ def record_on(device: torch.device) -> Record:
 
 
 _Capture: TypeAlias = "tuple[Any, AbstractContextManager[object], AbstractContextManager[object]]"
-"""A graph, what makes its stream the current one, and what captures on that."""
+"""A graph, the context that makes its stream current, and the context that captures on it."""
 
 
 def _capture_on_cuda(device: torch.device) -> _Capture:
-    """CUDA's and ROCm's own interface, which every torch has that is supported."""
+    """The interface of CUDA and ROCm, which every supported torch has."""
     cuda: Any = torch.cuda  # untyped there
     stream, graph = cuda.Stream(device), cuda.CUDAGraph()
     return graph, cuda.stream(stream), cuda.graph(graph, stream=stream, capture_error_mode=_ERROR_MODE)
