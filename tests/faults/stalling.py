@@ -160,7 +160,7 @@ class SentAttempt:
 
     @property
     def calls(self) -> Sequence[CloudCall]:
-        """Those under way."""
+        """The calls in progress."""
         return [self._driver._calls[name].call for name in self.attempt.calls]
 
     def wait(self, until_s: float) -> None:

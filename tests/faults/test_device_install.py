@@ -1,4 +1,4 @@
-"""The agent put on a machine without a network from a stick, upgraded on trial, gone back, and taken off again."""
+"""The agent put on a machine without a network from a stick, upgraded on trial, gone back, and removed again."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_an_upgrade_is_on_trial_and_a_bad_one_goes_back_by_itself(box: Box, stic
     another(stick, "good", "9.0.3", lambda _, data: data)
     for wheels in ("dead", "dies"):
         code, text = device(box, wheels, "upgrade", "--trial", "8")
-        assert (code, "is given up" in text) == (1, True), text
+        assert (code, "is abandoned" in text) == (1, True), text
         assert (version_of(box), answers(box)) == (first, "ok")
     code, text = device(box, "good", "upgrade", "--trial", "3")
     assert (code, version_of(box), answers(box)) == (0, "9.0.3", "ok"), text
@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_said_and_leaves_nothing(box: Box, stick: Path) -> 
     (stick / "wrong").mkdir()
     (stick / "wrong" / "agent.yaml").write_text("version: 1\nmodels: {small: {edge: {fil: model.onnx}}}\n")
     code, text = device(box, "wheels", "install", f"{STICK}/wrong")
-    assert (code, "fil" in text, "taken off" in text) == (1, True, True), text
+    assert (code, "fil" in text, "removed" in text) == (1, True, True), text
     assert box.files() == before
     other = stick / "other"
     other.mkdir()

@@ -213,7 +213,7 @@ def test_paths_are_behind_the_prefix(connect: Connect) -> None:
 def test_requests_do_not_cross_a_network_in_clear() -> None:
     with pytest.raises(ConfigError, match="would cross the network in clear: write https://"):
         HttpClient("http://infer.example.com")
-    with pytest.raises(ConfigError, match="is without TLS"):
+    with pytest.raises(ConfigError, match="does not use TLS"):
         HttpClient("http://127.0.0.1:1", ClientSecurity(TlsFiles()))
 
 

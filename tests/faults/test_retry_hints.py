@@ -91,7 +91,7 @@ def test_what_the_policy_says_of_a_full_cloud_holds_meanwhile_too(folder: Path, 
     policy = {**UP, "defaults": {"deadline": "2s", "on_cloud_failure": {"default": "edge", "exhausted": "error"}}}
     full.failure = Refused("the model's queue is full", retry_after_s=30.0)
     with embedded_agent(write_agent(folder, policy, endpoint)) as agent:
-        for told in ("queue is full", "wanted and not asked: cloud_exhausted"):
+        for told in ("queue is full", "requires the cloud, which was not asked: cloud_exhausted"):
             with pytest.raises(CloudFailed, match=told):
                 agent.infer("digits", {"image": ONE})
     assert len(full.asked_s) == 1

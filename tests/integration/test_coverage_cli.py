@@ -79,7 +79,7 @@ def test_everything_there_leaves_nothing_to_name(cover: Cover) -> None:
 def test_too_little_is_a_failed_check(cover: Cover) -> None:
     result = cover("--at-least", "90%", claim=CONVOLUTIONS)
     assert result.exit_code == 1
-    assert result.stderr == "20.0% of the nodes are on software, --at-least asks for 90%\n"
+    assert result.stderr == "20.0% of the nodes are on software; --at-least requires 90%\n"
     assert cover("--at-least", "20%", claim=CONVOLUTIONS).exit_code == 0
 
 

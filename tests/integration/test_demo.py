@@ -267,7 +267,7 @@ def _read_or_end(terminal: int) -> bytes:
 
 def test_service_that_dies_at_its_start_is_quoted(tmp_path: Path) -> None:
     with (
-        pytest.raises(ServiceNotStarted, match=r"ended at its start with exit code 2; it said:\n.*no such folder"),
+        pytest.raises(ServiceNotStarted, match=r"ended at its start with exit code 2; its output:\n.*no such folder"),
         CloudProcess(tmp_path / "nothing", "onnx", tmp_path / "log"),
     ):
         pytest.fail("it cannot have started")

@@ -227,13 +227,13 @@ def _zip(member: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("x.npy", _npy("(1000000000000,)"), "promises 4000000000000 bytes, the file has 0"),
+        ("x.npy", _npy("(1000000000000,)"), "says 4000000000000 bytes, but the file has 0"),
         ("x.npy", _npy("(-2, -3)", data=bytes(24)), "not a NumPy file"),
-        ("x.npy", _npy("(1,)", "'|O'", b"cos\nsystem\n"), "holds Python objects"),
+        ("x.npy", _npy("(1,)", "'|O'", b"cos\nsystem\n"), "contains Python objects"),
         ("x.npy", _npy("().__class__"), "not a NumPy file"),
         ("x.npy", b"not numpy", "not a NumPy file"),
         ("x.npz", b"not a zip", "not a NumPy file"),
-        ("x.npz", _zip(_npy("(9,)", data=bytes(8))), "promises 36 bytes, the file has 8"),
+        ("x.npz", _zip(_npy("(9,)", data=bytes(8))), "says 36 bytes, but the file has 8"),
         pytest.param("x.npz", _zip(b"x" * 100)[:-90], "not a NumPy file", id="cut short"),  # holds the time
         ("x.png", b"", "the file is empty"),
     ],
@@ -251,7 +251,7 @@ def test_a_zip_that_unpacks_to_more_than_the_limit_is_refused(cli: Cli, tmp_path
     code, _, err = cli("m", tmp_path / "x.npz", "--at", "127.0.0.1:1")
     assert code == 2
     assert f"{tmp_path / 'x.npz'}: " in err
-    assert "at most 67108864 bytes are read" in err
+    assert "at most 67108864 bytes are allowed" in err
 
 
 def test_file_over_the_message_limit_is_refused_before_it_is_sent(cli: Cli, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_file_over_the_message_limit_is_refused_before_it_is_sent(cli: Cli, tmp_
         (["x=PICTURE", "--at", "127.0.0.1:1", "--deadline", "100"], 2, "write 100ms or 100s"),
         (["x=PICTURE", "--at", "127.0.0.1:1", "--deadline", "0"], 2, "expected more than 0"),
         (["x=PICTURE", "--at", "127.0.0.1:1", "--tag", "dock"], 2, "expected KEY=VALUE, got 'dock'"),
-        (["x=PICTURE", "--at", "127.0.0.1:1", "--insecure", "--ca", "ca.pem"], 2, "give one of them"),
+        (["x=PICTURE", "--at", "127.0.0.1:1", "--insecure", "--ca", "ca.pem"], 2, "give only one of them"),
         (["x=PICTURE", "--at", "127.0.0.1:1"], 1, "127.0.0.1:1 does not answer: UNAVAILABLE"),
     ],
 )
@@ -300,7 +300,7 @@ def test_servers_refusal_is_shown_in_its_own_words(
 def test_same_input_twice_is_refused(cli: Cli, tmp_path: Path, pictures: list[Path]) -> None:
     np.save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
     twice = f"x={tmp_path / 'x.npy'}"
-    assert "given twice" in cli("m", twice, twice, "--at", "127.0.0.1:1")[2]
+    assert "repeated" in cli("m", twice, twice, "--at", "127.0.0.1:1")[2]
     assert "both as an array and as a picture" in cli("m", twice, f"x={pictures[0]}", "--at", "127.0.0.1:1")[2]
 
 

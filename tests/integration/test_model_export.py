@@ -82,7 +82,7 @@ def test_the_file_answers_any_number_of_rows_as_torch_does(weights: Path, in_pro
         np.testing.assert_allclose(answer["sum"], expected[1], atol=1e-5)
     runtime.close()
     again = in_process("model", "export", name(Net), weights, out, *WIDTH)
-    assert (again.code, "exists already" in again.err) == (2, True)
+    assert (again.code, "already exists" in again.err) == (2, True)
     assert in_process("model", "init", out, "--json").code == 0
 
 

@@ -432,7 +432,7 @@ def test_a_picture_classifier_of_optimum(exported: Callable[[str], Path], in_pro
         ({"config.json": {"architectures": ["BertForTokenClassification"]}}, "it names each token"),
         ({"config.json": {"problem_type": "multi_label_classification"}}, "each label is yes or no by itself"),
         ({"config.json": {"problem_type": "regression"}}, "it gives numbers and no classes"),
-        ({"tokenizer.json": b"{"}, "no tokenizer.json"),
+        ({"tokenizer.json": b"{"}, "not a tokenizer.json"),
     ],
 )
 def test_what_a_folder_of_texts_lacks_is_said(

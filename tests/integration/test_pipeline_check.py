@@ -44,7 +44,7 @@ dock: video {folder}/dock.mp4 (keeps all, 10 frames/s, due 200ms after capture)
   -> no-helmet (enter door), count (cross gate)
   -> jsonl {folder}/events.jsonl, mqtt broker.local:8883
 """
-WARNING = "whole frames that go to the cloud for 'people' are not blurred yet; step 6 blurs"
+WARNING = "whole frames sent to the cloud for 'people' are not blurred yet; step 6 blurs"
 
 
 def run(*arguments: str | Path) -> Result:

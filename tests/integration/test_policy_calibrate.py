@@ -295,7 +295,7 @@ def test_too_small_a_log_is_refused_and_nothing_is_written(run: Run, policy: Pat
     out = tmp_path / "out.yaml"
     result = run("calibrate", policy, "--log", log(tmp_path, requests(100)), "--out", out, "--max-risk", "2%")
     assert result.exit_code == 1
-    assert "it takes 149" in result.stderr
+    assert "at least 149 are needed" in result.stderr
     assert "nothing is written" in result.stderr
     assert result.stdout == ""
     assert sorted(os.listdir(tmp_path)) == ["log.jsonl", "policy.yaml"]
@@ -438,7 +438,7 @@ def test_wrong_lines_of_a_log_are_named(tmp_path: Path) -> None:
     texts = [problem.message for problem in caught.value.problems]
     assert "expected a JSON object" in texts[0]
     assert "unknown key" in texts[2]
-    assert "cut off" in texts[4]
+    assert "truncated" in texts[4]
 
 
 def test_many_wrong_lines_are_counted(tmp_path: Path) -> None:
@@ -452,8 +452,8 @@ def test_many_wrong_lines_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "there is no request in it"),
-        (b"\n \n", "there is no request in it"),
+        (b"", "it contains no requests"),
+        (b"\n \n", "it contains no requests"),
         (b"\xff\xfe{\n", "expected a JSON object"),
         (b'{"t_s": ' + b" " * MAX_LINE_BYTES + b"1}", "longer than"),
     ],

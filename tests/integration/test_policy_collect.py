@@ -199,7 +199,7 @@ def test_without_labels_the_cloud_is_right_and_it_says_so(folder: Folder, servic
     folder.pictures(40)
     done = folder.run()
     assert done.exit_code == 0
-    assert "no labels: the cloud's answers count as right" in done.output
+    assert "no labels: the cloud's answers count as correct" in done.output
     for line in folder.lines:
         index = index_of(line.tags["item"])
         agree = edge_scores(pictures([index])).argmax() == cloud_scores(pictures([index])).argmax()
@@ -242,7 +242,7 @@ def test_a_tensor_may_lack_its_row(folder: Folder) -> None:
     assert [line.cloud_correct for line in folder.lines] == [True, False]
     assert [line.cloud_s for line in folder.lines] == [None, None]  # that server does not tell
     assert "energy" in folder.lines[0].hardness
-    assert report["skipped"]["two.npy"] == "it holds 2 rows; expected one item per file"
+    assert report["skipped"]["two.npy"] == "it has 2 rows; expected one item per file"
     assert "wide.npy" in report["skipped"]
 
 
@@ -263,7 +263,7 @@ def test_bad_items_are_told_counted_and_skipped(folder: Folder, service: str) ->
     assert folder.items == names
     text = folder.run().output
     assert "5 skipped:" in text
-    assert "a.png: row 0: expected a picture" in text
+    assert "a.png: row 0: expected a JPEG" in text
 
 
 def test_a_name_that_is_no_text_is_skipped(folder: Folder, service: str) -> None:
@@ -417,7 +417,7 @@ def test_a_log_of_something_else_is_refused_and_left_as_it_is(folder: Folder, se
     folder.report("--labels", folder.labels([(name, 1) for name in names[:2]]))
     before = folder.out.read_bytes()
     assert "'digits' as the model" in folder.error(model="twin")
-    assert "'labels' as the truth, and this is 'the cloud'" in folder.error()
+    assert "'labels' as the truth, but this is 'the cloud'" in folder.error()
     for text in (b"hello", b"hello\n", b'{"t_s": 1}\n', before + b"\n", b"\x89PNG\r\n\x1a\n\0\0"):
         folder.out.write_bytes(text)
         assert "this is not a line of a request log" in folder.error()

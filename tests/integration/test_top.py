@@ -54,7 +54,7 @@ def test_a_service_under_load_is_told(tmp_path: Path, in_process: InProcess) -> 
     [
         ((), 2, "expected --at HOST:PORT of a metrics page, or -c agent.yaml"),
         (("--at", "http://"), 2, "expected HOST:PORT of a metrics page"),
-        (("--at", "127.0.0.1:1"), 1, "is `metrics` written in agent.yaml or cloud.yaml?"),
+        (("--at", "127.0.0.1:1"), 1, "is `metrics` set in agent.yaml or cloud.yaml?"),
     ],
 )
 def test_what_cannot_be_watched_is_said(

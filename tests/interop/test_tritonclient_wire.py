@@ -137,7 +137,7 @@ def test_errors_arrive_with_status_and_sentence(theirs: Any, model: str, name: s
 
 def test_what_would_be_answered_wrongly_is_refused(theirs: Any) -> None:
     ranked = triton.InferRequestedOutput("bool", class_count=3)
-    with pytest.raises(InferenceServerException, match="'bool' holds no numbers, so it has no 'classification'"):
+    with pytest.raises(InferenceServerException, match="'bool' has no numbers, so 'classification' does not apply"):
         theirs.infer("echo", [triton_input("bool", "BOOL", np.zeros(1, np.bool_))], outputs=[ranked])
     shared = triton.InferInput("fp32", [1], "FP32")
     shared.set_shared_memory("region", 4)

@@ -134,7 +134,7 @@ def test_a_network_that_cannot_be_traced_is_named(weights: Path, tmp_path: Path)
     ("options", "says"),
     [
         (("--platform", "abacus"), "--platform: expected one of cpu, cuda, rocm, tpu, got 'abacus'"),
-        (("--platform", "tpu"), "--platform: cpu must be among them"),
+        (("--platform", "tpu"), "--platform: cpu must be included"),
         (("--arguments", "{"), "--arguments: not JSON"),
         (("--arguments", "[]"), "--arguments: expected a JSON object"),
     ],
@@ -150,5 +150,5 @@ def test_wrong_options_say_what_would_be_right(
 def test_a_folder_that_is_there_is_left_alone(weights: Path, tmp_path: Path) -> None:
     result = run("Several", weights, tmp_path)
     assert isinstance(result.exception, ConfigError)
-    assert "exists already" in str(result.exception)
+    assert "already exists" in str(result.exception)
     assert list(tmp_path.iterdir()) == []

@@ -40,7 +40,7 @@ def test_a_port_is_free_in_use_or_cannot_be_had(tmp_path: Path) -> None:
         asked = ["127.0.0.1:0", address, f"unix:{tmp_path}/s", f"unix:{tmp_path}/none/s", "192.0.2.1:80"]
         found = list(ports(asked))
     assert [one.level for one in found] == ["ok", "warning", "ok", "problem", "problem"]
-    assert "if that is this agent or service, all is well" in found[1].text
+    assert "fine if that is this agent or service" in found[1].text
 
 
 def test_a_disk_without_room_is_a_warning(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_model_reached_by_a_link_has_its_weights_beside_the_link(folder: Path,
 )
 def test_weights_elsewhere_are_refused(folder: Path, location: str) -> None:
     path = linear_elsewhere(folder, location.format(root=folder.parent))
-    with pytest.raises(BadOnnxFile, match=r"^external weights '.*' are (refused|a link that leads out)"):
+    with pytest.raises(BadOnnxFile, match=r"^external weights '.*' are (refused|a link to outside)"):
         external_weights(path)
 
 
@@ -217,7 +217,7 @@ def test_ordinary_models_have_none(tmp_path: Path) -> None:
         b"\xff" * 20,
         b"\x3a\x02\x2a\x05abcde",  # a tensor that reaches past its graph
         b"\x3a\x01\x80abc",  # a varint that reaches past its graph
-        b"\x09abc",  # a number of eight bytes, cut short
+        b"\x09abc",  # a number of eight bytes, truncated
         b"\x0b\x0c",  # a group
         b"\0\0",  # field 0
         naming(b"\xff.bin"),
@@ -241,7 +241,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(
         return state
 
     monkeypatch.setattr(os, "fstat", and_cut)
-    with pytest.raises(BadOnnxFile, match="cut short"):
+    with pytest.raises(BadOnnxFile, match="truncated"):
         external_locations(path)
 
 
@@ -264,7 +264,7 @@ def test_a_tag_that_other_readers_would_cut_to_32_bits_hides_nothing(tmp_path: P
     long_tag = bytes([tag | 0x80, 0x80, 0x80, 0x80, high_bits])
     hidden = long_tag + varint(len(entry(b"../secret.bin"))) + entry(b"../secret.bin")
     path = put(tmp_path / "model.onnx", field(GRAPH, field(TENSOR, hidden)))
-    with pytest.raises(BadOnnxFile, match="impossible number"):
+    with pytest.raises(BadOnnxFile, match="invalid field number"):
         external_locations(path)
 
 

@@ -36,7 +36,7 @@ def test_a_dimension_that_has_no_size_varies() -> None:
 def test_what_is_no_plain_tensor_is_named(kind: str) -> None:
     with pytest.raises(UnsupportedTensor) as error:
         spec_of(Node("x", kind, []))
-    assert str(error.value) == f"'x' is {kind}, only tensors of plain datatypes can pass"
+    assert str(error.value) == f"'x' is {kind}; only tensors of plain datatypes are supported"
 
 
 @given(hnp.arrays(object, hnp.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=4), elements=st.text()))
@@ -56,5 +56,5 @@ def test_elements_keep_their_order_in_any_layout_of_memory() -> None:
 
 @pytest.mark.parametrize("element", [b"\xff", b"\xed\xa0\x80", b"\xc3", b"\xc0\x80"])
 def test_bytes_that_are_no_text_are_refused(element: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="input 'x' must hold UTF-8 text: "):
+    with pytest.raises(InvalidRequest, match="input 'x' must be UTF-8 text: "):
         text_of("x", np.array([b"fine", element], object))

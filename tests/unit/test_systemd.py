@@ -87,7 +87,7 @@ def test_no_watchdog_of_ours(manager: socket.socket, given: dict[str, str]) -> N
 
 def test_a_manager_that_is_gone_is_no_reason_to_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Systemd(str(tmp_path / "none")).ready()
-    assert "cannot tell systemd READY=1" in caplog.text
+    assert "cannot send READY=1 to systemd" in caplog.text
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows has no signals for a thread")

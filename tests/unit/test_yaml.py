@@ -107,7 +107,7 @@ def test_all_problems_at_once_in_the_order_of_the_file() -> None:
     [
         (
             "zzz: 1",
-            "1:1: zzz: unknown key; known here: after, ca, deadline, from, items, level, limits, models, name, "
+            "1:1: zzz: unknown key; expected one of: after, ca, deadline, from, items, level, limits, models, name, "
             "numbers, on, pair, runtime, split, threads",
         ),
         ("runtime: {}", "1:10: runtime.type: this key is missing"),
@@ -116,7 +116,7 @@ def test_all_problems_at_once_in_the_order_of_the_file() -> None:
         ("runtime: {type: tflite, onnx: x}", "1:31: runtime.onnx: expected a whole number, got 'x'"),
         (
             "runtime: {type: tflite, threads: 1}",
-            "1:25: runtime.threads: unknown key; known here: delegates, onnx, type",
+            "1:25: runtime.threads: unknown key; expected one of: delegates, onnx, type",
         ),
         ("models: {onnx: {type: onnx, threads: q}}", "1:38: models.onnx.threads: expected a whole number, got 'q'"),
         ("split: of", "1:8: split: expected 'off' or 'auto' or keys and values, got 'of'"),
@@ -135,7 +135,7 @@ def test_all_problems_at_once_in_the_order_of_the_file() -> None:
         ("ca: 3", "1:5: ca: expected a path, got 3"),
         ("ca: ''", "1:5: ca: expected a path, got ''"),
         ("limits: {a: 1}", "1:10: limits.a: expected a whole number, got 'a'"),
-        ("models: {a: 1, a: 2, b: {type: 1, type: 2}}", "1:16: models.a: the key is written twice; first in line 1"),
+        ("models: {a: 1, a: 2, b: {type: 1, type: 2}}", "1:16: models.a: the key is repeated; first in line 1"),
     ],
 )
 def test_one_problem_in_plain_words(text: str, expected: str) -> None:
@@ -164,8 +164,8 @@ def test_a_list_is_not_also_too_short_for_its_wrong_items() -> None:
 
 def test_every_duplicate_key_is_told() -> None:
     assert problems("name: a\nname: b\nmodels: {a: {type: onnx, type: onnx}}\n") == [
-        "2:1: name: the key is written twice; first in line 1",
-        "3:26: models.a.type: the key is written twice; first in line 3",
+        "2:1: name: the key is repeated; first in line 1",
+        "3:26: models.a.type: the key is repeated; first in line 3",
     ]
 
 
@@ -189,8 +189,8 @@ def test_every_duplicate_key_is_told() -> None:
         ("!x name: 5", "the tag '!x' is not allowed; write the plain key"),
         ("<<: {name: a}", "merge keys"),
         ("? [a, b]\n: 1", "a key must be plain text"),
-        ("name: *a", "the alias *a names no anchor"),
-        ("items: &a [*a]", "the alias *a names no anchor"),
+        ("name: *a", "the alias *a refers to no earlier"),
+        ("items: &a [*a]", "the alias *a refers to no earlier"),
         ("items: " + "[" * 400, f"nested deeper than {MAX_DEPTH} levels"),
         ("items: " + "[" * 400_000, f"nested deeper than {MAX_DEPTH} levels"),
     ],

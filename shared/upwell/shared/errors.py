@@ -54,7 +54,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EXIT_FAILED = 1
-"""What a command ends with where the check failed; 2 is wrong use."""
+"""The exit code of a command whose check failed; 2 means wrong use."""
 
 
 class UpwellError(Exception):

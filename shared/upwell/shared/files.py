@@ -149,9 +149,9 @@ def confined(folder: Path, name: str | Path) -> Path:
     try:
         within, path = folder.resolve(), (name if isinstance(name, Path) else folder / name).resolve()
     except (OSError, RuntimeError, ValueError):  # a name too long, links in a circle, a zero byte
-        raise NoPlainFile(f"{str(name)!r} leads nowhere") from None
+        raise NoPlainFile(f"{str(name)!r} does not exist") from None
     if not path.is_relative_to(within):
-        raise LeadsOut(f"{str(name)!r} leads out of {folder}")
+        raise LeadsOut(f"{str(name)!r} points outside {folder}")
     return path
 
 

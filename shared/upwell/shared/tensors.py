@@ -50,7 +50,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "BYTES": np.dtype(np.object_),
     }
 )
-"""OIP datatype -> numpy dtype (native byte order). BF16 is there where the package ml-dtypes is."""
+"""The numpy dtype of each OIP datatype (native byte order). BF16 needs the package ml-dtypes."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -62,7 +62,7 @@ def numpy_dtype(datatype: str) -> np.dtype[Any]:
     except KeyError:
         if datatype == "BF16":
             raise InvalidRequest("BF16 tensors need an extra: pip install 'upwell[bf16]'") from None
-        raise InvalidRequest(f"unknown datatype {datatype!r}; known are {', '.join(DTYPES)}") from None
+        raise InvalidRequest(f"unknown datatype {datatype!r}; expected one of {', '.join(DTYPES)}") from None
 
 
 def oip_datatype(dtype: np.dtype[Any]) -> str:

@@ -54,7 +54,7 @@ BITRATE_UNITS: Mapping[str, Decimal] = MappingProxyType(
 """Unit -> bits per second."""
 
 PERIODS = ("s", "min", "h", "day", "week", "month")
-"""What a rate may be per."""
+"""The periods of a rate."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def parse_share(value: object) -> float:
     share = _share(value)
     if 0 <= share <= 1:
         return float(share)
-    hint = f"; write {value}% if that is meant" if not isinstance(value, str) and 1 < share <= 100 else ""
+    hint = f"; write {value}% if that is intended" if not isinstance(value, str) and 1 < share <= 100 else ""
     raise ValueError(f"expected a share from 0% to 100% (0 to 1), got {value}{hint}")
 
 
@@ -123,7 +123,7 @@ def parse_rate(value: object, amount: Callable[[str], N], example: str = "100/mi
     if not slash or not before:
         raise ValueError(f"expected an amount in each period, such as {example}, got {value!r}")
     if period not in PERIODS:
-        raise ValueError(f"unknown period {period!r} in {text!r}; known periods are {', '.join(PERIODS)}")
+        raise ValueError(f"unknown period {period!r} in {text!r}; expected one of {', '.join(PERIODS)}")
     return amount(before), period
 
 
@@ -191,7 +191,7 @@ def _unknown_unit(number: str, unit: str, units: Mapping[str, Decimal]) -> str:
     alike = next((known for known in units if known.lower() == unit.lower()), None)
     if alike is not None:
         return f"unknown unit {unit!r}; write {number}{alike} (case matters)"
-    return f"unknown unit {unit!r} in {number + unit!r}; known units are {', '.join(units)}"
+    return f"unknown unit {unit!r} in {number + unit!r}; expected one of {', '.join(units)}"
 
 
 def _schema(pattern: str, *others: dict[str, object]) -> WithJsonSchema:
@@ -246,4 +246,4 @@ def rate_schema(unit: str = "") -> WithJsonSchema:
 
 
 SIZE_UNIT_PATTERN = f"({'|'.join(SIZE_UNITS)})"
-"""For the schema of a rate of bytes."""
+"""The JSON schema of a byte rate."""

@@ -44,14 +44,14 @@ def build_app(arguments: Sequence[str], *, names_alone: bool = False) -> typer.T
 
 _GROUPS: Mapping[str, str] = MappingProxyType(
     {
-        "cases": "Look at what devices have collected, choose, export, label and forget.",
-        "fleet": "Run a fleet service, look at the devices of one, and act on them.",
+        "cases": "List, choose, export, label and delete the cases that devices collected.",
+        "fleet": "Run a fleet service, and manage its devices.",
         "model": "Describe, quantize, pack, sign and check models for the device.",
         "partition": "Measure a model on both sides, find the best cut, write the halves and verify them.",
         "pipeline": "Check pipelines of cameras, models and events.",
         "policy": "Check, explain, calibrate and simulate a routing policy.",
         "release": "Make, sign, publish and check releases: bundles, policy and pipelines as one signed unit.",
-        "spool": "Look at the cases that an agent keeps for the cloud, or drop them.",
+        "spool": "List or drop the cases that an agent keeps for the cloud.",
     }
 )
 

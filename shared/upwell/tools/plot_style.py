@@ -36,7 +36,7 @@ _STYLE: Mapping[str, Any] = MappingProxyType(
         "svg.hashsalt": "upwell",
     }
 )
-"""For `matplotlib.style.context`; the salt makes two pictures of the same data the same file."""
+"""The style for `matplotlib.style.context`; the salt makes plots of equal data equal files."""
 _UNDATED: Mapping[str, Mapping[str, None]] = MappingProxyType(
     {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 )

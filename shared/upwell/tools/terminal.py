@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 PolicyArgument: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)
+    Path, typer.Argument(metavar="POLICY", help="The policy file (YAML).", show_default=False)
 ]
 
 

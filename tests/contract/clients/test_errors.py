@@ -106,7 +106,7 @@ def test_wrong_requests_are_named(serve: Serve, connect: Connect) -> None:
         "the input 'fp32' is FP32, got FP64": InferRequest("echo", {"fp32": np.zeros(1)}),
         "has no input 'other'": InferRequest("echo", {"other": np.zeros(1)}),
         "the request has no inputs": InferRequest("echo", {}),
-        "gives the output 'int8' only where": InferRequest("echo", EXAMPLE, outputs=("int8",)),
+        "gives the output 'int8' only if": InferRequest("echo", EXAMPLE, outputs=("int8",)),
         "the id has 1001 characters": InferRequest("echo", EXAMPLE, id="x" * 1001),
     }
     for words, request in wrong.items():

@@ -49,7 +49,7 @@ def test_text_goes_in_and_comes_out_as_bytes(tmp_path: Path) -> None:
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     engine = load(tmp_path, TensorProto.STRING)
-    with pytest.raises(InvalidRequest, match="'x0' must hold UTF-8 text"):
+    with pytest.raises(InvalidRequest, match="'x0' must be UTF-8 text"):
         engine.run({"x0": np.array([[b"\xff", b""]], object)})
 
 

@@ -87,7 +87,7 @@ def test_a_wrong_name_is_said_at_start(
         until(lambda: bool(told(caplog)))
         (line,) = told(caplog)
         assert line.startswith("model m: cloud_model_missing: the cloud has no model 'ecko' (")
-        assert "there is 'echo'" in line, "what the cloud has"
+        assert "expected 'echo'" in line, "what the cloud has"
         assert health(caplog) == {"m": "ecko"}
     assert (fake.requests, asking()) == ([], [])
 

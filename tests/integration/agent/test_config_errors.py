@@ -54,7 +54,7 @@ ONE_LINE = {
     "not a mapping": ("- a\n- b\n", "agent.yaml:1:1: expected"),
     "a key twice": (
         GOOD + "\nagent: {}\nagent: {}\n",
-        "agent.yaml:3:1: agent: the key is written twice; first in line 2",
+        "agent.yaml:3:1: agent: the key is repeated; first in line 2",
     ),
     "a tag of yaml": ("models: !!python/object/apply:os.system [id]\n", "agent.yaml:1:9: "),
     "an unknown key": (GOOD + "\nagnet: {}", "agent.yaml:2:1: agnet: unknown key; did you mean 'agent'?"),
@@ -153,7 +153,7 @@ POLICY_MISTAKES = {
     "an unknown objective": ("defaults: {objective: speed}", "expected 'accuracy', 'latency', 'energy' or 'cost'"),
     "a rule that does nothing": (
         "rules: [{name: a, match: {}}]",
-        "the rule does nothing; expected egress, route, set or collect",
+        "the rule does nothing; expected `egress`, `route`, `set` or `collect`",
     ),
     "an unknown zone": ("timezone: Mars/Olympus", "unknown time zone 'Mars/Olympus'; expected an IANA name"),
     "hours that are none": (

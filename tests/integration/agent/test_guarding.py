@@ -80,7 +80,9 @@ def test_a_new_token_takes_over_without_a_restart(folder: Path, files: Path, gua
         until(lambda: route() == "cloud")
 
 
-@pytest.mark.parametrize(("token", "says"), [("missing", "cannot read the token"), ("spaced", "expected one token")])
+@pytest.mark.parametrize(
+    ("token", "says"), [("missing", "cannot read the token"), ("spaced", "expected a single token")]
+)
 def test_a_token_file_that_is_none_is_refused_at_the_start(folder: Path, files: Path, token: str, says: str) -> None:
     path = write_agent(folder, UP, cloud_section("127.0.0.1:1", files, token))
     with pytest.raises(ConfigError, match=says) as caught:

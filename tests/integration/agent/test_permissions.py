@@ -31,9 +31,9 @@ def test_a_caller_has_its_models_and_its_share(folder: Path) -> None:
                     call()
                 assert caught.value.kind is RemoteErrorKind.PERMISSION_DENIED
             assert [fact(ask(client, 0), "route") for _ in range(2)] == ["edge"] * 2
-            with pytest.raises(RemoteError, match="its share of requests"):
+            with pytest.raises(RemoteError, match="its limit of requests"):
                 ask(client, 0)
         with client_of(running.addresses[0], ClientSecurity(token_file=folder / "many")) as client:
             assert [fact(ask(client, 0, model="others"), "route") for _ in range(5)] == ["edge"] * 5
-            with pytest.raises(RemoteError, match="its share of requests"):
+            with pytest.raises(RemoteError, match="its limit of requests"):
                 ask(client, 0)

@@ -105,7 +105,7 @@ WRONG: dict[str, tuple[InferRequest, RemoteErrorKind, str]] = {
     "text for a picture": (
         one_input("image", encoded(b"<svg/>"), "digits"),
         RemoteErrorKind.INVALID_ARGUMENT,
-        "expected a picture as JPEG, PNG or WebP, got 6 bytes of something else",
+        "expected a JPEG, PNG or WebP picture, got 6 bytes of another format",
     ),
     "another format": (
         one_input("image", encoded(gif()), "digits"),
@@ -152,7 +152,7 @@ def test_a_wrong_request_is_told_what_would_be_right(client: OipClient, what: st
 
 def test_one_bad_row_is_named(client: OipClient) -> None:
     rows = np.concatenate([pictures([0, 1]), encoded(b"no picture")])
-    with pytest.raises(RemoteError, match="row 2: expected a picture"):
+    with pytest.raises(RemoteError, match="row 2: expected a JPEG"):
         client.infer(one_input("image", rows, "digits"), LIMIT_S)
 
 

@@ -227,14 +227,18 @@ BROKEN = {
         "id,label\n{id},normal\n": "gives detections; expected boxes, got label",
     },
     "coco": {
-        "{{": "no JSON",
-        "[]": "this is no COCO",
+        "{{": "not JSON",
+        "[]": "this is not COCO",
         "{{" + IMAGE + ', "categories": [{{"id": 1, "name": '
         '"normal"}}], "annotations": [{{"image_id": 1, "category_id": 1, "bbox": [5, 5, 9, 1]}}]}}': "is not within",
         "{{" + IMAGE + ', "categories": [{{"id": 1, "name": '
-        '"odd"}}], "annotations": [{{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}}]}}': "'odd' is no class",
+        '"odd"}}], "annotations": [{{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}}]}}': "is not a class",
     },
-    "label-studio": {"{{}}": "expected a list of tasks", "[1]": "this is no task of Label Studio", "[" * 10: "no JSON"},
+    "label-studio": {
+        "{{}}": "expected a list of tasks",
+        "[1]": "this is not a Label Studio task",
+        "[" * 10: "not JSON",
+    },
 }
 
 

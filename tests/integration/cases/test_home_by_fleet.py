@@ -118,7 +118,7 @@ def test_credentials_come_from_a_file_or_the_environment_and_are_never_shown(
     ("section", "words"),
     [
         ({}, "one of"), ({"to": "x", "fleet": True}, "one of"), ({"storage": "http://s3.example.com/b"}, "https://"),
-        ({"fleet": True, "storage_ca": "ca.pem"}, "goes with"), ({"storage": "https://u:p@s3/b"}, "cannot be read"),
+        ({"fleet": True, "storage_ca": "ca.pem"}, "needs"), ({"storage": "https://u:p@s3/b"}, "cannot be read"),
     ],
 )  # fmt: skip
 def test_cases_have_one_home(section: dict[str, Any], words: str) -> None:

@@ -159,7 +159,7 @@ def test_a_rate_counts_over_grpc_and_http_together(guarded: Guarded) -> None:
         infer(client)
         assert guarded.get("/v2/models/linear/infer", "slow-paced", BODY) == 200
         infer(client)
-        with pytest.raises(RemoteError, match="its share of requests") as caught:
+        with pytest.raises(RemoteError, match="its limit of requests") as caught:
             infer(client)
         assert caught.value.kind is RemoteErrorKind.RESOURCE_EXHAUSTED
         assert guarded.get("/v2/models/linear/infer", "slow-paced", BODY) == 429
@@ -171,7 +171,7 @@ def test_a_rate_counts_over_grpc_and_http_together(guarded: Guarded) -> None:
 def test_bytes_are_limited(guarded: Guarded) -> None:
     with closing(guarded.client("small")) as client:
         infer(client)  # 32 bytes there, and more back
-        with pytest.raises(RemoteError, match="its share of bytes"):
+        with pytest.raises(RemoteError, match="its limit of bytes"):
             infer(client)
 
 
@@ -203,7 +203,7 @@ def test_a_stream_has_the_permissions_and_limits_of_its_caller(guarded: Guarded)
 
     with channel(guarded) as link:
         first, second, third = answers("linear-only", "linear", "slow", "none")
-        assert (first, second) == ("", "this caller may not use a model 'slow'")
+        assert (first, second) == ("", "this caller may not use model 'slow'")
         assert third == "this caller may not use a model 'none'"
         assert [bool(one) for one in answers("streaming", *["linear"] * 4)] == [False, False, True, True]
 
@@ -304,4 +304,4 @@ def test_certificates_without_a_client_ca_are_a_mistake(repository: Path, tmp_pa
     write_tokens(tmp_path / "tokens.yaml", {"a": ""}, "[{name: camera}]")
     code, said = serve_and_fail("--models", repository, "--listen", "127.0.0.1:0", "--tokens", tmp_path / "tokens.yaml")
     assert code == 2
-    assert "only where the server's TLS has a client CA" in said
+    assert "only if the server's TLS has a client CA" in said

@@ -104,7 +104,7 @@ def test_tritonclient_lists_loads_and_unloads(folder: Folder) -> None:
         given.set_data_from_numpy(X)
         answer = client.infer("m", [given], client_timeout=LIMIT_S)
         np.testing.assert_allclose(answer.as_numpy("scores"), scores(1), rtol=1e-3)
-    assert any("asks to load the model 'other'" in line for line in running.lines)
+    assert any("requests to load model 'other'" in line for line in running.lines)
 
 
 def test_what_cannot_be_done_has_its_status(folder: Folder) -> None:
@@ -118,7 +118,13 @@ def test_what_cannot_be_done_has_its_status(folder: Folder) -> None:
             (client.unload_model, "n", {}, "NOT_FOUND", "there is m"),
             (client.load_model, "m", {"config": "{"}, "INVALID_ARGUMENT", "failed to load 'm'.*as JSON .line 1"),
             (client.load_model, "m", {"config": "[" * 9000}, "INVALID_ARGUMENT", "cannot be read as JSON"),
-            (client.load_model, "m", {"config": '{"backend": "x"}'}, "INVALID_ARGUMENT", "the key 'backend'; `max_b"),
+            (
+                client.load_model,
+                "m",
+                {"config": '{"backend": "x"}'},
+                "INVALID_ARGUMENT",
+                "the key 'backend'; a load may set only `max_b",
+            ),
             (client.load_model, "m", {"config": '{"max_batch_size": 1e9}'}, "INVALID_ARGUMENT", "from 0 to 4096"),
             (client.load_model, "m", {"config": '{"instance_group": [{"kind": 1}]}'}, "INVALID_ARGUMENT", "'kind'"),
             (client.load_model, "m", {"config": '{"instance_group": [{"count": 0}]}'}, "INVALID_ARGUMENT", "from 1"),
@@ -173,7 +179,7 @@ def test_tokens_guard_these_methods_too(folder: Folder) -> None:
                 call()
             assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
             call(headers={"authorization": "Bearer right"})
-    assert any("operator asks to load the model 'm'" in line for line in running.lines)
+    assert any("operator requests to load model 'm'" in line for line in running.lines)
 
 
 # --- By the file watch

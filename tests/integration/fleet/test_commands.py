@@ -65,7 +65,7 @@ def test_users_and_tokens_come_and_go(fleet: Service) -> None:
     token = done(fleet, "user", "add", "eve").strip()
     (fleet.folder / "eve").write_text(token)
     assert "eve" in done(fleet, "user", "list")
-    assert "takes the role operator" in str(run(fleet, "revoke", "gate", who="eve").exception)
+    assert "needs the role operator" in str(run(fleet, "revoke", "gate", who="eve").exception)
     made = json.loads(done(fleet, "token", "add", "--label", "a=b", "--valid", "2h", "--json"))
     assert made["id"] in done(fleet, "token", "list")
     done(fleet, "token", "drop", made["id"])
@@ -86,7 +86,7 @@ def test_users_and_tokens_come_and_go(fleet: Service) -> None:
         (("devices", "--group", "g", "--where", "true"), "one of --group and --where"),
         (("rollout", "7"), "one of --group and --where"),
         (("rollout", "7", "--group", "g", "--where", "true"), "one of --group and --where"),
-        (("rollout", "7", "--where", "true", "--days", "mon"), "--days goes with --window"),
+        (("rollout", "7", "--where", "true", "--days", "mon"), "--days needs --window"),
     ],
 )
 def test_wrong_use_is_one_sentence(fleet: Service, arguments: tuple[str, ...], words: str) -> None:
@@ -124,11 +124,11 @@ def test_a_rollout_that_cannot_be_is_refused_by_the_service_in_one_sentence(
 def test_a_rollout_begins_pauses_resumes_and_is_taken_back(fleet: Service) -> None:
     (fleet.folder / "viewer").write_text(user(fleet.fleet, "viewer", "viewer"))
     refused = run(fleet, "rollout", "7", "--where", "true", who="viewer").exception
-    assert "takes the role operator" in str(refused)
+    assert "needs the role operator" in str(refused)
     later = datetime.now(timezone.utc) + timedelta(hours=10)  # so that no device is offered anything now
     hours = ("--window", f"{later:%H}:00-{later + timedelta(hours=1):%H}:00", "--days", "mon,tue,wed,thu,fri,sat,sun")
     started = json.loads(done(fleet, "rollout", "7", "--where", "true", "--wave", "100%", *hours, "--json"))["id"]
-    assert "takes the role operator" in str(run(fleet, "back", started, who="viewer").exception)
+    assert "needs the role operator" in str(run(fleet, "back", started, who="viewer").exception)
     assert f"is in roll-out {started}" in str(run(fleet, "rollout", "8", "--where", "true").exception)
     assert str(run(fleet, "resume", started).exception).endswith("it is running, not paused")
     done(fleet, "pause", started)

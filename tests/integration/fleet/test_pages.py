@@ -137,7 +137,7 @@ def rolled_out(shell: Shell) -> None:
     commands = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)[1:]
     for command, output in zip(commands[::2], commands[1::2], strict=True):
         said = shell.do(command.replace(SAID_ID, rollout).replace("rollout 7", "rollout 2"))
-        if found := re.search(r"roll-out ([0-9a-f]{8}) has begun", said):
+        if found := re.search(r"roll-out ([0-9a-f]{8}) has started", said):
             rollout = found[1]
         lines = output.replace(SAID_ID, rollout).splitlines()
         assert not lines or matches(lines, said.splitlines()), (command, said)

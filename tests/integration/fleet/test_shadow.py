@@ -56,7 +56,7 @@ def test_a_release_answers_beside_is_calibrated_on_that_and_goes_on_with_its_own
     served = digests(fleet)
     shutil.copy(fleet.policy, fleet.releases.folder)
     begin, look, *calibrate, end, roll = as_the_page_says(fleet)
-    assert "is to run beside on 2 devices" in typed(fleet, begin)
+    assert "will run in shadow on 2 devices" in typed(fleet, begin)
     within(
         LIMIT_S, lambda: json.loads(typed(fleet, f"{look.partition('#')[0]} --json"))["shadows"][0]["lines"] >= 400, ""
     )

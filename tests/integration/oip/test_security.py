@@ -113,7 +113,7 @@ def test_broken_files_are_refused_at_the_start(
     other = TlsFiles(cert=tmp_path / "other.pem", key=tmp_path / "other.key")
     issue(authority, other, "other")
     for tls, message in (
-        (TlsFiles(server_tls.cert, other.key), "are not a certificate .* its key"),
+        (TlsFiles(server_tls.cert, other.key), "are not a certificate and key"),
         (TlsFiles(server_tls.cert, None), "a certificate and its key go together"),
         (TlsFiles(server_tls.cert, tmp_path / "none.key"), "none.key: cannot read the key: No such file"),
         (TlsFiles(server_tls.cert, server_tls.key, server_tls.key), "expected one or more CA certificates"),
@@ -147,7 +147,7 @@ def test_every_method_but_the_probes_asks_for_a_token(serve: Serve, connect: Con
         lambda: client.metadata("echo", TIMEOUT_S),
         lambda: client.infer(InferRequest("echo", {}), TIMEOUT_S),
     ):
-        with pytest.raises(RemoteError, match="this server needs a token") as error:
+        with pytest.raises(RemoteError, match="this server requires a token") as error:
             call()
         assert error.value.kind is RemoteErrorKind.UNAUTHENTICATED
 

@@ -77,7 +77,7 @@ def test_with_another_grpc_all_stays_as_it_is(
     assert not switch_on()
     assert [getattr(inner_parts.server, replaced) for replaced in inner_parts._own] == before
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        f"the internals of grpcio {grpc.__version__} are not known"
+        f"the internals of grpcio {grpc.__version__} are unknown"
     ]
 
 

@@ -26,10 +26,10 @@ def test_a_hard_row_goes_up_and_a_tag_in_a_header_keeps_it_here(serve: Serve) ->
         path = f"/v2/models/{MODEL}/infer"
         kept = ask(server, "POST", path, body(), {"Upwell-Tag-Privacy": "device"})
         assert kept.value["parameters"]["upwell.reason"] == "egress_denied"
-        # A proxy's header does not lift what the body says: of two values nobody knows which is meant.
+        # A proxy's header does not lift what the body says: of different values nobody knows which is meant.
         tagged = body(parameters={"upwell.tag.privacy": "device"})
         refused = ask(server, "POST", path, tagged, {"Upwell-Tag-Privacy": "none"})
-        assert (refused.status, "two values" in refused.value["error"]) == (400, True)
+        assert (refused.status, "different values" in refused.value["error"]) == (400, True)
         assert at.cloud.requests == []
         sent = ask(server, "POST", path, body(id="one"))
         assert sent.value["id"] == "one"

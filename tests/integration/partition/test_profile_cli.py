@@ -165,7 +165,7 @@ def test_given_inputs_are_used_by_either_name_and_checked(digits: Path) -> None:
     given = digits.parent / "given.npz"
     np.savez(given, picture=np.zeros((7, 1, 8, 8), np.float32))
     assert profiled(digits, "--points", "2", "--inputs", str(given), "--rows", "4")[0].model.rows == 4
-    assert "has 7 rows, --rows asks for 9" in refused(digits, "--inputs", str(given), "--rows", "9")
+    assert "has 7 rows, but --rows is 9" in refused(digits, "--inputs", str(given), "--rows", "9")
     for arrays, problem in (
         ({"photo": np.zeros(1)}, "no input 'photo'; its inputs are 'picture'"),
         ({"picture": np.zeros((1, 1, 8, 8))}, "is float64; the input takes float32"),

@@ -373,7 +373,7 @@ def test_samples_may_be_what_callers_give(digits: Path, tmp_path: Path) -> None:
     assert 0 < cut["codec_error"] < 0.1
     np.savez(data, other=np.zeros((1, 1, 8, 8), np.float32))
     text = refused(*arguments)
-    assert "it holds 'other'; the model takes 'image'" in text
+    assert "it has 'other'; the model takes 'image'" in text
     assert "--data" in text
 
 

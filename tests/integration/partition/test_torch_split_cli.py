@@ -69,7 +69,7 @@ def test_a_fixed_row_a_codec_and_missing_packages_are_said_in_one_line(tmp_path:
         (("--cut", "2", "--codec", "fp16"), (), "codecs apply only to ONNX"),
         (("--cut", "2", "--heads", "tflite"), ("litert_torch",), "pip install litert-torch"),
         (("--cut", "2"), ("onnxscript",), "pip install 'upwell[export]'"),
-        (("--cut", "99"), (), "the head would hold 99"),
+        (("--cut", "99"), (), "the head would have 99"),
     ):
         done = in_process("partition", "split", BRANCHES, "--out", out, *arguments, without=without)
         assert (done.code, out.exists()) == (2, False)

@@ -74,7 +74,7 @@ def test_from_keys_to_a_release_that_a_device_takes(in_process: InProcess, tmp_p
     added = run("add", folder, "--bundle", digits, "--policy", policy, "--cloud", f"digits-large={OTHER}")
     assert (added["release"], added["problems"]) == (1, [])
     assert "targets has 0 of 1 signatures" in run("publish", folder, "--key", keys["o"], code=2)
-    assert "is none of those that sign" in run("sign", folder, "--key", keys["o"], code=2)
+    assert "does not sign" in run("sign", folder, "--key", keys["o"], code=2)
     assert run("sign", folder, "--key", keys["t"])["signed"] == ["targets"]
     assert "does not sign snapshot" in run("publish", folder, "--key", keys["t"], code=2)
     published = run("publish", folder, "--key", keys["o"], "--to", web)
@@ -118,7 +118,7 @@ def test_what_does_not_fit_together_is_said_and_not_drafted(
     assert done.code == 1
     assert f"a calibration of 'digits' by margin for the model {OTHER} on the device" in problems
     assert model_digest(ASSETS / "edge/digits/model.onnx") in problems
-    assert "names the model 'pages', which the release does not have" in problems
+    assert "names model 'pages', which the release does not have" in problems
     assert "names the model 'faces'" in problems
     assert f"{pipelines}:5:" in problems
     assert "agent.yaml has no model 'nothing'" in problems
@@ -253,7 +253,7 @@ def test_wrong_use_is_one_sentence_and_leaves_nothing(
 def test_nothing_is_drafted_where_there_is_no_root(in_process: InProcess, tmp_path: Path, digits: Path) -> None:
     done = in_process("release", "add", tmp_path / "empty", "--bundle", digits)
     assert done.code == 2
-    assert "this is no folder of releases; `upwell release init` makes one" in done.err
+    assert "this is not a release repository; create one with `upwell release init`" in done.err
     assert not (tmp_path / "empty").exists()
 
 

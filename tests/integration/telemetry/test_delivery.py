@@ -31,6 +31,6 @@ def test_that_a_collector_refuses_is_said_once(caplog: pytest.LogCaptureFixture)
     assert (span.name, span.trace_id, span.parent_id) == ("request", CALLER.trace_id, CALLER.span_id)
     assert (span.service, span.attributes) == ("one", {"upwell.model": "m"})
     assert [record.message for record in caplog.records if record.levelno >= logging.INFO] == [
-        "traces cannot be delivered; they are dropped until the collector takes them again",
-        "traces are delivered again",
+        "traces cannot be delivered; they are dropped until the collector accepts them again",
+        "traces are being delivered again",
     ]

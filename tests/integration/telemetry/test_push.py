@@ -112,7 +112,8 @@ def test_a_collector_that_refuses_and_takes_again_is_said_once_each(caplog: pyte
         assert delivery.became["failed"] >= 2
         assert delivery.became["sent"] >= 1
     assert [record.getMessage() for record in caplog.records if "push" in record.getMessage()] == [
-        "metrics cannot be pushed; the collector gets them once it takes them again", "metrics are pushed again",
+        "metrics cannot be pushed; they will be pushed once the collector accepts them again", "metrics are being "
+        "pushed again",
     ]  # fmt: skip
 
 

@@ -160,13 +160,13 @@ def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
         (LEAST.replace("}", ", workers: true}"), r"serve\.workers: expected a whole number or 'auto', got true"),
         (
             LEAST.replace("127.0.0.1:0", "[::1]:80").replace("}", ", metrics: '[::1]:80'}"),
-            "twice, in `listen` and `metrics`",
+            "repeated in `listen` and `metrics`",
         ),
         (
             LEAST.replace("127.0.0.1:0", "127.0.0.1:80").replace("}", ", listen_http: ['127.0.0.1:80']}"),
-            r"cloud\.yaml:\d+:\d+: serve: 127\.0\.0\.1:80 is written twice, in `listen` and `listen_http`",
+            r"cloud\.yaml:\d+:\d+: serve: 127\.0\.0\.1:80 is repeated in `listen` and `listen_http`",
         ),
-        (LEAST.replace("['127.0.0.1:0']", "['unix:/a', 'unix:/a']"), "twice, in `listen`;"),
+        (LEAST.replace("['127.0.0.1:0']", "['unix:/a', 'unix:/a']"), "repeated in `listen`;"),
         ("version: 1", "serve"),
     ],
 )

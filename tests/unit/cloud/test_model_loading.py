@@ -174,7 +174,7 @@ def test_labels_come_from_the_repository_alone(tmp_path: Path, caplog: pytest.Lo
     config = CloudConfig.model_validate({"serve": {"listen": ["127.0.0.1:0"], "models": str(root)}})
     (found,) = find_models(config)
     assert isinstance(load_model(found, config), BrokenModel)
-    assert f"lies outside {root}; copy it beside the model" in caplog.text
+    assert f"is outside {root}; copy it beside the model" in caplog.text
     (root / "m" / "labels.txt").write_text("no\nyes\n")
     description.write_text(LABELLED.replace("LABELS", str(root / "m" / "labels.txt")))
     assert isinstance(load_model(found, config), CloudModel)

@@ -48,11 +48,11 @@ def test_every_problem_is_told_with_its_line(tmp_path: Path) -> None:
     said = str(raised.value).splitlines()
     expected = {
         2: "expected a label of the model or the number of a class, got 'bird'",
-        3: "the data folder holds no item 'gone.png'",
+        3: "the data folder has no item 'gone.png'",
         4: "there is no class 10; the model has the classes 0 to 9",
         5: "got '-1'",
         6: "expected a file and its label",
-        8: "'001.png' has a label already; expected one line per file",
+        8: "'001.png' already has a label; expected one line per file",
         9: "got '9999",
     }
     for line, (number, message) in zip(said, expected.items(), strict=True):
@@ -65,7 +65,7 @@ def test_every_problem_is_told_with_its_line(tmp_path: Path) -> None:
     [
         (b"", "expected a first line with the columns file,label"),
         (b"a,b\n1,2\n", "expected a first line with the columns file,label"),
-        (b"file,label\n", "no label in it"),
+        (b"file,label\n", "it contains no labels"),
         (b"file,label\n\xff,1\n", "cannot be read as CSV in UTF-8"),
         (b"file,label\n001.png\n", "expected a file and its label"),
         (b"file,label\n" + b"x" * 200_000 + b",1\n", "cannot be read as CSV"),
@@ -84,7 +84,7 @@ def test_a_file_that_is_not_there_or_far_too_large_is_refused(tmp_path: Path) ->
         read_classes(tmp_path / "gone.csv", KnownLabels(NAMES, (), 0))
     with (tmp_path / "labels.csv").open("wb") as file:
         file.truncate(MAX_LABELS_BYTES + 1)
-    with pytest.raises(ConfigError, match="larger than the 64 MiB"):
+    with pytest.raises(ConfigError, match="larger than the limit of 64 MiB"):
         read_classes(tmp_path / "labels.csv", KnownLabels(NAMES, (), 0))
 
 
@@ -137,7 +137,7 @@ def test_boxes_are_read_from_coco_in_fractions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("gone.png,dog,0,0,1,1", "holds no item 'gone.png'"),
+        ("gone.png,dog,0,0,1,1", "has no item 'gone.png'"),
         ("001.png,bird,0,0,1,1", "expected a label of the model or the number of a class, got 'bird'"),
         ("001.png,dog,0,0,1", "expected a label and the numbers x1, y1, x2, y2, or the file alone"),
         ("001.png,,0,0,1,1", "expected a label of the model or the number of a class, got ''"),

@@ -66,9 +66,9 @@ def test_a_model_without_rows_is_judged_whole() -> None:
 @pytest.mark.parametrize(
     ("kind", "shape", "with_labels", "message"),
     [
-        ("embedding", (-1, 8), False, r"this model gives 'y' \(embedding\), for which no rule says"),
+        ("embedding", (-1, 8), False, r"this model gives 'y' \(embedding\), which cannot be compared"),
         ("tensor", (-1, 1), True, "an output of probabilities, logits, detections or segments"),
-        ("detections", (-1, 9, 6), True, "a label is one class per item, and 'y' is more than that"),
+        ("detections", (-1, 9, 6), True, "a label is one class per item, but 'y' is more than that"),
         ("probabilities", (-1, 60, 10), True, "a label is one class per item"),
         ("probabilities", (-1, -1, 10), True, "a label is one class per item"),
     ],

@@ -78,7 +78,7 @@ ERRORS = [
     (EDGE + "\nagent: {listen: []}", "2:17: agent.listen: "),
     (
         EDGE + "\nagent: {listen: ['127.0.0.1:81'], metrics: '127.0.0.1:81'}",
-        "2:8: agent: 127.0.0.1:81 is written twice, in `listen` and `metrics`",
+        "2:8: agent: 127.0.0.1:81 is repeated in `listen` and `metrics`",
     ),
     (EDGE + "\nagent: {max_message: 3GB}", "2:22: agent.max_message: expected 2147483647 or less, got '3GB'"),
     (EDGE + "\nagent: {listen: [nowhere]}", "2:18: agent.listen[0]: 'nowhere' is not an address; expected HOST:PORT"),
@@ -111,7 +111,7 @@ ERRORS = [
     (EDGE + "\nversion: 2", "2:10: version: expected 1, got 2"),
     (
         EDGE + "\nspool: {}",
-        "2:1: spool: unknown key; known here: agent, cloud, fleet, models, pipelines, policy, release, version",
+        "2:1: spool: unknown key; expected one of: agent, cloud, fleet, models, pipelines, policy, release, version",
     ),
 ]
 

@@ -115,7 +115,7 @@ def test_a_description_names_no_file_outside(bundle: Path, secret: Path, how: st
     more: dict[str, Any] = {"labels": name} if key == "labels" else {"golden": {"file": name}}
     (bundle / "model.yaml").write_text(described(**more))
     source = bundle if place == "bundle" else bundle / "model.onnx"
-    with pytest.raises(ConfigError, match=r"lies outside .*; copy it beside the model") as caught:
+    with pytest.raises(ConfigError, match=r"is outside .*; copy it beside the model") as caught:
         Loader("m", side(source)).load()
     assert HIDDEN not in str(caught.value)
 
@@ -131,7 +131,7 @@ def test_a_head_s_description_names_no_file_outside(
     (head / "model.yaml").write_text(described(labels=name))
     found = heads_of(split, "auto" if plan == "auto" else {"plan": str(split / "split")})
     assert found == []
-    assert "lies outside" in caplog.text
+    assert "is outside" in caplog.text
     assert HIDDEN not in caplog.text
 
 
@@ -199,7 +199,7 @@ def test_no_file_of_a_bundle_is_a_link_that_leads_out(bundle: Path, name: str) -
     else:
         outside.write_text("x")
     (bundle / name).symlink_to(outside)
-    with pytest.raises(ConfigError, match="leads out of"):
+    with pytest.raises(ConfigError, match="points outside"):
         Loader("m", side(bundle)).load()
 
 

@@ -68,7 +68,7 @@ def test_admission_counts_a_run_on_each_place() -> None:
     scheduler, log = EdfScheduler(2), list[str]()
     with ExitStack() as stack, all_running(scheduler, [10.0, 30.0]) as releases:
         with (
-            pytest.raises(Refused, match=r"it is done in 1\d{4}\.\d ms"),
+            pytest.raises(Refused, match=r"it needs 1\d{4}\.\d ms"),
             scheduler.acquire(soon(15.0), RunRequest(run_s=10.0)),
         ):
             pytest.fail("it got a turn")

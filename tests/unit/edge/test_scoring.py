@@ -332,7 +332,7 @@ def test_a_quantized_output_is_measured_in_real_units(
 
 @pytest.mark.parametrize("make", [tflite_int8, onnx_int8])
 def test_raw_steps_are_never_taken_for_scores(make: Callable[[Path], Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"logits are floating point numbers, got INT8.*a dequantize step"):
+    with pytest.raises(ConfigError, match=r"logits must be floating point, got INT8.*a dequantize step"):
         edge_model(make(tmp_path), "rename: {from: y, to: scores}")
 
 

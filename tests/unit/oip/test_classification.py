@@ -38,5 +38,5 @@ def test_others_of_the_answer_stay_as_they_are() -> None:
 
 
 def test_texts_have_no_classes() -> None:
-    with pytest.raises(InvalidRequest, match="'y' holds no numbers"):
+    with pytest.raises(InvalidRequest, match="'y' has no numbers"):
         top_classes("y", np.array([b"a"], object), (), 1)

@@ -107,14 +107,14 @@ def _empty_parameter(message: pb.ModelInferRequest) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
-        (_twice, "the input 'x' is given twice"),
-        (_same_output_twice, "the requested output 'y' is given twice"),
-        (_both_forms, "tensor 'x' has typed contents beside raw ones"),
+        (_twice, "the input 'x' is repeated"),
+        (_same_output_twice, "the requested output 'y' is repeated"),
+        (_both_forms, "tensor 'x' has both typed and raw contents"),
         (_too_few, "2 input tensors need as many raw contents, got 1"),
         (_raw_alone, "0 input tensors need as many raw contents, got 1"),
         (_shared_memory, "'x': the parameter 'shared_memory_region' is not supported"),
         (_one_in_shared_memory, "'z': the parameter 'shared_memory_region' is not supported"),
-        (_classification, "'y': the parameter 'classification' is a whole number of classes"),
+        (_classification, "'y': expected 'classification' to be a whole number of classes"),
         (_empty_parameter, "the parameter 'p' has no value"),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_parameter_that_fits_no_integer(value: int) -> None:
 
 def test_tensors_larger_than_a_message_are_refused_before_memory_is_taken() -> None:
     huge = np.broadcast_to(np.zeros(1, np.uint8), (2**40,))
-    with pytest.raises(InvalidRequest, match="tensor 'x' would take 1099511627776 bytes; a message holds at most"):
+    with pytest.raises(InvalidRequest, match="tensor 'x' would take 1099511627776 bytes; a message can have at most"):
         converters.serialize_infer_request(InferRequest("m", {"x": huge}))
 
 

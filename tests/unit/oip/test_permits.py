@@ -59,7 +59,7 @@ def test_a_model_that_is_not_permitted_is_refused_alike_whether_it_exists_or_not
                 with pytest.raises(NotAllowed) as refused:
                     ask(model)
                 texts.add(str(refused.value).replace(model, "MODEL"))
-    assert texts == {"this caller may not use a model 'MODEL'"}
+    assert texts == {"this caller may not use model 'MODEL'"}
 
 
 def test_what_is_permitted_passes_and_so_does_everything_without_a_caller() -> None:
@@ -78,9 +78,9 @@ def test_an_unknown_model_tells_the_names_of_others_only_to_who_may_use_all() ->
     with calling(caller("*")):  # which is written down, and so may be less tomorrow
         with pytest.raises(ModelNotFound, match=r"^Request for unknown model: no model 'secret' here$"):
             plane.metadata("secret")
-        with pytest.raises(ModelNotFound, match=r"^no version '7' of a model 'echo' here$"):
+        with pytest.raises(ModelNotFound, match=r"^there is no version '7' of model 'echo' here$"):
             plane.infer(InferRequest("echo", EXAMPLE, version="7"), Call())
-    with calling(caller()), pytest.raises(ModelNotFound, match="there is 'echo'"):
+    with calling(caller()), pytest.raises(ModelNotFound, match="expected 'echo'"):
         plane.metadata("secret")
 
 
@@ -143,10 +143,10 @@ def test_the_first_entry_that_fits_a_certificate_counts(known: KnownTokens) -> N
 @pytest.mark.parametrize(
     ("text", "asks_certificates", "message"),
     [
-        ("clients: [{name: a}]", False, "only where the server's TLS has a client CA"),
+        ("clients: [{name: a}]", False, "only if the server's TLS has a client CA"),
         (f"tokens: [{{name: a, sha256: {digest('a')}, models: ['']}}]", True, "models"),
         (f"tokens: [{{name: a, sha256: {digest('a')}, limits: {{rate: 5}}}}]", True, "limits.rate"),
-        (f"tokens: [{{name: a, sha256: {digest('a')}}}, {{name: b, sha256: {digest('a')}}}]", True, "given twice"),
+        (f"tokens: [{{name: a, sha256: {digest('a')}}}, {{name: b, sha256: {digest('a')}}}]", True, "repeated"),
         ("clients: [{name: ''}]", True, "name"),
         ("clients: [{sha256: a}]", True, "name"),
     ],

@@ -308,7 +308,7 @@ def test_without_a_thread_to_watch_calls_are_answered(
     Refusal(monkeypatch, "t-watch")
     for _ in range(2):
         assert source.come(int).wait(TIMEOUT_S)
-    assert "cannot start the thread that watches" in caplog.text
+    assert "cannot start the monitoring thread" in caplog.text
     source.end()
 
 

@@ -94,7 +94,7 @@ def test_requests_beyond_the_rate_are_refused_with_the_time_to_wait(clock: list[
     guarded = Quotas(fake, limits(rate="2/s", burst=3))
     for _ in range(3):
         guarded.infer(REQUEST, HERE)
-    with pytest.raises(Refused, match=r"its share of requests; more in 0\.5 s") as refused:
+    with pytest.raises(Refused, match=r"its limit of requests; try again in 0\.5 s") as refused:
         guarded.infer(REQUEST, HERE)
     assert refused.value.retry_after_s == 0.5
     assert len(fake.requests) == 3
@@ -109,7 +109,7 @@ def test_bytes_are_counted_both_ways_and_a_large_one_is_paid_for_afterwards(cloc
     guarded = Quotas(FakeDataplane(), limits(bytes="100B/s"))
     large = InferRequest("echo", {"fp32": np.ones((1, 100), np.float32)})
     guarded.infer(large, HERE)  # 400 bytes and as many back: the bucket of 100 is at -700
-    with pytest.raises(Refused, match="its share of bytes; more in 7 s") as refused:
+    with pytest.raises(Refused, match="its limit of bytes; try again in 7 s") as refused:
         guarded.infer(REQUEST, HERE)
     assert refused.value.retry_after_s == 7.0
     clock[0] += 7.0
@@ -124,7 +124,7 @@ def test_requests_under_way_are_counted_until_they_end_however_they_end() -> Non
     for thread in threads:
         thread.start()
     assert fake.arrived(2, 10.0)
-    with pytest.raises(Refused, match="has 2 requests under way, as many as it may") as refused:
+    with pytest.raises(Refused, match="has 2 requests in progress, the most it may have") as refused:
         guarded.infer(REQUEST, Call(client="ipv4:10.0.0.1:6000"))  # from another port it is the same client
     assert refused.value.retry_after_s is None
     fake.release()
@@ -191,7 +191,7 @@ def test_clients_remembered_are_bounded_and_the_busy_are_kept(monkeypatch: pytes
         with pytest.raises(DeadlineExceeded):
             guarded.infer(REQUEST, Call(deadline_s=0.0, client=f"ipv4:10.1.0.{number}:1"))
     assert len(guarded._clients) == 3
-    with pytest.raises(Refused, match="under way"):
+    with pytest.raises(Refused, match="in progress"):
         guarded.infer(REQUEST, HERE)
     fake.release()
     busy.join()

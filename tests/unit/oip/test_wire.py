@@ -84,7 +84,7 @@ def test_a_large_message_of_many_tiny_fields_is_left_alone_soon(key: bytes) -> N
     assert take_apart(tiny, FIELD, 3) is None
     assert tiny.looks < 10_000
     assert split_raw_contents(tiny, FIELD) is None
-    with pytest.raises(InvalidRequest, match="16777216 bytes beside raw contents, at most 1048576 are read"):
+    with pytest.raises(InvalidRequest, match="16777216 bytes besides raw contents; at most 1048576 are allowed"):
         converters.parse_infer_request(tiny)
 
 
@@ -94,7 +94,7 @@ def test_values_one_by_one_are_few() -> None:
     values = many.inputs.add(name="x", datatype="INT8", shape=[MAX_DESCRIPTION_BYTES]).contents.int_contents
     values.extend(bytes(MAX_DESCRIPTION_BYTES))
     data = many.SerializeToString()
-    with pytest.raises(InvalidRequest, match="beside raw contents, at most 4194304 are read: send tensors in raw"):
+    with pytest.raises(InvalidRequest, match="besides raw contents; at most 4194304 are allowed: send tensors in raw"):
         converters.parse_infer_request(data)
     fits = converters.serialize_infer_request(InferRequest("m", {"x": np.zeros(MAX_DESCRIPTION_BYTES, np.int8)}))
     assert converters.parse_infer_request(fits).inputs["x"].nbytes == MAX_DESCRIPTION_BYTES

@@ -105,7 +105,7 @@ NODES = json.loads(EDGE.model_dump_json())["nodes"]
         ({"extra": 1}, "p.json: extra: "),
         ({"points": POINTS[:1]}, "points: expected cuts after 0 to 3 nodes, including both ends"),
         ({"points": POINTS[1:]}, "including both ends"),
-        ({"points": [POINTS[0], POINTS[1], POINTS[1], POINTS[2]]}, "each once"),
+        ({"points": [POINTS[0], POINTS[1], POINTS[1], POINTS[2]]}, "each node once"),
         ({"points": [POINTS[0], {**POINTS[1], "corrected_s": 1.0}, POINTS[2]]}, "a longer head cannot take less time"),
         ({"points": [{**POINTS[0], "corrected_s": 0.01}, *POINTS[1:]]}, "0 s for the point that runs nothing"),
         ({"tensors": {}}, "missing: 't1', 't2', 'x', 'y'"),

@@ -259,4 +259,4 @@ def test_of_many_problems_the_first_are_shown(tmp_path: Path) -> None:
     node = {"name": "a", "inputs": ["q"], "outputs": [], "cost_s": {}}
     found = problems(tmp_path, graph(nodes=[node] * 3000))
     assert len(found) == 21
-    assert found[-1] == ("", "there are more problems than are shown")
+    assert found[-1] == ("", "there are more problems than those shown")

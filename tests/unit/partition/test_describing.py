@@ -125,7 +125,7 @@ def test_a_name_of_the_signature_must_not_hide_a_cut_tensor(tmp_path: Path) -> N
         f"{PRE}post: [{{softmax: {{from: early_logits, to: cut}}}}]\n"
     )
     both = described(text, made)
-    assert "'cut' cannot be computed by one half alone" in both.left_out
+    assert "'cut' need both halves" in both.left_out
     assert both.outputs == ("early_logits",)
     assert facts(loaded(both.head, made.head, tmp_path))[1] == {"cut": "tensor", "early_logits": "tensor"}
 
@@ -138,7 +138,7 @@ def test_what_needs_the_picture_is_left_to_who_has_it(tmp_path: Path) -> None:
         f"{PRE}post: [{{boxes: {{from: raw, format: cxcywh}}}}]\n"
     )
     both = described(text, made)
-    assert "'detections' cannot be computed by one half alone" in both.left_out
+    assert "'detections' need both halves" in both.left_out
     assert facts(loaded(both.tail, made.tail, tmp_path)) == ({"cut": "tensor"}, {"raw": "tensor"})
 
 

@@ -338,8 +338,8 @@ def test_invalid_models_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
     assert "refers to tensor -2" in refused(save(path, tensors, [relu(-2, 1)], [0], [2]))
     assert "tensor -1 as its input" in refused(save(path, tensors, [relu(0, 2)], [-1], [2]))
     assert "reads 'h' before it is produced" in refused(save(path, tensors, [relu(1, 2), relu(0, 1)], [0], [2]))
-    assert "exists already" in refused(save(path, tensors, [relu(0, 1), relu(0, 1)], [0], [1]))
-    assert "exists already" in refused(save(path, tensors, [relu(0, 0)], [0], [0]))
+    assert "already exists" in refused(save(path, tensors, [relu(0, 1), relu(0, 1)], [0], [1]))
+    assert "already exists" in refused(save(path, tensors, [relu(0, 0)], [0], [0]))
     assert "subgraph 9 but has only 3" in refused(choosing(tmp_path, then=9))
     assert "no options" in refused(save(path, tensors, [relu(0, 1), Op(CODES.VAR_HANDLE, (), (2,))], [0], [1]))
 

@@ -105,7 +105,7 @@ def test_what_is_no_cut_is_refused(tmp_path: Path) -> None:
     graph = contract(read_graph(path))
     assert "nothing is on the edge side" in refused(path, graph, ())
     assert "everything is on the edge side" in refused(path, graph, range(len(graph.nodes)))
-    assert "reads what the other side makes" in refused(path, graph, (1,))
+    assert "reads tensors of the other side" in refused(path, graph, (1,))
 
 
 def test_a_graph_of_another_model_is_refused(tmp_path: Path) -> None:

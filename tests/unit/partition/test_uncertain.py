@@ -51,7 +51,7 @@ def test_a_bandwidth_must_be_one(samples: list[float]) -> None:
 
 
 def test_a_spread_must_be_one() -> None:
-    with pytest.raises(ValueError, match="1 or more"):
+    with pytest.raises(ValueError, match="at least 1"):
         LogNormal(8e6, 0.5)
     with pytest.raises(ValueError, match="between 0 and 1"):
         LogNormal(8e6, 2.0).inverse_quantile(1.0)

@@ -54,7 +54,7 @@ def test_a_pairing_is_the_only_one_there_is(seed: int) -> None:
         expected = {want.name: one.name for want, one in zip(wanted, ways[0], strict=True)}
         assert pair(wanted, there, "a gives", "b takes") == expected
     else:
-        with pytest.raises(Unfit, match="more than one way" if ways else "do not fit"):
+        with pytest.raises(Unfit, match="more than one way" if ways else "do not match"):
             pair(wanted, there, "a gives", "b takes")
 
 

@@ -128,7 +128,7 @@ def test_a_share_that_ties_do_not_allow_is_refused_with_the_nearest() -> None:
 
 def test_a_share_that_large_requests_alone_exceed_is_refused() -> None:
     scores = np.where(np.arange(1000) < 300, np.inf, np.arange(1000) / 1000)
-    with pytest.raises(CannotCalibrate, match=r"30.0% go up whatever the threshold is"):
+    with pytest.raises(CannotCalibrate, match=r"30.0% are offloaded whatever the threshold"):
         cut_for_share(Sample(scores, np.full(1000, np.nan)), 0.2)
 
 
@@ -139,7 +139,7 @@ def test_a_share_that_nothing_can_be_cut_for_is_refused() -> None:
 
 def test_a_share_needs_requests() -> None:
     assert [requests_for_share(share) for share in (0.01, 0.2, 0.5, 0.99)] == [1000, 256, 400, 1000]
-    with pytest.raises(CannotCalibrate, match=r"255 requests are too few.* it takes 256") as refused:
+    with pytest.raises(CannotCalibrate, match=r"255 requests are too few.* at least 256 are needed") as refused:
         cut_for_share(Sample(np.arange(255.0), np.full(255, np.nan)), 0.2)
     assert refused.value.growth == 256 / 255
 
@@ -177,10 +177,12 @@ def test_a_risk_needs_requests() -> None:
     assert requests_for_risk(0.02, 0.95) == 149
     sample = Sample(np.random.default_rng(0).random(149), np.zeros(149))
     assert cut_for_risk(sample, 0.02, 0.95) <= 1
-    with pytest.raises(CannotCalibrate, match=r"148 requests with both answers known are too few.* it takes 149"):
+    with pytest.raises(
+        CannotCalibrate, match=r"148 requests with both answers known are too few.* at least 149 are needed"
+    ):
         cut_for_risk(sample.where(np.arange(149) < 148), 0.02, 0.95)
     nobody_knows = Sample(np.arange(500.0), np.full(500, np.nan))
-    with pytest.raises(CannotCalibrate, match="no line of the log knows both"):
+    with pytest.raises(CannotCalibrate, match="no line of the log has both"):
         cut_for_risk(nobody_knows, 0.02, 0.95)
 
 
@@ -300,7 +302,7 @@ def test_lines_of_unknown_answers_are_left_out_of_a_risk_and_counted() -> None:
     one = calibrated(unknown, RISK)
     assert one.unknown == 1000
     assert one.chosen.known < one.chosen.requests
-    assert one.warnings == ("1000 lines without a known answer of both sides are left out",)
+    assert one.warnings == ("1000 lines without known answers of both sides are left out",)
 
 
 def test_a_log_that_knows_the_hard_ones_only_is_warned_of() -> None:
@@ -308,16 +310,16 @@ def test_a_log_that_knows_the_hard_ones_only_is_warned_of() -> None:
         one.model_copy(update={"cloud_correct": None}) if one.hardness["margin"] > 0.5 and index % 10 else one
         for index, one in enumerate(lines(4000))
     ]
-    assert "no random sample" in calibrated(biased, RISK).warnings[1]
+    assert "not a random sample" in calibrated(biased, RISK).warnings[1]
 
 
 def test_too_small_a_log_says_how_many_lines_it_takes() -> None:
-    with pytest.raises(CannotCalibrate, match=r"it takes 149 even if .*: about 18\d lines of such a log"):
+    with pytest.raises(CannotCalibrate, match=r"at least 149 are needed even if .*: about 18\d lines of such a log"):
         calibrated(lines(100), RISK)
 
 
 def test_a_log_without_the_measure_says_what_it_has() -> None:
-    with pytest.raises(CannotCalibrate, match="measures max_prob, and the log has only entropy, margin"):
+    with pytest.raises(CannotCalibrate, match="uses the measure max_prob, but the log has only entropy, margin"):
         calibrated(lines(1000), SHARE, defaults={"hard": {"measure": "max_prob"}})
     with pytest.raises(CannotCalibrate, match="no hardness and no logits"):
         calibrated([line() for _ in range(500)], SHARE)
@@ -335,7 +337,7 @@ def test_a_log_whose_parts_disagree_is_refused() -> None:
         one.model_copy(update={"hardness": {"margin": one.hardness["margin"] * (0.1 if out else 1)}})
         for one, out in zip(lines(2000), held_out, strict=True)
     ]
-    with pytest.raises(CannotCalibrate, match=r"the check failed: .* held out would go up, not 20"):
+    with pytest.raises(CannotCalibrate, match=r"the check failed: .* held out would be offloaded, not 20"):
         calibrated(logged, SHARE)
     wrong = [
         one.model_copy(update={"edge_correct": not out, "cloud_correct": True})

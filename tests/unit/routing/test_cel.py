@@ -90,25 +90,25 @@ WRONG = [
     ("request.sizebytes > 1", "unknown name request.sizebytes; did you mean request.size_bytes?"),
     ("request > 1", "unknown name request"),
     ("request['model'] == 'a'", "unknown name request"),
-    ("request.tags == {}", "expected a tag by its name after request.tags"),
-    ("'a' in request.tags", "expected a tag by its name after request.tags"),
-    ("request.tags[request.model] == 'a'", "expected a tag by its name after request.tags"),
+    ("request.tags == {}", "expected the name of a tag after request.tags"),
+    ("'a' in request.tags", "expected the name of a tag after request.tags"),
+    ("request.tags[request.model] == 'a'", "expected the name of a tag after request.tags"),
     ("has(request.tags.a)", "has() is not needed"),
     ("user.name == 'a'", "unknown name user"),
-    ("now() > 1", "unknown function now; known are contains"),
-    ("contains(request.model, 'a')", "this function does not exist in this form"),
+    ("now() > 1", "unknown function now; expected one of contains"),
+    ("contains(request.model, 'a')", "this function does not exist with these arguments"),
     ("request.size_bytes", "the expression gives a whole number; expected true or false"),
-    ("'a'", "the expression gives a text; expected true or false"),
+    ("'a'", "the expression gives a string; expected true or false"),
     ("[1].map(x, [x].map(y, y)) == []", "expected at most one of the macros"),
-    ("[1].exists(link, link > 0)", "a macro's variable must not be called link"),
+    ("[1].exists(link, link > 0)", "a macro's variable must not be named link"),
     ("request.tags.camera == 5", "== does not take (string, int) (character 21)"),
     ("request.size_bytes > 'a'", "No matching overloads found : _>_(int64, string)"),
     ("request.model.size.x == 1", "expression of type 'string' cannot be the operand of a select operation"),
-    ("request.tags.size() == 1", "expected a tag by its name after request.tags"),
+    ("request.tags.size() == 1", "expected the name of a tag after request.tags"),
     ("(" * 40 + "true" + ")" * 40, "the expression is nested deeper than 32; expected a simpler one"),
     ("1" + "+1" * 40 + " > 0", "the expression is nested deeper than 32; expected a simpler one"),
     ("true" + " && true" * 200, "the expression has 1604 characters; expected at most 1000"),
-    ('"""a""" == request.model', "expected a text in single quotation marks"),
+    ('"""a""" == request.model', "expected a string in single quotes"),
 ]
 
 
@@ -159,7 +159,7 @@ def test_the_longest_chains_do_no_harm_on_a_small_stack() -> None:
 
 def test_without_the_package_the_file_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "upwell.shared.routing.policy.cel_rules", None)
-    with pytest.raises(ConfigError, match=r"rules\[0\].if: .*install upwell\[cel\]"):
+    with pytest.raises(ConfigError, match=r"rules\[0\].if: .*pip install 'upwell\[cel\]'"):
         policy("rules: [{name: r, if: 'true', route: edge}]")
     assert policy("rules: [{name: r, match: {}, route: edge}]").rules
 

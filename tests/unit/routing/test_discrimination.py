@@ -45,7 +45,7 @@ def test_a_measure_no_better_than_chance_is_told_with_the_one_that_is() -> None:
     assert not worth.is_better_than_chance
     (warning,) = worth.warnings("count")
     assert "count is no better than chance" in warning
-    assert "`measure: doubtful` tells them apart" in warning
+    assert "`measure: doubtful` has" in warning
     assert worth.others["mean_score"] == pytest.approx(worth.others["doubtful"])  # it falls where the other rises
     assert found({"count": poor, "doubtful": good}, wrong, "doubtful").warnings("doubtful") == ()
 

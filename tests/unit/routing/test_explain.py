@@ -138,13 +138,13 @@ def test_a_request_that_is_wrong_is_refused_at_the_key(text: str, key: str) -> N
 
 DOUBTS = [
     ("rules: [{name: a, match: {}, route: edge}, {name: b, match: {}, route: cloud}]", ("rules", 1), "never decides"),
-    ("rules: [{name: a, match: {}, egress: deny, route: cloud}]", ("rules", 0, "route"), "means nothing beside"),
+    ("rules: [{name: a, match: {}, egress: deny, route: cloud}]", ("rules", 0, "route"), "has no effect with"),
     ("defaults: {hard: {below: 0}}", ("defaults", "hard", "below"), "no case is hard"),
     ("models: {m: {hard: {measure: entropy, above: 0}}}", ("models", "m", "hard", "above"), "nearly every case"),
-    ("defaults: {hard: {cloud_share: 100%}}", ("defaults", "hard", "cloud_share"), "every case goes up"),
+    ("defaults: {hard: {cloud_share: 100%}}", ("defaults", "hard", "cloud_share"), "every case is offloaded"),
     ("defaults: {hard: {cloud_share: 10%}}", ("defaults", "hard"), "no calibration fits: threshold 0.75 holds"),
     ("defaults: {objective: energy}", ("defaults", "objective"), "compares by `energy`"),
-    ("defaults: {objective: cost}", ("defaults", "objective"), "no candidate goes up"),
+    ("defaults: {objective: cost}", ("defaults", "objective"), "no candidate is offloaded"),
     ("defaults: {budget: {money: 5/day}}", ("defaults", "budget", "money"), "never reached"),
     ("defaults: {explore: 1%}", ("defaults", "explore"), "`record` is off"),
 ]

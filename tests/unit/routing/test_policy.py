@@ -154,11 +154,11 @@ ERRORS = [
     ),
     (
         "defaults: {hard: {below: 1.5}}",
-        "1:26: defaults.hard.below: measure margin is from 0 to 1; expected such a threshold, got 1.5",
+        "1:26: defaults.hard.below: measure margin is from 0 to 1; expected a threshold in this range, got 1.5",
     ),
     (
         "defaults: {hard: {below: -0.1}}",
-        "1:26: defaults.hard.below: measure margin is from 0 to 1; expected such a threshold, got -0.1",
+        "1:26: defaults.hard.below: measure margin is from 0 to 1; expected a threshold in this range, got -0.1",
     ),
     ("defaults: {hard: {below: .nan}}", "1:26: defaults.hard.below: "),
     (
@@ -180,9 +180,12 @@ ERRORS = [
     ("version: 2", "1:10: version: expected 1, got 2"),
     ("models: {m: {hardness: 1}}", "1:14: models.m.hardness: unknown key; did you mean 'hard'?"),
     ("rules: [{match: {}, route: edge}]", "1:9: rules[0].name: this key is missing"),
-    ("rules: [{name: r, route: edge}]", "1:9: rules[0]: the rule applies to nothing; expected match or if"),
+    ("rules: [{name: r, route: edge}]", "1:9: rules[0]: the rule applies to nothing; expected `match` or `if`"),
     ("rules: [{name: '', match: {}, route: edge}]", "1:16: rules[0].name: "),
-    ("rules: [{name: r, match: {}}]", "1:9: rules[0]: the rule does nothing; expected egress, route, set or collect"),
+    (
+        "rules: [{name: r, match: {}}]",
+        "1:9: rules[0]: the rule does nothing; expected `egress`, `route`, `set` or `collect`",
+    ),
     ("rules: [{name: r, match: {}, egress: allow}]", "1:38: rules[0].egress: expected 'deny', got 'allow'"),
     ("rules: [{name: r, match: {}, route: up}]", "1:37: rules[0].route: expected 'edge', 'cloud' or 'split', got 'up'"),
     (
@@ -453,7 +456,7 @@ WRONG = [
     ("defaults: {hard: {measure: output, above: 3}}", "defaults.hard: measure output needs `output`"),
     (
         "{defaults: {hard: {measure: entropy, above: 0.3}}, rules: [{name: r, match: {}, set: {hard: {below: 0.2}}}]}",
-        "rules[0].set.hard.below: measure entropy needs `above`; `below` means nothing",
+        "rules[0].set.hard.below: measure entropy needs `above`; `below` does not apply",
     ),
     ("defaults: {hard: {below: true}}", "defaults.hard.below: expected a number, got true"),
     ("defaults: {hard: {temperature: 0}}", "defaults.hard.temperature: expected more than 0"),
@@ -472,7 +475,7 @@ WRONG = [
     ("defaults: {prices: {uplink_gb: -1}}", "defaults.prices.uplink_gb: expected 0.0 or more"),
     ("defaults: {prices: {uplink_gb: .nan}}", "defaults.prices.uplink_gb: expected"),
     ("defaults: {energy: {inference: 5}}", "defaults.energy.inference: expected an energy such as 20mJ"),
-    ("defaults: {source: {rate: 10/s}}", "defaults.source: source needs `tag`"),
+    ("defaults: {source: {rate: 10/s}}", "defaults.source: `source` needs `tag`"),
     (
         "defaults: {source: {tag: a, rate: 10/day}}",
         "defaults.source.rate: expected a rate of more than 0 per s, min or",
@@ -520,5 +523,5 @@ def test_nothing_is_guessed_about_levels_above_a_section_that_is_wrong() -> None
 def test_more_rules_and_models_than_could_be_computed_are_refused() -> None:
     rules = ", ".join(f"{{name: r{n}, match: {{}}, set: {{deadline: 1s}}}}" for n in range(150))
     models = ", ".join(f"m{n}: {{deadline: 1s}}" for n in range(100))
-    with pytest.raises(ConfigError, match="times models are more than"):
+    with pytest.raises(ConfigError, match="times models exceed"):
         policy(f"rules: [{rules}]\nmodels: {{{models}}}")

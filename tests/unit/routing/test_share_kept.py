@@ -116,7 +116,7 @@ calibrations:
             NEW_CLOUD,
             (
                 "no calibration fits: the one for cloud_share 20% is for cloud_digest C1, not C2; that share is kept "
-                "until `upwell policy calibrate` has found one for these models",
+                "until `upwell policy calibrate` finds one for these models",
             ),
         ),
         (
@@ -124,15 +124,15 @@ calibrations:
             NEW_EDGE,
             (
                 "no calibration fits: the one for max_risk 2% is for edge_digest E1, not E2; threshold 0.75 holds "
-                "until `upwell policy calibrate` has found one for these models",
+                "until `upwell policy calibrate` finds one for these models",
             ),
         ),
         (
             "defaults: {hard: {cloud_share: 7%}}",
             OLD,
             (
-                "there is no calibration for cloud_share 7%: it starts from 0.75 until "
-                "`upwell policy calibrate` has found one for these models",
+                "there is no calibration for cloud_share 7%: it starts from 0.75 until `upwell policy calibrate` finds "
+                "one for these models",
             ),
         ),
         ("defaults: {hard: {below: 0.3}}", OLD, ()),

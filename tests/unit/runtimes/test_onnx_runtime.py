@@ -118,7 +118,7 @@ def test_a_failed_run_writes_nothing_to_standard_error(tmp_path: Path, capfd: py
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     runtime = OnnxRuntime(identity(tmp_path, "BYTES", ("n",)))
-    with pytest.raises(InvalidRequest, match="'x' must hold UTF-8 text"):
+    with pytest.raises(InvalidRequest, match="'x' must be UTF-8 text"):
         runtime.run({"x": np.array([b"fine", b"\xff"], object)})
     words = np.array([b"fine", "é".encode()], object)
     np.testing.assert_array_equal(runtime.run({"x": words})["y"], words)

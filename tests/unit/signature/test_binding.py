@@ -35,20 +35,20 @@ def processor(
         (
             "{layout: NCHW}",
             "{layout: NHWC}",
-            "5:6: pre: the model takes 'input' FP32 [-1, 3, 4, 6], but 'image' comes to it as FP32 "
-            "[-1, 4, 6, 3]; {layout: NCHW} turns it",
+            "5:6: pre: the model takes 'input' FP32 [-1, 3, 4, 6], but 'image' is FP32 "
+            "[-1, 4, 6, 3] after `pre`; {layout: NCHW} changes the order",
         ),
         (
             "{normalize: {mean: [0.1, 0.2, 0.3]}}, ",
             "",
-            "5:6: pre: the model takes 'input' FP32 [-1, 3, 4, 6], but 'image' comes to it as UINT8 "
-            "[-1, 3, 4, 6]; a normalize step makes FP32",
+            "5:6: pre: the model takes 'input' FP32 [-1, 3, 4, 6], but 'image' is UINT8 "
+            "[-1, 3, 4, 6] after `pre`; a normalize step gives FP32",
         ),
         ("[0.1, 0.2, 0.3]", "[0.1, 0.2]", "5:72: pre[2].normalize: mean has 2 numbers for 3 channels"),
         (
             "[4, 6]",
             "[6, 4]",
-            "5:6: pre: the model takes 'input' FP32 [-1, 3, 4, 6], but 'image' comes to it as FP32 [-1, 3, 6, 4]",
+            "5:6: pre: the model takes 'input' FP32 [-1, 3, 4, 6], but 'image' is FP32 [-1, 3, 6, 4] after `pre`",
         ),
         (
             "{decode: image}, ",
@@ -75,7 +75,7 @@ def processor(
         (
             "fit: cover}}",
             "fit: cover}}, {crop: {to: [5, 6]}}",
-            "5:67: pre[2].crop: cannot crop [4, 6] to the larger [5, 6]",
+            "5:67: pre[2].crop: cannot crop [4, 6] to the larger size [5, 6]",
         ),
         (
             "from: logits",
@@ -87,14 +87,14 @@ def processor(
         (
             "probabilities",
             "detections",
-            "4:28: signature.outputs.scores.kind: detections are FP32 [rows, boxes, 6 or more], got FP32 [-1, "
-            "3]; a boxes step makes them",
+            "4:28: signature.outputs.scores.kind: detections must be FP32 [rows, boxes, 6 or more], got FP32 [-1, "
+            "3]; add a boxes step",
         ),
         ("softmax: {", "top_k: {k: 4, ", "6:16: post[0].top_k: cannot take the best 4 of 3 classes"),
         (
             "softmax: {",
             "top_k: {k: 1, classes: scores, ",
-            "6:16: post[0].top_k: scores and classes cannot both be named 'scores'; write another `to` or `classes`",
+            "6:16: post[0].top_k: scores and classes cannot both be named 'scores'; change `to` or `classes`",
         ),
         (
             "softmax: {",
@@ -134,7 +134,7 @@ def test_mistakes_that_the_models_tensors_reveal(old: str, new: str, expected: s
             "post[0].softmax: expected floating point numbers in 'logits', got INT8 [-1, 3]; write a "
             "dequantize step before this",
         ),
-        ([("input", "UINT8", (-1, 3, 4, 6))], [("logits", "FP32", (-1, 3))], "a quantize step makes UINT8"),
+        ([("input", "UINT8", (-1, 3, 4, 6))], [("logits", "FP32", (-1, 3))], "a quantize step gives UINT8"),
         (
             [("input", "FP32", (-1, 3, 4, 6))],
             [("logits", "FP32", (7, 3))],
@@ -192,11 +192,11 @@ BOXES = [("b", "FP32", (-1, 9, 4)), ("s", "FP32", (-1, 9, 2)), ("c", "INT64", (-
             BOXES,
             "the background class 2 is not among 2 classes",
         ),
-        ("boxes: {format: xyxy}", BOXES, "there are several values; say which with `from`: b, s, c"),
+        ("boxes: {format: xyxy}", BOXES, "there are several values; choose one with `from`: b, s, c"),
         (
             "softmax: {to: detections}",
             [("y", "FP32", (-1, 9, 5))],
-            "detections are FP32 [rows, boxes, 6 or more], got FP32",
+            "detections must be FP32 [rows, boxes, 6 or more], got FP32",
         ),
         (
             "boxes: {format: xyxy}",
@@ -208,7 +208,7 @@ BOXES = [("b", "FP32", (-1, 9, 4)), ("s", "FP32", (-1, 9, 2)), ("c", "INT64", (-
         (
             "rename: {from: y, to: detections}",
             [("y", "FP32", (-1, 5, 7))],
-            "detections are FP32 [rows, boxes, 6 or more]",
+            "detections must be FP32 [rows, boxes, 6 or more]",
         ),
         ("sigmoid: y", [("y", "FP32", (-1, 5, 6))], None),
         ("sigmoid: y", [("y", "BYTES", (-1, 5, 6))], "expected floating point numbers in 'y', got BYTES"),
@@ -253,20 +253,20 @@ signature: {inputs: {x: {kind: tensor, dtype: FP32, shape: [-1, 3, 4, 4]}}, outp
             "",
             (-1, 3, 4, 4),
             ("INT8", (-1, 2)),
-            "probabilities are floating point numbers, got INT8 [-1, 2]; a dequantize",
+            "probabilities must be floating point, got INT8 [-1, 2]; add a dequantize",
         ),
         (
             "pre: [layout: NHWC]\npost: [boxes: {format: xyxy}]",
             (-1, 4, 4, 3),
             ("FP32", (-1, 6, 9)),
-            "boxes in pixels need a picture that `pre` resizes",
+            "boxes in pixels need a picture resized by `pre`",
         ),
-        ("", (-1, 3, 4, 4), ("FP32", (-1,)), "probabilities are [rows, classes], got FP32 [-1]"),
+        ("", (-1, 3, 4, 4), ("FP32", (-1,)), "probabilities must be [rows, classes], got FP32 [-1]"),
         (
             "post: [top_k: {k: 1}, labels: classes]",
             (-1, 3, 4, 4),
             ("FP32", (-1, 2)),
-            "no labels; write them here or at",
+            "there are no labels; give them here or at",
         ),
         (
             "post: [top_k: {k: 1}, labels: {from: classes, labels: [a]}]",
@@ -278,13 +278,13 @@ signature: {inputs: {x: {kind: tensor, dtype: FP32, shape: [-1, 3, 4, 4]}}, outp
             "post: [boxes: {format: xyxy}]",
             (-1, 3, 4, 4),
             ("FP32", (-1, 6, 9)),
-            "boxes in pixels need a picture that `pre`",
+            "boxes in pixels need a picture resized by `pre`",
         ),
         (
             "",
             (1, 3, 4, 5),
             ("FP32", (-1, 2)),
-            "the model takes 'x' FP32 [1, 3, 4, 5], but 'x' comes to it as FP32",
+            "the model takes 'x' FP32 [1, 3, 4, 5], but 'x' is FP32",
         ),
     ],
 )

@@ -118,16 +118,17 @@ def test_labels_files_that_are_none(tmp_path: Path, content: bytes | None, words
         ),
         (
             "post: [boxes: {format: xyxy, boxes: a, scores: b, objectness: true}]",
-            "3:15: post[0].boxes: `from` and `objectness` belong to one raw tensor; boxes and scores are named here",
+            "3:15: post[0].boxes: `from` and `objectness` are for one raw tensor, but boxes and scores are named here",
         ),
         (
             "post: [boxes: {format: xyxy, classes: b}]",
-            "3:15: post[0].boxes: classes go with boxes and scores; name all three",
+            "3:15: post[0].boxes: classes need boxes and scores; name all three",
         ),
         ("runtimes: {onx: {}}", "3:12: runtimes.onx: expected 'onnx', 'tflite' or 'torch', got 'onx'"),
         (
             "runtimes: {tflite: {pre: [{x: 1}]}}",
-            "3:28: runtimes.tflite.pre[0].x: unknown key; known here: columns, crop, decode, layout, mel, normalize, "
+            "3:28: runtimes.tflite.pre[0].x: unknown key; expected one of: columns, crop, decode, layout, mel, "
+            "normalize, "
             "quantize, rename, resize, tokenize",
         ),
     ],
@@ -160,7 +161,7 @@ def test_mistakes_in_steps(rest: str, expected: str | None) -> None:
         ),
         (
             "signature: {inputs: {x: {kind: image, dtype: FP32}}}",
-            "1:39: signature.inputs.x.dtype: unknown key; known here: channels, kind, uplink",
+            "1:39: signature.inputs.x.dtype: unknown key; expected one of: channels, kind, uplink",
         ),
         (
             "signature: {inputs: {x: {kind: image, uplink: {encode: gif, quality: 0}}}}",

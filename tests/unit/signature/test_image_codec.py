@@ -121,13 +121,13 @@ def test_of_an_animation_the_first_frame_counts(form: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x", b"GIF89a" + bytes(50), b"BM" + bytes(50), b"\x89PNG", b"RIFF1234WAVE"])
 def test_other_formats_are_named_as_such(data: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="expected a picture as JPEG, PNG or WebP"):
+    with pytest.raises(InvalidRequest, match="expected a JPEG, PNG or WebP picture"):
         decode(data, "rgb", LIMIT)
 
 
 @pytest.mark.parametrize("form", ["GIF", "BMP", "TIFF", "PPM"])
 def test_formats_that_pillow_could_read_are_refused_too(form: str) -> None:
-    with pytest.raises(InvalidRequest, match="expected a picture as JPEG, PNG or WebP"):
+    with pytest.raises(InvalidRequest, match="expected a JPEG, PNG or WebP picture"):
         decode(encoded(Image.new("RGB", (4, 4)), form), "rgb", LIMIT)
 
 

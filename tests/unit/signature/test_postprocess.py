@@ -74,7 +74,7 @@ def test_top_k_best_first_and_the_lower_class_of_equals() -> None:
     assert classes.dtype == np.int64
     assert classes.tolist() == [[1, 2, 0], [3, 1, 2]]
     np.testing.assert_array_equal(scores, f32([[0.4, 0.4, 0.1], [3, 1, -INF]]))
-    with pytest.raises(ModelFailed, match="gave 4 scores, of which the best 5"):
+    with pytest.raises(ModelFailed, match="gave 4 scores, but the best 5"):
         top_k(np.zeros((1, 4), np.float32), 5)
 
 
@@ -83,7 +83,7 @@ def test_labels() -> None:
     assert result.tolist() == [[b"cat", "dög".encode()], [b"", "dög".encode()]]
     assert label_of(np.zeros((0, 2), np.int64), ("cat",)).shape == (0, 2)
     for wrong in (2, -2):
-        with pytest.raises(ModelFailed, match=f"gave class {wrong}; there are labels for 2 classes"):
+        with pytest.raises(ModelFailed, match=f"gave class {wrong}, but there are labels for only 2 classes"):
             label_of(np.array([wrong]), ("cat", "dog"))
 
 

@@ -65,12 +65,12 @@ def test_normalize_refuses_another_number_of_channels() -> None:
 
 
 def test_pictures_without_pixels() -> None:
-    with pytest.raises(InvalidRequest, match=r"pictures without pixels: \[1, 0, 4, 3\]"):
+    with pytest.raises(InvalidRequest, match=r"expected pictures with pixels, got shape \[1, 0, 4, 3\]"):
         pictures_of(np.zeros((1, 0, 4, 3), np.uint8))
 
 
 def test_quantize_refuses_nan() -> None:
-    with pytest.raises(InvalidRequest, match="holds NaN, which cannot be quantized to UINT8"):
+    with pytest.raises(InvalidRequest, match="contains NaN, which cannot be quantized to UINT8"):
         quantize(f32([np.nan]), Quantize(scale=1, dtype="UINT8"))
 
 
@@ -129,14 +129,14 @@ def test_a_picture_smaller_than_the_crop() -> None:
 
 
 def test_pictures_of_several_sizes_cannot_be_one_tensor() -> None:
-    with pytest.raises(InvalidRequest, match="must have one size here, got 5 x 9, 6 x 9"):
+    with pytest.raises(InvalidRequest, match="must have the same size, got 5 x 9, 6 x 9"):
         _ = several((9, 6), (9, 5)).array
 
 
 def test_all_pictures_of_a_request_share_the_limit() -> None:
     pictures = np.stack([noise(10, 10, 3)] * 2)
     decoded = decode_pictures(pictures, "rgb", 100)
-    with pytest.raises(InvalidRequest, match="2 pictures of 8 x 7 pixels are more than the 100"):
+    with pytest.raises(InvalidRequest, match="2 pictures of 8 x 7 pixels exceed the limit of 100"):
         resize(decoded, Resize(to=(7, 8)))
 
 

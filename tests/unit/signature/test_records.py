@@ -72,18 +72,21 @@ def test_what_is_missing_is_what_the_step_says(records: list[dict[str, Any]], on
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (b"{", "record 0 is no JSON"),
-        (b"[" * 100_000, "record 0 is no JSON"),
-        (b"[1]", "no JSON object; expected such as"),
+        (b"{", "record 0 is not"),
+        (b"[" * 100_000, "record 0 is not"),
+        (b"[1]", "JSON object; expected one such as"),
         ({"age": 1, "job": "cook"}, "record 0 lacks smokes"),
         ({"age": 1, "job": "pilot", "smokes": False}, "record 0 lacks job; expected a value, or one of nurse, clerk"),
         ({"age": "old", "job": "cook", "smokes": 1}, "age is 'old'; expected a number"),
-        ({"age": 1, "job": 2, "smokes": 1}, "job is 2; expected a text"),
+        ({"age": 1, "job": 2, "smokes": 1}, "job is 2; expected a string"),
         ({"age": 1e300, "job": "cook", "smokes": 1}, "age is 1e+300, which FP32 cannot hold"),
-        ({"age": 1, "job": "cook", "smokes": 1, "agee": 1}, "unknown column 'agee'; known are age, job, smokes"),
+        (
+            {"age": 1, "job": "cook", "smokes": 1, "agee": 1},
+            "unknown column 'agee'; expected columns: age, job, smokes",
+        ),
         (b'{"age": NaN, "job": "cook", "smokes": 1}', "record 0 lacks age"),
         (b'{"age": Infinity, "job": "cook", "smokes": 1}', "cannot hold"),
-        (b" " * (1 << 20) + b"{}", "may have 1048576 bytes"),
+        (b" " * (1 << 20) + b"{}", "at most 1048576 are allowed"),
     ],
 )
 def test_a_record_that_does_not_fit_is_refused_by_row_and_column(record: Any, said: str) -> None:
@@ -105,7 +108,7 @@ def test_whole_numbers_take_no_fractions() -> None:
         ("missing: {gone: 1}", "no column 'gone'"),
         ("one_hot: [age]", "column 'age' has none in the signature"),
         ("one_hot: [job]", "FP32 [-1, 5]"),
-        ("dtype: INT64, missing: {age: 0.5}", "whole numbers"),
+        ("dtype: INT64, missing: {age: 0.5}", "must be a whole number"),
     ],
 )
 def test_a_step_that_does_not_fit_says_so(keys: str, said: str) -> None:

@@ -166,7 +166,7 @@ def test_rows_answered_apart_must_agree() -> None:
         PICTURES.merge_rows(parts, 2)
     with pytest.raises(ValueError, match="each of 3 rows exactly once"):
         PICTURES.merge_rows(parts, 3)
-    with pytest.raises(ModelFailed, match="cannot be put together"):
+    with pytest.raises(ModelFailed, match="cannot be merged"):
         PICTURES.merge_rows([([0, 1], {"scores": np.zeros((1, 4), np.float32)}), ([], {"scores": np.zeros((0, 4))})], 2)
 
 

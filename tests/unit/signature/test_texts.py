@@ -79,7 +79,7 @@ def test_a_row_becomes_the_same_whatever_comes_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("texts", "said"),
-    [([b"the", b"\xff\xfe"], "not UTF-8"), ([b"x" * 30, b"y" * 30], "may have 50 bytes, these 60")],
+    [([b"the", b"\xff\xfe"], "not UTF-8"), ([b"x" * 30, b"y" * 30], "have 60 bytes; at most 50 are allowed")],
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, texts: list[bytes], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
@@ -97,7 +97,7 @@ def test_a_model_without_texts_is_asked_with_texts_and_says_so(tmp_path: Path) -
     [
         ("max_tokens: 5", 8, "INT64", "{pad: max, max_tokens: 8}"),
         ("max_tokens: 5", -1, "INT32", "{dtype: INT32}"),
-        ("max_tokens: 2", -1, "INT64", "the tokenizer adds 2 of its own"),
+        ("max_tokens: 2", -1, "INT64", "the tokenizer adds 2 special tokens"),
         ("mask: input_ids", -1, "INT64", "three names"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_tokenizer_is_refused_with_its_line(tmp_path: Path, te
     with pytest.raises(ConfigError) as caught:
         processor(tmp_path, text=text)
     assert "model.yaml:6:" in str(caught.value)
-    assert "no tokenizer.json" in str(caught.value)
+    assert "not a tokenizer.json" in str(caught.value)
 
 
 @pytest.mark.parametrize("size_bytes", [MAX_TOKENIZER_BYTES + 1, 1 << 30])
@@ -137,5 +137,5 @@ def test_a_tokenizer_outside_the_folder_is_not_read(tmp_path: Path) -> None:
     inner = tmp_path / "model"
     inner.mkdir()
     yaml = "version: 1\nsignature: {inputs: {text: {kind: text}}, outputs: {logits: {kind: logits}}}\n"
-    with pytest.raises(ConfigError, match="lies outside"):
+    with pytest.raises(ConfigError, match="is outside"):
         parse_yaml(yaml + "pre: [tokenize: ../tokenizer.json]\n", ModelDescription, inner / "model.yaml")

@@ -44,7 +44,7 @@ def check_all_differ(keys: Mapping[str, Sequence[str]]) -> None:
                 continue
             if address in found:
                 where = f"`{key}`" if found[address] == key else f"`{found[address]}` and `{key}`"
-                raise ValueError(f"{text} is written twice, in {where}; each needs an address of its own")
+                raise ValueError(f"{text} is repeated in {where}; each needs a different address")
             found[address] = key
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cel_expr_python import cel
 
 MAX_LENGTH = 1000
-"""Characters of an expression."""
+"""Maximum length of an expression in characters."""
 
 FUNCTIONS = frozenset(
     {"contains", "double", "endsWith", "int", "matches", "size", "startsWith", "string", "timestamp", "uint"}
@@ -67,9 +67,9 @@ def compile_expression(
     if len(source) > MAX_LENGTH:
         raise ValueError(f"the expression has {len(source)} characters; expected at most {MAX_LENGTH}")
     if '"""' in source or "'''" in source:
-        raise ValueError("expected a text in single quotation marks, not in triple ones")
+        raise ValueError("expected a string in single quotes, not triple quotes")
     if any("\ud800" <= character <= "\udfff" for character in source):
-        raise ValueError("the expression holds half a character; expected Unicode text")
+        raise ValueError("the expression is not valid Unicode text")
     _check_calls(ExpressionText(source), variables, functions)
     try:
         return environment.compile(source)
@@ -83,10 +83,10 @@ def _check_calls(text: ExpressionText, variables: Collection[str], functions: Co
         raise ValueError("expected at most one of the macros all, exists, exists_one, map and filter")
     for name in macros:
         if any(name == variable.partition(".")[0] for variable in variables):
-            raise ValueError(f"a macro's variable must not be called {name}")
+            raise ValueError(f"a macro's variable must not be named {name}")
     for name in text.calls:
         if name not in functions and name not in _MACROS:
-            raise ValueError(f"unknown function {name}; known are {', '.join(sorted(functions))}")
+            raise ValueError(f"unknown function {name}; expected one of {', '.join(sorted(functions))}")
 
 
 def _complaint(message: str, variables: Collection[str], known: str) -> str:
@@ -99,10 +99,10 @@ def _complaint(message: str, variables: Collection[str], known: str) -> str:
     line, character, syntax, text = found.groups()
     undeclared = _UNDECLARED.match(text)
     if undeclared is not None and undeclared[1] in FUNCTIONS:
-        return f"this function does not exist in this form: {undeclared[1]}"
+        return f"this function does not exist with these arguments: {undeclared[1]}"
     if undeclared is not None:
         alike = difflib.get_close_matches(".".join(undeclared[1].split(".")[:2]), variables, n=1)
-        offered = f"did you mean {alike[0]}?" if alike else f"known are {known}"
+        offered = f"did you mean {alike[0]}?" if alike else f"expected one of {known}"
         return f"unknown name {undeclared[1]}; {offered}"
     text = re.sub(r" expecting \{.*\}", "", text).replace("<EOF>", "end of the expression")
     text = _MISMATCH.sub(r"\1 does not take \2", text)
@@ -112,5 +112,5 @@ def _complaint(message: str, variables: Collection[str], known: str) -> str:
 
 def no_verdict(value: object) -> str:
     """Why the value of an expression is no verdict."""
-    kinds = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a map"}
+    kinds = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a map"}
     return f"the expression gives {kinds.get(type(value), 'another value')}; expected true or false"

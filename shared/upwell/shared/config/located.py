@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 Location: TypeAlias = tuple[str | int, ...]
-"""Keys and indexes that lead to a value of a file."""
+"""The keys and indexes of a value in a file."""
 
 
 def located(problems: Mapping[Location, str]) -> ValidationError:

@@ -108,7 +108,7 @@ def parse_address(text: str) -> Address:
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
         if not path or "\0" in path:
-            raise ConfigError.at(None, f"{text!r} names no socket; expected unix:PATH")
+            raise ConfigError.at(None, f"{text!r} has no socket path; expected unix:PATH")
         return Address(socket_path=Path(path))
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -136,7 +136,7 @@ def parse_endpoint(text: str) -> Address:
     except ConfigError:
         address = Address(socket_path=Path())
     if found is None or address.socket_path is not None:
-        raise ConfigError.at(None, f"{text!r} names no servers; expected dns:///NAME:PORT")
+        raise ConfigError.at(None, f"{text!r} has no server name; expected dns:///NAME:PORT")
     return replace(address, name_server=found["server"])
 
 
@@ -192,14 +192,16 @@ def warn_of_root(listen: Sequence[str]) -> None:
     """Say in the log that a server which other machines reach runs as root, and needs nothing of that."""
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0
     if is_root and not all(parse_address(text).is_loopback for text in listen):
-        _log.warning("this server can be reached from outside this machine and runs as root; give it a user of its own")
+        _log.warning("this server can be reached from outside this machine and runs as root; give it its own user")
 
 
 def check_endpoint(endpoint: str, security: ClientSecurity) -> Address:
     """The address of a server to call. Raises `ConfigError` where requests would cross a network in clear."""
     address = parse_endpoint(endpoint)
     if address.scheme == "http" and security.tls:
-        raise ConfigError.at(None, f"{endpoint} is without TLS, and `tls` is given: write https://, or leave `tls` out")
+        raise ConfigError.at(
+            None, f"{endpoint} does not use TLS, but `tls` is given: write https://, or leave `tls` out"
+        )
     if address.scheme == "http" and not (address.is_loopback or security.insecure):
         raise ConfigError.at(
             None, f"requests to {endpoint} would cross the network in clear: write https://, or `insecure: true`"

@@ -14,7 +14,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.files import LeadsOut, Unconfined, confined, open_plain, plain_file
 
 MAX_FILE_BYTES = 1 << 20
-"""A larger file is refused before it is read."""
+"""Maximum size of a file, checked before reading (bytes)."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -85,7 +85,7 @@ def confined_path(value: object, info: ValidationInfo) -> Path:
     try:
         return confined(within, path)
     except LeadsOut:
-        raise ValueError(f"the file {path} lies outside {within}; copy it beside the model") from None
+        raise ValueError(f"the file {path} is outside {within}; copy it beside the model") from None
 
 
 ConfinedPath: TypeAlias = Annotated[Path, BeforeValidator(confined_path)]
@@ -103,7 +103,7 @@ def read_text(path: Path, within: Path | None = None) -> str:
             # A pipe or device says 0, so what is read is bounded as well.
             data = file.read(MAX_FILE_BYTES + 1) if size_bytes <= MAX_FILE_BYTES else None
     except Unconfined as error:
-        raise ConfigError.at(path, f"is not read: {error}") from None
+        raise ConfigError.at(path, f"cannot be read: {error}") from None
     except FileNotFoundError:
         raise ConfigError.at(path, "no such file") from None
     except IsADirectoryError:

@@ -57,11 +57,11 @@ _EXPECTED: Mapping[str, str] = MappingProxyType(
         "union_tag_invalid": "one of {expected_tags}",
     }
 )
-"""Pydantic's error type -> what was expected, with fields of the error's context."""
+"""Maps Pydantic's error types to the expected value, with fields of the error's context."""
 
 
 _VALIDATED = re.compile(r"function-\w+\[[^,]*, (.*)\]")
-"""Pydantic's label of a branch with a validator around it, and the label of what is inside."""
+"""Matches Pydantic's label of a branch wrapped in a validator, and the label inside."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _unknown_key(key: str, owners: Iterable[Any]) -> str:
     alike = difflib.get_close_matches(key.lower(), lowered, n=1)
     if alike:
         return f"unknown key; did you mean {lowered[alike[0]]!r}?"
-    return f"unknown key; known here: {', '.join(known) or 'none'}"
+    return f"unknown key; expected one of: {', '.join(known) or 'none'}"
 
 
 def _without_wrong_branches(found: list[_Found]) -> list[_Found]:

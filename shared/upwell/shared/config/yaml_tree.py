@@ -30,9 +30,9 @@ from ruamel.yaml.reader import ReaderError
 from upwell.shared.errors import ConfigError, Problem
 
 MAX_DEPTH = 50
-"""Levels of nesting that a file may have."""
+"""Maximum nesting depth of a file."""
 MAX_NODES = 100_000
-"""Values that a file may hold once its aliases are written out."""
+"""Maximum number of values in a file after expanding aliases."""
 
 _NULL = re.compile(r"|~|null|Null|NULL")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
@@ -106,7 +106,7 @@ class _Builder:
                 if tree is not None:
                     raise self._error(event, "a second document starts here; one file holds one document")
                 if event.version not in (None, (1, 2)):
-                    raise self._error(event, "this file is read as YAML 1.2; remove the %YAML line")
+                    raise self._error(event, "files are read as YAML 1.2; remove the %YAML line")
             elif isinstance(event, NodeEvent):
                 tree = self._node(event, events, ())
         if tree is None or tree.value is None:
@@ -149,7 +149,7 @@ class _Builder:
             key = self._key(event)
             part = self._node(next(events), events, (*above, key))
             if key in keys:
-                self._problem(event, f"the key is written twice; first in line {keys[key][0]}", (*above, key))
+                self._problem(event, f"the key is repeated; first in line {keys[key][0]}", (*above, key))
             else:
                 keys[key], parts[key] = _place(event), part
         values = {key: part.value for key, part in parts.items()}
@@ -160,7 +160,7 @@ class _Builder:
         if not isinstance(event, ScalarEvent):
             raise self._error(event, "a key must be plain text")
         if event.value == "<<" and event.implicit[0]:
-            self._problem(event, "merge keys ('<<') are not part of YAML 1.2; write the keys out")
+            self._problem(event, "merge keys ('<<') are not part of YAML 1.2; write out the keys")
         if event.tag is not None:
             self._problem(event, f"the tag {event.tag!r} is not allowed; write the plain key")
         return str(event.value)
@@ -168,13 +168,13 @@ class _Builder:
     def _alias(self, event: AliasEvent) -> Tree:
         target = self._anchors.get(event.anchor)
         if target is None:  # also an alias inside its own anchor, which would never end
-            raise self._error(event, f"the alias *{event.anchor} names no anchor that is complete before it")
+            raise self._error(event, f"the alias *{event.anchor} refers to no earlier complete anchor")
         return target
 
     def _count(self, tree: Tree, event: Any) -> Tree:
         self._nodes += tree.size
         if self._nodes > MAX_NODES:
-            raise self._error(event, f"the file holds more than {MAX_NODES} values once aliases are written out")
+            raise self._error(event, f"the file has more than {MAX_NODES} values after expanding aliases")
         return tree
 
     def _problem(self, event: Any, message: str, keys: tuple[str | int, ...] = ()) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from upwell.shared.tensors import Array
 
 _MAX_HEADER_BYTES = 10_000
-"""As numpy has it: the header is a Python literal, and parsing a long one may take all of the stack."""
+"""Maximum size of a header, as in numpy: it is a Python literal, and parsing a long one may exhaust the stack."""
 
 _format: Any = np.lib.format  # its functions have no types
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
@@ -29,10 +29,10 @@ def read_npy(file: IO[bytes], size_bytes: int) -> Array:
     """
     shape, is_fortran, dtype = _header(file)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never read; expected numbers or text")
+        raise ValueError("it contains Python objects, which are never read; expected numbers or text")
     promised_bytes, there_bytes = math.prod(shape) * dtype.itemsize, size_bytes - file.tell()
     if promised_bytes != there_bytes or min(shape, default=0) < 0:
-        raise ValueError(f"its header promises {promised_bytes} bytes, the file has {there_bytes}")
+        raise ValueError(f"its header says {promised_bytes} bytes, but the file has {there_bytes}")
     data = file.read(promised_bytes)
     if len(data) != promised_bytes:
         raise ValueError(f"it ends after {len(data)} of its {promised_bytes} bytes")
@@ -52,7 +52,7 @@ def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.in
             total_bytes = sum(member.file_size for member in members)
             if total_bytes > max_bytes or len(members) > max_arrays:
                 most = f"{max_bytes} bytes" + ("" if math.isinf(max_arrays) else f" in {max_arrays} arrays")
-                raise ValueError(f"it holds {total_bytes} bytes in {len(members)} arrays; at most {most} are read")
+                raise ValueError(f"it has {total_bytes} bytes in {len(members)} arrays; at most {most} are allowed")
             arrays = {}
             for member in members:
                 with archive.open(member) as one:
@@ -74,7 +74,7 @@ def _header(file: IO[bytes]) -> _Header:
     length = file.read(_LENGTH_BYTES[version])
     header_bytes = int.from_bytes(length, "little")
     if header_bytes > _MAX_HEADER_BYTES:
-        raise ValueError(f"its header has {header_bytes} bytes; at most {_MAX_HEADER_BYTES} are read")
+        raise ValueError(f"its header has {header_bytes} bytes; at most {_MAX_HEADER_BYTES} are allowed")
     text = io.BytesIO(length + file.read(header_bytes))
     try:
         found: _Header = _HEADERS[version](text)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 Shape: TypeAlias = "Sequence[int] | None"
-"""Sizes for one row; None where it is not known."""
+"""The shape for one row; None if unknown."""
 
 _Rule: TypeAlias = Callable[[Sequence[Shape], Sequence[Shape]], float]
 
@@ -75,7 +75,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
         "BATCH_MATMUL": _either_way,
     }
 )
-"""By operator: an ONNX operator as `OnnxNode.op` has it, or TFLite's name."""
+"""Work functions by operator: `OnnxNode.op` for ONNX, or TFLite's name."""
 
 
 def work_of(op: str, inputs: Sequence[Shape], outputs: Sequence[Shape], read: Sequence[Shape]) -> float:

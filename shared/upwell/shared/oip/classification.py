@@ -1,6 +1,7 @@
 """Triton's classification extension: an output comes back as its highest scores, with index and label.
 
-Source: https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_classification.html
+Source:
+https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_classification.html
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from upwell.shared.oip.labels import LABELS, take_labels
 from upwell.shared.tensors import Array
 
 CLASSIFICATION = "classification"
-"""The parameter of a requested output: how many of its classes, from the highest score down."""
+"""The parameter of a requested output: the number of classes with the highest scores."""
 
 
 def read_classification(output: str, parameters: Mapping[str, object]) -> int:
@@ -26,7 +27,7 @@ def read_classification(output: str, parameters: Mapping[str, object]) -> int:
         return 0
     count = parameters[CLASSIFICATION]
     if type(count) is not int or not 0 <= count < 2**63:
-        raise InvalidRequest(f"output {output!r}: the parameter 'classification' is a whole number of classes")
+        raise InvalidRequest(f"output {output!r}: expected 'classification' to be a whole number of classes")
     return count
 
 
@@ -54,7 +55,7 @@ def top_classes(name: str, scores: Array, labels: Sequence[str], count: int) -> 
     index goes first, and NaN goes last.
     """
     if scores.dtype.kind not in "iuf":
-        raise InvalidRequest(f"output {name!r} holds no numbers, so it has no 'classification'")
+        raise InvalidRequest(f"output {name!r} has no numbers, so 'classification' does not apply")
     is_row = scores.ndim < 2
     shape = (1, scores.size) if is_row else (len(scores), math.prod(scores.shape[1:]))
     rows = scores.reshape(shape).astype(np.float64)

@@ -84,7 +84,7 @@ class FakeDataplane(Dataplane):
 
     def _find(self, model: str, version: str) -> None:
         if model != "echo" or version not in ("", VERSION):
-            raise ModelNotFound(f"no model {model!r} of version {version or 'any'!r} here; there is 'echo', {VERSION}")
+            raise ModelNotFound(f"no model {model!r} of version {version or 'any'!r} here; expected 'echo', {VERSION}")
 
     def _check_inputs(self, request: InferRequest) -> None:
         expected: Mapping[str, str] = {datatype.lower(): datatype for datatype in DTYPES}
@@ -98,7 +98,7 @@ class FakeDataplane(Dataplane):
                 raise InvalidRequest(f"the input {name!r} is {expected[name]}, got {datatype}")
         for name in request.outputs:
             if name not in request.inputs:
-                raise InvalidRequest(f"'echo' gives the output {name!r} only where the input of that name is sent")
+                raise InvalidRequest(f"'echo' gives the output {name!r} only if the input of that name is sent")
 
     def _wait(self, call: Call) -> None:
         until_s = time.monotonic() + self.delay_s
@@ -108,4 +108,4 @@ class FakeDataplane(Dataplane):
             if call.cancelled.wait(_POLL_S):
                 raise CallerLeft("the caller has left")
         if time.monotonic() >= call.deadline_s:
-            raise DeadlineExceeded("the deadline has passed before the answer was there")
+            raise DeadlineExceeded("the deadline passed before the answer was ready")

@@ -11,13 +11,14 @@ from upwell.shared.oip.statistics import ModelStatistics
 from upwell.shared.tensors import TensorSpec
 
 EXTENSIONS = ("classification", "model_configuration", "statistics", "schedule_policy", "parameters")
-"""What a server with an `Introspection` announces. `schedule_policy`: the parameters `priority` and `timeout` count."""
+"""The extensions of a server with an `Introspection`. `schedule_policy`: the parameters `priority` and `timeout`
+apply."""
 
 MAX_ROWS = 1024
-"""Told as `max_batch_size` of a model that takes any number of rows: the size of a message is what bounds them."""
+"""Reported as `max_batch_size` of a model that takes any number of rows, limited only by the message size."""
 
 Placement = Literal["KIND_CPU", "KIND_GPU", "KIND_MODEL"]
-"""Triton's words for where instances run; the last one leaves it to the model's runtime."""
+"""Triton's kinds of instances; the last one leaves the placement to the model's runtime."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,15 @@ def refuse_changes(names: Iterable[str]) -> None:
     """Raise `NotAllowed` where a caller would change settings of these names."""
     for name in names:
         raise NotAllowed(
-            f"callers may not change the setting {name!r}: traces and logs are as the server's configuration file says"
+            f"callers may not change the setting {name!r}: traces and logs are set in the server's configuration file"
         )
 
 
 def refuse_shared_memory() -> NoReturn:
     """Raise `NotOffered`."""
     raise NotOffered(
-        "shared memory is not offered here: send tensors as raw contents; on the same machine a unix socket "
-        '(`listen: ["unix:/PATH"]`) is the shortest way'
+        "shared memory is not supported: send tensors as raw contents; on the same machine a unix socket "
+        '(`listen: ["unix:/PATH"]`) is fastest'
     )
 
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from upwell.shared.oip.http.client import HttpClient, HttpPendingInfer
 
 Client: TypeAlias = "OipClient | HttpClient"
-"""A client of one server, over either transport. Both do the same; `OipClient` says what."""
+"""A client of one server over either transport, with the interface of `OipClient`."""
 
 Pending: TypeAlias = "PendingInfer | HttpPendingInfer"
-"""An inference under way, over either. An answer that came before `cancel` stays."""
+"""An inference in progress over either transport. An answer from before `cancel` stays."""
 
 
 def open_client(

@@ -88,7 +88,7 @@ class _Counts:
 
     def __init__(self) -> None:
         self.numbers = [0.0] * 8
-        """Answered: count, total, then failed: count, total, then queue, pre, compute, post of those answered."""
+        """Answered: count, total; failed: count, total; then queue, pre, compute and post of answered requests."""
         self.rows = self.runs = 0
         self.batches: dict[int, list[Any]] = {}
         self.last_unix_s = 0.0

@@ -12,7 +12,7 @@ from upwell.shared import errors
 from upwell.shared.errors import UpwellError
 
 MAX_TEXT_LENGTH = 1000
-"""Longer texts are cut: they travel in HTTP/2 trailers, which are limited to a few kilobytes."""
+"""Maximum length of a text: it travels in HTTP/2 trailers, which are limited to a few kilobytes."""
 
 # `ConfigError` is not here: it speaks of this machine's files to the person who wrote them.
 STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
@@ -45,7 +45,7 @@ class Status:
 
 
 INTERNAL = Status(grpc.StatusCode.INTERNAL, "internal error")
-"""For everything that is not in the catalogue: a bug, whose text may hold what is no business of the caller."""
+"""The status for errors outside the catalogue: bugs, whose text must not reach the caller."""
 
 
 def status_of(error: Exception) -> Status:

@@ -6,17 +6,17 @@ PATH = "/v1/opamp"
 CONTENT_TYPE = "application/x-protobuf"
 
 CASES_PATH = "/v1/cases"
-"""Below it a device brings cases home: `PUT <id>` with the case as body, or `POST <id>/url?size_bytes=N` for JSON with
-the `url` of object storage to put it to."""
+"""The path below which a device delivers cases: `PUT <id>` with the case as body, or `POST <id>/url?size_bytes=N`,
+answered by JSON with the `url` of object storage."""
 
 CASE_ID, CASE_SUFFIX = "[0-9a-f]{32}", ".case"
 
 STATISTICS = "io.upwell.statistics/1"
 """Custom capability: the agent sends a message of type `counted`, JSON with `release`, `since_unix_s`, `counts` and
-`demand`, which has for each model what a budget is shared out by (`upwell.shared.opamp.demand`)."""
+`demand`, which has the figures for sharing budgets for each model (`upwell.shared.opamp.demand`)."""
 
 DRIFT = "io.upwell.drift/1"
-"""Custom capability: the agent sends `found` (JSON with `models`, the drift report of each model that is watched)."""
+"""Custom capability: the agent sends `found` (JSON with `models`, the drift report of each watched model)."""
 
 EXPLAIN = "io.upwell.explain/1"
 """Custom capability: the service sends `ask` (JSON with `id` and `request`), and the agent answers with `told` (`id`
@@ -26,21 +26,21 @@ SHADOW = "io.upwell.shadow/1"
 """Custom capability: the agent sends `lines` (JSON with `release`, `lines` of a request log, and a `problem`)."""
 
 RELEASE_PACKAGE = "release"
-"""The package whose version is the sequence number of the release that runs."""
+"""The package whose version is the sequence number of the running release."""
 
 WISH_FILE = "fleet.json"
 """The one file of the remote configuration; see `upwell.shared.opamp.wish`."""
 
 DIGEST_TYPE = "text/x-digest"
-"""The content type of a file of the effective configuration that is told as its digest alone."""
+"""The content type of a file in the effective configuration that is reported only by digest."""
 
 LABEL = "upwell.label."
-"""Attributes of an agent that begin so are its labels."""
+"""Prefix of an agent's attributes that are labels."""
 
 AGENT_NAME = "upwell.agent.name"
 
 INSTANCE_UID = "upwell.instance_uid"
-"""In metrics: the device as the fleet service knows it."""
+"""The attribute of metrics that identifies the device to the fleet service."""
 
 
 def case_upload_s(size_bytes: int) -> float:

@@ -19,7 +19,7 @@ from upwell.shared.partition.objectives import latency
 Kind = Literal["edge", "cloud", "cut"]
 EDGE_ONLY, CLOUD_RAW = "edge only", "cloud with raw input"
 WORTH = 0.01
-"""A cut must be better than everything else by this share at some bandwidth: medians of measured times tell no more."""
+"""Margin by which a cut must be better than all alternatives at some bandwidth, the accuracy of measured medians."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Option:
 
 
 Wins = tuple[Piece[Option], ...]
-"""Where which option is the best, from the slowest link to the fastest."""
+"""The best option by bandwidth, from the slowest link to the fastest."""
 
 
 @dataclass(frozen=True)

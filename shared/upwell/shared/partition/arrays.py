@@ -17,12 +17,12 @@ from upwell.shared.partition.costs import CostGraph, Placement, TierLink
 from upwell.shared.tensors import Array
 
 FORBIDDEN = 1 << 56
-"""What is infinite, where times are counted in quanta. Dozens of them add up without leaving int64."""
+"""Infinity for times counted in quanta. Dozens of them add up without overflowing int64."""
 
 _NEVER = MappingProxyType({"f": math.inf, "i": FORBIDDEN})
 
 _EXACT_BITS = 50
-"""A decimal of so many bits that is scaled by a power of ten as a float still rounds to the integer that it is."""
+"""Number of bits up to which a decimal scaled by a power of ten as a float rounds to the exact integer."""
 
 
 @dataclass(frozen=True)

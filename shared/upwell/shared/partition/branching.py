@@ -32,7 +32,7 @@ from upwell.shared.partition.arrays import FORBIDDEN, Arrays, Saving, Terms
 from upwell.shared.tensors import Array
 
 _MOST_TIES = 50
-"""How many further cases of the same total are looked at for one with a smaller edge side."""
+"""Number of further cases with the same total examined for a smaller edge side."""
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def _point_problems(points: Sequence[Point], nodes: int, tier: str) -> list[tupl
     if len(points) < 2 or counts[0] != 0 or counts[-1] != nodes:
         return [("points", f"expected cuts after 0 to {nodes} nodes, including both ends")]
     if any(after <= before for before, after in itertools.pairwise(counts)):
-        return [("points", "expected them in the order of `nodes`, each once")]
+        return [("points", "expected each node once, in the order of `nodes`")]
     times = [point.corrected_s for point in points]
     rising = times if tier == EDGE else times[::-1]
     nothing = "0 nodes" if tier == EDGE else f"all {nodes} nodes"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from upwell.shared.partition.costs import CostGraph, CostNode
 
 _MOST_STEPS = 4
-"""How far back a chain of reasons is told."""
+"""Maximum length of a chain of reasons."""
 
 
 @dataclass(frozen=True)

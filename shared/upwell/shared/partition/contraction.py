@@ -25,7 +25,7 @@ _QUANTIZERS = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "com.microsoft:QuantizeLinear", "com.microsoft:DequantizeLinear"}
     | {"QUANTIZE", "DEQUANTIZE"}
 )
-"""They stay with what they read. A DequantizeLinear that is not free makes an output of the model."""
+"""Operators that stay with their inputs. A DequantizeLinear that is not free produces a model output."""
 
 _ELEMENTWISE = frozenset({
     "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "BitwiseAnd",
@@ -37,10 +37,10 @@ _ELEMENTWISE = frozenset({
     "ThresholdedRelu", "Unsqueeze", "Where", "Xor", "com.microsoft:BiasGelu", "com.microsoft:FastGelu",
     "com.microsoft:Gelu", "com.microsoft:QuickGelu",
 })  # fmt: skip
-"""Of ONNX: an element (or a channel) at a time, or no work at all."""
+"""ONNX operators that work per element (or channel), or do no work."""
 
 _REDUCTIONS = frozenset({"ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"})
-"""With these and elementwise operators normalizations are written out."""
+"""Operators that, with elementwise ones, make up decomposed normalizations."""
 
 _SHOWN_OPS = 4
 

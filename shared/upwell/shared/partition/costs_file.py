@@ -203,17 +203,17 @@ def _refuse(path: Path, problems: Iterable[tuple[str, str]]) -> None:
         Problem(path, None, None, key, message) for key, message in itertools.islice(problems, _SHOWN_PROBLEMS + 1)
     ]
     if len(found) > _SHOWN_PROBLEMS:
-        found[_SHOWN_PROBLEMS:] = [Problem(path, None, None, "", "there are more problems than are shown")]
+        found[_SHOWN_PROBLEMS:] = [Problem(path, None, None, "", "there are more problems than those shown")]
     if found:
         raise ConfigError(found)
 
 
 Found = Iterator[tuple[str, str]]
-"""Place and message of each problem."""
+"""The position and message of each problem."""
 
 
 _MOST_COMPARED = 5000
-"""Among more names none is looked for that was meant: that would take seconds."""
+"""Maximum number of names searched for suggestions, since more would take seconds."""
 
 
 def problems_in(graph: CostGraph, links: Sequence[tuple[str, str]]) -> Found:

@@ -19,9 +19,9 @@ from upwell.shared.partition.costs import CostGraph, Placement, Sent, sent
 from upwell.shared.partition.objectives import Objective
 
 SLOWEST_BPS = 1e3
-"""The slowest link that is looked at; a piece that sends nothing holds below it too."""
+"""The slowest link considered; a piece that sends nothing also holds below it."""
 _WORTH = 1e-9
-"""A plan that is better by less than this share of the total is the same within rounding."""
+"""Relative difference below which two plans count as equal, for rounding."""
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from upwell.shared.tensors import Array, TensorSpec
 _GROUP = "upwell.partition_tiers"
 
 FEWEST_RUNS = 3
-"""Of every part, also when the time is up."""
+"""Minimum timed runs of every part, even when the time is up."""
 BURST = 3
-"""Timed runs at a time, after one that is not: the part's own code and weights are in the caches again."""
+"""Timed runs in a row, after an untimed one that brings code and weights back into the caches."""
 _TURNS = 3
 _MOST_WARMING, _CALM_RUNS, _FASTER = 12, 2, 0.95
 

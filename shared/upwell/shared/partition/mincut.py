@@ -20,7 +20,7 @@ from upwell.shared.tensors import Array
 
 SOURCE, SINK = 0, 1
 _PASS_BITS = 29
-"""No capacity of a pass has more bits: an arc and its reverse stay below 2^31 together, as does the whole flow."""
+"""Maximum bits of a capacity: an arc plus its reverse stays below 2^31, and so does the whole flow."""
 
 
 @dataclass(frozen=True)

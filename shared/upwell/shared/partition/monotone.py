@@ -16,7 +16,7 @@ from upwell.shared.partition.profile import Spread
 _DECILES_PER_SIGMA = 2.563
 """Between the 10th and the 90th percentile of a normal distribution lie 2 · 1.2816 standard deviations."""
 _LEAST_DEVIATION = 0.005
-"""Of a median; no timing is surer than that, however close its runs lie."""
+"""Minimum relative uncertainty of a median, however close its runs are."""
 _LEAST_S = 1e-9
 
 

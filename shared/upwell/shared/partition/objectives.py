@@ -60,7 +60,7 @@ class Objective:
     def of(self, graph: CostGraph) -> CostGraph:
         """The graph whose total is this objective's value. Raises `ValueError` for codecs on more than two tiers."""
         if len(graph.tiers) > 2 and any(tensor.codecs for tensor in graph.tensors.values()):
-            raise ValueError("codecs can be weighed on two tiers only")
+            raise ValueError("codecs can only be compared with two tiers")
         below, above = self.compute[graph.tiers[0]], self.compute[graph.tiers[-1]]
         return replace(
             graph,

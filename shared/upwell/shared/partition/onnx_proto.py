@@ -20,7 +20,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise ConfigError.at(path, f"cannot read the model: {error.strerror or error}") from None
     except Exception:  # noqa: BLE001 (protobuf's errors; a pure module may not name that package)
-        raise ConfigError.at(path, "not an ONNX file, or cut short") from None
+        raise ConfigError.at(path, "not an ONNX file, or truncated") from None
 
 
 def opset_of(model: onnx.ModelProto) -> int:

@@ -17,12 +17,12 @@ from upwell.shared.partition.costs import Alternative, CostGraph, Placement, Pla
 from upwell.shared.tensors import Array
 
 BANDWIDTH_FACTORS = (0.25, 4.0)
-"""Times the links' own bandwidth, all of them alike: where on the envelope others are looked for. Its ends are one tier
-alone."""
+"""Factors of the links' bandwidth, equal for all links, at which the envelope is searched for other plans. At its ends
+everything is on one tier."""
 
 MOST = 5
 _MOST_MOVES = 64
-"""So many moves of a node are looked at, those first whose own cost changes for the better or the least."""
+"""Number of node moves examined, first those whose own cost improves or changes least."""
 
 
 def others(arrays: Arrays, terms: Terms, best: Array, met: Iterable[Array]) -> list[tuple[Array, float]]:
@@ -54,7 +54,7 @@ def _moved(arrays: Arrays, terms: Terms, best: Array) -> Iterator[Array]:
 
 _ROUNDING = 1 + 1e-9
 _COARSE = 100.0
-"""A total is counted in quanta that are at most so many times as coarse as they can be for it."""
+"""Factor by which the quanta of a total may be coarser than necessary."""
 
 
 class NoPlan(UpwellError):

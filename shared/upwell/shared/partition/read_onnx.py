@@ -33,7 +33,7 @@ _DEQUANTIZE = ("DequantizeLinear", "com.microsoft:DequantizeLinear")
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
-"""Two copies of these give two results, so none may be copied."""
+"""Operators whose copies give different results, so they must not be copied."""
 
 
 def read_onnx(path: Path) -> Graph:
@@ -152,14 +152,14 @@ def _gives_the_same(node: OnnxNode) -> bool:
 _DATATYPES: Mapping[str, str] = MappingProxyType(
     {"FLOAT": "FP32", "DOUBLE": "FP64", "FLOAT16": "FP16", "BFLOAT16": "BF16", "STRING": "BYTES", "UNDEFINED": ""}
 )
-"""ONNX's name -> OIP's, where they differ."""
+"""Maps ONNX's datatypes to OIP's where the names differ."""
 
 _LARGE_PRIMES = (
     (10_007, 10_009, 10_037, 10_039, 10_061, 10_067, 10_069, 10_079),
     (10_091, 10_093, 10_099, 10_103, 10_111, 10_133, 10_139, 10_141),
 )
 _KEPT_BYTES = 1 << 12
-"""Constants of this size or less may say what a shape is; of larger ones inference needs their own shape alone."""
+"""Maximum size of constants whose values shape inference needs; for larger ones only the shape matters."""
 
 
 def _tensors_of(path: Path, order: Sequence[int]) -> Mapping[str, Tensor]:

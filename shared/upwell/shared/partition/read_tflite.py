@@ -35,10 +35,11 @@ _NOT_COPIED = frozenset(
     {"CALL", "CALL_ONCE", "CUSTOM", "DELEGATE", "HASHTABLE", "IF", "MULTINOMIAL", "RANDOM_STANDARD_NORMAL"}
     | {"RANDOM_UNIFORM", "READ_VARIABLE", "VAR_HANDLE", "WHILE"}
 )
-"""Two copies of these may give two results of the same inputs. So may StableHLO's, some of which call or draw."""
+"""Operators whose copies may give different results; so may StableHLO's, some of which call functions or draw random
+numbers."""
 
 _DATA_DEPENDENT = frozenset({"CUSTOM", "RANGE", "UNIQUE", "WHERE", "WHILE"})
-"""How many rows these give depends on more than how many they are given."""
+"""Operators whose number of output rows depends on more than the number of input rows."""
 
 
 def read_tflite(path: Path) -> Graph:
@@ -126,7 +127,7 @@ class _Reader:
                 raise BadTfliteFile(f"{name} reads {self._names[index]!r} before it is produced")
         for index in operator.outputs:
             if index < 0 or index in there:
-                raise BadTfliteFile(f"{name} produces a tensor that exists already")
+                raise BadTfliteFile(f"{name} produces a tensor that already exists")
 
     def _one_row(self, indices: Iterable[int]) -> list[tuple[int, ...] | None]:
         return [self._shapes[index] if index >= 0 else None for index in indices]

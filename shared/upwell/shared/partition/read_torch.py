@@ -48,7 +48,7 @@ def read_torch(path: Path) -> Graph:
 
 
 _FIRST_OF_LINEAR = {"Linear": "Conv", "AddMM": "MatMul"}
-"""Each element of what a linear layer makes meets a row of its weights, as each of a convolution meets a filter."""
+"""Treats each output element of a linear layer as using a row of its weights, as in a convolution with its filter."""
 
 
 def _work(node: ProgramNode, file: ProgramFile) -> float:

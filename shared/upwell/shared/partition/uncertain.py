@@ -48,7 +48,7 @@ class LogNormal:
     def __post_init__(self) -> None:
         """Raises `ValueError`."""
         if not (0 < self.median_bps < math.inf and 1 <= self.spread < math.inf):
-            raise ValueError("expected a median of more than 0 bits per second and a spread of 1 or more")
+            raise ValueError("expected a median of more than 0 bits per second and a spread of at least 1")
 
     @property
     def sigma(self) -> float:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""Before a loop that failed is restarted; doubled each time, from the first one on after a calm minute."""
+"""Pause before a failed loop is restarted; doubled each time, reset after a minute without failure."""
 
 _CALM_S = 60.0
 

@@ -48,10 +48,10 @@ class CallFuture(Future[None]):
 
 _log = logging.getLogger(__name__)
 _AFTER_ERROR_S = 0.01
-"""So that one that comes again and again neither takes the processor nor fills the log."""
+"""Pause after an error, so that a repeated one neither uses the processor nor fills the log."""
 
 IDLE_S = 10.0
-"""A thread with nothing to do for so long ends: a flood leaves as many as there may be, each with memory of its own."""
+"""Idle time after which a thread ends: a burst leaves many threads, each with its own memory."""
 
 Task: TypeAlias = "tuple[CallFuture, Callable[..., object], tuple[Any, ...]]"
 
@@ -184,8 +184,8 @@ def goes_on() -> bool:
 
 
 _TICK_S = 0.01
-"""A task that has been at work for so long, and at most twice that, is no longer counted. On a busy machine tasks are
-kept from the processor for some milliseconds, and to count one more then costs a tenth of the throughput."""
+"""Time after which, within twice that, a running task is no longer counted. On a busy machine tasks wait some
+milliseconds for the processor, and counting one more then costs a tenth of the throughput."""
 
 _CALM_TICKS, _QUIET_S = 20, 1.0
 
@@ -438,7 +438,7 @@ class CallThreads(ThreadPoolExecutor):
             try:
                 kept.start()
             except RuntimeError as error:
-                _log.error("cannot start the thread that watches the others: %s", error)
+                _log.error("cannot start the monitoring thread: %s", error)
                 self._bell, self._is_watched = None, False
                 return
         self._bell.set()

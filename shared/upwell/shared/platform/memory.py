@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _MMAP_THRESHOLD = -3
-"""glibc's name for the limit from which a block is mapped by itself (malloc.h)."""
+"""glibc's parameter for the size from which a block is mapped separately (malloc.h)."""
 _LARGE_BYTES = 128 * 1024
 
 

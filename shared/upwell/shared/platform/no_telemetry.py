@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 VARIABLES = {"ORT_DISABLE_TELEMETRY": "1"}
-"""ONNX Runtime reads its own as it is loaded, and then writes nothing and looks up nobody. The others that Upwell
-loads (LiteRT, tflite-runtime, torch, grpcio, OpenTelemetry without an endpoint) tell nobody anything."""
+"""ONNX Runtime reads its variable when it is loaded, and then writes nothing and contacts nobody. The others that
+Upwell loads (LiteRT, tflite-runtime, torch, grpcio, OpenTelemetry without an endpoint) send nothing."""
 
 
 def forbid_telemetry() -> None:

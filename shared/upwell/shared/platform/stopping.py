@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 
 HANGS_UP = getattr(signal, "SIGHUP", None)
-"""A terminal that closes; on Windows there is no such signal."""
+"""The signal of a closing terminal, which Windows lacks."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:

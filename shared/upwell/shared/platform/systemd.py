@@ -63,4 +63,4 @@ class Systemd:
                 sender.connect(self._address)
                 sender.send(state.encode())
         except OSError as error:  # whoever listened is gone, which is no reason to end
-            _log.warning("cannot tell systemd %s: %s", state, error)
+            _log.warning("cannot send %s to systemd: %s", state, error)

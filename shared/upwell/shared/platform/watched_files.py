@@ -74,8 +74,8 @@ class WatchedFiles(Generic[T]):
 
 
 REST_IN_PLACE_S = 60.0
-"""A file that is written in place is read once it has not changed for so long: nothing else says that it is whole.
-Half a file can be a valid one: a policy without the rules that were to follow."""
+"""Time without changes after which a file written in place is read, since nothing else shows that it is complete.
+Half a file can be valid: a policy without its last rules."""
 
 
 class SettledFile(Generic[T]):
@@ -108,7 +108,7 @@ class SettledFile(Generic[T]):
         self._in_place = False
         self.value = load()
         self.problem = ""
-        """Why what is in the file is not in force; empty where it is."""
+        """Why the file's content is not in force; empty if it is."""
 
     def poll(self) -> None:
         """Look once. Not to be called from two threads at a time."""

@@ -42,9 +42,9 @@ from upwell.shared.routing.hardness import Measure
 from upwell.shared.tensors import Array
 
 OF_BOXES: frozenset[Measure] = frozenset({"mean_score", "low_share", "count"})
-"""Measures of detections."""
+"""Hardness measures for detections."""
 OF_CANDIDATES: frozenset[Measure] = frozenset({"margin", "doubtful", "near", "spread"})
-"""Measures of what a detector took for possible."""
+"""Hardness measures over a detector's candidates."""
 
 _SCORE, _CLASS = 4, 5
 _NEAR = 0.25

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from upwell.shared.routing.policy.settings import CollectSettings
 
 Why: TypeAlias = Literal["hard", "audited", "random", "class", "near", "novel", "track"]
-"""Why a row is kept."""
+"""Why a row is collected."""
 
 EVALUATED: frozenset[Why] = frozenset({"audited", "random"})
-"""What chance alone has chosen: these rows are the evaluation set."""
+"""Rows chosen at random, which form the evaluation set."""
 
 REFERENCE_ROWS = 256
-"""So many rows of a model are learnt before any is novel."""
+"""Number of rows of a model learned before any counts as novel."""
 
 Vector: TypeAlias = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from upwell.shared.routing.policy.policy import Policy, Rule
 
 MOST_CASES = 4096
-"""A rule with more combinations of values than this is compared as a whole."""
+"""Maximum combinations of values in a rule; a rule with more is compared as a whole."""
 
 _Values = Mapping[str, frozenset[str]]
 

@@ -49,13 +49,13 @@ Measure: TypeAlias = Literal[
 RISING: frozenset[str] = frozenset(
     {"entropy", "energy", "low_share", "count", "doubtful", "near", "spread", "output", "function"}
 )
-"""Measures that grow with hardness; the others fall."""
+"""Measures that rise with hardness; the others fall."""
 
 SLACK = 0.01
-"""So far outside 0..1 a probability may lie: quantized ones are a step or two off."""
+"""Tolerance of probabilities outside 0..1: quantized ones are off by a step or two."""
 
 FLOOR = float(np.finfo(np.float32).tiny)
-"""A smaller probability counts as this one where its logarithm is taken; FP32's smallest normal number."""
+"""Lower bound of probabilities in logarithms: FP32's smallest normal number."""
 
 
 def hardness(scores: Array, measure: Measure, *, logits: bool, temperature: float = 1.0) -> tuple[float, ...]:

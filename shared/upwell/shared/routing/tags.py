@@ -22,7 +22,7 @@ def lowered(tags: Mapping[str, _Value]) -> dict[str, _Value]:
     for name, value in tags.items():
         key = name.lower()
         if key in found:
-            raise ValueError(f"tag {key!r} is there twice; the case of a tag's name does not count")
+            raise ValueError(f"tag {key!r} is repeated; the case of a tag's name is ignored")
         found[key] = value
     return found
 
@@ -39,11 +39,11 @@ def checked_tags(tags: Mapping[Any, Any]) -> Mapping[str, str]:
         raise ValueError(f"tags: expected a mapping of strings, got {type(tags).__name__}")
     for name, value in tags.items():
         if type(name) is not str:
-            raise ValueError(f"tags: a name is a string, got {type(name).__name__}")
+            raise ValueError(f"tags: expected strings as names, got {type(name).__name__}")
         if type(value) is not str:
             raise ValueError(f"tag {name!r}: expected a string, got {type(value).__name__}")
     return lowered(tags)
 
 
 Tags: TypeAlias = Annotated[dict[str, str], AfterValidator(lowered)]
-"""Tags in a file that a person wrote."""
+"""Tags in a configuration file."""

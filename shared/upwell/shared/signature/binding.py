@@ -80,30 +80,30 @@ def _bind_inputs(
         fits = sizes_fit(have, want) and not (value.is_by_request and have != want)
         if value.datatype != spec.datatype or len(value.shape) != len(spec.shape) or not fits:
             hint = _hint(value, spec, name)
-            builder.problem(("pre",), f"the model takes {_listed([spec])}, but {name!r} comes to it as {value}{hint}")
+            builder.problem(("pre",), f"the model takes {_listed([spec])}, but {name!r} is {value} after `pre`{hint}")
     return steps
 
 
 def _hint(value: ValueType, spec: TensorSpec, name: str) -> str:
     """The step that is probably missing."""
     if value.is_by_request and value.datatype == spec.datatype:
-        return f"; in the tokenize step, {{pad: max, max_tokens: {spec.shape[-1]}}} makes as many for every text"
+        return f"; in the tokenize step, {{pad: max, max_tokens: {spec.shape[-1]}}} gives every text that length"
     if {value.datatype, spec.datatype} == {"INT32", "INT64"}:
-        return f"; in the tokenize step, {{dtype: {spec.datatype}}} makes those"
+        return f"; in the tokenize step, {{dtype: {spec.datatype}}} gives that datatype"
     if value.columns:
-        return "; a columns step makes numbers of records"
+        return "; a columns step converts records to numbers"
     if value.datatype == "BYTES" and spec.datatype in ("INT32", "INT64"):
-        return f"; a tokenize step makes them of texts: {{tokenize: {{from: {name}, tokenizer: tokenizer.json}}}}"
+        return f"; a tokenize step converts texts: {{tokenize: {{from: {name}, tokenizer: tokenizer.json}}}}"
     if value.datatype == "BYTES" and spec.datatype != "BYTES":
         return f"; start with {{decode: {name}}}"
     if value.datatype == "UINT8" and spec.datatype == "FP32":
-        return "; a normalize step makes FP32"
+        return "; a normalize step gives FP32"
     if spec.datatype in ("UINT8", "INT8", "UINT16", "INT16") and value.datatype == "FP32":
-        return f"; a quantize step makes {spec.datatype}"
+        return f"; a quantize step gives {spec.datatype}"
     if value.channels is not None and len(spec.shape) == 4:
         other = "NCHW" if value.channels == 3 else "NHWC"
         if spec.shape[1 if other == "NCHW" else 3] in (1, 3):
-            return f"; {{layout: {other}}} turns it"
+            return f"; {{layout: {other}}} changes the order"
     return ""
 
 
@@ -159,18 +159,16 @@ def _wrong_kind(written: Output, value: ValueType) -> str:
         return ""
     if written.kind == "detections":
         fits = value.datatype == "FP32" and len(value.shape) == 3 and is_detections(value.shape[2])
-        return (
-            "" if fits else f"detections are FP32 [rows, boxes, {FIELDS} or more], got {value}; a boxes step makes them"
-        )
+        return "" if fits else f"detections must be FP32 [rows, boxes, {FIELDS} or more], got {value}; add a boxes step"
     if written.kind in ("masks", "segments"):
         last = [] if written.kind == "masks" else [2]
         fits = value.datatype == "UINT8" and len(value.shape) == 3 + len(last) and value.shape[3:] == tuple(last)
         step = "a boxes step with `prototypes`" if written.kind == "masks" else "a segments step"
         shape = ", ".join(map(str, ("rows", "height", "width", *last)))
-        return "" if fits else f"{written.kind} are UINT8 [{shape}], got {value}; {step} makes them"
+        return "" if fits else f"{written.kind} must be UINT8 [{shape}], got {value}; add {step}"
     if value.datatype not in FLOATS:
-        return f"{written.kind} are floating point numbers, got {value}; a dequantize step makes them"
-    return "" if len(value.shape) > 1 else f"{written.kind} are [rows, classes], got {value}"
+        return f"{written.kind} must be floating point, got {value}; add a dequantize step"
+    return "" if len(value.shape) > 1 else f"{written.kind} must be [rows, classes], got {value}"
 
 
 def _check_labels(builder: StepsBuilder, name: str, written: Output, classes: int) -> None:

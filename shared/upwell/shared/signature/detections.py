@@ -19,17 +19,17 @@ from upwell.shared.tensors import Array
 Indexes = npt.NDArray[np.intp]
 
 FIELDS = 6
-"""Numbers per detection, at least."""
+"""Minimum numbers per detection."""
 CORNERS = 8
-"""Further numbers of a box that is turned."""
+"""Additional numbers of a rotated box."""
 KEYPOINT = 3
-"""Further numbers for each keypoint."""
+"""Additional numbers per keypoint."""
 
 CANDIDATE_SCORE = 0.1
-"""A box with a lower score is no candidate: detectors give thousands of those to any picture."""
+"""Minimum score of a candidate: detectors give thousands of boxes with lower scores for any picture."""
 
 MOST_CANDIDATES = 256
-"""Candidates kept of a row, those of the highest scores."""
+"""Maximum candidates per row, those with the highest scores."""
 
 _TINY = 1e-7
 

@@ -30,7 +30,8 @@ from upwell.shared.tensors import Array
 Color = Literal["rgb", "gray"]
 
 MAX_DECODED_SIDE = 65_535
-"""The longest side that is decoded: JPEG's own limit. Resizing a taller picture would take memory by its height."""
+"""Maximum side of a decoded picture: JPEG's own limit. Resizing a taller picture would take memory in proportion to its
+height."""
 
 _MAX_SCANS = 64
 # A marker segment (ITU-T T.81, B.1.1): not a stuffed 0xFF of a scan, nor fill, nor a restart.
@@ -44,7 +45,7 @@ Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
 _LEFT_TO_SHRINK = 2
-"""So much is left to the filter where a JPEG is decoded smaller."""
+"""Factor left to the filter when a JPEG is decoded at reduced size."""
 
 _ORIENTATION_TAG = 0x0112
 _FIRST_ON_ITS_SIDE = 5
@@ -57,7 +58,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""EXIF orientation (CIPA DC-008, 4.6.5) -> what makes the picture upright."""
+"""The transformation to upright for each EXIF orientation (CIPA DC-008, 4.6.5)."""
 
 # A broken EXIF block is ignored, and what it makes Pillow say is chosen by whoever sent the picture: neither the log
 # nor the list of warnings already shown may grow with it.
@@ -215,7 +216,7 @@ def _opened(data: bytes, max_pixels: int) -> ImageFile:
         _check_size(_webp_size(data), max_pixels)
         image = WebPImageFile(file)
     else:
-        raise InvalidRequest(f"expected a picture as JPEG, PNG or WebP, got {len(data)} bytes of something else")
+        raise InvalidRequest(f"expected a JPEG, PNG or WebP picture, got {len(data)} bytes of another format")
     _check_size(image.size, max_pixels)
     return image
 
@@ -227,7 +228,7 @@ def _check_scans(data: bytes) -> None:
         scans += marker[0] == _START_OF_SCAN
         if scans > _MAX_SCANS:
             raise InvalidRequest(
-                f"the picture is a JPEG of more than {_MAX_SCANS} scans, which take too long to decode"
+                f"the picture is a JPEG of more than {_MAX_SCANS} scans, which takes too long to decode"
             )
         position = marker.end() + max(2, int.from_bytes(data[marker.end() : marker.end() + 2], "big"))
 
@@ -300,10 +301,10 @@ def _orientation(image: ImageFile) -> int | None:
 
 
 AT_ONCE = 2 * DEFAULT_MAX_PIXELS
-"""A pixel takes up to twelve bytes on its way from the file to the model's size: as decoded, copied and scaled."""
+"""Memory per pixel, up to twelve bytes: decoded, copied and scaled."""
 
 _SMALL = 1 << 18
-"""Requests of fewer pixels never wait: a thread each, and they are a few megabytes."""
+"""Requests with fewer pixels never wait, since they take only a few megabytes per thread."""
 
 
 class PixelBudget:
@@ -332,7 +333,7 @@ class PixelBudget:
 
 
 BUDGET = PixelBudget(AT_ONCE)
-"""That of this process."""
+"""The limit of this process."""
 
 
 def encoded_pixels(inputs: Iterable[Array]) -> int:

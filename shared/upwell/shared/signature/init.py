@@ -14,14 +14,14 @@ from upwell.shared.signature.values import FLOATS
 from upwell.shared.tensors import TensorSpec
 
 LABELS_NAME, TOKENIZER_NAME = "labels.txt", "tokenizer.json"
-"""The files beside `model.yaml` that a description with labels, or with texts, names."""
+"""The files beside `model.yaml` named by a description with labels or texts."""
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
-"""What Hugging Face calls the tensors that a tokenizer makes; the first is always there."""
+"""Hugging Face's names of a tokenizer's tensors; the first is always present."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _RESERVED = frozenset(("null", "true", "false"))
 _MIN_BOXES = 64
-"""A detector proposes more boxes than this; fewer are taken for some other tensor."""
+"""Minimum number of boxes for a tensor to be taken for a detector's proposals."""
 _TOP = 255
 _LEAST = {"UINT8": 0, "INT8": -128}
 

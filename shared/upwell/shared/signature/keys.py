@@ -21,15 +21,15 @@ from upwell.shared.files import open_plain
 from upwell.shared.tensors import numpy_dtype
 
 MAX_LABELS_BYTES = 1 << 20
-"""A larger labels file is refused."""
+"""Maximum size of a labels file (bytes)."""
 MAX_SIDE = 16384
 """The largest height or width that a picture may be resized or cropped to."""
 MAX_TOKENIZER_BYTES = 64 << 20
-"""A larger tokenizer file is refused; those of many languages have 20 MiB."""
+"""Maximum size of a tokenizer file (bytes); those of many languages have 20 MiB."""
 MAX_MASKS = 255
-"""Boxes that may have a mask: each pixel names one by its number, a byte."""
+"""Maximum number of boxes with a mask: each pixel has a box number in one byte."""
 DEFAULT_MAX_PIXELS = 64_000_000
-"""How many pixels the pictures of one request may have together."""
+"""Maximum total pixels of the pictures of one request."""
 
 Datatype: TypeAlias = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
@@ -39,7 +39,7 @@ Datatype: TypeAlias = Literal[
 
 def _dimension(value: int) -> int:
     if value == 0 or value < -1:
-        raise ValueError(f"expected a positive size, or -1 for one that varies, got {value}")
+        raise ValueError(f"expected a positive size, or -1 for a dynamic one, got {value}")
     return value
 
 
@@ -65,7 +65,7 @@ def _file_text(name: str, info: ValidationInfo, what: str, max_bytes: int, expec
             raise ValueError(f"the {what} {path} is larger than {max_bytes} bytes")
         return data.decode("utf-8-sig")
     except FileNotFoundError:
-        raise ValueError(f"no {what} {path}; expected {expected}") from None
+        raise ValueError(f"there is no {what} {path}; expected {expected}") from None
     except OSError as error:
         raise ValueError(f"the {what} {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -179,7 +179,7 @@ class Columns(NamedOp):
     @model_validator(mode="after")
     def _numbers(self) -> Columns:
         if self.dtype == "INT64" and not all(math.isfinite(one) and one == int(one) for one in self.missing.values()):
-            raise ValueError("with dtype INT64 what stands for missing values is whole numbers")
+            raise ValueError("with dtype INT64 the replacement of missing values must be a whole number")
         return self
 
 
@@ -284,20 +284,20 @@ class Boxes(Op):
         if (self.boxes is None) != (self.scores is None):
             raise ValueError("boxes and scores go together: name both, or `from` for one raw tensor")
         if self.boxes is not None and (self.source is not None or self.objectness):
-            raise ValueError("`from` and `objectness` belong to one raw tensor; boxes and scores are named here")
+            raise ValueError("`from` and `objectness` are for one raw tensor, but boxes and scores are named here")
         further = [name for name in ("suppressed", "angle", "keypoints", "prototypes") if getattr(self, name)]
         if self.boxes is not None and further:
-            raise ValueError(f"`{further[0]}` belongs to one raw tensor; boxes and scores are named here")
+            raise ValueError(f"`{further[0]}` is for one raw tensor, but boxes and scores are named here")
         if len(set(further) - {"suppressed"}) > 1:
-            raise ValueError(f"`{further[-2]}` and `{further[-1]}` do not go together")
+            raise ValueError(f"`{further[-2]}` and `{further[-1]}` cannot be combined")
         if self.suppressed and self.objectness:
-            raise ValueError("`objectness` belongs to class scores; a suppressed box has one score")
+            raise ValueError("`objectness` needs class scores; a suppressed box has one score")
         if self.angle and self.format != "cxcywh":
-            raise ValueError("boxes with an angle have the format cxcywh")
+            raise ValueError("boxes with an angle need the format cxcywh")
         if self.prototypes is not None and (self.source is None or self.max > MAX_MASKS or self.masks == self.target):
-            raise ValueError(f"masks need `from`, a name of their own, and at most {MAX_MASKS} boxes (`max`)")
+            raise ValueError(f"masks need `from`, a separate name, and at most {MAX_MASKS} boxes (`max`)")
         if self.classes is not None and self.boxes is None:
-            raise ValueError("classes go with boxes and scores; name all three")
+            raise ValueError("classes need boxes and scores; name all three")
         return self
 
 

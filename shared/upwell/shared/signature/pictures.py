@@ -27,7 +27,7 @@ FILTERS = {
 
 _WORTH_A_THREAD = 1 << 18
 _MOST_THREADS = 4
-"""Pictures of a request are decoded and scaled side by side where they have so many pixels together."""
+"""Minimum total pixels for decoding and scaling the pictures of a request in parallel."""
 
 
 def decode_pictures(value: Value, color: Color, max_pixels: int) -> Pictures:
@@ -54,7 +54,7 @@ def pictures_of(value: Value) -> Pictures:
         return value
     array = array_of(value)
     if array.size == 0:
-        raise InvalidRequest(f"pictures without pixels: {list(array.shape)}")
+        raise InvalidRequest(f"expected pictures with pixels, got shape {list(array.shape)}")
     return Pictures(array, Geometry.of([(array.shape[2], array.shape[1])] * len(array)), DEFAULT_MAX_PIXELS)
 
 
@@ -117,8 +117,7 @@ def _resized(sources: Sequence[_Source], geometry: Geometry, op: Resize, max_pix
     height, width = op.to
     if len(sources) * height * width > max_pixels:
         raise InvalidRequest(
-            f"{len(sources)} pictures of {width} x {height} pixels are more than the {max_pixels} "
-            "that one request may have"
+            f"{len(sources)} pictures of {width} x {height} pixels exceed the limit of {max_pixels} pixels per request"
         )
     for one in sources:
         if one.height * width > max_pixels:  # Pillow scales the width first, at the full height

@@ -86,7 +86,7 @@ def top_k(scores: Array, k: int) -> tuple[Array, Array]:
     Of equal scores the lower class comes first; NaN comes last. Raises `ModelFailed` for fewer than k classes.
     """
     if scores.shape[-1] < k:
-        raise ModelFailed(f"the model gave {scores.shape[-1]} scores, of which the best {k} were asked for")
+        raise ModelFailed(f"the model gave {scores.shape[-1]} scores, but the best {k} are requested")
     classes = np.argsort(-scores, axis=-1, kind="stable")[..., :k].astype(np.int64)
     return np.take_along_axis(scores, classes, axis=-1), classes
 
@@ -94,7 +94,7 @@ def top_k(scores: Array, k: int) -> tuple[Array, Array]:
 def label_of(classes: Array, labels: Sequence[str]) -> Array:
     """Class numbers -> BYTES labels of the same shape; -1, which is no class, -> empty. Raises `ModelFailed`."""
     if classes.size and not -1 <= classes.min() <= classes.max() < len(labels):
-        raise ModelFailed(f"the model gave class {classes.max()}; there are labels for {len(labels)} classes")
+        raise ModelFailed(f"the model gave class {classes.max()}, but there are labels for only {len(labels)} classes")
     texts = np.array([*(label.encode() for label in labels), b""], dtype=np.object_)
     result: Array = texts[classes.astype(np.int64)]
     return result
@@ -107,7 +107,7 @@ def _top_k_step(op: TopK, source: str, value: ValueType) -> Step:
         raise ValueError(f"cannot take the best {op.k} of {classes} classes")
     target = op.target or source
     if target == op.classes:
-        raise ValueError(f"scores and classes cannot both be named {target!r}; write another `to` or `classes`")
+        raise ValueError(f"scores and classes cannot both be named {target!r}; change `to` or `classes`")
     shape = (*value.shape[:-1], op.k)
     writes = {target: value.become(value.datatype, shape), op.classes: ValueType("INT64", shape, classes=classes)}
     return Step((source,), writes, lambda values, _: top_k(array_of(values[0]), op.k))
@@ -115,7 +115,7 @@ def _top_k_step(op: TopK, source: str, value: ValueType) -> Step:
 
 def _labels_step(op: LabelsOp, source: str, value: ValueType, labels: tuple[str, ...]) -> Step:
     if not labels:
-        raise ValueError("no labels; write them here or at an output of the signature")
+        raise ValueError("there are no labels; give them here or at an output of the signature")
     if value.classes > len(labels):
         raise ValueError(f"{len(labels)} labels for {value.classes} classes")
     if value.datatype == "FP32" and len(value.shape) == 3 and is_detections(value.shape[2]):
@@ -152,7 +152,7 @@ def _raw_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType])
         raw = raw.transpose(0, 2, 1) if op.axes == "NCA" else raw
         end = raw.shape[2] - besides
         if end != 6 if op.suppressed else end <= first:
-            raise ModelFailed(f"the model gave {list(raw.shape)} as {form}, which holds no class scores")
+            raise ModelFailed(f"the model gave {list(raw.shape)} as {form}, which has no class scores")
         scores = raw[:, :, 4] if op.suppressed else raw[:, :, first:end]
         if op.objectness:
             scores = scores * (raw[:, :, 4:5])
@@ -191,7 +191,7 @@ def _split_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType
         arrays = [array_of(value) for value in values]
         fits = arrays[0].shape[2] == 4 and all(array.shape[:2] == arrays[0].shape[:2] for array in arrays)
         if not fits or arrays[1].shape[-1] == 0 < arrays[1].shape[1]:
-            raise ModelFailed(f"boxes and scores do not belong together: {[list(one.shape) for one in arrays]}")
+            raise ModelFailed(f"boxes and scores do not match: {[list(one.shape) for one in arrays]}")
         return (detect(op, RawBoxes(*arrays), geometry)[0],)
 
     return Step(tuple(reads), {op.target: _detections(op, max(scores.shape[2], 0) if rank == 3 else 0)}, run)

@@ -122,7 +122,7 @@ def _picture_step(op: Resize | Crop, source: str, value: ValueType) -> Step:
     if value.datatype != "UINT8" or len(value.shape) != 4 or value.shape[3] not in (1, 3):
         raise ValueError(f"expected pictures, UINT8 [rows, height, width, 1 or 3], in {source!r}, got {value}")
     if isinstance(op, Crop) and any(0 <= old < new for old, new in zip(value.shape[1:3], op.to, strict=True)):
-        raise ValueError(f"cannot crop {list(value.shape[1:3])} to the larger {list(op.to)}")
+        raise ValueError(f"cannot crop {list(value.shape[1:3])} to the larger size {list(op.to)}")
     kind = ValueType("UINT8", (value.shape[0], *op.to, value.shape[3]), channels=3)
 
     def run(values: Sequence[Value], _: Geometry | None) -> tuple[Value]:
@@ -191,7 +191,7 @@ def quantize(array: Array, op: Quantize) -> Array:
     with np.errstate(over="ignore"):  # what is too large for FP32 becomes infinite, which is clipped
         steps = np.rint(array.astype(np.float32) / np.float32(op.scale)) + np.float32(op.zero_point)
     if np.isnan(steps).any():
-        raise InvalidRequest(f"the input holds NaN, which cannot be quantized to {op.dtype}")
+        raise InvalidRequest(f"the input contains NaN, which cannot be quantized to {op.dtype}")
     limits = np.iinfo(dtype)
     clipped: Array = np.clip(steps, limits.min, limits.max).astype(dtype)
     return clipped

@@ -23,7 +23,7 @@ from upwell.shared.tensors import Array, TensorSpec
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 CandidatesByOutput: TypeAlias = Mapping[str, Sequence[Candidates]]
-"""For each output of detections the candidates of each row."""
+"""The candidates of each row, for each detection output."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Processor:
 
     signature: Signature
     identity: bool
-    """Neither `pre` nor `post` does anything: the tensors pass as they are."""
+    """Whether `pre` and `post` do nothing, so that tensors pass unchanged."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Processor:
         else:
             self.signature, self._pre, self._post = bind(description, model_inputs, model_outputs, runtime)
         self.chunk = chunk_of(model_inputs) if self.signature.has_rows else 0
-        """So many rows the model takes at a time; 0 where it takes any number."""
+        """The number of rows that the model takes at once; 0 for any number."""
         self._used = tuple(spec.name for spec in model_outputs if spec.name in self._post.needs)
         self.identity = self._pre.does_nothing and self._post.does_nothing
         first = _first_resize(self._pre)
@@ -85,7 +85,9 @@ class Processor:
         for spec in self._inputs:
             if not sizes_fit(tensors[spec.name].shape[first:], spec.shape[first:]):
                 shape = list(tensors[spec.name].shape)
-                raise InvalidRequest(f"the model takes {spec.name!r} as {list(spec.shape)}; this request makes {shape}")
+                raise InvalidRequest(
+                    f"the model takes {spec.name!r} as {list(spec.shape)}, but this request gives {shape}"
+                )
         return Prepared(tensors, rows, geometry)
 
     def runs_whole(self, prepared: Prepared) -> bool:

@@ -31,7 +31,7 @@ def columns_step(op: Columns, source: str, value: ValueType) -> Step:
             raise ValueError(f"the record has no column {name!r}; it has {', '.join(known)}")
     for name in op.one_hot:
         if not known[name].categories:
-            raise ValueError(f"one_hot needs categories, and column {name!r} has none in the signature")
+            raise ValueError(f"one_hot needs categories, but column {name!r} has none in the signature")
     chosen = [known[name] for name in op.columns or known]
     table = _Table(op, chosen, frozenset(known))
     kind = ValueType(op.dtype, (value.shape[0], table.width))
@@ -57,7 +57,9 @@ class _Table:
         """[rows, width]. Raises `InvalidRequest` that names row and column."""
         size_bytes = sum(map(len, records))
         if size_bytes > self._op.max_bytes:
-            raise InvalidRequest(f"the records of one request may have {self._op.max_bytes} bytes, these {size_bytes}")
+            raise InvalidRequest(
+                f"the records of one request have {size_bytes} bytes; at most {self._op.max_bytes} are allowed"
+            )
         made = np.zeros((len(records), self.width), numpy_dtype(self._op.dtype))
         for row, record in enumerate(records):
             given, start = self._read(record, row), 0
@@ -74,12 +76,14 @@ class _Table:
         try:
             given = parse_json(bytes(record))
         except ValueError as error:
-            raise InvalidRequest(f"record {row} is no JSON: {error}") from None
+            raise InvalidRequest(f"record {row} is not JSON: {error}") from None
         if not isinstance(given, dict):
-            raise InvalidRequest(f"record {row} is no JSON object; expected such as {{{self._example()}}}")
+            raise InvalidRequest(f"record {row} is not a JSON object; expected one such as {{{self._example()}}}")
         unknown = sorted(set(given) - self._known)
         if unknown:
-            raise InvalidRequest(f"record {row} has the unknown column {unknown[0]!r}; known are {self._listed()}")
+            raise InvalidRequest(
+                f"record {row} has the unknown column {unknown[0]!r}; expected columns: {self._listed()}"
+            )
         return given
 
     def _number(self, value: Any, column: Column, row: int) -> float | None:
@@ -87,7 +91,7 @@ class _Table:
             if isinstance(value, str) and value in self._numbers[column.name]:
                 return self._numbers[column.name][value]
             if value is not None and not isinstance(value, str):
-                raise InvalidRequest(f"record {row}: {column.name} is {value!r:.40}; expected a text")
+                raise InvalidRequest(f"record {row}: {column.name} is {value!r:.40}; expected a string")
         elif isinstance(value, (int, float)) and not _is_nan(value):
             return self._fitting(value, column.name, row)
         elif value is not None and not _is_nan(value):

@@ -17,7 +17,7 @@ from upwell.shared.signature.values import FLOATS, Geometry, Step, Value, ValueT
 from upwell.shared.tensors import Array
 
 UNSEEN = 255
-"""The class of a pixel that the model did not see."""
+"""The class of a pixel outside the model's view."""
 _SURE = 255
 
 
@@ -30,7 +30,7 @@ def segments_step(op: Segmentation, source: str, value: ValueType) -> Step:
         raise ValueError(f"expected scores {form}, or class numbers [rows, height, width], in {source!r}, got {value}")
     classes = max(value.shape[axis], 0) if is_scores else 0
     if classes > UNSEEN:
-        raise ValueError(f"at most {UNSEEN} classes have a number here, got {classes}")
+        raise ValueError(f"at most {UNSEEN} classes are supported, got {classes}")
     sizes = [size for at, size in enumerate(value.shape) if at and not (is_scores and at == axis)]
 
     def run(values: Sequence[Value], geometry: Geometry | None) -> tuple[Value]:
@@ -59,7 +59,7 @@ def _classified(scores: Array, op: Segmentation, axis: int) -> Array:
 
 def _numbered(classes: Array) -> Array:
     if classes.size and not 0 <= classes.min() <= classes.max() < UNSEEN:
-        raise ModelFailed(f"the model gave the class {classes.max()}; at most {UNSEEN} classes have a number here")
+        raise ModelFailed(f"the model gave the class {classes.max()}; at most {UNSEEN} classes are supported")
     return np.stack((classes.astype(np.uint8), np.full(classes.shape, _SURE, np.uint8)), axis=-1)
 
 

@@ -22,7 +22,7 @@ InputKind = Literal["image", "text", "record", "tensor"]
 OutputKind = Literal["probabilities", "logits", "detections", "masks", "segments", "embedding", "tensor"]
 
 BYTES_LENGTH_BYTES = 4
-"""The length that precedes each element of a BYTES tensor in OIP's raw form."""
+"""Size of the length before each element of a BYTES tensor in OIP's raw form (bytes)."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Signature:
         each row exactly once.
         """
         if sorted(row for indexes, _ in parts for row in indexes) != list(range(rows)):
-            raise ValueError(f"the parts must hold each of {rows} rows exactly once")
+            raise ValueError(f"the parts must have each of {rows} rows exactly once")
         if not self.has_rows or (len(parts) == 1 and list(parts[0][0]) == list(range(rows))):
             return {output.name: parts[0][1][output.name] for output in self.outputs}
         return {output.name: _merged(output.name, parts, rows) for output in self.outputs}
@@ -280,7 +280,7 @@ def _merged(name: str, parts: Sequence[tuple[Sequence[int], Mapping[str, Array]]
         array = outputs[name]
         if array.dtype != first.dtype or array.shape[1:] != first.shape[1:] or len(array) != len(indexes):
             raise ModelFailed(
-                f"output {name!r}: rows answered as {_shown(array)} and as {_shown(first)} cannot be put together"
+                f"output {name!r}: rows answered as {_shown(array)} and as {_shown(first)} cannot be merged"
             )
         merged[np.asarray(indexes, dtype=np.intp)] = array
     return merged

@@ -19,7 +19,7 @@ from upwell.shared.signature.keys import Mel
 from upwell.shared.signature.values import Floats, Geometry, Step, Value, ValueType, array_of, require_floats
 
 MAX_WORK = 1 << 23
-"""Samples in the frames of one row, those that overlap counted again: more are refused."""
+"""Maximum samples in the frames of one row, counting overlaps repeatedly."""
 
 _LINEAR_HZ, _PER_LINEAR = 1000.0, 3 / 200
 _STEP = math.log(6.4) / 27

@@ -79,9 +79,9 @@ class StepsBuilder:
 
         def build(op: PostOp, reads: Sequence[str]) -> Step:
             if op.boxes is not None and not (picture or op.boxes.normalized):
-                raise ValueError("boxes in pixels need a picture that `pre` resizes; else write `normalized: true`")
+                raise ValueError("boxes in pixels need a picture resized by `pre`; otherwise write `normalized: true`")
             if op.boxes is not None and op.boxes.prototypes is not None and not picture:
-                raise ValueError("masks need a picture that `pre` resizes")
+                raise ValueError("masks need a picture resized by `pre`")
             return post_step(op, reads, state.types, labels)
 
         return self._finish(keys, ops, state, build, wanted, "output")
@@ -129,7 +129,7 @@ class _State:
     def add(self, op: PreOp | PostOp, build: Callable[[Any, Sequence[str]], Step]) -> Step:
         reads = op.op.named or ((self.current,) if self.current is not None else ())
         if not reads:
-            raise ValueError(f"there are several values; say which with `from`: {', '.join(self.types)}")
+            raise ValueError(f"there are several values; choose one with `from`: {', '.join(self.types)}")
         for name in reads:
             if name not in self.types:
                 raise ValueError(f"there is no value {name!r} here; there are {', '.join(self.types)}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 _PADS = ("[PAD]", "<pad>", "<|padding|>", "<|endoftext|>")
-"""What tokenizers call the token that fills up, where their file does not say its number."""
+"""Tokenizers' names of the padding token, if their file does not give its number."""
 
 _T = TypeVar("_T")
 
@@ -91,7 +91,9 @@ class _Tokenizer:
     def _decoded(self, texts: Array) -> list[str]:
         size_bytes = sum(map(len, texts))
         if size_bytes > self._op.max_bytes:
-            raise InvalidRequest(f"the texts of one request may have {self._op.max_bytes} bytes, these {size_bytes}")
+            raise InvalidRequest(
+                f"the texts of one request have {size_bytes} bytes; at most {self._op.max_bytes} are allowed"
+            )
         try:
             return [bytes(text).decode() for text in texts]
         except UnicodeDecodeError as error:
@@ -112,10 +114,12 @@ def _loaded(op: Tokenize) -> Tokenizer:
     try:
         tokenizer: Tokenizer = _guarded(lambda: Tokenizer.from_str(op.tokenizer))
     except ValueError as error:
-        raise ValueError(f"this is no tokenizer.json: {error}") from None
+        raise ValueError(f"this is not a tokenizer.json: {error}") from None
     specials = tokenizer.num_special_tokens_to_add(is_pair=False)
     if op.max_tokens <= specials:
-        raise ValueError(f"max_tokens is {op.max_tokens}, and the tokenizer adds {specials} of its own to each text")
+        raise ValueError(
+            f"max_tokens is {op.max_tokens}, but the tokenizer adds {specials} special tokens to each text"
+        )
     _guarded(lambda: tokenizer.enable_truncation(op.max_tokens))
     return tokenizer
 

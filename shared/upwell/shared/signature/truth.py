@@ -24,10 +24,10 @@ from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.tensors import Array
 
 IOU = 0.5
-"""The least intersection over union of two boxes of the same object."""
+"""Minimum intersection over union of two boxes of the same object."""
 
 PIXELS_IOU = 0.75
-"""The least mean intersection over union of the classes of two pictures that show the same."""
+"""Minimum mean intersection over union of the classes of two equal segmentations."""
 
 _SCORE, _CLASS = 4, 5
 _UNSEEN = 255
@@ -47,13 +47,13 @@ class Judge:
             given = ", ".join(f"{one.name!r} ({one.kind})" for one in signature.outputs)
             raise ConfigError.at(
                 None,
-                f"right and wrong need an output of probabilities, logits, detections or segments; this model gives "
-                f"{given}, for which no rule says when two answers are the same",
+                f"correctness needs an output of probabilities, logits, detections or segments; this model gives "
+                f"{given}, which cannot be compared",
             )
         if with_labels and (scores is None or _vectors(output, signature.has_rows) != 1):
             raise ConfigError.at(
-                None, f"a label is one class per item, and {output.name!r} is more than that; leave it out to take the "
-                "cloud's answers as right", "--labels",
+                None, f"a label is one class per item, but {output.name!r} is more than that; leave it out to take the "
+                "cloud's answers as correct", "--labels",
             )  # fmt: skip
         self.output = output
         self._has_rows = signature.has_rows

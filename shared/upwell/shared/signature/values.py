@@ -28,7 +28,7 @@ class ValueType:
     classes: int = 0
     columns: tuple[Column, ...] = ()
     is_by_request: bool = False
-    """What varies besides the rows is as large as each request makes it, so that no fixed size fits."""
+    """Whether dimensions other than the rows vary between requests, so that no fixed size fits."""
 
     def __str__(self) -> str:
         return f"{self.datatype} {list(self.shape)}"
@@ -97,7 +97,7 @@ class Pictures:
         shapes = {picture.shape for picture in self.rows}
         if len(shapes) > 1:
             sizes = ", ".join(f"{shape[1]} x {shape[0]}" for shape in sorted(shapes)[:3])
-            raise InvalidRequest(f"the pictures of one request must have one size here, got {sizes}")
+            raise InvalidRequest(f"the pictures of one request must have the same size, got {sizes}")
         return np.stack(self.rows)
 
 

@@ -39,7 +39,7 @@ class PageReply:
 
 
 Page: TypeAlias = Callable[[PageRequest], PageReply]
-"""Makes a page when it is asked for, in a thread of its own."""
+"""Makes a page on request, in its own thread."""
 
 _TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 16

@@ -17,7 +17,7 @@ from upwell.shared.telemetry.current import request_fields
 from upwell.shared.telemetry.sections import LogFormat
 
 FIELDS = "fields"
-"""Where a log record (by `extra`) carries further fields of its JSON object."""
+"""The attribute of a log record (set by `extra`) with additional fields of its JSON object."""
 
 _NAMED = "%(name)s: %(message)s"
 _TEXT = f"%(levelname)s {_NAMED}"
@@ -89,4 +89,4 @@ class _Lines:
 
 def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
     if kind is not SystemExit and error is not None:
-        logging.getLogger("upwell").critical("it ends with an error: %s", kind.__name__, exc_info=(kind, error, trace))
+        logging.getLogger("upwell").critical("exiting with an error: %s", kind.__name__, exc_info=(kind, error, trace))

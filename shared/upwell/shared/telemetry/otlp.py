@@ -20,9 +20,9 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from upwell.shared.telemetry.trace import Span
 
 TIMEOUT_S = 5.0
-"""For one delivery with all its attempts."""
+"""Time limit for a delivery with all its attempts."""
 MAX_WAITING = 1024
-"""Requests whose spans may wait to be delivered; one more is dropped."""
+"""Maximum number of requests whose spans wait to be delivered; further ones are dropped."""
 
 _MOST_SPANS = 64  # of one request, on the average of all that wait: far more than one has
 _EVERY_S = 1.0
@@ -113,9 +113,9 @@ class SpanDelivery(SpanExporter):
             self._waiting -= requests
             self._became["sent" if works else "failed"] += requests
         if self._works and not works:
-            _log.warning("traces cannot be delivered; they are dropped until the collector takes them again")
+            _log.warning("traces cannot be delivered; they are dropped until the collector accepts them again")
         elif works and not self._works:
-            _log.info("traces are delivered again")
+            _log.info("traces are being delivered again")
         self._works = works
         return result
 

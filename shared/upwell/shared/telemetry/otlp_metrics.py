@@ -101,9 +101,9 @@ class MetricsDelivery:
         works = result is MetricExportResult.SUCCESS
         self._became["sent" if works else "failed"] += 1
         if self._works and not works:
-            _log.warning("metrics cannot be pushed; the collector gets them once it takes them again")
+            _log.warning("metrics cannot be pushed; they will be pushed once the collector accepts them again")
         elif works and not self._works:
-            _log.info("metrics are pushed again")
+            _log.info("metrics are being pushed again")
         self._works = works
 
 
@@ -115,7 +115,7 @@ class _Session(requests.Session):
         response = super().request(*arguments, **{**named, "allow_redirects": False, "stream": True})
         response.close()
         if response.is_redirect:
-            raise requests.TooManyRedirects("the collector's answer leads elsewhere")
+            raise requests.TooManyRedirects("the collector answers with a redirect, which is not followed")
         return response
 
 

@@ -34,10 +34,12 @@ class _Collector(FilePart):
             raise ValueError(f"expected a URL such as http://127.0.0.1:4318, got {self.endpoint.rpartition('@')[2]!r}")
         if url.username is not None or url.query or url.fragment:
             # What stands there may be a secret, which is not for a log.
-            raise ValueError("expected a URL without name, password or query; OTEL_EXPORTER_OTLP_HEADERS has those")
+            raise ValueError("expected a URL without name, password or query; put them in OTEL_EXPORTER_OTLP_HEADERS")
         if url.scheme == "http" and not self.insecure and not Address(host).is_loopback:
             what = self.path.rpartition("/")[2]
-            raise ValueError(f"{self.endpoint} would carry {what} over a network in the clear; use https or `insecure`")
+            raise ValueError(
+                f"{self.endpoint} would send {what} over the network in clear; write https or `insecure: true`"
+            )
         return self
 
     @property

@@ -29,8 +29,8 @@ PASSPHRASE_VARIABLE = "UPWELL_KEY_PASSPHRASE"  # noqa: S105  the name of a varia
 SUFFIX = ".bundle.tar"
 
 _OWN_WORD = (
-    "they are this model's own answers: they find a runtime that computes wrongly, not a model that is wrong; "
-    "--labels and --reference say what is right"
+    "they are this model's own answers: they detect a runtime that computes wrongly, not a wrong model; "
+    "give correct answers with --labels or --reference"
 )
 _BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A bundle: a folder, or a tar file of one.", show_default=False)
@@ -47,8 +47,10 @@ def _bytes_bar(total_bytes: int) -> Iterator[tuple[Callable[[str], None], Callab
 
 def pack(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with model files.", show_default=False)],
-    version: Annotated[int, typer.Option(metavar="N", help="Greater than that of every bundle of this name before.")],
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; FOLDER's by default.")] = None,
+    version: Annotated[
+        int, typer.Option(metavar="N", help="The version; greater than that of every earlier bundle of this name.")
+    ],
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The bundle's name. Default: FOLDER's.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help=f"The file to write; default NAME-N{SUFFIX} here.")
     ] = None,
@@ -58,23 +60,26 @@ def pack(
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The array of --golden with the class of each row: what is right."),
+        typer.Option(metavar="NAME", help="The array of --golden with the correct class of each row."),
     ] = None,
     right: Annotated[
-        str, typer.Option(metavar="SHARE", help="With --labels: the share that must be right, on every device.")
+        str,
+        typer.Option(metavar="SHARE", help="With --labels: the share of rows that must be correct on every device."),
     ] = "90%",
     reference: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Another model with its model.yaml, whose answers are the golden ones."),
+        typer.Option(metavar="FOLDER", help="Another model with its model.yaml, which gives the golden answers."),
     ] = None,
     calibrations: Annotated[
         Path | None, typer.Option(metavar="POLICY_YAML", help="A policy whose calibrations are included.")
     ] = None,
     package: Annotated[
         Literal["ai_edge_litert", "tflite_runtime"] | None,
-        typer.Option(help="Check TFLite models on this package alone."),
+        typer.Option(help="Check TFLite models only with this package."),
     ] = None,
-    sign_with: Annotated[Path | None, typer.Option("--sign", metavar="KEY.pem", help="Sign it with this key.")] = None,
+    sign_with: Annotated[
+        Path | None, typer.Option("--sign", metavar="KEY.pem", help="Sign the bundle with this key.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a bundle of FOLDER: load its models, record golden vectors, compare every runtime, list every file."""
@@ -105,9 +110,11 @@ def pack(
 def _target(out: Path | None, wanted: PackRequest, folder: Path) -> Path:
     target = Path(f"{wanted.name}-{wanted.version}{SUFFIX}") if out is None else out
     if os.path.lexists(target):
-        raise ConfigError.at(target, "exists already; give the new bundle a greater version, or --out another name")
+        raise ConfigError.at(
+            target, "already exists; give the new bundle a greater version, or another name with --out"
+        )
     if target.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError.at(target, "lies in the folder being packed; name a file outside it", "--out")
+        raise ConfigError.at(target, "is in the folder being packed; name a file outside it", "--out")
     return target
 
 
@@ -139,11 +146,9 @@ def sign(
 def verify(
     bundle: _BundleArgument,
     key: Annotated[
-        list[Path] | None, typer.Option(metavar="PUB.pem", help="A trusted public key; may be given several times.")
+        list[Path] | None, typer.Option(metavar="PUB.pem", help="A trusted public key; may be repeated.")
     ] = None,
-    require_signature: Annotated[
-        bool, typer.Option("--require-signature", help="Refuse a bundle that is not signed.")
-    ] = False,
+    require_signature: Annotated[bool, typer.Option("--require-signature", help="Refuse an unsigned bundle.")] = False,
     newer_than: Annotated[
         int | None, typer.Option(metavar="N", help="Refuse a bundle unless its version is greater.")
     ] = None,
@@ -222,14 +227,14 @@ def _document(bundle: Bundle) -> dict[str, Any]:
 def _said_of_signature(bundle: Bundle, is_signed: bool) -> str:
     if bundle.signed_by:
         return f"by {bundle.signed_by}"
-    return "there is one; no --key was given to check it with" if is_signed else "none"
+    return "present; not checked without --key" if is_signed else "none"
 
 
 def _facts(bundle: Bundle, signature: str) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 3, 0, 0), pad_edge=False)
     manifest = bundle.manifest
     if manifest is None:
-        table.add_row("manifest", "none: nothing is known of these files")
+        table.add_row("manifest", "none: these files are unverified")
         return table
     total_bytes = sum(one.size_bytes for one in manifest.files.values())
     table.add_row("name", plain(manifest.name))

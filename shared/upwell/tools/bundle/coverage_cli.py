@@ -37,23 +37,27 @@ def coverage(
         Path | None, typer.Option(metavar="LIB", help="The provider's plugin library, or the TFLite delegate.")
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of it; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An option of the provider or delegate; may be repeated."),
     ] = None,
     runtime: Annotated[
-        Literal["onnx", "tflite"] | None, typer.Option(help="The runtime; default by the file's suffix.")
+        Literal["onnx", "tflite"] | None, typer.Option(help="The runtime. Default: by the file's suffix.")
     ] = None,
     package: Annotated[
         Literal["ai_edge_litert", "tflite_runtime"] | None,
-        typer.Option(help="The TFLite package; default the first that is installed."),
+        typer.Option(help="The TFLite package. Default: the first installed one."),
     ] = None,
     batch: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MAX_BATCH, metavar="N", help="Fix an open batch of the model to N, as `batch` in agent.yaml."
+            min=1, max=MAX_BATCH, metavar="N", help="Fix the model's open batch to N, like `batch` in agent.yaml."
         ),
     ] = None,
     at_least: Annotated[
-        str, typer.Option(metavar="SHARE", help="Exit with 1 if a smaller share of the nodes is there, such as 90%.")
+        str,
+        typer.Option(
+            metavar="SHARE", help="Exit with 1 if a smaller share of the nodes is on the accelerator, such as 90%."
+        ),
     ] = "0%",
     as_json: AsJson = False,
 ) -> None:
@@ -77,7 +81,7 @@ def coverage(
     else:
         _show(model, found)
     if not found.node_share >= needed:
-        _fail(f"{percent(found.node_share)} of the nodes are on {accelerator}, --at-least asks for {at_least}")
+        _fail(f"{percent(found.node_share)} of the nodes are on {accelerator}; --at-least requires {at_least}")
 
 
 def document(model: Path, found: Coverage) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def _fail(text: str) -> NoReturn:
 
 def _show(model: Path, found: Coverage) -> None:
     console = table_console()
-    console.print(Text(f"{model.name} on {found.accelerator}, {found.runtime}, as its {found.source} says"))
+    console.print(Text(f"{model.name} on {found.accelerator}, {found.runtime}, according to its {found.source}"))
     console.print(f"  nodes       {len(found.taken)} of {len(found.nodes)} ({percent(found.node_share)})")
     console.print(f"  work        {percent(found.work_share)}, estimated")
     console.print(f"  partitions  {found.partitions}")

@@ -36,14 +36,14 @@ def read_labelled(
     """The requests of `--golden`, and of them the array `labels`, which is no input. Raises `ConfigError`."""
     if path is None:
         if labels is not None:
-            raise ConfigError.at(None, "expected --golden too: labels belong to its requests", "--labels")
+            raise ConfigError.at(None, "expected --golden as well: labels refer to its requests", "--labels")
         return None, None
     requests = dict(read_requests(path))
     if labels is None:
         return requests, None
     classes = requests.pop(labels, None)
     if classes is None or classes.dtype.kind not in "iu" or classes.ndim != 1 or not classes.size:
-        raise ConfigError.at(path, f"expected an array {labels!r} of whole numbers, one for each row", "--labels")
+        raise ConfigError.at(path, f"expected an array {labels!r} of whole numbers, one per row", "--labels")
     return requests, Labels(classes.astype(np.int64), share("--right", right))
 
 
@@ -67,7 +67,7 @@ def _random(one: LogicalInput, has_rows: bool, random: np.random.Generator) -> A
     if one.kind in ("text", "record"):
         return synthetic_bytes(one, _ROWS, random)
     if one.spec.datatype == "BYTES":
-        problem = f"input {one.name!r} takes bytes, which cannot be made up; give requests with --golden"
+        problem = f"input {one.name!r} takes bytes, which cannot be generated; give requests with --golden"
         raise ConfigError.at(None, problem, "--golden")
     rows = _ROWS if has_rows else _VARYING
     shape = [

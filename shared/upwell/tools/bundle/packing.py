@@ -142,11 +142,11 @@ def _recorded(models: Models, wanted: PackRequest, step: Callable[[str], None]) 
     whose = "random" if wanted.requests is None else "your"
     if wanted.reference is None:
         record(models, wanted.requests, labels=wanted.labels)
-        text = f"what {models.variants[0].label} answers to {whose} requests"
+        text = f"answers of {models.variants[0].label} to {whose} requests"
     else:
         with opened_models(wanted.reference, None, step) as reference:
             record(models, wanted.requests, reference, wanted.labels)
-            text = f"what {reference.variants[0].label} of {wanted.reference} answers to {whose} requests"
+            text = f"answers of {reference.variants[0].label} of {wanted.reference} to {whose} requests"
     if wanted.labels is not None:
         text += f", with labels of which {wanted.labels.right * 100:.3g} % must be right"
     return text

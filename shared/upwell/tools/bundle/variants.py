@@ -27,7 +27,7 @@ from upwell.tools.bundle.inputs import random_requests
 
 MODEL_NAMES = ("model.onnx", "model.tflite")
 _REMEDY = (
-    "record them again with --golden FILE.npz if they are of another model, or leave out with --package NAME a TFLite "
+    "record them again with --golden FILE.npz if they are of another model, or exclude with --package NAME a TFLite "
     "package that no device uses"
 )
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def opened_models(folder: Path, package: str | None, step: Callable[[str], None]
 def _options_by_file(folder: Path, package: str | None) -> Sequence[tuple[str, RuntimeOptions]]:
     files = [name for name in MODEL_NAMES if (folder / name).is_file()]
     if not files:
-        raise ConfigError.at(folder, f"no model in it; expected {' or '.join(MODEL_NAMES)}")
+        raise ConfigError.at(folder, f"it contains no model; expected {' or '.join(MODEL_NAMES)}")
     options = [(name, RuntimeOptions(threads=1, instances=1)) for name in files if name.endswith(".onnx")]
     if "model.tflite" in files:
         packages: list[Any] = [package] if package else [one for one in PREFERRED if _is_here(one)] or [None]
@@ -127,13 +127,13 @@ def record(
         answers = answer_function(first.processor, first.runtime)(inputs)
         wanted = {one.name for one in own.processor.signature.outputs}
         if wanted - set(answers):
-            problem = f"it answers with {', '.join(answers)}, and the model with {', '.join(sorted(wanted))}"
+            problem = f"it gives {', '.join(answers)}, but the model gives {', '.join(sorted(wanted))}"
             raise ConfigError.at(None, problem, "--reference")
         if labels is not None:
             compare_labels(own.processor.signature, answers, labels)  # whether they fit; who is right comes later
         data = record_golden(lambda _: {name: answers[name] for name in answers if name in wanted}, inputs, labels)
     except InvalidRequest as error:
-        problem = str(error) if requests is not None else f"random requests do not fit: {error}; give real ones"
+        problem = str(error) if requests is not None else f"random requests do not work: {error}; give real ones"
         raise ConfigError.at(None, problem, "--golden" if reference is None else "--reference") from None
     models.golden.parent.mkdir(parents=True, exist_ok=True)
     models.golden.unlink(missing_ok=True)  # another name of the user's own file

@@ -38,18 +38,18 @@ from upwell.tools.terminal import AsJson, key_values, plain, printable, progress
 CasesArgument: TypeAlias = Annotated[
     Path,
     typer.Argument(
-        metavar="CASES", help="An agent.yaml, its state folder, or where cases came home to.", show_default=False
+        metavar="CASES", help="An agent.yaml, its state folder, or a folder of delivered cases.", show_default=False
     ),
 ]
 TagOption: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--tag", help="Only cases with NAME=VALUE; may be repeated, then all must hold.")
+    list[str] | None, typer.Option("--tag", help="Only cases with this tag NAME=VALUE; if repeated, with all of them.")
 ]
 ModelOption: TypeAlias = Annotated[list[str] | None, typer.Option("--model", help="Only cases of this model.")]
 WhyOption: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--why", help=f"Only cases kept for this: {', '.join(get_args(Why))}.")
+    list[str] | None, typer.Option("--why", help=f"Only cases collected for this reason: {', '.join(get_args(Why))}.")
 ]
 IdsArgument: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Only these cases, by how their ids begin.")
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Only these cases, by the first characters of their ids.")
 ]
 
 _SHEET_CASES = 200
@@ -112,19 +112,19 @@ def stats(cases: CasesArgument, as_json: AsJson = False) -> None:
 def show(
     cases: CasesArgument,
     ids: IdsArgument = None,
-    out: Annotated[Path, typer.Option(help="The sheet: a file that ends in .html or .png.")] = Path("cases.html"),
+    out: Annotated[Path, typer.Option(help="The sheet to write: a .html or .png file.")] = Path("cases.html"),
     tag: TagOption = None,
     model: ModelOption = None,
     why: WhyOption = None,
-    most: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, the newest.")] = _SHEET_CASES,
+    most: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of cases, newest first.")] = _SHEET_CASES,
 ) -> None:
     """Write a sheet of the cases: each picture, both answers, and why it was kept."""
     if out.suffix.lower() not in (".html", ".png"):
-        raise ConfigError.at(out, "expected a file that ends in .html or .png", "--out")
+        raise ConfigError.at(out, "expected a .html or .png file", "--out")
     source = open_source(cases)
     found = by_ids(chosen(source, case_filter(tag, model, why)), ids)[-most:]
     if not found:
-        raise ConfigError.at(cases, "there is no such case; `upwell cases list` shows those that there are")
+        raise ConfigError.at(cases, "there is no such case; see `upwell cases list`")
     read = []
     with progress() as bar:
         for facts in bar.track(found, description="cases"):
@@ -140,8 +140,8 @@ def purge(
     cases: Annotated[Path, typer.Argument(metavar="CASES", help="The agent.yaml.", show_default=False)],
     ids: IdsArgument = None,
     tag: TagOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Forget every case.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Delete every case.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forget cases: overwrite them on disk, in the spool, in results and logs, and in what is known of exports.
@@ -155,7 +155,7 @@ def purge(
     found = source.facts()
     doomed = found if every else by_ids(found, ids) if ids else [f for f in found if CaseFilter(tags).chooses(f)]
     if doomed and not yes and sys.stdin.isatty():
-        typer.confirm(f"Forget {len(doomed)} cases of {printable(cases)}?", abort=True, err=True)
+        typer.confirm(f"Delete {len(doomed)} cases of {printable(cases)}?", abort=True, err=True)
     forgotten = forget(cases, source, [facts.id for facts in doomed], tags, is_all=every)
     if as_json:
         typer.echo(json.dumps({"path": str(cases), **forgotten}))
@@ -164,14 +164,14 @@ def purge(
     parts = ", ".join(f"{number} {name}" for name, number in forgotten.items() if isinstance(number, int))
     typer.echo(printable(f"forgotten: {parts}"))
     for path in forgotten["exports"]:
-        typer.echo(printable(f"these cases were exported to {path}: delete that, or export again"))
+        typer.echo(printable(f"these cases were exported to {path}: delete the export, or export again"))
     _fail_for(forgotten["unreadable"])
 
 
 def _fail_for(unreadable: Sequence[str]) -> None:
     """Exit code 1 where nobody can tell whether all that was meant is gone."""
     for path in unreadable:
-        typer.echo(printable(f"{path} stays, since nobody can tell whose case it is: delete it yourself"), err=True)
+        typer.echo(printable(f"{path} is kept, since its case is unknown: delete it yourself"), err=True)
     if unreadable:
         raise typer.Exit(1)
 
@@ -200,7 +200,7 @@ def by_ids(found: Sequence[CaseFacts], ids: Sequence[str] | None) -> list[CaseFa
         return list(found)
     for id in ids:
         if not any(facts.id.startswith(id) for facts in found):
-            raise ConfigError.at(None, f"there is no case {id!r}; `upwell cases list` shows those that there are")
+            raise ConfigError.at(None, f"there is no case {id!r}; see `upwell cases list`")
     return [facts for facts in found if any(facts.id.startswith(id) for id in ids)]
 
 
@@ -230,7 +230,7 @@ def forget(
     results go, and where something could not be erased.
     """
     if isinstance(source, CaseDatabase) and path.is_dir():
-        raise ConfigError.at(path, "expected the agent.yaml, which says where results go, too")
+        raise ConfigError.at(path, "expected the agent.yaml, which also says where results go")
     exports = forget_in_exports(source.folder, ids)
     labels, doomed = read_labels(source.folder), set(ids)
     if doomed & labels.keys():

@@ -40,9 +40,7 @@ def erase_rows(
     until_s = time.monotonic() + _PATIENCE_S
     while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
         if time.monotonic() >= until_s:
-            raise ConfigError.at(
-                path, "somebody reads it all the time, so that older copies stay in its log; expected to be run again"
-            )
+            raise ConfigError.at(path, "it is being read all the time, so older copies stay in its log; run this again")
         time.sleep(0.05)
     return gone
 

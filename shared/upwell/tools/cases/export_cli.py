@@ -29,21 +29,23 @@ from upwell.tools.terminal import AsJson, printable, progress
 
 Which = Literal["training", "evaluation", "all"]
 _THUMBNAIL_PX, _MOST_FEATURES = 16, 4096
-_WHICH_HELP = "training: all that chance did not choose. evaluation: the rest, by which models are judged. all: both."
+_WHICH_HELP = "training: cases not chosen at random; evaluation: the random ones, for judging models; all: both."
 
 
 def export(
     cases: CasesArgument,
-    out: Annotated[Path, typer.Option("--out", help="The folder to write, not there yet.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write; must not exist.", show_default=False)],
     format: Annotated[str, typer.Option("--format", help=", ".join(FORMATS), show_default=False)],
     tag: TagOption = None,
     model: ModelOption = None,
     why: WhyOption = None,
     which: Annotated[Which, typer.Option("--set", help=_WHICH_HELP)] = "training",
-    ids: Annotated[Path | None, typer.Option(help="Only the cases of this file, as `select --out` writes it.")] = None,
-    side: Annotated[Side, typer.Option("--side", help="Whose answer stands in where nobody labelled.")] = "cloud",
+    ids: Annotated[
+        Path | None, typer.Option(help="Only the cases listed in this file, written by `select --out`.")
+    ] = None,
+    side: Annotated[Side, typer.Option("--side", help="Whose answer to use for cases without a label.")] = "cloud",
     picture_url: Annotated[
-        str | None, typer.Option(help="label-studio: what goes before each picture's name; by default its local files.")
+        str | None, typer.Option(help="label-studio: prefix of each picture's name. Default: local files.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +62,7 @@ def export(
         wanted = read_file(ids, "a list of ids", 64 << 20).decode("ascii", "replace").split()
         found = by_ids(found, wanted)
     if not found:
-        raise ConfigError.at(cases, f"there is no case to export (--set {which}); `upwell cases stats` counts them")
+        raise ConfigError.at(cases, f"there are no cases to export (--set {which}); see `upwell cases stats`")
     url = f"/data/local-files/?d={out.name}/" if picture_url is None else picture_url
     with progress() as bar, new_folder(out) as folder:
         step = bar.add_task("cases", total=len(found))
@@ -83,7 +85,7 @@ def export(
 
 def import_(
     cases: CasesArgument,
-    file: Annotated[Path, typer.Argument(help="The labels.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="The file with the labels.", show_default=False)],
     format: Annotated[str, typer.Option("--format", help=", ".join(IMPORTS), show_default=False)],
     as_json: AsJson = False,
 ) -> None:
@@ -98,16 +100,16 @@ def import_(
     if as_json:
         typer.echo(json.dumps({"labels": len(labels), "changed": changed}))
     else:
-        typer.echo(f"{len(labels)} labels, {changed} of them in place of others")
+        typer.echo(f"{len(labels)} labels, {changed} of them replacing earlier ones")
 
 
 def select(
     cases: CasesArgument,
-    budget: Annotated[int, typer.Option(min=1, help="How many people can label.", show_default=False)],
+    budget: Annotated[int, typer.Option(min=1, help="Number of cases to choose for labelling.", show_default=False)],
     tag: TagOption = None,
     model: ModelOption = None,
     why: WhyOption = None,
-    out: Annotated[Path | None, typer.Option(help="A file for the ids, one a line, for `export --ids`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A file for the ids, one per line, for `export --ids`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose what to label first: rows that stand for many hard ones, by the embedding, else by the inputs.
@@ -121,7 +123,7 @@ def select(
     models = sorted({facts.model for facts in found})
     if len(models) != 1:
         what = (
-            "there is no case to label"
+            "there are no cases to label"
             if not models
             else f"these are cases of {', '.join(models)}; choose one with --model"
         )

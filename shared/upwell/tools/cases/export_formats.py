@@ -20,7 +20,7 @@ from upwell.tools.cases.exporting import Exported, ExportTask, Picture, class_na
 from upwell.tools.cases.labels import Label, LabelledBox
 
 LeftOut: TypeAlias = Counter[str]
-"""Why cases are not in an export, and how many."""
+"""The number of cases left out of an export, by reason."""
 
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f"*/:<>?\\|%]')
 _MOST_NAME_BYTES = 200
@@ -37,7 +37,7 @@ def label_studio(task: ExportTask, folder: Path, url: str) -> LeftOut:
     with_picture = [item for item in items if item.picture is not None]
     kinds = {output.kind for item in with_picture if (output := item.facts.signature.answer) is not None}
     if len({_studio_kind(kind) for kind in kinds}) > 1:
-        raise ConfigError.at(None, "the cases are of models of several kinds; choose some with --model")
+        raise ConfigError.at(None, "the cases are of models of several kinds; choose with --model")
     write_json(folder / "tasks.json", [_studio_task(item, url) for item in with_picture])
     kind = _studio_kind(next(iter(kinds))) if kinds else "choices"
     (folder / "label-config.xml").write_text(_studio_config(kind, class_names(with_picture)), encoding="utf-8")
@@ -219,7 +219,9 @@ def table_parquet(task: ExportTask, folder: Path, _: str) -> LeftOut:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ConfigError.at(None, "parquet needs the package pyarrow; install upwell[cases]", "--format") from None
+        raise ConfigError.at(
+            None, "parquet needs the package pyarrow: pip install 'upwell[cases]'", "--format"
+        ) from None
     rows = [{**_cells(item), "tags": json.dumps(dict(item.facts.tags))} for item in exported(task, folder)]
     texts = [name for name in COLUMNS if name not in ("created_unix_s", "inclusion", "hardness", "labelled")]
     numbers = ("created_unix_s", "inclusion", "hardness")
@@ -264,7 +266,7 @@ def _written(label: Label | None) -> str:
 def _missing(items: Sequence[Exported], usable: Sequence[Exported]) -> LeftOut:
     kept = {item.facts.id for item in usable}
     left = [item for item in items if item.facts.id not in kept]
-    return Counter("no picture" if item.picture is None else "no label of this format" for item in left)
+    return Counter("no picture" if item.picture is None else "no label in this format" for item in left)
 
 
 def _drop_pictures(folder: Path, usable: Sequence[Exported]) -> None:

@@ -66,7 +66,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     One that a killed process left behind (a name with a dot and `.new`) is removed.
     """
     if path.exists() or path.is_symlink():
-        raise ConfigError.at(path, "it is there already; expected a folder that is not there yet", "--out")
+        raise ConfigError.at(path, "already exists; expected a new folder", "--out")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f".{_escaped(path.name)}.*.new"):

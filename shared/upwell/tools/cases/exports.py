@@ -39,7 +39,7 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise ConfigError.at(path, f"cannot be read: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError.at(path, f"this is no index of exports: {error}; remove it to begin a new one") from None
+        raise ConfigError.at(path, f"this is not an index of exports: {error}; remove it to start a new one") from None
     return exports
 
 

@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 30
 _SHOWN = 20
 
 Found = Iterator[tuple[str, int | None, str, Label | str]]
-"""Where it stands (`key`, line), the case, and its label, or what is wrong with that."""
+"""The position (`key`, line), the case, and its label or the problem with it."""
 
 
 def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> dict[str, Label]:
@@ -31,7 +31,7 @@ def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> di
         wrong = label if isinstance(label, str) else ""
         facts = cases.get(id)
         if not wrong and facts is None:
-            wrong = f"there is no case {id!r}" if id else "it names no case"
+            wrong = f"there is no case {id!r}" if id else "it has no case id"
         if not wrong and facts is not None and isinstance(label, Label):
             wrong = unfit(facts, label)
         if wrong:
@@ -44,7 +44,7 @@ def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> di
         )
         raise ConfigError([*problems[:_SHOWN], *more])
     if not labels:
-        raise ConfigError.at(path, f"there is no label in it; expected {_EXPECTED[format]}")
+        raise ConfigError.at(path, f"it contains no labels; expected {_EXPECTED[format]}")
     return labels
 
 
@@ -52,7 +52,7 @@ def _json(path: Path, data: bytes, expected: str) -> Any:
     try:
         return parse_json(data)
     except ValueError as error:
-        raise ConfigError.at(path, f"no JSON: {error}; expected {expected}") from None
+        raise ConfigError.at(path, f"not JSON: {error}; expected {expected}") from None
 
 
 def _studio(path: Path, data: bytes) -> Found:
@@ -67,7 +67,7 @@ def _studio(path: Path, data: bytes) -> Found:
             if done:
                 yield f"{key}.annotations", None, id, _of_regions(done[-1]["result"])
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            yield key, None, "", f"this is no task of Label Studio: {type(error).__name__} {error}"
+            yield key, None, "", f"this is not a Label Studio task: {type(error).__name__} {error}"
 
 
 def _of_regions(regions: Sequence[Mapping[str, Any]]) -> Label | str:
@@ -82,7 +82,7 @@ def _of_regions(regions: Sequence[Mapping[str, Any]]) -> Label | str:
             if isinstance(box, str):
                 return box
             if value.get("rotation"):
-                return "a turned box; expected upright ones"
+                return "a rotated box; expected upright ones"
             boxes.append(box)
         elif region["type"] == "choices":
             labels += value["choices"]
@@ -95,7 +95,7 @@ def _of_regions(regions: Sequence[Mapping[str, Any]]) -> Label | str:
             return Label(label=labels[0])
         return Label(value=values[-1]) if values else Label(boxes=tuple(boxes))
     except ValidationError as error:
-        return f"no label: {error.errors(include_url=False)[0]['msg']}"
+        return f"not a label: {error.errors(include_url=False)[0]['msg']}"
 
 
 _SLACK = 1e-6
@@ -105,7 +105,7 @@ def _box(name: object, x1: float, y1: float, x2: float, y2: float) -> LabelledBo
     corners = [x1, y1, x2, y2]
     if not all(-_SLACK <= one <= 1 + _SLACK for one in corners) or not (x2 > x1 and y2 > y1):
         shown = ", ".join(f"{one:.4g}" for one in corners)
-        return f"the box {shown} (fractions) is not within the picture, or has no area"
+        return f"the box {shown} (fractions) is not within the picture or has no area"
     if not isinstance(name, str):
         return f"expected the name of a class, got {name!r}"
     x1, y1, x2, y2 = (min(1.0, max(0.0, one)) for one in corners)
@@ -138,7 +138,7 @@ def _coco(path: Path, data: bytes) -> Found:
             yield f"images[{number}]", None, id, label
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
         raise ConfigError.at(
-            path, f"this is no COCO: {type(error).__name__} {error}; expected {_EXPECTED['coco']}"
+            path, f"this is not COCO: {type(error).__name__} {error}; expected {_EXPECTED['coco']}"
         ) from None
 
 
@@ -146,7 +146,7 @@ def _csv(path: Path, data: bytes) -> Found:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError.at(path, f"this is no UTF-8: {error}") from None
+        raise ConfigError.at(path, f"this is not UTF-8: {error}") from None
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = reader.fieldnames or ()
@@ -157,7 +157,7 @@ def _csv(path: Path, data: bytes) -> Found:
             if label or value:
                 yield "", reader.line_num, row["id"] or "", _of_cells(label, value)
     except csv.Error as error:
-        raise ConfigError.at(path, f"this is no CSV: {error}", line=reader.line_num) from None
+        raise ConfigError.at(path, f"this is not CSV: {error}", line=reader.line_num) from None
 
 
 def _of_cells(label: str, value: str) -> Label | str:

@@ -53,7 +53,7 @@ def read_labels(folder: Path) -> Mapping[str, Label]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, first["loc"]))
-        raise ConfigError.at(path, f"these are no labels of cases: {first['msg']}", key) from None
+        raise ConfigError.at(path, f"these are not labels of cases: {first['msg']}", key) from None
 
 
 def write_labels(folder: Path, labels: Mapping[str, Label]) -> None:
@@ -85,7 +85,7 @@ def unfit(facts: CaseFacts, label: Label) -> str:
     """Why a label cannot be one of this case, as a sentence; empty where it can."""
     output = facts.signature.answer
     if output is None:
-        return "the model of this case gives no output to label"
+        return "the model of this case has no output to label"
     wanted = {"detections": "boxes", "probabilities": "label", "logits": "label"}.get(output.kind, "value")
     given = [name for name in ("label", "boxes", "value") if getattr(label, name) is not None]
     if given != [wanted]:
@@ -101,5 +101,5 @@ def unfit(facts: CaseFacts, label: Label) -> str:
     )
     unknown = next((name for name in names if output.labels and name not in output.labels), None)
     if unknown is not None:
-        return f"{unknown!r} is no class of {facts.model!r}; expected one of {', '.join(output.labels[:20])}"
+        return f"{unknown!r} is not a class of {facts.model!r}; expected one of {', '.join(output.labels[:20])}"
     return ""

@@ -87,11 +87,11 @@ class CaseDatabase:
         with self._connection() as connection:
             row = connection.execute(f"{READ} WHERE cases.id = ?", (id,)).fetchone()
         if row is None:
-            raise CaseLost(f"the case {id} is there no longer")
+            raise CaseLost(f"case {id} no longer exists")
         try:
             return read_case(row)
         except ValueError as error:
-            raise CaseLost(f"the case {id} cannot be read: {error}") from None
+            raise CaseLost(f"case {id} cannot be read: {error}") from None
 
     def erase(self, ids: Sequence[str]) -> int:
         """Overwrite these in the database and its log."""
@@ -152,18 +152,18 @@ class CaseFolder:
             try:
                 found.append(self._unpacked(path).facts)
             except (OSError, ValueError) as error:
-                problems.append(Problem(path, None, None, "", f"it is no case that can be read: {error}"))
+                problems.append(Problem(path, None, None, "", f"it is not a readable case: {error}"))
         return found, problems
 
     def read(self, id: str) -> CollectedCase:
         """A case with its tensors."""
         path = self._files().get(id)
         if path is None:
-            raise CaseLost(f"the case {id} is there no longer")
+            raise CaseLost(f"case {id} no longer exists")
         try:
             return self._unpacked(path)
         except (OSError, ValueError) as error:
-            raise CaseLost(f"the case {id} cannot be read: {error}") from None
+            raise CaseLost(f"case {id} cannot be read: {error}") from None
 
     def erase(self, ids: Sequence[str]) -> int:
         """Overwrite and remove these."""
@@ -204,7 +204,7 @@ def open_source(path: Path) -> CaseSource:
 def state_dir_of(config: AgentConfig, path: Path) -> Path:
     """The folder in which the agent of that file keeps its state. Raises `ConfigError`."""
     if config.agent.state_dir is None:
-        raise ConfigError.at(path, "without a folder the agent keeps no cases; expected agent.state_dir", "agent")
+        raise ConfigError.at(path, "without a folder the agent collects no cases; expected agent.state_dir", "agent")
     return config.agent.state_dir
 
 

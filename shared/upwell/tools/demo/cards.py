@@ -13,7 +13,7 @@ from upwell.tools.demo.data import heldout
 HEIGHT, WIDTH, FPS = 480, 640, 10
 FRAME_PX, INSIDE_PX = 52, 40
 LINE = ((0.5, 0.0), (0.5, 1.0))
-"""Cards that move to the right cross it from left to right."""
+"""The line, crossed from left to right by cards that move to the right."""
 ZONE = ((0.7, 0.0), (1.0, 0.0), (1.0, 0.5), (0.7, 0.5))
 GREEN = (0, 200, 0)
 BACKGROUND, NOISE = 60.0, 10.0

@@ -28,11 +28,11 @@ _ENGINE_PACKAGES = {"onnx": {"onnxruntime": "cloud"}, "torch": {"torch": "torch"
 
 
 def demo(
-    engine: Annotated[Literal["onnx", "torch"], typer.Option(help="What runs the cloud's models.")] = "onnx",
-    runtime: Annotated[Literal["onnx", "tflite"], typer.Option(help="What runs the device's models.")] = "onnx",
-    out: Annotated[Path, typer.Option(help="Folder for everything that is written.")] = Path("demo-out"),
+    engine: Annotated[Literal["onnx", "torch"], typer.Option(help="The engine of the cloud's models.")] = "onnx",
+    runtime: Annotated[Literal["onnx", "tflite"], typer.Option(help="The runtime of the device's models.")] = "onnx",
+    out: Annotated[Path, typer.Option(help="Folder for all files written.")] = Path("demo-out"),
     as_json: AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A third of the requests.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use only a third of the requests.")] = False,
 ) -> None:
     """Run cloud service and agent on this machine, on real handwritten digits, then without the cloud.
 
@@ -81,7 +81,7 @@ def _closing(report: DemoReport, place: DemoFolder, engine: str) -> str:
     video = "" if report.video is None else f"  upwell run {pipelines} -c {agent}   # the video again\n"
     return f"""\
 Everything is in {place.path}: {picture}{REPORT}, {AGENT}, {POLICY}, models, pictures, logs.
-Play on, each in a terminal of its own:
+To continue, run each in its own terminal:
   upwell serve --models {file("cloud")} --listen {report.endpoint}{torch}
   upwell agent -c {file(AGENT)}
   upwell infer digits {file(HARD)} --at {LISTEN}{hard}

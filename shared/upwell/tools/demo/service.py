@@ -16,7 +16,7 @@ from upwell.shared.errors import UpwellError
 
 _READY = re.compile(r"serving on (\S+:\d+)")
 _START_LIMIT_S = 60.0
-"""A cold import of torch can take most of it on a small machine."""
+"""Time limit of the start; importing torch can take most of it on a small machine."""
 _STOP_LIMIT_S = 5.0
 _SHOWN_LINES = 12
 
@@ -93,7 +93,7 @@ class CloudProcess:
         else:
             what = f"ended at its start with exit code {self._process.wait(_STOP_LIMIT_S)}"
         said = "\n".join(self._lines)
-        return f"the cloud service {what}; it said:\n{said}" if said else f"the cloud service {what} and said nothing"
+        return f"the cloud service {what}; its output:\n{said}" if said else f"the cloud service {what} without output"
 
     def _end(self) -> None:
         assert self._process is not None  # noqa: S101  entered before

@@ -98,7 +98,7 @@ def devices(
     wanted = [_existing(path) for path in library or ()]
     packages = installed()
     if wanted and not packages:
-        raise ConfigError.at(wanted[0], "no runtime is installed to try it with: pip install 'upwell[edge]'")
+        raise ConfigError.at(wanted[0], "no runtime is installed to try it: pip install 'upwell[edge]'")
     machine, found, files = processor(), libraries(), device_files()
     rows = _tried(packages, wanted)
     rows += missing_packages(packages)
@@ -142,7 +142,7 @@ def _show(
     console.print(Text(f"{machine.model or machine.machine}: {machine.cores} cores usable, {features}"))
     console.print()
     console.print(_table([row for row in rows if row.status != "not installed"]))
-    _list(console, "Found and not opened; try one with --library", [(one.path, one.means) for one in found])
+    _list(console, "Found but not opened; try one with --library", [(one.path, one.means) for one in found])
     _list(console, "Device files that hint at an accelerator", [(one.path, one.means) for one in files])
     absent = [(row.accelerator or row.runtime, row.reason) for row in rows if row.status == "not installed"]
     _list(console, "Not installed", absent)

@@ -17,10 +17,10 @@ from upwell.tools.devices.samples import try_samples
 _CPU = "CPUExecutionProvider"
 _OPTIONS = RuntimeOptions(threads=1)
 _ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {"AzureExecutionProvider": "it calls a service in the network, which is not this device"}
+    {"AzureExecutionProvider": "it calls a network service, which is not this device"}
 )
 PLUGINS: Mapping[str, str] = MappingProxyType({"onnxruntime_qnn": "QNNExecutionProvider"})
-"""Packages that bring a provider as a plugin, and its name."""
+"""Packages with a plugin provider, and its name."""
 
 DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = MappingProxyType(
     {
@@ -28,7 +28,7 @@ DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = MappingProxyType(
         "OpenVINOExecutionProvider": ({"device_type": "NPU"}, {"device_type": "GPU"}, {"device_type": "CPU"}),
     }
 )
-"""The devices that one provider may stand for, as options; the others choose theirs themselves."""
+"""The devices of providers with several, as options; others choose their own."""
 
 
 def version() -> str:
@@ -59,7 +59,7 @@ def plugin(library: Path) -> Row:
     listed: Sequence[str] = devices(names[0]) if names else ()
     onnxruntime.unregister_execution_provider_library(library.name)
     if not names:
-        return Row(version(), library.name, "not usable", reason="it is loaded and finds no device here")
+        return Row(version(), library.name, "not usable", reason="it is loaded but finds no device here")
     accelerator = AcceleratorOptions(provider=names[0], library=library)
     return _tried(accelerator, names[0], listed)
 

@@ -27,7 +27,7 @@ from upwell.tools.devices.rows import DeviceAttempt, DeviceCheck, Row
 
 PACKAGES = ("onnxruntime", "ai_edge_litert", "tflite_runtime")
 TIMEOUT_S = 120.0
-"""For everything that one package offers: a provider that takes longer to load three nodes hangs."""
+"""Time limit for everything in one package: a provider that takes longer to load three nodes counts as hung."""
 
 _PLUGIN_ENTRY, _DELEGATE_ENTRY = "CreateEpFactories", "tflite_plugin_create_delegate"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Status = Literal["executed", "offered, not executed", "not usable", "not installed", "found, not probed"]
-"""`executed` is said only where the runtime's own node assignment shows nodes there and the answers are right."""
+"""`executed` only if the runtime's own node assignment shows nodes there and the answers are right."""
 
 
 @dataclass(frozen=True)
@@ -67,5 +67,5 @@ def with_options(row: Row, options: Mapping[str, str], devices: Sequence[str] = 
     """The row of an accelerator with these options; one that ran on the processor says so, however it is called."""
     on_processor = CPU in options.values() or (devices and all(device.startswith(CPU) for device in devices))
     minded = row.status == "executed" and on_processor
-    reason = "in software on this processor: no measure of an NPU's speed" if minded else row.reason
+    reason = "in software on this processor: not a measure of an NPU's speed" if minded else row.reason
     return replace(row, options=options, devices=devices, reason=reason)

@@ -29,7 +29,7 @@ from upwell.tools.devices.rows import DeviceCheck
 ASSETS = Path(__file__).parent / "assets"
 _DEMO_DIGITS = Path(__file__).parents[1] / "demo" / "assets" / "edge" / "digits"
 _TOLERANCE = 0.02
-"""Of the largest expected value: float16 and bfloat16 arithmetic stays within it, garbage does not."""
+"""Tolerance relative to the largest expected value: float16 and bfloat16 stay within it, garbage does not."""
 
 _CAUSE = re.compile(r"(?i)\b(can ?not|could not|unable to|failed to|no such)\b")
 _SEVERE = re.compile(r"(?i)\b(error|fail(ed|ure)?)\b")

@@ -32,7 +32,7 @@ FEATURES: Mapping[str, str] = MappingProxyType(
         "sme": "SME",
     }
 )
-"""Flags of /proc/cpuinfo that decide how fast, and with U8S8 how right, int8 models are."""
+"""Flags of /proc/cpuinfo that affect the speed of int8 models, and with U8S8 their correctness."""
 
 DELEGATES: Mapping[str, str] = MappingProxyType(
     {
@@ -47,7 +47,7 @@ DELEGATES: Mapping[str, str] = MappingProxyType(
         "librknnrt.so": "Rockchip (a runtime of its own, no delegate)",
     }
 )
-"""Vendors' libraries by the name under which the system's loader finds them."""
+"""Vendors' libraries by their names for the system's loader."""
 
 DEVICE_FILES: Mapping[str, str] = MappingProxyType(
     {
@@ -65,7 +65,7 @@ DEVICE_FILES: Mapping[str, str] = MappingProxyType(
         "/dev/dri/renderD*": "a GPU",
     }
 )
-"""Device files that hint at an accelerator. A hint is no evidence: nothing is opened."""
+"""Device files that hint at an accelerator. A hint is not evidence: nothing is opened."""
 
 _USB_IDS: Mapping[str, str] = MappingProxyType(
     {"1a6e:089a": "Coral Edge TPU on USB, before its firmware", "18d1:9302": "Coral Edge TPU on USB"}

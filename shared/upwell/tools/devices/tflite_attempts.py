@@ -21,7 +21,7 @@ NPU = "litert_npu"
 DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = MappingProxyType(
     {"intel_openvino": tuple({"graph_backend": device} for device in ("NPU", "GPU", "CPU"))}
 )
-"""The devices that one vendor may stand for, as options; the others have one."""
+"""The devices of vendors with several, as options; others have one."""
 
 
 def attempts(name: str) -> Sequence[DeviceAttempt]:
@@ -40,7 +40,7 @@ def attempts(name: str) -> Sequence[DeviceAttempt]:
 def _npu_attempts(package: TflitePackage, vendor: Path) -> Iterator[DeviceAttempt]:
     """LiteRT's NPU path for one vendor: all of its devices where the package has what runs on them."""
     if not (vendor / "dispatch").is_dir():
-        reason = "the package has its compiler and not the library that runs what it compiles"
+        reason = "the package has its compiler but not the library that runs the result"
         options = {"vendor": vendor.name}
         row_of = partial(Row, package.version, NPU, "offered, not executed", options=options, reason=reason)
         yield DeviceAttempt(f"{NPU} {vendor.name}", row_of)

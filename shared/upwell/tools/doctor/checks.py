@@ -28,7 +28,7 @@ from upwell.shared.routing.policy.policy import Policy
 Level = Literal["ok", "warning", "problem"]
 
 SOON_S = 30 * 86400.0
-"""A certificate that ends sooner is worth a warning."""
+"""Remaining lifetime below which a certificate gets a warning."""
 
 TIMEOUT_S = 3.0
 _LEAST_FREE_BYTES = 256 << 20
@@ -56,7 +56,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
         "opentelemetry-sdk": "telemetry",
     }
 )
-"""Packages that decide what works, and the extra that brings each, where one is worth naming if it is missing."""
+"""Packages that decide what works, with the extra to name if one is missing."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,9 @@ def _clock(now_s: float, synchronized: bool | None) -> DoctorFinding:
         return DoctorFinding("clock", "problem", f"{told}: the clock was never set; certificates and budgets need it")
     if synchronized is False:
         return DoctorFinding(
-            "clock", "warning", f"{told}, set by nobody (no NTP): certificates and budgets may be judged wrongly"
+            "clock", "warning", f"{told}, not synchronized (no NTP): certificates and budgets may be judged wrongly"
         )
-    return DoctorFinding(
-        "clock", "ok", told + (", synchronized" if synchronized else ", not known whether synchronized")
-    )
+    return DoctorFinding("clock", "ok", told + (", synchronized" if synchronized else ", synchronization unknown"))
 
 
 def packages() -> Iterator[DoctorFinding]:
@@ -133,14 +131,14 @@ def conflicts(found: Mapping[str, str]) -> Iterator[DoctorFinding]:
     """What does not go together, of the packages `found` with their versions."""
     builds = [name for name in found if name.startswith("onnxruntime") and name != "onnxruntime-qnn"]
     if len(builds) > 1:
-        text = f"{' and '.join(builds)} overwrite each other's files; keep one, in an environment of its own"
+        text = f"{' and '.join(builds)} overwrite each other's files; keep one per environment"
         yield DoctorFinding("onnxruntime", "problem", text)
     if "tflite-runtime" in found and not found.get("numpy", "1").startswith("1."):
-        text = f"tflite-runtime needs numpy below 2, and {found['numpy']} is installed; use ai-edge-litert, or numpy 1"
+        text = f"tflite-runtime needs numpy below 2, but {found['numpy']} is installed; use ai-edge-litert, or numpy 1"
         yield DoctorFinding("tflite-runtime", "problem", text)
     if not builds and "ai-edge-litert" not in found and "tflite-runtime" not in found:
         yield DoctorFinding(
-            "runtimes", "warning", "none is installed, so no model runs here: pip install 'upwell[edge]'"
+            "runtimes", "warning", "no runtime is installed, so no model runs here: pip install 'upwell[edge]'"
         )
 
 
@@ -153,7 +151,7 @@ def configuration(path: Path, now_s: float) -> Iterator[DoctorFinding]:
         for problem in error.problems:
             yield DoctorFinding("configuration", "problem", str(problem))
         return
-    yield DoctorFinding("configuration", "ok", f"{path} can be read")
+    yield DoctorFinding("configuration", "ok", f"{path} is valid")
     if isinstance(config, CloudConfig):
         yield from _service(config, now_s)
     else:
@@ -181,7 +179,7 @@ def _agent(config: AgentConfig, now_s: float) -> Iterator[DoctorFinding]:
             for problem in error.problems:
                 yield DoctorFinding("policy", "problem", str(problem))
         else:
-            yield DoctorFinding("policy", "ok", f"{config.policy} can be read")
+            yield DoctorFinding("policy", "ok", f"{config.policy} is valid")
     if config.cloud is not None:
         yield from _certificates("cloud.tls", config.cloud.security.tls, now_s)
         for endpoint in config.cloud.endpoints:
@@ -214,7 +212,7 @@ def ports(listen: Sequence[str]) -> Iterator[DoctorFinding]:
                 "port", "problem", f"{text}: {address.socket_path.parent} cannot be written by this user"
             )
         else:
-            yield DoctorFinding("port", "ok", f"{text} can be made")
+            yield DoctorFinding("port", "ok", f"{text} can be created")
 
 
 def _port(text: str, address: Address) -> DoctorFinding:
@@ -224,7 +222,7 @@ def _port(text: str, address: Address) -> DoctorFinding:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where[4])
     except OSError as error:
-        hint = "; if that is this agent or service, all is well" if error.errno in (98, 48, 10048) else ""
+        hint = "; fine if that is this agent or service" if error.errno in (98, 48, 10048) else ""
         return DoctorFinding("port", "warning" if hint else "problem", f"{text}: {error.strerror or error}{hint}")
     return DoctorFinding("port", "ok", f"{text} is free")
 
@@ -252,7 +250,7 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[D
         from upwell.tools.doctor.certificates import ends
     except ImportError:
         yield DoctorFinding(
-            what, "warning", "when certificates end is not known without an extra: pip install 'upwell[bundle]'"
+            what, "warning", "checking when certificates expire needs an extra: pip install 'upwell[bundle]'"
         )
         return
     for path in (files.cert, files.ca):
@@ -263,15 +261,15 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[D
         except OSError as error:
             yield DoctorFinding(what, "problem", f"{path} cannot be read: {error.strerror}")
         except ValueError:
-            yield DoctorFinding(what, "problem", f"{path} holds no certificate in PEM")
+            yield DoctorFinding(what, "problem", f"{path} contains no certificate in PEM")
 
 
 def expiry(what: str, path: Path, end_s: float, now_s: float) -> DoctorFinding:
     """How long a certificate holds yet."""
     day = time.strftime("%Y-%m-%d", time.gmtime(end_s))
     if end_s <= now_s:
-        return DoctorFinding(what, "problem", f"{path} ended on {day}")
-    left = f"{path} ends on {day}, in {(end_s - now_s) / _DAY_S:.0f} days"
+        return DoctorFinding(what, "problem", f"{path} expired on {day}")
+    left = f"{path} expires on {day}, in {(end_s - now_s) / _DAY_S:.0f} days"
     return DoctorFinding(what, "warning" if end_s - now_s < SOON_S else "ok", left)
 
 

@@ -26,7 +26,7 @@ _MARKS: Mapping[Level, str] = MappingProxyType({"ok": "  ", "warning": "? ", "pr
 def doctor(
     config: Annotated[
         list[Path] | None,
-        typer.Option("--config", "-c", help="An agent.yaml or cloud.yaml to look at; may be repeated."),
+        typer.Option("--config", "-c", help="An agent.yaml or cloud.yaml to check; may be repeated."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not try the accelerators, which takes seconds.")] = False,
     as_json: AsJson = False,

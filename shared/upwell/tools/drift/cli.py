@@ -38,7 +38,7 @@ def drift(
     bundle: Annotated[
         Path | None, typer.Option(help="For a request log: the bundle with the reference.", show_default=False)
     ] = None,
-    model: Annotated[str, typer.Option(help="Of this model alone.")] = "",
+    model: Annotated[str, typer.Option(help="Only for this model.")] = "",
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say what has drifted. Exit code 1 where anything has.
@@ -51,9 +51,7 @@ def drift(
     found = _of_log(where, bundle, model) if is_log and bundle is not None else _of_device(where)
     found = {name: one for name, one in found.items() if model in ("", name)}
     if not found:
-        raise ConfigError.at(
-            where, "nothing was counted; `upwell model reference` gives a bundle what its rows are held against"
-        )
+        raise ConfigError.at(where, "nothing was counted; add a reference to the bundle with `upwell model reference`")
     if as_json:
         typer.echo(json.dumps({"path": str(where), "false_alarms": FALSE_ALARMS, "models": found}))
     else:
@@ -74,7 +72,7 @@ def _of_device(where: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise ConfigError.at(path, f"cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError.at(path, f"no file as an agent writes it: {error}") from None
+        raise ConfigError.at(path, f"not a file written by an agent: {error}") from None
 
 
 def _of_log(path: Path, bundle: Path, model: str) -> Mapping[str, Any]:
@@ -87,7 +85,7 @@ def _of_log(path: Path, bundle: Path, model: str) -> Mapping[str, Any]:
         assert served.edge is not None  # noqa: S101  it has that side alone
         reference, labels = served.edge.source.reference, next(iter(served.edge.signature.labels.values()), ())
     if reference is None:
-        raise ConfigError.at(bundle, "it has no reference.json; `upwell model reference` writes one", "--bundle")
+        raise ConfigError.at(bundle, "it has no reference.json; create one with `upwell model reference`", "--bundle")
     counted = ModelDrift(reference)
     for line in lines:
         vector = None if line.logits is None else np.array(line.logits)

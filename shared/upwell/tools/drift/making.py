@@ -40,10 +40,10 @@ def reference(
     data: Annotated[
         Path,
         typer.Option(help="A .npz with an array for each input, or a folder of pictures, .npy and .npz files: what the "
-                     "model is made for, unlike what it was trained on.", show_default=False),
+                     "model is made for, but not its training data.", show_default=False),
     ],
     every: Annotated[
-        str, typer.Option(help="Rows that come within this time of each other count as one, as frames of a video do.")
+        str, typer.Option(help="Rows within this time of each other count as one, such as frames of a video.")
     ] = "0s",
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -55,7 +55,7 @@ def reference(
         raise ConfigError.at(folder, "expected a folder with a model")
     if (folder / MANIFEST_NAME).exists():
         raise ConfigError.at(
-            folder, "it is packed, and a manifest holds the digests of its files; make the reference first, then pack"
+            folder, "it is already packed, with digests in its manifest; make the reference first, then pack"
         )
     with loaded("model", ModelSection(edge=EdgeSide(bundle=folder)), Trust((), False)) as served:
         edge = served.edge
@@ -75,7 +75,7 @@ def _measured(served: ServedModel, edge: EdgeModel, data: Path) -> tuple[list[Ro
             try:
                 outputs = edge.run_now(inputs).outputs
             except (InvalidRequest, ModelFailed) as error:
-                raise ConfigError.at(data, f"the model does not take row {len(rows)}: {error}", "--data") from None
+                raise ConfigError.at(data, f"the model does not accept row {len(rows)}: {error}", "--data") from None
             if measure is None:
                 known = edge.scorer.score_all(outputs, HardSettings(), 1)[0]
                 measure = "margin" if "margin" in known else cast("Measure", next(iter(known), "margin"))

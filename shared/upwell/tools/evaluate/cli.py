@@ -35,22 +35,23 @@ def evaluate(
     a: Annotated[
         Path, typer.Argument(metavar="A", help="The bundle in use, a model file or a release.", show_default=False)
     ],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The one to compare with it.", show_default=False)],
+    b: Annotated[
+        Path,
+        typer.Argument(metavar="B", help="The bundle, model file or release to compare with it.", show_default=False),
+    ],
     cases: Annotated[
         Path,
         typer.Option(
-            "--cases", help="An agent.yaml, its state folder, or where cases came home to.", show_default=False
+            "--cases", help="An agent.yaml, its state folder, or a folder of delivered cases.", show_default=False
         ),
     ],
-    model: Annotated[
-        str, typer.Option("--model", help="The model whose cases are meant, where there are several.")
-    ] = "",
+    model: Annotated[str, typer.Option("--model", help="The model whose cases to use, if there are several.")] = "",
     cloud_is_right: Annotated[
-        bool, typer.Option("--cloud-is-right", help="Where nobody labelled a case, what the cloud said is right.")
+        bool, typer.Option("--cloud-is-right", help="Take the cloud's answer as correct for cases without a label.")
     ] = False,
-    group: Annotated[str, typer.Option(help="Apart for each value of this tag, too.")] = "",
+    group: Annotated[str, typer.Option(help="Also report each value of this tag separately.")] = "",
     releases: Annotated[
-        str, typer.Option(metavar="SOURCE", help="A and B are releases of this folder or https://…, by their numbers.")
+        str, typer.Option(metavar="SOURCE", help="A and B are release numbers in this folder or https://….")
     ] = "",
     root: Annotated[
         Path | None, typer.Option(metavar="ROOT.json", help="For --releases: the root metadata that devices trust.")
@@ -59,20 +60,20 @@ def evaluate(
         Path | None, typer.Option(metavar="LOG", help="Requests to replay with each: lateness, share sent up, cost.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For --log: the policy; a release's own comes first.")
+        Path | None, typer.Option(metavar="FILE", help="For --log: the policy; a release's own takes precedence.")
     ] = None,
     rtt: Annotated[str, typer.Option(help="For --log: the link's round trip.")] = "60ms",
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For --log: what the uplink carries, as for `policy simulate`.")
+        Path | None, typer.Option(metavar="FILE", help="For --log: the uplink's capacity, as for `policy simulate`.")
     ] = None,
     uplink: Annotated[str | None, typer.Option(metavar="RATE", help="For --log: a constant rate instead.")] = None,
     max_risk: Annotated[
-        str, typer.Option(help="For the share that would go up: at most so much stays and is wrong.")
+        str, typer.Option(help="Report the share to offload so that at most this share stays and is wrong.")
     ] = "2%",
     gate: Annotated[
-        bool, typer.Option("--gate", help="Exit code 1 unless B is surely not worse by more than the margin.")
+        bool, typer.Option("--gate", help="Exit with 1 unless B is certainly not worse by more than the margin.")
     ] = False,
-    margin: Annotated[str, typer.Option(help="For --gate: so much worse is borne.")] = "1%",
+    margin: Annotated[str, typer.Option(help="For --gate: the margin by which B may be worse.")] = "1%",
     as_json: AsJson = False,
 ) -> None:
     """Compare two models or releases on the evaluation set, the cases that chance chose: accuracy over all requests
@@ -80,7 +81,7 @@ def evaluate(
     """
     allowed, risk = share("--margin", margin), share("--max-risk", max_risk)
     if log is None and (policy or trace or uplink):
-        raise ConfigError.at(None, "policy and link are for the requests of a log; expected --log, too")
+        raise ConfigError.at(None, "policy and link options need --log")
     scene = None if log is None else read_scene(log, trace, uplink, rtt, START)
     local = Policy() if policy is None else load_yaml(policy, Policy)
     name, judged, settings, unlabelled = _judged(cases, model, by_cloud=cloud_is_right)
@@ -142,7 +143,7 @@ def _sides(paths: tuple[Path, Path], model: str, releases: _Releases, unpacked: 
     found = []
     for path in paths:
         if not str(path).isdecimal():
-            raise ConfigError.at(None, f"{str(path)!r} is no release; with --releases expected its number")
+            raise ConfigError.at(None, f"{str(path)!r} is not a release; with --releases expected its number")
         scratch = Path(unpacked.enter_context(tempfile.TemporaryDirectory()))
         try:
             unit = checked(
@@ -169,7 +170,7 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
     if not judged:
         raise ConfigError.at(
             cases, f"of {len(found)} evaluation cases none has a label; `upwell cases import` brings some, or "
-            "--cloud-is-right takes what the cloud said",
+            "--cloud-is-right for the cloud's answers",
         )  # fmt: skip
     hard = next((case.facts.hard for case in judged if case.facts.hard is not None), None)
     settings = HardSettings() if hard is None else HardSettings(measure=hard.measure, temperature=hard.temperature)  # type: ignore[arg-type]  # a measure of the policy
@@ -206,7 +207,7 @@ def _show(document: dict[str, Any]) -> None:
     table_console().print(table)
     difference = document["difference"]
     typer.echo(printable(f"B − A: {_interval(difference)}, p = {difference['p']:.2g} (sign-flip test)"))
-    typer.echo(f"{document['cases']} cases, which stand for {document['covers']}")
+    typer.echo(f"{document['cases']} cases, representing {document['covers']}")
     typer.echo(f"{document['without_label']} more have no label")
     if "passes" in document:
         said = "passes: B is not worse" if document["passes"] else "fails: B may be worse"

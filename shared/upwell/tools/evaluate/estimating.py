@@ -34,8 +34,8 @@ def share(right: Floats, inclusion: Floats) -> Estimate:
 
     Horvitz & Thompson 1952 ("A generalization of sampling without replacement from a finite universe"), divided by the
     estimated number of requests (Hájek 1971): p̂ = Σ yᵢ/πᵢ / Σ 1/πᵢ. The interval is Korn & Graubard's (1998): Clopper
-    and Pearson's for n* = p̂(1 − p̂)/V̂ independent cases, V̂ = Σ ((yᵢ − p̂)/πᵢ)² / (Σ 1/πᵢ)², where n* is at most Kish's
-    (Σ wᵢ)²/Σ wᵢ²; counts are rounded outwards, so that it is wider rather than narrower.
+    and Pearson's for n* = p̂(1 − p̂)/V̂ independent cases, V̂ = Σ ((yᵢ − p̂)/πᵢ)² / (Σ 1/πᵢ)², where n* is at most
+    Kish's (Σ wᵢ)²/Σ wᵢ²; counts are rounded outwards, so that it is wider rather than narrower.
     """
     n = len(right)
     if not n:
@@ -106,5 +106,5 @@ def weights_of(inclusion: Sequence[float]) -> Floats:
     """The inclusion probabilities as an array. Raises `ValueError` unless each is in (0, 1]."""
     found = np.asarray(inclusion, dtype=np.float64)
     if not ((found > 0) & (found <= 1)).all():
-        raise ValueError("an inclusion probability is more than 0 and at most 1")
+        raise ValueError("expected an inclusion probability of more than 0 and at most 1")
     return found

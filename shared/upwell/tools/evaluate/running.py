@@ -41,10 +41,10 @@ class Answers:
     digest: str
     labels: list[Label | None] = field(default_factory=list)
     boxes: list[Floats] = field(default_factory=list)
-    """Of a detector [n, 6], the class a number of the `names` that were given."""
+    """Detections [n, 6], with the class as an index into `names`."""
     hardness: list[float] = field(default_factory=list)
     measures: list[Mapping[str, float]] = field(default_factory=list)
-    """Every measure of hardness that applies, as a request log has them."""
+    """Every hardness measure that applies, as in a request log."""
     run_s: list[float] = field(default_factory=list)
 
 
@@ -93,7 +93,7 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
                     value = edge.scorer.score(outputs, trial.hard, 1)[0]
                     hardness = math.inf if math.isnan(value) else value if trial.hard.measure in RISING else -value
             except InvalidRequest as error:
-                raise ConfigError.at(path, f"the model does not take the case {facts.id[:12]}: {error}") from None
+                raise ConfigError.at(path, f"the model does not accept case {facts.id[:12]}: {error}") from None
             except ModelFailed:
                 pass  # it has no answer, which is wrong
             found.labels.append(label)

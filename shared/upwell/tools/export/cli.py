@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _ROWS = (1, 3)
 
 _CLASS = "The network's class, `package.module.Class`, with `inputs` and `outputs` as for engine torch."
-_WEIGHTS = "Its weights, a safetensors file."
-_FILE = "The file to make; its suffix, .onnx or .tflite, says which."
-_OUT = "The version's folder to make, such as models/digits/1."
+_WEIGHTS = "The network's weights, a safetensors file."
+_FILE = "The file to write; its suffix, .onnx or .tflite, chooses the format."
+_OUT = "The version's folder to create, such as models/digits/1."
 _ARGUMENTS = "Keyword arguments of the class, a JSON object."
-_PLATFORM = "Where it is to run: cpu, cuda, rocm or tpu; may be repeated. Default: all of them."
-_AT_MOST = "The relative error that an output may have: max |exported - torch| / max |torch|."
-_FAST = "Let a device multiply float32 in its fast, coarser way (bfloat16 on a TPU, TF32 on NVIDIA)."
+_PLATFORM = "The platform: cpu, cuda, rocm or tpu; may be repeated. Default: all of them."
+_AT_MOST = "The largest relative error of an output: max |exported - torch| / max |torch|."
+_FAST = "Allow faster, less exact float32 products (bfloat16 on a TPU, TF32 on NVIDIA)."
 
 
 def export(
@@ -41,7 +41,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help=_FILE, show_default=False)],
     arguments: Annotated[str, typer.Option(metavar="JSON", help=_ARGUMENTS)] = "{}",
     at_most: Annotated[float, typer.Option("--at-most", min=0, metavar="ERROR", help=_AT_MOST)] = 1e-4,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Export a torch network for devices: ONNX for any number of rows, or TFLite, which takes one at a time.
@@ -53,7 +53,7 @@ def export(
     if out.suffix not in (".onnx", ".tflite"):
         raise ConfigError.at(out, "expected a name that ends in .onnx or .tflite")
     if os.path.lexists(out) and not force:
-        raise ConfigError.at(out, "exists already; --force replaces it")
+        raise ConfigError.at(out, "already exists; replace it with --force")
     if not out.parent.is_dir():
         raise ConfigError.at(out, f"there is no folder {out.parent}")
     try:
@@ -67,7 +67,7 @@ def export(
             raise
         if error.name == "litert_torch":
             what = (
-                "TFLite needs litert-torch, which changes much: pip install litert-torch in an environment of its own"
+                "TFLite needs litert-torch, with many dependencies: pip install litert-torch in a separate environment"
             )
             raise ConfigError.at(out, what) from None
         raise ExtraMissing("upwell model export", error.name, "export") from None
@@ -122,7 +122,7 @@ def export_jax(
     """
     keywords = _keywords(arguments)
     if os.path.lexists(out):
-        raise ConfigError.at(out, "exists already; name a new folder, such as that of the next version")
+        raise ConfigError.at(out, "already exists; name a new folder, such as that of the next version")
     try:
         from upwell.tools.export import jax
         from upwell.tools.export.network import load_module
@@ -160,7 +160,7 @@ def _platforms(given: Sequence[str] | None, known: Sequence[str]) -> Sequence[st
     if unknown:
         raise ConfigError.at(None, f"expected one of {', '.join(known)}, got {unknown[0]!r}", "--platform")
     if "cpu" not in platforms:
-        raise ConfigError.at(None, "cpu must be among them, since the answers are checked there", "--platform")
+        raise ConfigError.at(None, "cpu must be included, since the answers are checked there", "--platform")
     return platforms
 
 
@@ -206,5 +206,5 @@ def _show(report: dict[str, Any], at_most: float, as_json: bool) -> None:
     count, size = len(report["weights"]), report["program_bytes"]
     console.print(f"wrote {report['written']}: a program of {size} bytes for {', '.join(report['platforms'])}, "
                   f"{count} weights", markup=False)  # fmt: skip
-    console.print("the program can run code as it is loaded; to serve it, list it in cloud.yaml under serve.trusted:")
+    console.print("the program can run code when loaded; to serve it, list it in cloud.yaml under serve.trusted:")
     console.print(report["sha256"])

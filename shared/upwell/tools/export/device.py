@@ -25,13 +25,13 @@ from upwell.tools.export.network import random_rows, relative_error, to_numpy, t
 from upwell.tools.quantize.quiet import quiet
 
 OPSET, IR_VERSION = 18, 10
-"""What ONNX Runtime 1.23 reads, which JetPack 6 has."""
+"""The opset that ONNX Runtime 1.23 reads, the version in JetPack 6."""
 
 _GIVEN, _MADE = "upwell_given_{}", "upwell_made_{}"
-"""What inputs and outputs are called while torch exports, which may give their names to others."""
+"""Temporary names of inputs and outputs during the export, since torch may use their names for others."""
 
 _EXAMPLE_ROWS = 2
-"""The exporter takes what has one row in its example for fixed."""
+"""Rows of the example, since the exporter treats a dimension of 1 as fixed."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _onnx(network: TorchNetwork) -> bytes:
         dynamo=True,
     )
     if program is None:
-        raise ConfigError.at(None, "torch's exporter gave nothing")
+        raise ConfigError.at(None, "torch's exporter returned nothing")
     model: Any = program.model_proto
     graph = model.graph  # of which it notes where each node comes from, with the paths of the machine it ran on
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
@@ -191,4 +191,4 @@ def _named(data: bytes, network: TorchNetwork) -> bytes:
 
 
 FORMATS: Mapping[str, Callable[[TorchNetwork], bytes]] = MappingProxyType({".onnx": _onnx, ".tflite": _tflite})
-"""The suffix of a file -> what makes it."""
+"""The exporter for each suffix."""

@@ -24,7 +24,7 @@ from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 from upwell.tools.export.network import random_rows, relative_error, to_numpy, to_torch
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-"""What jax.export knows; one program may hold for several."""
+"""The platforms of jax.export; one program may support several."""
 
 _ROWS = "rows"
 _SEED = 0
@@ -106,7 +106,7 @@ def check_rows(program: Program, at_most: float) -> None:
         if not off <= at_most:
             raise ModelFailed(
                 f"output {spec.name!r} of a row depends on the rows beside it (relative difference {off:.2g}): batches "
-                "are filled up with zeros and hold rows of several callers, so each row must be answered by itself"
+                "are padded and contain rows of several callers, so each row must be computed independently"
             )
 
 
@@ -162,7 +162,7 @@ def _function(
         results = answer if isinstance(answer, (tuple, list)) else (answer,)
         names = [spec.name for spec in outputs]
         if len(results) != len(names):
-            raise ValueError(f"it gave {len(results)} outputs, its class declares {len(names)}")
+            raise ValueError(f"it returned {len(results)} outputs, but its class declares {len(names)}")
         return dict(zip(names, environment.t2j_iso(tuple(results)), strict=True))
 
     return forward
@@ -216,7 +216,8 @@ def _check_outputs(program: export.Exported, outputs: Sequence[TensorSpec]) -> N
         aval, declared = found[spec.name], f"[{', '.join([_ROWS, *map(str, spec.shape[1:])])}]"
         if np.dtype(aval.dtype) != numpy_dtype(spec.datatype) or _text(aval.shape) != declared:
             raise ModelFailed(
-                f"output {spec.name!r} is {aval.dtype} {_text(aval.shape)}, the class says {spec.datatype} {declared}"
+                f"output {spec.name!r} is {aval.dtype} {_text(aval.shape)}, but the class declares {spec.datatype} "
+                f"{declared}"
             )
 
 

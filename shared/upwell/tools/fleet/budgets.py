@@ -20,8 +20,8 @@ from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, ago, print
 from upwell.tools.policy.request_logs import read_log
 from upwell.tools.terminal import AsJson, key_values, parsed, percent, plain, share, stdout_console
 
-budget = typer.Typer(no_args_is_help=True, help="What devices may send up together, shared out by what each gains.")
-_Name = Annotated[str, typer.Argument(metavar="BUDGET", help="Its name.")]
+budget = typer.Typer(no_args_is_help=True, help="Budgets shared by devices, divided by what each gains.")
+_Name = Annotated[str, typer.Argument(metavar="BUDGET", help="The budget's name.")]
 
 
 @budget.command("set")
@@ -32,16 +32,18 @@ def set_budget(
     ca: Ca = None,
     group: Annotated[str | None, typer.Option(help="The devices of this group.")] = None,
     where: Annotated[str | None, typer.Option(help="The devices for which a CEL expression holds.")] = None,
-    cloud_share: Annotated[str | None, typer.Option(help="Of all their requests, such as 20%.")] = None,
+    cloud_share: Annotated[
+        str | None, typer.Option(help="The offloaded share of all their requests, such as 20%.")
+    ] = None,
     uplink: Annotated[str | None, typer.Option(help="Bytes sent up, such as 5GB/month (UTC).")] = None,
     max_risk: Annotated[
-        str | None, typer.Option(help="Of all their requests so many may be kept and wrong, such as 2%.")
+        str | None, typer.Option(help="The share of all their requests that may be kept and wrong, such as 2%.")
     ] = None,
     log: Annotated[
         list[str] | None,
-        typer.Option(help="MODEL=FILE: a request log for models whose devices have no calibration that says it."),
+        typer.Option(help="MODEL=FILE: a request log for models whose devices have no calibration."),
     ] = None,
-    measure: Annotated[str, typer.Option(help="The measure of hardness in these logs.")] = "margin",
+    measure: Annotated[str, typer.Option(help="The hardness measure in these logs.")] = "margin",
 ) -> None:
     """Set a budget, or change it; devices are told their shares with their next polls."""
     if (group is None) == (where is None):
@@ -73,7 +75,7 @@ def _curve(model: str, path: Path, measure: Any) -> Sequence[Sequence[float]]:
     scores = np.where(np.isnan(values), np.inf, values if measure in RISING else -values)
     points = operating_points(Sample(scores, np.array([loss_of(line) for line in lines], np.float64)))
     if not points:
-        raise ConfigError.at(path, f"no line of {model!r} knows whether both answers are right", "--log")
+        raise ConfigError.at(path, f"no line of {model!r} says whether both answers are correct", "--log")
     return [[round(up, 4), round(risk, 4)] for up, risk in points]
 
 

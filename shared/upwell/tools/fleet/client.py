@@ -31,7 +31,7 @@ At: TypeAlias = Annotated[
 ]
 Ca: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--ca", envvar="UPWELL_FLEET_CA", help="Who signed its certificate (PEM); the system's if not given."),
+    typer.Option("--ca", envvar="UPWELL_FLEET_CA", help="Issuers of its certificate (PEM). Default: the system's."),
 ]
 TokenFile: TypeAlias = Annotated[
     Path, typer.Option("--token-file", envvar="UPWELL_FLEET_TOKEN_FILE", help="A file with your token.")

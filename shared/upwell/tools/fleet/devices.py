@@ -25,10 +25,10 @@ from upwell.tools.fleet.client import (
 )
 from upwell.tools.terminal import AsJson, key_values, parsed, plain, progress, stdout_console
 
-DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id, or its name where no other has it.")]
+DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="The device's id, or its name if unique.")]
 
 TAIL_S = 2.0
-"""So often `tail` asks what is new."""
+"""How often `tail` polls."""
 
 _ANSWER_S = 0.5
 
@@ -37,8 +37,8 @@ def devices(
     at: At,
     token_file: TokenFile,
     ca: Ca = None,
-    group: Annotated[str | None, typer.Option(help="Those of one group.")] = None,
-    where: Annotated[str | None, typer.Option(help="Those for which a CEL expression holds.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only devices of this group.")] = None,
+    where: Annotated[str | None, typer.Option(help="Only devices for which a CEL expression holds.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the devices: version, release, health, when each was last heard of."""
@@ -97,7 +97,7 @@ def _said(name: str, value: Any) -> object:
 
 def label(
     device: DeviceArgument,
-    labels: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", help="Labels; NAME= takes one away.")],
+    labels: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", help="Labels NAME=VALUE; NAME= removes one.")],
     at: At,
     token_file: TokenFile,
     ca: Ca = None,
@@ -113,12 +113,12 @@ def revoke(device: DeviceArgument, at: At, token_file: TokenFile, ca: Ca = None)
 
 
 def assign(
-    release: Annotated[str, typer.Argument(help="Sequence number of the release; `none` takes the assignment back.")],
+    release: Annotated[str, typer.Argument(help="Sequence number of the release; `none` removes the assignment.")],
     at: At,
     token_file: TokenFile,
     device: Annotated[str | None, typer.Option(help="One device.")] = None,
-    group: Annotated[str | None, typer.Option(help="The devices of a group, those that come later included.")] = None,
-    not_before: Annotated[str | None, typer.Option(help="From when on, such as 2027-01-31T02:00+01:00.")] = None,
+    group: Annotated[str | None, typer.Option(help="The devices of a group, including later ones.")] = None,
+    not_before: Annotated[str | None, typer.Option(help="Start time, such as 2027-01-31T02:00+01:00.")] = None,
     ca: Ca = None,
 ) -> None:
     """Say which release a device, or a group of them, is to run."""
@@ -150,7 +150,7 @@ def _instant(text: str) -> float:
 
 def explain(
     device: DeviceArgument,
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="The id of a request, or how it begins.")],
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="The id of a request, or its first characters.")],
     at: At,
     token_file: TokenFile,
     ca: Ca = None,
@@ -166,7 +166,7 @@ def explain(
         while asked["answer"] is None:
             if time.monotonic() >= until_s:
                 raise CallFailed(
-                    f"{device} has not polled within {wait:g} s; its answer is kept: question {asked['id']}"
+                    f"{device} has not polled within {wait:g} s; its answer will be stored: question {asked['id']}"
                 )
             time.sleep(_ANSWER_S)
             asked = client.call("GET", f"/questions/{asked['id']}")
@@ -186,10 +186,10 @@ def explain(
 def tail(
     at: At,
     token_file: TokenFile,
-    device: Annotated[str | None, typer.Argument(help="One device; all of them if not given.")] = None,
+    device: Annotated[str | None, typer.Argument(help="One device. Default: all.")] = None,
     ca: Ca = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=1000, help="So many of the last ones.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=1000, help="Number of events.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show what happened to devices last; with --json one object a line."""

@@ -10,8 +10,8 @@ from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, print_json
 from upwell.tools.terminal import AsJson
 
 group = typer.Typer(no_args_is_help=True, help="Groups of devices, by an expression over their labels.")
-_Name = Annotated[str, typer.Argument(metavar="GROUP", help="Its name.")]
-_EXPRESSION = "In CEL, over labels, name, version, os and arch, such as 'labels.site == \"hamburg\"'."
+_Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+_EXPRESSION = "A CEL expression over labels, name, version, os and arch, such as 'labels.site == \"hamburg\"'."
 
 
 @group.command("list")

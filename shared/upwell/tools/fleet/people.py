@@ -17,9 +17,9 @@ from upwell.shared.units import parse_seconds
 from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
 from upwell.tools.terminal import AsJson, key_values, parsed, plain, stdout_console
 
-user = typer.Typer(no_args_is_help=True, help="Who may look at the fleet, and who may act on it.")
+user = typer.Typer(no_args_is_help=True, help="Users of the fleet service.")
 token = typer.Typer(no_args_is_help=True, help="One-time tokens with which devices enrol.")
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="Their name.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
 
 
 class RoleName(str, Enum):
@@ -37,9 +37,12 @@ def add_user(
         Path | None, typer.Option("--token-file", envvar="UPWELL_FLEET_TOKEN_FILE", help="A file with your token.")
     ] = None,
     ca: Ca = None,
-    role: Annotated[RoleName, typer.Option(help="A viewer looks; an operator acts, too.")] = RoleName.VIEWER,
+    role: Annotated[
+        RoleName, typer.Option(help="A viewer can read; an operator can also make changes.")
+    ] = RoleName.VIEWER,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="The fleet.yaml, to write into its database: the first user.")
+        Path | None,
+        typer.Option("--config", "-c", help="The fleet.yaml, to write to its database directly, for the first user."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -99,7 +102,7 @@ def add_token(
     token_file: TokenFile,
     ca: Ca = None,
     label: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the device; may be repeated.")] = None,
-    valid: Annotated[str, typer.Option(help="How long it is good for.")] = "24h",
+    valid: Annotated[str, typer.Option(help="How long it is valid.")] = "24h",
     as_json: AsJson = False,
 ) -> None:
     """Make a token that enrols one device; prints it, this once."""
@@ -129,7 +132,7 @@ def list_tokens(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = 
 
 @token.command("drop")
 def drop_token(
-    id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as shown by `list`.")],
     at: At,
     token_file: TokenFile,
     ca: Ca = None,

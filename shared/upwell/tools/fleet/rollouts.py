@@ -12,10 +12,12 @@ from upwell.shared.errors import ConfigError
 from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
 from upwell.tools.terminal import AsJson, plain, progress, stdout_console
 
-RolloutArgument = Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its id; see `upwell fleet rollouts`.")]
+RolloutArgument = Annotated[
+    str, typer.Argument(metavar="ROLLOUT", help="The roll-out's id; see `upwell fleet rollouts`.")
+]
 
 FOLLOW_S = 2.0
-"""So often `--follow` asks how it stands."""
+"""How often `--follow` polls."""
 
 _OVER = ("finished", "halted")
 
@@ -31,12 +33,14 @@ def rollout(
         list[str] | None, typer.Option(help="A wave: 1, 5% or site=lab; one option each. [default: 1, 10%, 100%]")
     ] = None,
     window: Annotated[
-        str | None, typer.Option(help="Hours of the device's own day in which it may change, such as 22:00-06:00.")
+        str | None, typer.Option(help="Hours in the device's time zone when it may change, such as 22:00-06:00.")
     ] = None,
     days: Annotated[str | None, typer.Option(help="Days on which these hours begin, such as mon,tue.")] = None,
-    requests: Annotated[int | None, typer.Option(help="So many requests a device has to serve to pass.")] = None,
-    audits: Annotated[int | None, typer.Option(help="And so many audits, where it was audited before.")] = None,
-    patience_s: Annotated[float | None, typer.Option(help="So long a device has from the offer on.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Number of requests that a device must serve to pass.")] = None,
+    audits: Annotated[
+        int | None, typer.Option(help="Number of audits to pass, if the device was audited before.")
+    ] = None,
+    patience_s: Annotated[float | None, typer.Option(help="Time limit of a device after the offer.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for its end; exit with 1 if it is halted.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +48,7 @@ def rollout(
     if (group is None) == (where is None):
         raise ConfigError.at(None, "expected one of --group and --where")
     if days is not None and window is None:
-        raise ConfigError.at(None, "--days goes with --window")
+        raise ConfigError.at(None, "--days needs --window")
     gate = {"requests": requests, "audits": audits, "patience_s": patience_s}
     body: dict[str, Any] = {"release": release, "gate": {name: one for name, one in gate.items() if one is not None}}
     body |= {name: one for name, one in (("group", group), ("where", where), ("waves", wave)) if one}
@@ -56,7 +60,7 @@ def rollout(
         if as_json:
             print_json({"id": rollout_id})
         else:
-            typer.echo(f"roll-out {rollout_id} has begun; see `upwell fleet rollouts {rollout_id}`")
+            typer.echo(f"roll-out {rollout_id} has started; see `upwell fleet rollouts {rollout_id}`")
         return
     found = _until_over(client, rollout_id)
     _print(found, as_json)
@@ -79,7 +83,7 @@ def _until_over(client: FleetClient, rollout_id: str) -> Mapping[str, Any]:
 def rollouts(
     at: At,
     token_file: TokenFile,
-    rollout_id: Annotated[str | None, typer.Argument(metavar="[ROLLOUT]", help="One of them, in full.")] = None,
+    rollout_id: Annotated[str | None, typer.Argument(metavar="[ROLLOUT]", help="Show one roll-out in detail.")] = None,
     ca: Ca = None,
     as_json: AsJson = False,
 ) -> None:

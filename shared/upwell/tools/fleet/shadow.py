@@ -13,9 +13,7 @@ from upwell.shared.files import write_named
 from upwell.tools.fleet.client import At, Ca, CallFailed, FleetClient, TokenFile, print_json, print_table
 from upwell.tools.terminal import AsJson
 
-shadow = typer.Typer(
-    no_args_is_help=True, help="Releases that run beside what devices serve, to be calibrated before a roll-out."
-)
+shadow = typer.Typer(no_args_is_help=True, help="Shadow releases, for calibration before a roll-out.")
 _Release = Annotated[int, typer.Argument(metavar="RELEASE", help="The sequence number of the release.", min=1)]
 
 
@@ -27,7 +25,7 @@ def begin_shadow(
     ca: Ca = None,
     group: Annotated[str | None, typer.Option(help="Devices of this group.")] = None,
     where: Annotated[str | None, typer.Option(help="Devices for which a CEL expression holds.")] = None,
-    devices: Annotated[int, typer.Option(min=1, help="So many of them.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Maximum number of devices.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Have devices run a release beside what they serve: it answers the same requests, and nobody hears of it."""
@@ -39,7 +37,7 @@ def begin_shadow(
     if as_json:
         print_json(found)
     else:
-        typer.echo(f"release {release} is to run beside on {len(found['devices'])} devices")
+        typer.echo(f"release {release} will run in shadow on {len(found['devices'])} devices")
 
 
 @shadow.command("list")
@@ -56,7 +54,7 @@ def list_shadows(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson =
 @shadow.command("log")
 def write_log(
     release: _Release,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the request log goes, for `policy calibrate`.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The request log to write, for `policy calibrate`.")],
     at: At,
     token_file: TokenFile,
     ca: Ca = None,
@@ -70,7 +68,7 @@ def write_log(
         if not after:
             break
     if not lines:
-        raise CallFailed(f"no device has said anything of release {release} yet; see `upwell fleet tail`")
+        raise CallFailed(f"no device has reported on release {release} yet; see `upwell fleet tail`")
     write_named(out, "".join(f"{one}\n" for one in lines).encode(), "--out")
     typer.echo(f"{len(lines)} requests written to {out}")
 

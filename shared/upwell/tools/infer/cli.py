@@ -29,9 +29,9 @@ from upwell.tools.terminal import AsJson, finite, key_values, parsed, plain
 _METADATA_LIMIT_S = 10.0
 _SHOWN_ROWS, _SHOWN_CLASSES, _SHOWN_VALUES = 10, 3, 8
 Labels: TypeAlias = Mapping[str, Sequence[str]]
-"""The names of classes, by output."""
+"""The class names of each output."""
 _TAG_PREFIX = "upwell.tag."
-_MODEL = "The model, by the name it has there."
+_MODEL = "The model's name on the server."
 _INPUT = (
     "A picture (sent as it is), a .npy, a .npz with an array for each input, or NAME=FILE for the input NAME. "
     "Several pictures are several rows."
@@ -82,7 +82,7 @@ def infer(
 
 def _security(at: str, token_file: Path | None, ca: Path | None, insecure: bool) -> ClientSecurity:
     if insecure and ca is not None:
-        raise ConfigError.at(None, "--ca needs TLS and --insecure turns it off; give one of them")
+        raise ConfigError.at(None, "--ca needs TLS, but --insecure turns it off; give only one of them")
     plain = insecure or (ca is None and parse_endpoint(at).is_loopback)
     return ClientSecurity(None if plain else TlsFiles(ca=ca), token_file, insecure)
 

@@ -46,7 +46,7 @@ def read_inputs(texts: Sequence[str], metadata: Callable[[], ModelMetadata]) -> 
                 raise ConfigError.at(one.path, f"input {name!r} takes {takes}; expected a .npy or .npz file")
             pictures.setdefault(name, []).append(one.value)
         elif name in arrays:
-            raise ConfigError.at(one.path, f"input {name!r} is given twice; put its rows into one array")
+            raise ConfigError.at(one.path, f"input {name!r} is repeated; put its rows into one array")
         else:
             arrays[name] = one.value
     for name, encoded in pictures.items():

@@ -100,7 +100,7 @@ def _feeds(whole: UnsplitModel, runner: Runner, samples: Mapping[str, Array]) ->
     signature = processor.signature
     if set(samples) != {one.name for one in signature.inputs}:
         wanted = ", ".join(repr(one.name) for one in signature.inputs)
-        raise ConfigError.at(None, f"it holds {', '.join(map(repr, samples))}; the model takes {wanted}", "--data")
+        raise ConfigError.at(None, f"it has {', '.join(map(repr, samples))}; the model takes {wanted}", "--data")
     rows = min(len(array) if array.ndim else 0 for array in samples.values()) if signature.has_rows else 1
     step = max(chunk_of(runner.inputs), 1) if signature.has_rows else 1
     for start in range(0, rows, step):

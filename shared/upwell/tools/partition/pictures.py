@@ -25,7 +25,7 @@ MAX_PICTURE_BYTES = 64 << 20
 MAX_PIXELS = 100_000_000
 QUALITY = 85
 MAX_SIDE = 16_383
-"""WebP's own limit."""
+"""WebP's size limit."""
 _RUNS = 9
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def _picture_input(profile: Profile) -> tuple[str, int]:
     """The largest input and how many numbers one row of it has."""
     known = {name: profile.tensors[name] for name in profile.inputs if profile.tensors[name].bytes}
     if not known:
-        raise ConfigError.at(None, "the model has no input of a known size", "--picture")
+        raise ConfigError.at(None, "the model has no input of known size", "--picture")
     name = max(known, key=lambda one: known[one].bytes or 0)
     one_row = (known[name].bytes or 0) // profile.model.rows
     return name, one_row // max(1, element_bytes(known[name].datatype))

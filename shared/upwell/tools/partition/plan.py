@@ -100,11 +100,11 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.3f} ms"
 
 
-_GRAPH = "A cost graph, as JSON: what each node costs on each tier, what tensors and links there are."
-_EDGE = "A profile taken on the device, and with --cloud one taken at the service: plan that model, and compare."
+_GRAPH = "A cost graph (JSON): the cost of each node on each tier, tensors and links."
+_EDGE = "A profile from the device; with --cloud, plans and compares that model."
 _UPLINK = "Bandwidth of the uplink, such as 8Mbps; repeat it to give samples of a link that changes."
 _RTT = "Round-trip time, such as 40ms."
-_DOWNLINK = "Bandwidth of the downlink; by default that of the uplink."
+_DOWNLINK = "Bandwidth of the downlink. Default: that of the uplink."
 _SPREAD = "The uplink is at least a SPREAD-th of --uplink nine times in ten; 1 is a steady link."
 _SURE = "Plan for the bandwidth that the link reaches with this probability, such as 90%, not for the mean."
 _OBJECTIVE = "What to minimize."
@@ -112,7 +112,7 @@ _POWER = "For energy: watts of the device while busy, idle, send or receive (bus
 _PRICE = "For cost: the price of a cloud second, a request or a gb sent up, such as gb=4.0."
 _WEIGHT = "For weighted: the weight of a second, a joule or a unit of money, such as latency=1."
 _PICTURE = "Also compare with sending this picture to the cloud as JPEG, WebP or PNG, measured on this machine."
-_SIZE = "Size of the model's input, such as 416x736; by default a square."
+_SIZE = "Size of the model's input, such as 416x736. Default: a square."
 _STRETCH = "Simulate a device that takes X times as long as this machine to encode a picture."
 _PLOT = "Draw latency against bandwidth (.png, .svg, .pdf)."
 
@@ -120,7 +120,7 @@ _PLOT = "Draw latency against bandwidth (.png, .svg, .pdf)."
 def plan(
     graph: Annotated[Path | None, typer.Option(metavar="FILE", help=_GRAPH)] = None,
     edge: Annotated[Path | None, typer.Option(metavar="FILE", help=_EDGE)] = None,
-    cloud: Annotated[Path | None, typer.Option(metavar="FILE", help="The service's profile.")] = None,
+    cloud: Annotated[Path | None, typer.Option(metavar="FILE", help="A profile from the service.")] = None,
     uplink: Annotated[list[str] | None, typer.Option(metavar="RATE", help=_UPLINK)] = None,
     rtt: Annotated[str | None, typer.Option(metavar="TIME", help=_RTT)] = None,
     downlink: Annotated[str | None, typer.Option(metavar="RATE", help=_DOWNLINK)] = None,
@@ -132,7 +132,7 @@ def plan(
     weight: Annotated[list[str] | None, typer.Option(metavar="KEY=WEIGHT", help=_WEIGHT)] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help=_PICTURE)] = None,
     picture_size: Annotated[str | None, typer.Option(metavar="WxH", help=_SIZE)] = None,
-    quality: Annotated[int | None, typer.Option(min=1, max=100, help="Of JPEG and WebP; default 85.")] = None,
+    quality: Annotated[int | None, typer.Option(min=1, max=100, help="Quality of JPEG and WebP. Default: 85.")] = None,
     stretch: Annotated[float | None, typer.Option(min=1, max=10_000, metavar="X", help=_STRETCH)] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help=_PLOT)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
@@ -164,7 +164,7 @@ def _refuse_beside_graph(names: Sequence[str]) -> None:
     if names:
         option = "--" + names[0].replace("_", "-")
         raise ConfigError.at(
-            None, "applies only to profiles; a cost graph holds everything that its plan depends on", option
+            None, "applies only to profiles; a cost graph contains everything that its plan depends on", option
         )
 
 

@@ -27,10 +27,10 @@ from upwell.tools.terminal import AsJson, key_values, parsed, progress, stdout_c
 
 _MOST_ROWS = 65536
 _TIER = "edge: heads in the agent's runtimes, taken on the device; cloud: tails in the service's engine, taken there."
-_POINTS = "How many cuts to measure, including both ends; `all`: every legal one in the order."
-_BUDGET = "How long measuring may take; after that, every cut still gets 3 runs."
+_POINTS = "Number of cuts to measure, including both ends; `all`: every legal cut."
+_BUDGET = "Time limit; after it, every cut still gets 3 runs."
 _UNSTEADY = 1.5
-"""A machine that has nothing else to do stays below this, from the 10th to the 90th percentile of a cut."""
+"""Ratio of the 90th to the 10th percentile of a cut below which an idle machine stays."""
 _STRETCH = "Simulate a device: multiply edge times of this machine by X. The file and every output say so."
 _INPUTS = "An .npz with arrays named as the model's inputs; without it they are random."
 
@@ -50,7 +50,7 @@ def profile(
     runs: Annotated[int, typer.Option(min=3, max=100_000, help="Timed runs of each cut.")] = 30,
     rows: Annotated[int, typer.Option(min=1, max=_MOST_ROWS, help="Rows of an open batch.")] = 1,
     threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Threads of a run; default as the tier runs it.")
+        int | None, typer.Option(min=1, max=1024, help="Threads of a run. Default: as the tier runs it.")
     ] = None,
     accelerator: Annotated[
         str, typer.Option(metavar="NAME", help="`provider` as in agent.yaml: qnn, openvino, litert_npu, …")

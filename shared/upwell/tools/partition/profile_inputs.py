@@ -73,7 +73,7 @@ def _fitted(array: Array, tensor: Tensor, rows: int, sizes: dict[str, int]) -> A
         return array
     if shape and isinstance(shape[0], str) and array.ndim:
         if len(array) < rows:
-            raise _refused(f"array {tensor.name!r} has {len(array)} rows, --rows asks for {rows}")
+            raise _refused(f"array {tensor.name!r} has {len(array)} rows, but --rows is {rows}")
         array = array[:rows]
     fits = len(shape) == array.ndim
     for dim, size in zip(shape, array.shape, strict=False):
@@ -86,7 +86,7 @@ def _fitted(array: Array, tensor: Tensor, rows: int, sizes: dict[str, int]) -> A
 def _made_up_for(tensor: Tensor, rows: int, sizes: dict[str, int], chance: np.random.Generator) -> Array:
     dtype: np.dtype[Any] = numpy_dtype(tensor.datatype)
     if tensor.shape is None or dtype.hasobject:
-        raise _refused(f"no values can be made up for input {tensor.name!r} ({tensor.datatype}); pass them")
+        raise _refused(f"no values can be generated for input {tensor.name!r} ({tensor.datatype}); pass them")
     return synthetic_array([_size(tensor, place, rows, sizes) for place in range(len(tensor.shape))], dtype, chance)
 
 

@@ -36,12 +36,12 @@ from upwell.tools.partition.profile_inputs import inputs_of, runtime_names
 
 WHOLE = MeasuredPart("whole")
 _MEMORY_PART = 8
-"""One in so many bytes of the machine's memory for files of models that are open; runtimes take two or three times."""
+"""The share of memory for files of open models (1/N); runtimes take two or three times their size."""
 _LEAST_MEMORY_BYTES = 256 << 20
 _FIRST = 0.75
-"""The part of the points that the graph alone chooses; the measurement chooses the others."""
+"""The share of points chosen by the graph alone; the measurement chooses the others."""
 _COMPARED = 3
-"""Cuts of which the other half is measured too, to see what cutting itself costs."""
+"""Number of cuts whose other half is measured too, to find the cost of cutting."""
 _NOTHING = Spread(median_s=0.0, p10_s=0.0, p90_s=0.0, runs=1)
 
 

@@ -82,7 +82,9 @@ def pair(wanted: Sequence[TensorSpec], there: Sequence[TensorSpec], gives: str, 
         for count in reversed(range(len(wanted))):
             ways[count + 1] += ways[count] if fits(one, wanted[count]) else 0
     if ways[-1] != 1:
-        problem = "more than one way fits; give them the same names" if ways[-1] else "they do not fit together"
+        problem = (
+            "they can be matched in more than one way; give them the same names" if ways[-1] else "they do not match"
+        )
         given, taken = (", ".join(map(describe, side)) or "nothing else" for side in (there, wanted))
         raise Unfit(f"{gives} {given}; {takes} {taken}: {problem}")
     found: dict[str, str] = {}
@@ -99,7 +101,7 @@ def fits(one: TensorSpec, other: TensorSpec) -> bool:
 
 
 _COUNTED_BYTES = 4
-"""Integers of so many bytes are classes and indexes, which are equal or not; smaller ones are quantized numbers."""
+"""Sizes of integers that are classes and indexes, compared for equality; smaller ones are quantized values (bytes)."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ class Inputs:
         names = {spec.name for spec in specs}
         if names != set(self.given):
             wanted = ", ".join(map(describe, specs))
-            raise ConfigError.at(None, f"it holds {', '.join(map(repr, self.given))}; expected {wanted}", "--inputs")
+            raise ConfigError.at(None, f"it has {', '.join(map(repr, self.given))}; expected {wanted}", "--inputs")
         arrays = {spec.name: self.given[spec.name] for spec in specs}
         if all(_fits(arrays[spec.name], spec, spec.shape) for spec in specs):
             yield arrays
@@ -279,7 +281,7 @@ class _Bench:
         self._crossing: tuple[Crossing, ...] = ()
         self._joint = join(head.outputs, tail.inputs, given)
         if whole is None and not self._joint.sent:
-            raise Unfit("the tail takes nothing that the head gives")
+            raise Unfit("the tail takes none of the head's outputs")
         self._inputs = given
         self._takes = _same(head.inputs, given, "the caller gives", "the head takes")
         if whole is not None:
@@ -291,7 +293,7 @@ class _Bench:
         """Run on all inputs."""
         feeds = list(inputs.feeds(self._inputs))
         if not feeds:
-            raise ConfigError.at(None, "there are no rows in it", "--inputs")
+            raise ConfigError.at(None, "it has no rows", "--inputs")
         first, again = (self._recomposed(feeds[0]) for _ in range(2))
         made = [self._recomposed(feed) for feed in feeds]
         return Verification(
@@ -347,6 +349,6 @@ def _made_up(spec: TensorSpec, random: np.random.Generator) -> Array:
     dtype: np.dtype[Any] = numpy_dtype(spec.datatype)
     if dtype.hasobject or -1 in spec.shape[1:]:
         raise ConfigError.at(
-            None, f"no values can be made up for {describe(spec)}; pass arrays with --inputs", "--inputs"
+            None, f"no values can be generated for {describe(spec)}; pass arrays with --inputs", "--inputs"
         )
     return synthetic_array(list(map(abs, spec.shape)), dtype, random)

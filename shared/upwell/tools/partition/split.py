@@ -32,13 +32,13 @@ from upwell.tools.partition.torch_parts import for_device
 from upwell.tools.terminal import AsJson, progress, table_console
 
 _MOST_PLAN_BYTES = 64 << 20
-_PLAN = "What `upwell partition plan --json` printed for this model."
+_PLAN = "The output of `upwell partition plan --json` for this model."
 _OUT = "The folder to write; an earlier one of this command is replaced."
-_NAME = "What the tails are called by; default the name of the file."
+_NAME = "Base name of the tails. Default: the file's name."
 _ALL = "Every cut of the plan's envelope, for an agent that follows the link."
 _CUT = "Without a plan: after the first N nodes, or after this node, in the order of the graph."
-_HEADS = "What the heads of a .pt2 become."
-_CODEC = "Float tensors cross as this (ONNX)."
+_HEADS = "The format of the heads of a .pt2."
+_CODEC = "The codec for float tensors at the cut (ONNX)."
 _DATA = "For --codec: an .npz with arrays named as the model's inputs, rows first; ranges and error come from it."
 
 
@@ -68,7 +68,7 @@ def split(
     if (plan is None) == (cut is None) or (every and plan is None):
         raise typer.BadParameter("say where to cut: --plan FILE, optionally with --all, or --cut N")
     if data is not None and codec == "none":
-        raise typer.BadParameter("--data: it is used only with --codec")
+        raise typer.BadParameter("--data needs --codec")
     check_free(out)
     graph = contract(read_graph(model))
     whole = UnsplitModel.open(model, graph, name or model.stem, heads)
@@ -94,9 +94,7 @@ def _of_plan(path: Path, whole: UnsplitModel, every: bool) -> tuple[Sequence[Cho
         where = ".".join(map(str, first["loc"]))
         raise ConfigError.at(path, f"not a plan of `upwell partition plan --json`: {first['msg']}", where) from None
     if plan.model is not None and plan.model.removeprefix("sha256:") != whole.file.digest:
-        raise ConfigError.at(
-            path, f"the plan was made for another model file than {whole.file.path}: their digests differ"
-        )
+        raise ConfigError.at(path, f"the plan is for another model file than {whole.file.path}: the digests differ")
     return (all_of_plan(plan, whole.graph, path) if every else [best_of_plan(plan, whole.graph, path)]), plan
 
 

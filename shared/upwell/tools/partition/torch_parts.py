@@ -14,7 +14,7 @@ from upwell.shared.partition.split.halves import ModelHalf
 from upwell.shared.partition.split.torch import TorchModelFile
 
 SUFFIXES = (".pt2", ".safetensors")
-"""Of a program as torch.export writes it, and of one as `upwell partition split` does."""
+"""The suffixes of programs written by torch.export and by `upwell partition split`."""
 
 DeviceFormat = Literal["onnx", "tflite"]
 
@@ -43,7 +43,7 @@ def exported_program(path: Path, kind: DeviceFormat) -> bytes:
         with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
             module = ProgramModule.open(as_safetensors(path, Path(folder)))
         if module is None:
-            raise ConfigError.at(path, "it holds weights and no program")
+            raise ConfigError.at(path, "it has weights but no program")
         specs = (declared_specs(module, attribute) for attribute in ("inputs", "outputs"))
         return exported(TorchNetwork(module.eval(), *specs), f".{kind}")
     except ModuleNotFoundError as error:
@@ -51,6 +51,6 @@ def exported_program(path: Path, kind: DeviceFormat) -> bytes:
             raise
         if error.name == "litert_torch":
             raise ConfigError.at(
-                path, "TFLite needs litert-torch: pip install litert-torch in an environment of its own"
+                path, "TFLite needs litert-torch: pip install litert-torch in a separate environment"
             ) from None
-        raise ExtraMissing("a program of torch.export", error.name, "export") from None
+        raise ExtraMissing("a torch.export program", error.name, "export") from None

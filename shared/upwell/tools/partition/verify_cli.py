@@ -25,9 +25,9 @@ from upwell.tools.terminal import AsJson, finite, table_console
 
 EXIT_FAILED = 1
 _HEAD = "The head, or a folder that `upwell partition split` wrote."
-_WHOLE = "The model that was split; without it, only whether the halves fit and run."
+_WHOLE = "The model that was split; without it, only checks that the halves match and run."
 _INPUTS = "An .npz with arrays named as the model's inputs; rows of a model that takes one run one by one."
-_AT_MOST = "The relative error that an output may have: max |halves - whole| / max |whole|."
+_AT_MOST = "The largest relative error of an output: max |halves - whole| / max |whole|."
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ def verify(
     head: Annotated[Path, typer.Argument(metavar="HEAD", help=_HEAD, exists=True, show_default=False)],
     tail: Annotated[
         Path | None,
-        typer.Argument(metavar="TAIL", help="The tail; a folder brings its own.", exists=True, dir_okay=False),
+        typer.Argument(metavar="TAIL", help="The tail; not needed for a folder.", exists=True, dir_okay=False),
     ] = None,
     whole: Annotated[Path | None, typer.Option(metavar="MODEL", help=_WHOLE, exists=True, dir_okay=False)] = None,
     inputs: Annotated[Path | None, typer.Option(metavar="FILE", help=_INPUTS)] = None,
-    runs: Annotated[int, typer.Option(min=1, max=100_000, help="How many random inputs, without --inputs.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="What the random inputs begin with.")] = 0,
+    runs: Annotated[int, typer.Option(min=1, max=100_000, help="Number of random inputs, without --inputs.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     at_most: Annotated[float, typer.Option("--at-most", min=0, metavar="ERROR", help=_AT_MOST)] = 1e-5,
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +84,7 @@ def _pairs(head: Path, tail: Path | None, whole: Path | None) -> Sequence[_Pair]
             raise typer.BadParameter("TAIL is missing; only a folder written by `upwell partition split` needs none")
         return [_Pair(head, tail)]
     if tail is not None:
-        raise typer.BadParameter(f"{head} is a folder and brings its tails with it; leave TAIL out")
+        raise typer.BadParameter(f"{head} is a folder with its tails; leave TAIL out")
     if not (head / FILE_NAME).exists():
         raise ConfigError.at(head, f"there is no {FILE_NAME} in it; expected a folder of `upwell partition split`")
     facts = read_split(head)
@@ -148,5 +148,5 @@ def _lines(found: Verification, at_most: float) -> Sequence[str]:
         lines.append(f"{one.name!r} {exactly}: {verdict}")
     if not found.outputs:
         same = "repeat their results" if found.is_repeatable else "DO NOT repeat their results"
-        lines.append(f"the halves fit, run and {same}; --whole MODEL measures what they lose")
+        lines.append(f"the halves match, run and {same}; measure their accuracy with --whole MODEL")
     return [*lines, f"{times}; medians of {found.runs} runs"]

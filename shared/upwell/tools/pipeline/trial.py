@@ -35,15 +35,15 @@ _DEFAULT_FPS = 25
 
 
 def trial(
-    pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines, a YAML file.")],
+    pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines file (YAML).")],
     video: Annotated[
         Path, typer.Option(help="A recorded video, or samples of a series, instead of the pipeline's source.")
     ],
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The agent.yaml with their models.")] = None,
     models: Annotated[
-        Path | None, typer.Option(help="Instead of an agent.yaml: a folder with a bundle or a file for each model.")
+        Path | None, typer.Option(help="Instead of an agent.yaml: a folder with a bundle or file for each model.")
     ] = None,
-    pipeline: Annotated[str | None, typer.Option(help="Which pipeline; needed where there are several.")] = None,
+    pipeline: Annotated[str | None, typer.Option(help="The pipeline; required if there are several.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the events and the annotated video.")] = Path("pipeline-out"),
     as_json: AsJson = False,
 ) -> None:
@@ -117,7 +117,7 @@ def _length(video: Path) -> tuple[int, int | None]:
     try:
         with av.open(str(video)) as file:
             if not file.streams.video:
-                raise ConfigError.at(video, "there is no video in it; expected a recording", "--video")
+                raise ConfigError.at(video, "it contains no video; expected a recording", "--video")
             stream = file.streams.video[0]
             fps = round(stream.average_rate or _DEFAULT_FPS) or _DEFAULT_FPS
             frames = stream.frames or (round(file.duration / av.time_base * fps) if file.duration else 0)

@@ -32,9 +32,9 @@ from upwell.tools.terminal import AsJson, PolicyArgument, percent, plain, share,
 
 _LONGEST_S = 1e10
 _UNIX_TIME_S = 1e8
-"""From here on (1973) `t_s` is Unix time, as in logs that agents record; below it counts from any zero."""
-_SHARE = "This share of all requests goes up, such as 20%; large ones count."
-_RISK = "At most this share of all requests is answered by the device and wrong where the cloud is right, such as 2%."
+"""The value (1973) from which `t_s` is Unix time, as in agents' logs; smaller ones count from any start."""
+_SHARE = "The share of all requests to offload, such as 20%, including large ones."
+_RISK = "The largest share of all requests that the device answers wrongly where the cloud is right, such as 2%."
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,13 @@ class CalibrationRefusal:
 
 def calibrate(
     policy: PolicyArgument,
-    log: Annotated[Path, typer.Option(metavar="LOG", help="What both sides answered, a log of JSON lines.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the calibrated policy goes; may be POLICY itself.")],
+    log: Annotated[
+        Path, typer.Option(metavar="LOG", help="The request log with the answers of both sides (JSON lines).")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The calibrated policy to write; may be POLICY itself.")],
     cloud_share: Annotated[str | None, typer.Option(help=_SHARE)] = None,
     max_risk: Annotated[str | None, typer.Option(help=_RISK)] = None,
-    confidence: Annotated[str, typer.Option(help="How sure the risk is.")] = "95%",
+    confidence: Annotated[str, typer.Option(help="The confidence of the risk.")] = "95%",
     model: Annotated[str | None, typer.Option(help="Only this model of the log.")] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw risk against share (.png, .svg, .pdf).")
@@ -100,7 +102,7 @@ def _target(cloud_share: str | None, max_risk: str | None, confidence: str) -> T
         why = "0% is `hard: off`, 100% a rule `route: cloud`"
         return Target(cloud_share=_open_share("--cloud-share", cloud_share, why))
     return Target(
-        max_risk=_open_share("--max-risk", str(max_risk), "no log can show 0%, and 100% asks for nothing"),
+        max_risk=_open_share("--max-risk", str(max_risk), "no log can show 0%, and 100% is no limit"),
         confidence=_open_share("--confidence", confidence, "no log makes anything certain"),
     )
 
@@ -117,7 +119,7 @@ def _by_model(log: Path, model: str | None) -> Mapping[str, list[LogLine]]:
     for line in read_log(log):
         lines.setdefault(line.model, []).append(line)
     if any(line.t_s > _LONGEST_S for group in lines.values() for line in group):
-        raise ConfigError.at(log, f"t_s is at most {_LONGEST_S:g} seconds")
+        raise ConfigError.at(log, f"expected t_s of at most {_LONGEST_S:g} seconds")
     if model is None:
         return lines
     if model not in lines:
@@ -224,7 +226,7 @@ def _show_worth(console: Console, one: CalibrationResult) -> None:
     others = ", ".join(f"{name} {area:.2f}" for name, area in worth.others.items())
     beside = f" ({others})" if others else ""
     console.print(
-        plain(f"{one.hard.measure} tells what the cloud sets right with an AUROC of {worth.auroc:.2f}{beside}")
+        plain(f"{one.hard.measure} predicts what the cloud corrects with an AUROC of {worth.auroc:.2f}{beside}")
     )
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for name in ("go up", "kept and wrong", "at random"):

@@ -21,7 +21,7 @@ from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy
 
 _INDENTS = ((2, 4, 2), (2, 2, 0), (4, 6, 4), (4, 4, 2), (4, 4, 0))
-"""Of mappings, of the items of lists, and of their dashes."""
+"""The indentation of mappings, of list items, and of their dashes."""
 
 
 class PolicyText:
@@ -43,7 +43,7 @@ class PolicyText:
         policy = parse_yaml(self.text(), Policy, self._path)
         if _without_targets(policy) != _without_targets(self._before):
             raise ConfigError.at(
-                self._path, "an alias shares `hard` with something else; write it out", "hard"
+                self._path, "an alias shares `hard` with another section; write it out", "hard"
             )  # the edit would reach both
         return policy
 

@@ -39,7 +39,7 @@ _UNITS = MappingProxyType(
 
 def explain(
     policy: PolicyArgument,
-    request: Annotated[Path, typer.Option(help="The request, as JSON; its keys are in docs/policy.md.")],
+    request: Annotated[Path, typer.Option(help="The request as JSON; see docs/policy.md for its keys.")],
     as_json: AsJson = False,
 ) -> None:
     """Tell how a request would be routed and why: rules, settings and who wrote them, predictions, decision."""
@@ -168,18 +168,18 @@ def _lines(step: ExplanationStep, hardness: float | None) -> list[str]:
     if step.after_edge:
         lines.append(f"hardness {hardness:g}")
     if math.isfinite(decision.chance):
-        lines.append(f"in time with {decision.chance:.0%} likelihood, {decision.needed_chance:.0%} needed")
+        lines.append(f"in time with {decision.chance:.0%} probability, {decision.needed_chance:.0%} needed")
     if decision.up_rows:
         is_one = len(decision.up_rows) == 1
         rows = ", ".join(map(str, decision.up_rows))
         lines.append(f"row {rows} goes to the cloud" if is_one else f"rows {rows} go to the cloud")
     if decision.obstacle is not None:
-        lines.append(f"in the way of the cloud: {decision.obstacle}")
+        lines.append(f"not sent to the cloud because of {decision.obstacle}")
     if decision.refusal:
         return [*lines, f"refused: {decision.refusal}"]
     lines.append(f"plan {decision.plan}, reason {decision.reason}" + (", degraded" if decision.degraded else ""))
     if decision.escalate:
-        lines.append("asked again once the device has scored the other rows")
+        lines.append("decided again once the device has scored the other rows")
     return lines
 
 

@@ -40,13 +40,13 @@ def _panel(axes: Axes, one: CalibrationResult) -> None:
     axes.plot(shares, [point.risk_bound for point in line], color=EDGE, linestyle=":", label=bound)
     chosen = one.chosen
     axes.vlines(chosen.share, chosen.risk, chosen.risk_bound, color=ALARM)
-    axes.plot([chosen.share], [chosen.risk], "o", color=ALARM, label=f"chosen: {chosen.share:.1%} go up")
+    axes.plot([chosen.share], [chosen.risk], "o", color=ALARM, label=f"chosen: {chosen.share:.1%} offloaded")
     if one.target.is_share:
-        axes.axvline(one.target.cloud_share, color=MUTED, linewidth=1, linestyle="--", label="share asked for")
+        axes.axvline(one.target.cloud_share, color=MUTED, linewidth=1, linestyle="--", label="requested share")
     else:
-        axes.axhline(one.target.max_risk, color=MUTED, linewidth=1, linestyle="--", label="risk asked for")
+        axes.axhline(one.target.max_risk, color=MUTED, linewidth=1, linestyle="--", label="requested risk")
     axes.set_title(f"{one.model}: {one.hard.measure}, {chosen.requests} requests", parse_math=False)
-    axes.set_xlabel("share of requests that go up")
+    axes.set_xlabel("share of requests offloaded")
     axes.set_ylabel("share of all requests")
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0)

@@ -12,7 +12,7 @@ from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.routing.log import LogLine
 
 MAX_LOG_BYTES = 512 << 20
-"""A larger log is refused: what it holds has to fit into memory."""
+"""Maximum size of a log, whose content must fit into memory (bytes)."""
 
 MAX_LINES = 500_000
 MAX_LINE_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def read_log(path: Path) -> list[LogLine]:
     if problems:
         raise ConfigError(problems)
     if not lines:
-        raise ConfigError.at(path, "there is no request in it; expected one JSON object per line")
+        raise ConfigError.at(path, "it contains no requests; expected one JSON object per line")
     return lines
 
 
@@ -84,8 +84,8 @@ def _problem(path: Path, number: int, text: bytes, error: ValidationError) -> Pr
         message = "this key is missing"
     elif first["type"] == "json_invalid":
         is_cut = not text.endswith(b"\n")
-        message = "cut off; remove this line" if is_cut else "not JSON; expected a JSON object"
+        message = "truncated; remove this line" if is_cut else "not JSON; expected a JSON object"
     elif first["type"] == "extra_forbidden":
-        message = f"unknown key; known are {', '.join(LogLine.model_fields)}"
+        message = f"unknown key; expected one of {', '.join(LogLine.model_fields)}"
     more = f" (and {len(others)} more problems in this line)" if others else ""
     return Problem(path, number, None, key, message + more)

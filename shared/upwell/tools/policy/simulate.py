@@ -106,24 +106,26 @@ def _sweep(swept: Sequence[Mapping[str, Any]]) -> Table:
 
 START = "1970-01-01T00:00"
 MAX_TRACE_BYTES = 64 << 20
-_TRACE = "What the uplink carries: a mahimahi trace, or CSV rows of second and Mbps. It repeats from its end."
+_TRACE = "The uplink's capacity: a mahimahi trace, or CSV rows of second and Mbps; it repeats at its end."
 _START = "The time of day at which t_s is 0, for rules with hours: 2024-05-01T08:00, in UTC unless it says otherwise."
-_SWEEP = "Try ten fixed thresholds of the policy's measure too, in the same agent without its prediction of the link."
+_SWEEP = "Also try ten fixed thresholds of the policy's measure, without the prediction of the link."
 
 
 FleetShares = Annotated[
     list[str] | None,
-    typer.Option("--fleet-share", metavar="MODEL=SHARE", help="What a budget of the fleet leaves, such as digits=20%."),
+    typer.Option(
+        "--fleet-share", metavar="MODEL=SHARE", help="A model's share of a fleet's budget, such as digits=20%."
+    ),
 ]
 
 
 def simulate(
     policy: PolicyArgument,
-    requests: Annotated[Path, typer.Option(metavar="LOG", help="The requests, a log of JSON lines.")],
+    requests: Annotated[Path, typer.Option(metavar="LOG", help="The request log (JSON lines).")],
     rtt: Annotated[str, typer.Option(help="Round trip of the link, such as 60ms; half of it each way.")],
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help=_TRACE)] = None,
     uplink: Annotated[str | None, typer.Option(metavar="RATE", help="A constant rate instead, such as 20Mbps.")] = None,
-    compare: Annotated[Path | None, typer.Option(metavar="OTHER", help="Another policy to show beside it.")] = None,
+    compare: Annotated[Path | None, typer.Option(metavar="OTHER", help="Another policy to compare.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the policy's run (.png, .svg, .pdf).")] = None,
     fleet_share: FleetShares = None,
     sweep: Annotated[bool, typer.Option("--sweep", help=_SWEEP)] = False,
@@ -207,7 +209,7 @@ def with_fleet_shares(scene: Scene, texts: Sequence[str] | None) -> Scene:
     models = {one.line.model for one in scene.requests}
     for model in shares.keys() - models:
         known = ", ".join(sorted(models))
-        raise ConfigError.at(None, f"no request of the log is for {model!r}; expected one of {known}", "--fleet-share")
+        raise ConfigError.at(None, f"the log has no request for {model!r}; expected one of {known}", "--fleet-share")
     return replace(scene, fleet_shares=shares)
 
 

@@ -21,14 +21,14 @@ Method = Literal["minmax", "entropy", "percentile"]
 Interface = Literal["float", "int8"]
 
 Arithmetic = Literal["served", "plain", "exact"]
-"""As the agent runs an int8 model here; as its runtime does when nobody tells it anything; or with floating point
-between the roundings, in which nothing saturates. They differ for ONNX on some CPUs alone."""
+"""How to run an int8 model: as the agent does here; as its runtime does by default; or with floating point between the
+roundings, without saturation. They differ only for ONNX on some CPUs."""
 
 Feed = Mapping[str, Array]
 """The tensors of one run, by the names of the model's inputs."""
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-"""Runs a model once on real numbers; what int8 tensors there are at its edges are turned into them and back."""
+"""Runs a model once on real numbers, converting int8 inputs and outputs."""
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class FloatModel:
 
 
 GROUPS = 8
-"""Layers that are tried as float together are such a part of them."""
+"""The share of layers tried as float together."""
 
 _FEW_WEIGHTS = 64
 """A node with fewer is arithmetic, such as the sum over bins that makes a distance of a distribution."""
@@ -203,7 +203,9 @@ def check_kept(path: Path, quantizer: Quantizer, kept: Sequence[str]) -> None:
             continue
         if name in quantizer.folded:
             raise ConfigError.at(
-                path, f"node {name!r} is folded into others before quantization, so it cannot be kept", "--keep-float"
+                path,
+                f"node {name!r} is folded into others before quantization, so it cannot be kept float",
+                "--keep-float",
             )
         near = difflib.get_close_matches(name, names, _NEAR, 0.5) or names[:_NEAR]
         raise ConfigError.at(

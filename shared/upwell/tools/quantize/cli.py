@@ -25,7 +25,7 @@ def check_free(path: Path, model: Path, force: bool) -> None:
     if path.is_dir():
         raise ConfigError.at(path, "this is a folder; --out must name a file", "--out")
     if path.suffix.lower() != model.suffix.lower():
-        raise ConfigError.at(path, f"the int8 model is a {model.suffix} file too; its name must end so", "--out")
+        raise ConfigError.at(path, f"the int8 model is also a {model.suffix} file; expected that suffix", "--out")
     if not path.parent.is_dir():
         raise ConfigError.at(path, f"there is no folder {path.parent}", "--out")
     if not os.access(path.parent, os.W_OK):
@@ -35,11 +35,13 @@ def check_free(path: Path, model: Path, force: bool) -> None:
     if model.exists() and path.samefile(model):
         raise ConfigError.at(path, "this is the float model itself; --out must name another file", "--out")
     if not force:
-        raise ConfigError.at(path, "the file exists already; --force replaces it, --out names another", "--out")
+        raise ConfigError.at(
+            path, "the file already exists; replace it with --force, or name another with --out", "--out"
+        )
 
 
 _DATA = "An .npz file with an array of N rows for each input of the model, and optional `labels`; or one .npy."
-_WEIGHTS = "u8 is right on every CPU and the default there; s8 overflows on x86 without VNNI, and is what NPUs need."
+_WEIGHTS = "u8 is correct on every CPU and the default there; s8 overflows on x86 without VNNI, but NPUs need it."
 _KEEP = "Keep this node float; may be repeated."
 
 
@@ -47,14 +49,15 @@ def quantize(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A float .onnx or .tflite file.", show_default=False)],
     data: Annotated[Path, typer.Option(metavar="FILE", help=_DATA)],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file to write; default MODEL with .int8 before its suffix.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The file to write. Default: MODEL with .int8 before its suffix."),
     ] = None,
     weights: Annotated[Weights | None, typer.Option(help=_WEIGHTS)] = None,
-    target: Annotated[Target, typer.Option(help="What the model will run on.")] = "cpu",
+    target: Annotated[Target, typer.Option(help="The target that the model will run on.")] = "cpu",
     method: Annotated[Method, typer.Option(help="How ranges are chosen.")] = "minmax",
     interface: Annotated[Interface, typer.Option(help="Inputs and outputs of a TFLite model.")] = "float",
     keep_float: Annotated[list[str] | None, typer.Option("--keep-float", metavar="NODE", help=_KEEP)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make an int8 model of MODEL, calibrated on your data, and measure what that costs on rows held out of it."""

@@ -60,7 +60,7 @@ class Accuracy:
 
 
 SCORE_ERROR = 0.02
-"""Scores of the same box that differ by no more are as good as equal."""
+"""Maximum difference of two scores of the same box that count as equal."""
 
 
 @dataclass(frozen=True)

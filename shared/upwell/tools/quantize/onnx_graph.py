@@ -19,10 +19,10 @@ from upwell.shared.partition.onnx_proto import opset_of, with_bodies
 from upwell.tools.quantize.base import Arithmetic, LayerNode, own_names
 
 LEAST_OPSET = 13
-"""The first in which DequantizeLinear has an axis, which weights per channel need."""
+"""The first opset in which DequantizeLinear has an axis, needed for per-channel weights."""
 
 _LEAST_IR = 7
-"""That of opset 12 and later. From 4 on weights need not be inputs."""
+"""The IR version of opset 12 and later. From 4 on weights need not be inputs."""
 
 _QUANTIZED = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"}
@@ -32,7 +32,7 @@ _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 CPU = ("CPUExecutionProvider",)
 _LOG_FATAL = 4
 _NO_SATURATION = ("session.x64quantprecision", "1")
-"""What the agent tells ONNX Runtime about models that would saturate: take the slower kernel that does not."""
+"""The agent's session setting for models that would saturate: use the slower kernel that does not."""
 
 
 def session_of(model: onnx.ModelProto, arithmetic: Arithmetic = "served", threads: int = 0) -> Any:
@@ -58,7 +58,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise ConfigError.at(path, f"the onnx package cannot read it: {plain_text(error)}") from None
     found = sorted({node.op_type for node in with_bodies(model.graph.node)} & _QUANTIZED)
     if found:
-        raise ConfigError.at(path, f"it is quantized already (it has {', '.join(found)}); expected a float model")
+        raise ConfigError.at(path, f"it is already quantized (it has {', '.join(found)}); expected a float model")
     return model
 
 

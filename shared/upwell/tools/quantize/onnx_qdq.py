@@ -35,7 +35,7 @@ _PER_COLLECTION = 32
 """Runs whose smallest and largest values are merged at once. Histograms keep every activation, so one at a time."""
 
 _LEAST_RANGE = 0.0001
-"""NPUs refuse a scale of nearly nothing, such as an activation that is always zero has."""
+"""Minimum scale, since NPUs refuse the nearly zero one of an activation that is always zero."""
 
 _SHOWN = 3
 
@@ -124,7 +124,7 @@ class OnnxQuantizer:
             raise ConfigError.at(self._path, f"onnxruntime cannot quantize it: {reason}") from error
         made = quantizer.model.model
         if not any(node.op_type == "QuantizeLinear" for node in made.graph.node):
-            raise ConfigError.at(self._path, "nothing in it was quantized; is every node kept float?")
+            raise ConfigError.at(self._path, "nothing was quantized; is every node kept float?")
         put_in_order(made.graph)
         made.producer_name = "upwell model quantize"
         return bytes(made.SerializeToString())

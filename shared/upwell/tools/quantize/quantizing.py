@@ -91,7 +91,7 @@ def open_float_model(path: Path) -> FloatModel:
     if shutil.disk_usage(folder).free < _ROOM * size_bytes:
         raise ConfigError.at(
             Path(folder),
-            f"no room for {_ROOM * size_bytes >> 20} MiB of temporary files; TMPDIR can name another folder",
+            f"no room for {_ROOM * size_bytes >> 20} MiB of temporary files; set TMPDIR to another folder",
         )
     runtime = load_runtime(path, RuntimeOptions(threads=1))
     kind: Format = "onnx" if runtime.name == "onnx" else "tflite"

@@ -31,7 +31,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         arrays = read_npz(path, MAX_BYTES) if path.suffix.lower() == ".npz" else {UNNAMED: _one(path)}
         if not arrays:
-            raise ValueError("there is no array in it")
+            raise ValueError("it contains no arrays")
     except OSError as error:
         raise ConfigError.at(path, f"cannot be read: {error.strerror or error}", "--data") from None
     except ValueError as error:
@@ -42,7 +42,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
 def _one(path: Path) -> Array:
     size_bytes = path.stat().st_size
     if size_bytes > MAX_BYTES:
-        raise ValueError(f"it holds {size_bytes} bytes; at most {MAX_BYTES} bytes are read")
+        raise ValueError(f"it has {size_bytes} bytes; at most {MAX_BYTES} bytes are allowed")
     with path.open("rb") as file:
         return read_npy(file, size_bytes)
 
@@ -187,7 +187,7 @@ def _wrong_names(path: Path, arrays: Mapping[str, Array], processor: Processor, 
     ways = [", ".join(repr(one.name) for one in way.signature.inputs) for way in (processor, plain)]
     wanted = ways[1] if processor is plain else f"{ways[0]} (what callers send) or {ways[1]} (the model's tensors)"
     return ConfigError.at(
-        path, f"it holds the arrays {there}; expected {wanted}, and {LABELS!r} if accuracy is wanted", "--data"
+        path, f"it has the arrays {there}; expected {wanted}, and {LABELS!r} if accuracy is wanted", "--data"
     )
 
 

@@ -90,7 +90,7 @@ def _graph(model: FloatModel, main: TfliteSubgraph, made: Any) -> FloatGraph:
 def _check_float(model: FloatModel, made: Any) -> None:
     tensors = [tensor for graph in made.subgraphs for tensor in graph.tensors]
     if any(tensor.quantization is not None and tensor.quantization.scale is not None for tensor in tensors):
-        raise ConfigError.at(model.path, "it is quantized already; expected a float model")
+        raise ConfigError.at(model.path, "it is already quantized; expected a float model")
     if any(tensor.type == schema.TensorType.FLOAT16 and _holds_data(made, tensor) for tensor in tensors):
         raise ConfigError.at(model.path, "its weights are float16; expected float32")
 

@@ -110,7 +110,8 @@ class TfliteQuantizer:
             shown = ", ".join(nodes[:_SHOWN])
             raise ConfigError.at(
                 self._path,
-                f"{shown} read or make values that are not finite on some row of the data: --keep-float such nodes",
+                f"{shown} have values that are not finite on some row of the data: keep such nodes float with "
+                "--keep-float",
             )
 
     def _open(self, model: bytes) -> TfliteRuntime:
@@ -129,7 +130,7 @@ class TfliteQuantizer:
         if self._graph.read_outputs:
             names = ", ".join(map(repr, self._graph.read_outputs))
             reason += f". Its own nodes read the output {names}: --interface int8 without --keep-float may work"
-        raise ConfigError.at(self._path, f"ai-edge-quantizer made no model that runs: {reason}")
+        raise ConfigError.at(self._path, f"ai-edge-quantizer did not produce a working model: {reason}")
 
 
 def _stored(runtime: TfliteRuntime, feed: Feed) -> dict[str, Array]:

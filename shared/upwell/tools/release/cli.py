@@ -51,13 +51,13 @@ _PublicKeys: TypeAlias = list[Path]
 
 def init(
     folder: FolderArgument,
-    root: Annotated[_PublicKeys, typer.Option(metavar="PUB.pem", help="A key that may change keys; several times.")],
+    root: Annotated[_PublicKeys, typer.Option(metavar="PUB.pem", help="A key that may change keys; may be repeated.")],
     targets: Annotated[_PublicKeys, typer.Option(metavar="PUB.pem", help="A key that signs releases, kept offline.")],
     online: Annotated[_PublicKeys, typer.Option(metavar="PUB.pem", help="A key of the machine that publishes.")],
     root_threshold: Annotated[
-        int | None, typer.Option(help="Root signatures it takes; default: more than half.")
+        int | None, typer.Option(help="Required root signatures. Default: more than half.")
     ] = None,
-    targets_threshold: Annotated[int, typer.Option(help="Signatures that a release takes.")] = 1,
+    targets_threshold: Annotated[int, typer.Option(help="Required signatures of a release.")] = 1,
     days: Annotated[float, typer.Option(min=0.0, help="When the root expires, from now.")] = 730.0,
     rotate: Annotated[bool, typer.Option("--rotate", help="Draft the next root, with these keys instead.")] = False,
     as_json: AsJson = False,
@@ -79,25 +79,28 @@ def add(
     folder: FolderArgument,
     bundle: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]BUNDLE", help="An archive, a folder, or NAME=oci://…@sha256:…; several times."),
+        typer.Option(metavar="[NAME=]BUNDLE", help="An archive, a folder, or NAME=oci://…@sha256:…; may be repeated."),
     ] = None,
     policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The routing policy.")] = None,
     calibrations: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A calibrations.yaml; the policy's come besides.")
+        Path | None, typer.Option(metavar="FILE", help="A calibrations.yaml, in addition to the policy's calibrations.")
     ] = None,
     pipelines: Annotated[Path | None, typer.Option(metavar="FILE", help="A pipelines.yaml.")] = None,
     cloud: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL=sha256:…", help="A cloud model it was made with; several times.")
+        list[str] | None,
+        typer.Option(metavar="MODEL=sha256:…", help="A cloud model it was made with; may be repeated."),
     ] = None,
     like: Annotated[
-        int | None, typer.Option(metavar="N", help="Take what is not named from release N, an old one or the last.")
+        int | None, typer.Option(metavar="N", help="Take the parts not named from release N, an old one or the latest.")
     ] = None,
     also: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A model that devices have besides; several times.")
+        list[str] | None, typer.Option(metavar="NAME", help="Another model that devices have; may be repeated.")
     ] = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Of these devices; default as before, or of FOLDER.")] = "",
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="The name of its devices. Default: as before, or FOLDER's.")
+    ] = "",
     back_within: Annotated[
-        str | None, typer.Option(metavar="TIME", help="So long a device may be sent back; default 24h, 0 for never.")
+        str | None, typer.Option(metavar="TIME", help="How long a device may be sent back. Default: 24h; 0 for never.")
     ] = None,
     days: Annotated[float, typer.Option(min=0.0, help="When the signature on the releases expires, from now.")] = 365.0,
     log: Annotated[
@@ -164,7 +167,7 @@ def sign(
     folder: FolderArgument,
     key: KeyOption,
     renew: Annotated[
-        float | None, typer.Option("--renew", metavar="DAYS", help="Draft the releases as they are, to hold so long.")
+        float | None, typer.Option("--renew", metavar="DAYS", help="Draft the present releases with a new expiry.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -189,7 +192,8 @@ def publish(
         float, typer.Option(min=0.0, help="When the timestamp expires, from now; publish again before that.")
     ] = 7.0,
     to: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Copy it there, too: a stick, a web root; several times.")
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Also copy it there: a USB stick, a web root; may be repeated."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -214,7 +218,7 @@ def publish(
 
 def show(
     folder: FolderArgument,
-    release: Annotated[int | None, typer.Option(metavar="N", help="One release with all that it holds.")] = None,
+    release: Annotated[int | None, typer.Option(metavar="N", help="Show one release in detail.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the releases in FOLDER, who signs, what expires when, and which drafts wait for which signatures."""
@@ -263,7 +267,7 @@ def verify(
         str, typer.Argument(metavar="SOURCE", help="A folder, or https://…: where devices look.", show_default=False)
     ],
     root: Annotated[Path, typer.Option(metavar="ROOT.json", help="The root metadata that devices trust.")],
-    release: Annotated[int | None, typer.Option(metavar="N", help="That release; default the newest.")] = None,
+    release: Annotated[int | None, typer.Option(metavar="N", help="The release. Default: the newest.")] = None,
     key: Annotated[
         list[Path] | None, typer.Option(metavar="PUB.pem", help="A key that must have signed the bundles themselves.")
     ] = None,
@@ -328,7 +332,7 @@ def _named_bundles(texts: Sequence[str]) -> dict[str, str]:
         if not equals or "/" in name or not source:
             name, source = name_of(text), text
         if name in found:
-            raise ConfigError.at(None, f"two bundles are for the model {name!r}", "--bundle")
+            raise ConfigError.at(None, f"two bundles are for model {name!r}", "--bundle")
         found[name] = source
     return found
 

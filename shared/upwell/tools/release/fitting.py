@@ -71,7 +71,7 @@ def _misfit(where: str, calibrations: Sequence[Calibration], parts: ReleaseParts
         last = group[-1]
         is_edge = bool(last.edge_digest) and last.edge_digest not in parts.digests[last.model]
         made_for, there = (
-            (last.edge_digest, f"the bundle holds {', '.join(sorted(parts.digests[last.model]))}")
+            (last.edge_digest, f"the bundle has {', '.join(sorted(parts.digests[last.model]))}")
             if is_edge
             else (last.cloud_digest, f"the cloud's models are {', '.join(sorted(cloud))}")
         )
@@ -98,7 +98,7 @@ def _unknown_models(parts: ReleaseParts) -> Iterator[str]:
     known = {*parts.bundles, *parts.others}
     for name in sorted(named - known):
         there = ", ".join(sorted(known)) or "none"
-        yield f"the policy names the model {name!r}, which the release does not have; it has: {there} (--also NAME)"
+        yield f"the policy names model {name!r}, which the release does not have; it has: {there} (--also NAME)"
 
 
 def _dropped(parts: ReleaseParts) -> Iterator[str]:
@@ -107,8 +107,8 @@ def _dropped(parts: ReleaseParts) -> Iterator[str]:
     dropped = dropped_denies(parts.former, parts.policy)
     if dropped:
         yield (
-            f"without {', '.join(map(repr, dropped))} what stayed on the device by egress: deny could leave it; if "
-            f"that is meant, write `replaces: {parts.former.digest}` into the policy"
+            f"without {', '.join(map(repr, dropped))} data kept on the device by egress: deny could leave it; if "
+            f"that is intended, write `replaces: {parts.former.digest}` into the policy"
         )
 
 

@@ -84,7 +84,7 @@ def made(editor: RepositoryEditor, wanted: ReleaseContents, sequence: int) -> It
             back_within_s=BACK_WITHIN_S if wanted.back_within_s is None else wanted.back_within_s,
         )
         if not document.payloads:
-            raise ConfigError.at(None, "there is nothing in it; expected --bundle, --policy, --pipelines or --like")
+            raise ConfigError.at(None, "the release is empty; expected --bundle, --policy, --pipelines or --like")
         yield Made(document, files, opened(editor, document, files, scratch / "unit"))
 
 
@@ -97,7 +97,7 @@ def _document(**parts: Any) -> ReleaseDocument:
         option = {"cloud": "--cloud", "name": "--name", "back_within_s": "--back-within"}.get(str(first["loc"][0]), "")
         expected = {
             "--cloud": "expected MODEL=sha256: and 64 hexadecimal digits",
-            "--name": "expected up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first",
+            "--name": "expected up to 64 letters, digits, `.`, `_` and `-`, starting with a letter or digit",
         }.get(option, first["msg"])
         raise ConfigError.at(None, f"{expected}, got {first['input']!r}", option) from None
 
@@ -129,7 +129,7 @@ def _bundle(source: str, scratch: Path, files: dict[str, Path]) -> ReleasedBundl
     origin = ""
     if source.startswith(SCHEME):
         if not Reference.parse(source).digest:
-            problem = f"{source} may mean another artifact tomorrow; expected oci://REGISTRY/REPOSITORY@sha256:DIGEST"
+            problem = f"{source} may refer to another artifact later; expected oci://REGISTRY/REPOSITORY@sha256:DIGEST"
             raise ConfigError.at(None, problem, "--bundle")
         archive, origin = _fetched(source, scratch / "fetched"), source
     elif Path(source).is_dir():
@@ -139,7 +139,7 @@ def _bundle(source: str, scratch: Path, files: dict[str, Path]) -> ReleasedBundl
         archive = Path(source)
     bundle = open_archive(archive, scratch / "unpacked")
     if bundle.manifest is None:
-        raise ConfigError.at(Path(source), "it has no manifest; `upwell model pack` makes a bundle of it", "--bundle")
+        raise ConfigError.at(Path(source), "it has no manifest; make a bundle with `upwell model pack`", "--bundle")
     try:
         models = sorted(path for path in bundle.folder.iterdir() if path.suffix in _MODEL_SUFFIXES)
         digests = [model_digest(path) for path in models]
@@ -177,5 +177,5 @@ def name_of(source: str) -> str:
     with tempfile.TemporaryDirectory() as temporary:
         bundle = open_bundle(path) if path.is_dir() else open_archive(path, Path(temporary) / "bundle")
     if bundle.manifest is None:
-        raise ConfigError.at(path, "it has no manifest; `upwell model pack` makes a bundle of it", "--bundle")
+        raise ConfigError.at(path, "it has no manifest; make a bundle with `upwell model pack`", "--bundle")
     return bundle.manifest.name

@@ -99,7 +99,7 @@ class RepositoryEditor:
             problem = "its root is not published yet; sign it (`upwell release sign`), then `upwell release publish`"
             raise ConfigError.at(self.folder, problem)
         if found is None:
-            raise ConfigError.at(self.folder, "this is no folder of releases; `upwell release init` makes one")
+            raise ConfigError.at(self.folder, "this is not a release repository; create one with `upwell release init`")
         return found
 
     def targets(self, *, with_draft: bool = False) -> Metadata[Targets] | None:
@@ -152,10 +152,10 @@ class RepositoryEditor:
         """Draft a root with these keys: the first, or with `rotate` the next. Raises `ConfigError`."""
         before = self._newest("root", Root)
         if (before is not None or (self.draft / "root.json").exists()) and not rotate:
-            problem = "there is a root already; `--rotate` drafts the next one, with other keys"
+            problem = "there is already a root; draft the next one, with other keys, with `--rotate`"
             raise ConfigError.at(self.folder, problem)
         if before is None and rotate:
-            raise ConfigError.at(self.folder, "there is no root yet to take the place of", "--rotate")
+            raise ConfigError.at(self.folder, "there is no root yet to replace", "--rotate")
         root = Root(version=1 if before is None else before.signed.version + 1, expires=expires)
         thresholds = {"root": keys.root_threshold, "targets": keys.targets_threshold}
         by_role = {"root": keys.root, "targets": keys.targets, "snapshot": keys.online, "timestamp": keys.online}
@@ -172,7 +172,7 @@ class RepositoryEditor:
             {*root.roles["root"].keyids, *root.roles["targets"].keyids},
         )
         if online & offline:
-            problem = "this key is offline, too; whoever takes the machine that publishes could sign releases with it"
+            problem = "this is also an offline key: on the publishing machine, an intruder could sign releases with it"
             raise ConfigError.at(None, problem, "--online")
         drafted = Metadata(root)
         self._write_draft("root", drafted)
@@ -185,7 +185,7 @@ class RepositoryEditor:
         """Have the releases signed anew, as they are: until `expires`, or as long as before."""
         draft = self.targets(with_draft=True)
         if draft is None:
-            raise ConfigError.at(self.folder, "there is no release yet; `upwell release add` drafts one")
+            raise ConfigError.at(self.folder, "there is no release yet; draft one with `upwell release add`")
         if "targets" not in self.drafts():
             draft.signed.version += 1
         draft.signed.expires = expires or draft.signed.expires
@@ -225,8 +225,8 @@ class RepositoryEditor:
                 self._write_draft(role, metadata)
                 signed.append(role)
         if not signed:
-            what = f"the key {signer.public_key.keyid[:16]} is none of those that sign {' and '.join(drafts)}"
-            raise ConfigError.at(self.folder, what if drafts else "there is no draft to be signed", "--key")
+            what = f"the key {signer.public_key.keyid[:16]} does not sign {' and '.join(drafts)}"
+            raise ConfigError.at(self.folder, what if drafts else "there is no draft to sign", "--key")
         return signed
 
     def _keys_that_sign(self, role: str) -> set[str]:
@@ -322,9 +322,9 @@ class RepositoryEditor:
         try:
             found = Metadata.from_bytes(data)
         except (RepositoryError, ValueError) as error:
-            raise ConfigError.at(path, f"this is no metadata of TUF: {error}") from None
+            raise ConfigError.at(path, f"this is not TUF metadata: {error}") from None
         if not isinstance(found.signed, kind):
-            raise ConfigError.at(path, f"holds metadata of {found.signed.type}")
+            raise ConfigError.at(path, f"contains metadata of {found.signed.type}")
         return found
 
     def _write_draft(self, role: str, metadata: Metadata[Any]) -> None:

@@ -33,16 +33,14 @@ _REASONS = 6
 def top(
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="HOST:PORT", help="Where the metrics are (`metrics` in its YAML file)."),
+        typer.Option("--at", metavar="HOST:PORT", help="The address of the metrics (`metrics` in its YAML file)."),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="Its agent.yaml: says where the metrics are, and the slowest answers."),
+        typer.Option("--config", "-c", help="The agent.yaml, for the metrics' address and the slowest answers."),
     ] = None,
-    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Look once, print and end; so it does without a terminal.")
-    ] = False,
+    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit; the default without a terminal.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Watch a running agent or service: requests, where they went and why, latency, link, queues.
@@ -88,7 +86,7 @@ def _places(at: str | None, config: Path | None) -> tuple[str, Path | None]:
         return page_url(at), None
     section = load_yaml(config, AgentConfig).agent
     if at is None and section.metrics is None:
-        raise ConfigError.at(config, "not written; expected an address such as 127.0.0.1:9101", "agent.metrics")
+        raise ConfigError.at(config, "not set; expected an address such as 127.0.0.1:9101", "agent.metrics")
     folder = None if section.state_dir is None else section.state_dir / FOLDER_NAME
     return page_url(at or section.metrics or ""), folder
 

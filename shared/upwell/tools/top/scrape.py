@@ -56,7 +56,7 @@ def scrape(url: str) -> Scrape:
             text = answer.read(MAX_BYTES + 1)
     except (OSError, urllib.error.URLError) as error:
         reason = getattr(error, "reason", error)
-        raise Unavailable(f"no metrics at {url}: {reason}; is `metrics` written in agent.yaml or cloud.yaml?") from None
+        raise Unavailable(f"no metrics at {url}: {reason}; is `metrics` set in agent.yaml or cloud.yaml?") from None
     if len(text) > MAX_BYTES:
         raise Unavailable(f"the page at {url} has more than {MAX_BYTES} bytes")
     samples: dict[str, dict[Labels, float]] = {}
@@ -65,7 +65,7 @@ def scrape(url: str) -> Scrape:
             for one in family.samples:
                 samples.setdefault(one.name, {})[tuple(sorted(one.labels.items()))] = float(one.value)
     except (UnicodeDecodeError, ValueError):
-        raise Unavailable(f"the page at {url} holds no metrics that can be read") from None
+        raise Unavailable(f"the page at {url} has no readable metrics") from None
     if not any(name.startswith("upwell_") for name in samples):
-        raise Unavailable(f"the page at {url} holds no metrics of Upwell")
+        raise Unavailable(f"the page at {url} has no metrics of Upwell")
     return Scrape(time.monotonic(), samples)

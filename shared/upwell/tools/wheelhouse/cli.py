@@ -31,15 +31,15 @@ BOXES: Mapping[str, DeviceTarget] = MappingProxyType(
 
 
 def wheelhouse(
-    folder: Annotated[Path, typer.Argument(help="Where the wheels go; it may have some already.")],
+    folder: Annotated[Path, typer.Argument(help="The folder for the wheels; it may already have some.")],
     box: Annotated[
         str | None, typer.Option("--for", help=f"The device's system: {', '.join(BOXES)}.  [default: this machine]")
     ] = None,
     python: Annotated[str | None, typer.Option(help="Another Python than that system's, such as 3.11.")] = None,
     machine: Annotated[str | None, typer.Option(help=f"Another processor: {', '.join(MACHINES)}.")] = None,
-    extras: Annotated[str, typer.Option(help="Extras of Upwell, by commas.")] = "edge,bundle,release",
+    extras: Annotated[str, typer.Option(help="Extras of Upwell, separated by commas.")] = "edge,bundle,release",
     upwell: Annotated[
-        Path | None, typer.Option(help="A wheel of Upwell; without it the index has the version that runs here.")
+        Path | None, typer.Option(help="A wheel of Upwell. Default: this version, from the index.")
     ] = None,
     constraint: Annotated[
         Path | None, typer.Option(help="A file of constraints, such as the tested set.", dir_okay=False)

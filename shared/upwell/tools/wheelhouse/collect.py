@@ -27,10 +27,10 @@ from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import write_whole
 
 SCRIPT, UNIT, SBOM = "upwell-device", "upwell-agent.service", "sbom.cdx.json"
-"""Beside the wheels: what installs them, the agent's unit, and what is in the folder (CycloneDX)."""
+"""Files beside the wheels: the installer, the agent's unit, and an SBOM (CycloneDX)."""
 
 MACHINES = {"x86_64": (1, 5, 12, 17), "aarch64": (17,), "armv7l": (17,)}
-"""Processor -> minor versions of glibc whose old names (manylinux1, 2010, 2014) pip still finds wheels by."""
+"""The minor versions of glibc by processor with legacy names (manylinux1, 2010, 2014) for pip."""
 
 _OLD_NAMES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 _PYTHON = b"#!/usr/bin/env python3\n"
@@ -155,7 +155,7 @@ def _complete(
         if not missing:
             return [one for name, one in found.items() if name in needed or name == "pip"]
         besides |= missing
-    raise CannotCollect(f"what {', '.join(besides)} need does not come to an end")
+    raise CannotCollect(f"the dependencies of {', '.join(besides)} cannot be resolved")
 
 
 def _needed(found: Mapping[str, Wheel], extras: Sequence[str], target: DeviceTarget) -> tuple[set[str], dict[str, str]]:
@@ -189,7 +189,7 @@ def _constraints(path: Path | None, target: DeviceTarget, fresh: Path) -> Path |
         try:
             requirement = Requirement(text)
         except InvalidRequirement as error:
-            raise ConfigError.at(path, f"line {number} is no constraint: {str(error).splitlines()[0]}") from None
+            raise ConfigError.at(path, f"line {number} is not a constraint: {str(error).splitlines()[0]}") from None
         if target.takes(requirement):
             kept.append(text.partition(";")[0].strip() + "\n")
     made = fresh / "constraints.txt"
@@ -233,10 +233,10 @@ def _wheel(path: Path) -> Wheel:
                 one for one in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", one.filename)
             )  # fmt: skip
             if entry.file_size > _MOST_METADATA:
-                raise CannotCollect(f"{path.name}: its metadata is larger than any is")
+                raise CannotCollect(f"{path.name}: its metadata is too large")
             metadata = message_from_bytes(archive.read(entry))
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise CannotCollect(f"{path.name} is no wheel: {error}") from None
+        raise CannotCollect(f"{path.name} is not a wheel: {error}") from None
     needs = tuple(Requirement(str(one)) for one in metadata.get_all("Requires-Dist", ()))
     summary, licenses = str(metadata["Summary"] or ""), tuple(_licenses(metadata))
     digest = sha256_of(path).hex()

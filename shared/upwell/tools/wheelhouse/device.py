@@ -127,7 +127,7 @@ def show(name: str) -> str:
 def why_not() -> str:
     """What the agent said last."""
     said = run("journalctl", "--unit", UNIT, "--lines", "12", "--output", "cat", "--no-pager", check=False, quiet=True)
-    return "\n  ".join(("the agent did not come up; it said:", *said.stdout.strip().splitlines()))
+    return "\n  ".join(("the agent did not start; its output:", *said.stdout.strip().splitlines()))
 
 
 def stays_up(trial_s: float) -> str:
@@ -147,12 +147,12 @@ def stays_up(trial_s: float) -> str:
 def install(wheels: Path, settings: Path, trial_s: float) -> None:
     """Put the agent on this device with the settings in that folder, and start it. All of it, or nothing."""
     if CURRENT.is_symlink():
-        raise InstallFailed(f"{CURRENT} is there already; expected `upgrade`, or `remove` first")
+        raise InstallFailed(f"{CURRENT} already exists; expected `upgrade`, or `remove` first")
     if not (settings / "agent.yaml").is_file():
         raise InstallFailed(f"{settings} has no agent.yaml; expected a folder with it and with the files that it names")
     for path in (HOME, ETC, UNIT_FILE):
         if path.exists():
-            raise InstallFailed(f"{path} is there already, and was not made by this script; move it away first")
+            raise InstallFailed(f"{path} already exists and was not made by this script; move it away first")
     if shutil.which("systemctl") is None:
         raise InstallFailed("systemctl is missing; expected a system that runs systemd")
     had_state = STATE.exists()
@@ -170,7 +170,7 @@ def install(wheels: Path, settings: Path, trial_s: float) -> None:
         if problem := stays_up(trial_s):
             raise InstallFailed(problem)
     except (InstallFailed, OSError, KeyboardInterrupt):
-        print("it did not work: everything is taken off the device again", file=sys.stderr)
+        print("installation failed: everything is removed from the device again", file=sys.stderr)
         remove(keep_state=had_state)
         raise
     print(f"{version} runs as {UNIT}; {enrolment()}")
@@ -212,14 +212,14 @@ def enrolment() -> str:
     if (STATE / "fleet" / "cert.pem").exists():
         return "it has enrolled in its fleet"
     if (STATE / "fleet").exists():
-        return "it has not enrolled in its fleet yet, and goes on trying"
+        return "it has not enrolled in its fleet yet and keeps trying"
     return "its agent.yaml names no fleet"
 
 
 def upgrade(wheels: Path, trial_s: float) -> None:
     """Put another version beside the one in use and run it on trial; back where it does not come up and stay up."""
     if not CURRENT.is_symlink():
-        raise InstallFailed(f"{CURRENT} is not there; expected `install` first")
+        raise InstallFailed(f"{CURRENT} is missing; expected `install` first")
     former, slot = CURRENT.resolve(), other_slot()
     version = make_environment(slot, wheels)
     write(TRIAL, json.dumps({"from": former.name, "to": slot.name, "starts": 0, "began_unix_s": time.time()}))
@@ -232,12 +232,12 @@ def upgrade(wheels: Path, trial_s: float) -> None:
         TRIAL.unlink(missing_ok=True)
         again = stays_up(min(trial_s, 5.0))
         raise InstallFailed(
-            f"{version} is given up, and the version before runs again: {problem}" + (again and f"\n{again}")
+            f"{version} is abandoned; the previous version runs again: {problem}" + (again and f"\n{again}")
         )
     TRIAL.unlink(missing_ok=True)
     with contextlib.suppress(shutil.SameFileError):
         shutil.copy2(Path(__file__).resolve(), SCRIPT)
-    print(f"{version} runs as {UNIT}; the version before lies in {former}")
+    print(f"{version} runs as {UNIT}; the previous version is in {former}")
 
 
 def guard() -> None:
@@ -253,7 +253,7 @@ def guard() -> None:
     if not 0 <= time.time() - began <= TRIAL_HOLDS_S:
         TRIAL.unlink(missing_ok=True)
     elif starts >= MOST_STARTS:
-        print(f"started {starts} times without success: back to the version before", file=sys.stderr)
+        print(f"started {starts} times without success: going back to the previous version", file=sys.stderr)
         switch(HOME / former)
         TRIAL.unlink(missing_ok=True)
     else:
@@ -293,14 +293,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--wheels", type=Path, default=Path(__file__).resolve().parent,
                         help="the folder that `upwell release wheelhouse` made (this script's own)")  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("install", help="put the agent on this device and start it")
+    one = commands.add_parser("install", help="install the agent on this device and start it")
     one.add_argument("settings", type=Path, help="a folder with agent.yaml and the files that it names")
-    two = commands.add_parser("upgrade", help="another version, on trial; back by itself where it does not stay up")
+    two = commands.add_parser(
+        "upgrade", help="install another version on trial; goes back by itself if it does not stay up"
+    )
     for each, default in ((one, 5.0), (two, 60.0)):
         each.add_argument("--trial", type=float, default=default, help="seconds it must stay up (%(default)s)")
-    three = commands.add_parser("remove", help="take everything off again")
+    three = commands.add_parser("remove", help="remove everything")
     three.add_argument("--keep-state", action="store_true", help="keep the agent's state, its key and its user")
-    commands.add_parser("status", help="which version runs")
+    commands.add_parser("status", help="show the running version")
     commands.add_parser("guard", help=argparse.SUPPRESS)
     asked = parser.parse_args(words)
     if os.geteuid() != 0 and asked.command != "status":

@@ -83,7 +83,7 @@ def test_more_streams_than_may_be_are_refused_and_room_comes_back(limited: Limit
         for one in (first, second):
             one.put(message("1"))
             one.answer()
-        assert "2 streams are open already" in Open(channel).ends_with(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert "2 streams are already open" in Open(channel).ends_with(grpc.StatusCode.RESOURCE_EXHAUSTED)
         first.put(None)
         with pytest.raises(StopIteration):
             next(first.call)

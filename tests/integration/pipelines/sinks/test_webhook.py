@@ -139,7 +139,7 @@ def test_an_answer_that_drips_is_given_up_in_time() -> None:
     with (
         dripping() as port,
         webhook(WebhookSettings(f"http://127.0.0.1:{port}/", timeout_s=0.2)) as sink,
-        pytest.raises(SinkUnavailable, match=r"the time is up|timed out"),
+        pytest.raises(SinkUnavailable, match=r"timed out"),
     ):
         sink.deliver([message(0)])
 

@@ -389,7 +389,7 @@ def test_a_model_that_does_not_take_the_windows_is_refused_at_the_start(tmp_path
     series = {"file": "a.csv", "fields": ["x", "y"], "rate": 10, "size": 5}
     text = pipelines_text(tmp_path, motor={"source": {"series": series}, "steps": [{"infer": {"model": "swing"}}]})
     with (
-        pytest.raises(ConfigError, match=r"the model 'swing' takes \[4, 2\], and a window is \[5, 2\]"),
+        pytest.raises(ConfigError, match=r"model 'swing' takes \[4, 2\], but a window is \[5, 2\]"),
         running_pipelines(tmp_path, write_agent(tmp_path), text),
     ):
         pass

@@ -163,7 +163,7 @@ def tflite_model(path: Path, *, log: bool = False, outputs: Sequence[str] = ("y"
 def test_values_without_a_range_do_not_reach_tflites_kernels(tmp_path: Path) -> None:
     """A kernel made for a scale of NaN ends the process."""
     path = tflite_model(tmp_path / "log.tflite", log=True)
-    with pytest.raises(ConfigError, match=r"log.tflite: '2 FULLY_CONNECTED' read or make values that are not finite"):
+    with pytest.raises(ConfigError, match=r"log.tflite: '2 FULLY_CONNECTED' have values that are not finite"):
         quantized(path, {"a": numbers(ROWS, WIDTH)})
     made = quantized(path, {"a": numbers(ROWS, WIDTH)}, ["2 FULLY_CONNECTED"])
     assert [layer.precision for layer in made.report.layers] == ["int8", "float", "float"]
@@ -172,7 +172,9 @@ def test_values_without_a_range_do_not_reach_tflites_kernels(tmp_path: Path) -> 
 @pytest.mark.parametrize(("interface", "keep"), [("float", []), ("int8", ["1 FULLY_CONNECTED"])])
 def test_a_model_that_the_quantizer_breaks_is_named(tmp_path: Path, interface: Any, keep: list[str]) -> None:
     path = tflite_model(tmp_path / "two.tflite", outputs=["b", "y"])
-    with pytest.raises(ConfigError, match=r"two.tflite: ai-edge-quantizer made no model .* read the output 'b'"):
+    with pytest.raises(
+        ConfigError, match=r"two.tflite: ai-edge-quantizer did not produce a working model: .* read the output 'b'"
+    ):
         quantized(path, {"a": numbers(ROWS, WIDTH)}, keep, QuantizeSettings(interface=interface))
 
 
@@ -188,5 +190,5 @@ def test_an_output_that_is_read_stays_one_with_int8_interfaces(tmp_path: Path) -
 def test_too_little_room_for_temporary_files_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = digit_models.write_onnx(tmp_path / "digits.onnx")
     monkeypatch.setattr(quantizing, "_ROOM", 1 << 50)
-    with pytest.raises(ConfigError, match=r"no room for .* MiB of temporary files; TMPDIR can name another folder"):
+    with pytest.raises(ConfigError, match=r"no room for .* MiB of temporary files; set TMPDIR to another folder"):
         quantized(path, {"x": digit_models.digits()[0][:ROWS]})

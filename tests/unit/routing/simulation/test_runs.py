@@ -235,7 +235,7 @@ def test_thresholds_of_a_rising_measure_start_with_the_hardest() -> None:
 
 @pytest.mark.parametrize("text", ["defaults: {hard: off}", "defaults: {hard: {measure: max_prob, below: 0.5}}"])
 def test_a_sweep_needs_a_measure_that_the_log_knows(text: str) -> None:
-    with pytest.raises(ValueError, match=r"one measure holds|logits or a hardness called max_prob"):
+    with pytest.raises(ValueError, match=r"one measure applies|logits or a hardness called max_prob"):
         thresholds(rules(text), scene([line()]).requests)
 
 

@@ -15,7 +15,7 @@ from typing import TypeAlias, overload
 
 from upwell.shared.files import open_plain
 
-_CUT_SHORT = "not an ONNX file, or cut short"
+_CUT_SHORT = "not an ONNX file, or truncated"
 _BLOCK_BYTES = 1 << 14
 _MAX_TAG_BITS = 32
 _MAX_FILE_BYTES = (1 << 31) - 1  # likewise
@@ -59,10 +59,10 @@ class Contents:
 Bytes: TypeAlias = "Contents | mmap.mmap | bytes"
 
 Span: TypeAlias = "tuple[int, int]"
-"""Where a part of the file begins and ends."""
+"""The start and end of a part of the file."""
 
 Value: TypeAlias = "int | Span | None"
-"""A varint's number, where the bytes of a length-delimited field lie, or None for a field of fixed width."""
+"""A varint's number, the span of a length-delimited field, or None for a field of fixed width."""
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, Value, Span
         tag, position = varint(data, position, end)
         # C++ drops what is above 32 bits: a longer tag is an unknown field here and a weight's path over there.
         if tag >> _MAX_TAG_BITS or not tag >> 3:
-            raise BadOnnxFile("not an ONNX file: it has a field of an impossible number")
+            raise BadOnnxFile("not an ONNX file: it has an invalid field number")
         wire = tag & 7
         if wire == _VARINT:
             value, position = varint(data, position, end)

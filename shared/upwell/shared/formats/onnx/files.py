@@ -38,7 +38,7 @@ MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
         "TensorProto": {13: _ENTRY},
     }
 )
-"""Every way from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
+"""Every path from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
 
 MAX_DEPTH = 100  # protobuf's own limit: a runtime refuses what nests deeper
 _MAX_LOCATIONS = 10_000
@@ -53,7 +53,7 @@ _KNOWN_DOMAINS = (
 )  # fmt: skip
 _COMPILED = "EPContext"
 _PROGRAM_KEYS = (b"ep_cache_context", b"embed_mode")
-"""Attributes of such a node: the program, or the file that has it, and 1 where it is the former (or not said)."""
+"""Attributes of such a node: the program or its file, and 1 for the former (the default)."""
 _ATTRIBUTE = 5
 _NAME, _INTEGER, _TEXT = 1, 3, 4
 """Fields of NodeProto and AttributeProto."""
@@ -156,7 +156,7 @@ def external_file(path: Path, location: str) -> Path:
     try:
         return plain_file(path.parent, location)
     except LeadsOut:
-        raise BadOnnxFile(f"external weights {shown} are a link that leads out of the model's folder") from None
+        raise BadOnnxFile(f"external weights {shown} are a link to outside the model's folder") from None
     except Unconfined:
         expected = "expected a file in the model's folder or below"
         raise BadOnnxFile(f"external weights {shown} are missing; {expected}") from None

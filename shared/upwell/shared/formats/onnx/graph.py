@@ -41,9 +41,9 @@ _NAME, _OPERATOR, _ATTRIBUTE = 3, 4, 5
 _TENSOR, _BODY, _BODIES = 5, 6, 11
 """Fields of ModelProto, GraphProto, NodeProto and AttributeProto."""
 _LEVELS = 3
-"""How much deeper than a graph the body of one of its nodes lies: node, attribute, graph."""
+"""Levels from a graph to the body of one of its nodes: node, attribute, graph."""
 _LOCATIONS = {0: False, 1: True}
-"""Values of `data_location`, and whether they say that the data is external. Protobuf skips any other."""
+"""Values of `data_location`, and whether the data is external. Protobuf skips any other."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _integers_at(path: Path, begin: int, size_bytes: int, dtype: np.dtype[Any]) 
     """Bytes of a file as numbers of one byte. No memory is taken for what is only promised."""
     with open_plain(path) as file:
         if begin + size_bytes > os.fstat(file.fileno()).st_size:
-            raise BadOnnxFile(f"{path.name} does not hold {size_bytes} bytes at {begin}")
+            raise BadOnnxFile(f"{path.name} does not have {size_bytes} bytes at {begin}")
         file.seek(begin)
         return np.fromfile(file, dtype, size_bytes)
 

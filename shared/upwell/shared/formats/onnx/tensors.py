@@ -29,7 +29,7 @@ DATATYPES: Mapping[str, str] = MappingProxyType(
         "tensor(string)": "BYTES",
     }
 )
-"""ONNX type, as ONNX Runtime writes it -> OIP datatype."""
+"""Maps ONNX types, as ONNX Runtime writes them, to OIP datatypes."""
 
 
 _ZIPMAP = (
@@ -62,7 +62,9 @@ def spec_of(argument: Argument) -> TensorSpec:
     datatype = DATATYPES.get(argument.type)
     if datatype is None:
         hint = _ZIPMAP if str(argument.type).startswith("seq(map(") else ""
-        raise UnsupportedTensor(f"{argument.name!r} is {argument.type}, only tensors of plain datatypes can pass{hint}")
+        raise UnsupportedTensor(
+            f"{argument.name!r} is {argument.type}; only tensors of plain datatypes are supported{hint}"
+        )
     return TensorSpec(argument.name, datatype, tuple(size if isinstance(size, int) else -1 for size in argument.shape))
 
 
@@ -71,7 +73,7 @@ def text_of(name: str, array: Array) -> Array:
     try:
         return _per_element(bytes.decode, array)
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"input {name!r} must hold UTF-8 text: {error.reason}") from None
+        raise InvalidRequest(f"input {name!r} must be UTF-8 text: {error.reason}") from None
 
 
 def bytes_of(array: Array) -> Array:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 Data: TypeAlias = "bytes | mmap.mmap"
 
 _SHARED_TIMES = 4
-"""Writers may let equal parts share their place: so much more than the file has is read of it at most."""
+"""Limit of the bytes read, as a multiple of the file's size, since equal parts may be shared."""
 
 
 class BadTfliteFile(Exception):
@@ -35,11 +35,11 @@ class Flatbuffer:
     def number(self, position: int, layout: str) -> int:
         """The number at `position`, of a layout as in `struct`."""
         if position < 0:
-            raise BadTfliteFile("it is damaged: a part lies outside the file")
+            raise BadTfliteFile("it is damaged: a part is outside the file")
         try:
             value: int = struct.unpack_from(layout, self._data, position)[0]
         except struct.error:
-            raise BadTfliteFile("it is damaged or cut short") from None
+            raise BadTfliteFile("it is damaged or truncated") from None
         return value
 
     def follow(self, position: int) -> int:
@@ -49,7 +49,7 @@ class Flatbuffer:
     def within(self, position: int, size_bytes: int) -> None:
         """Raise `BadTfliteFile` unless these bytes are in the file."""
         if position < 0 or size_bytes < 0 or position + size_bytes > len(self._data):
-            raise BadTfliteFile("it is damaged or cut short: a part lies outside the file")
+            raise BadTfliteFile("it is damaged or truncated: a part is outside the file")
 
     def take(self, position: int, size_bytes: int) -> bytes:
         """These bytes."""

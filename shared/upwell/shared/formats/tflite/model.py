@@ -15,9 +15,9 @@ from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile, Data, Flatbuf
 _IDENTIFIER = b"TFL3"
 _EXTERNAL_GROUPS = 8
 _CALLS: Mapping[int, tuple[int, ...]] = MappingProxyType({16: (0,), 92: (0, 1), 93: (0, 1), 103: (0,)})
-"""By the kind of an operator's options (CALL, IF, WHILE, CALL_ONCE): the slots that say which subgraphs it runs."""
+"""By the kind of an operator's options (CALL, IF, WHILE, CALL_ONCE): the slots with the subgraphs it runs."""
 _HASHTABLE, _VAR_HANDLE = 136, 142
-"""Operators that make a table or a variable, as their options name it."""
+"""Operators that create a table or variable, which their options name."""
 
 
 @dataclass(frozen=True)

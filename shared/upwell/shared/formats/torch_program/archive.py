@@ -51,7 +51,7 @@ _WEIGHTS: Mapping[str, tuple[str, str]] = {
     "buffer": ("buffer_name", "weights"),
     "tensor_constant": ("tensor_constant_name", "constants"),
 }
-"""A kind of input: the key of its name, and the folder that its numbers may be in."""
+"""A kind of input: the key of its name, and the folder for its data."""
 _SYMBOL = r"(?:Symbol\('(\w+)'[^()]*\)|Integer\((\d+)\))"
 _PRODUCT = re.compile(rf"Mul\(({_SYMBOL}(?:, {_SYMBOL})*)\)|({_SYMBOL})")
 
@@ -111,7 +111,7 @@ def _archive(opened: Any) -> zipfile.ZipFile:
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise BadProgram(f"not an archive of torch.export.save: {error}") from None
     if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):  # torch compresses nothing
-        raise BadProgram(f"it is compressed, as torch never writes it; {_AGAIN}")
+        raise BadProgram(f"it is compressed, which torch never does; {_AGAIN}")
     return archive
 
 
@@ -119,7 +119,7 @@ def _prefix(archive: zipfile.ZipFile) -> str:
     """What stands before the names of all members: the name that the file once had."""
     found = [name for name in archive.namelist() if name.endswith(f"/{_GRAPH}") and name.count("/") == 2]
     if len(found) != 1:
-        raise BadProgram(f"it holds no program named 'model', as torch 2.9 and later write it; {_AGAIN}")
+        raise BadProgram(f"it has no program named 'model', as torch 2.9 and later write; {_AGAIN}")
     return found[0].removesuffix(_GRAPH)
 
 
@@ -127,7 +127,7 @@ def _json(archive: zipfile.ZipFile, member: str) -> Any:
     try:
         info = archive.getinfo(member)
         if info.file_size > _MOST_TEXT_BYTES:
-            raise BadProgram(f"{member} has {info.file_size} bytes; at most {_MOST_TEXT_BYTES} are read")
+            raise BadProgram(f"{member} has {info.file_size} bytes; at most {_MOST_TEXT_BYTES} are allowed")
         return parse_json(archive.read(info))
     except KeyError:
         raise BadProgram(f"{member} is missing; {_AGAIN}") from None
@@ -159,7 +159,7 @@ class _Reading:
     archive: zipfile.ZipFile
     now: dict[str, str] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
-    """Tensors that may be the memory of another."""
+    """Tensors that may share another's memory."""
 
     def file(self, path: Path) -> ProgramFile:
         version = self.document["schema_version"]["major"]
@@ -189,13 +189,13 @@ class _Reading:
             ((kind, facts),) = spec.items()
             if kind == "user_input":
                 if "as_tensor" not in facts["arg"]:
-                    raise BadProgram("it takes something else than tensors; export it for tensors alone")
+                    raise BadProgram("it takes something other than tensors; export it with only tensors")
                 inputs.append(facts["arg"]["as_tensor"]["name"])
             elif kind in _WEIGHTS:
                 key, _ = _WEIGHTS[kind]
                 stored[facts["arg"]["name"]] = self._stored(facts[key])
             else:
-                raise BadProgram(f"it holds a {kind}, which only torch itself can read")
+                raise BadProgram(f"it contains a {kind}, which only torch itself can read")
         for name in inputs:
             if any(isinstance(dim, str) for dim in _tensor(name, graph["tensor_values"][name]).shape[1:]):
                 raise BadProgram(f"only the rows, the first size of every input, may vary; {name!r} varies in another")
@@ -207,7 +207,7 @@ class _Reading:
             if facts is None:
                 continue
             if facts["use_pickle"]:
-                raise BadProgram(f"weight {name!r} is pickled, and is never loaded; export it as a plain tensor")
+                raise BadProgram(f"weight {name!r} is pickled, which is never loaded; export it as a plain tensor")
             meta = _tensor(name, facts["tensor_meta"])
             member = f"{self.prefix}data/{kind}/{facts['path_name']}"
             strides = tuple(int(one["as_int"]) for one in facts["tensor_meta"]["strides"])
@@ -218,7 +218,7 @@ class _Reading:
             if member not in self.archive.NameToInfo:
                 raise BadProgram(f"{member} is missing: the file is incomplete")
             if math.prod(shape) * _ELEMENT_BYTES[meta.datatype] > self.archive.getinfo(member).file_size:
-                raise BadProgram(f"weight {name!r} is larger than what is stored of it")
+                raise BadProgram(f"weight {name!r} is larger than its stored data")
             return StoredWeight(member, meta.datatype, shape, strides, offset)
         raise BadProgram(f"weight {name!r} is missing")
 
@@ -244,7 +244,7 @@ class _Reading:
         is_size = bool(node["outputs"]) and all(one.keys() <= {"as_sym_int", "as_sym_bool"} for one in node["outputs"])
         if is_size or operator in CHECKS or not operator.startswith("aten."):
             if not is_size and operator not in CHECKS:
-                raise BadProgram(f"operator {operator!r} is not among those that a program may hold")
+                raise BadProgram(f"operator {operator!r} is not supported in a program")
             return None
         arguments: dict[str, Argument] = {}
         for one in node["inputs"]:
@@ -274,14 +274,13 @@ class _Reading:
         name = changed.tensor if isinstance(changed, TensorRef) else ""
         if not name or name in given or name in self.shared:
             raise BadProgram(
-                f"{name!r} is changed in place, and other names may stand for it; "
-                "export it as program.run_decompositions({})"
+                f"{name!r} is changed in place, but may have other names; export it as program.run_decompositions({{}})"
             )
         self.now.update({old: by for old, new in self.now.items() if new == name} | {name: by})
 
 
 _LEFT_OUT: Any = object()
-"""An argument about devices and memory, of which nothing depends on which numbers come out."""
+"""Arguments about devices and memory, which do not affect the results."""
 _PLACES = frozenset({"as_device", "as_layout", "as_memory_format"})
 _SCALARS = frozenset({"as_int", "as_bool", "as_string"})
 
@@ -331,7 +330,7 @@ def _size(value: Any) -> int | str:
     text = str(value["as_expr"]["expr_str"])
     found = _PRODUCT.fullmatch(text)
     if found is None:
-        raise BadProgram(f"a size is {text[:200]!r}; only multiples of the rows are followed")
+        raise BadProgram(f"a size is {text[:200]!r}; only multiples of the rows are supported")
     number, names = 1, []
     for name, digits in re.findall(_SYMBOL, text):
         number *= int(digits or 1)

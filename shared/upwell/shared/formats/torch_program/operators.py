@@ -77,17 +77,17 @@ def _table(text: str, overload: str = "") -> dict[str, str]:
 VIEWS = frozenset(_table(_VIEWS)) | {
     f"aten.{name}.default" for name in ("contiguous", "detach", "alias", "type_as", "dropout", "feature_dropout")
 } | {"aten.to.dtype"}  # fmt: skip
-"""Those whose results may be the memory that they were given."""
+"""Operators whose results may share memory with their inputs."""
 
 OPERATORS: Mapping[str, str] = MappingProxyType(
     {**_table(_ELEMENTWISE, ".default"), **_table(_NAMED), **_table(_VIEWS), **_table(_OTHERS)}
 )
-"""By name and overload, such as `aten.conv2d.default`: ONNX's word for what it does, by which the planner groups."""
+"""ONNX's name for each operator, by name and overload such as `aten.conv2d.default`; the planner groups by it."""
 
 CHECKS = frozenset(
     {"aten._assert_scalar.default", "aten._assert_tensor_metadata.default", "aten.sym_constrain_range_for_size.default"}
 )
-"""They compute nothing, and are left out."""
+"""Operators that compute nothing and are left out."""
 
 _TRAINING = ("training", "train")
 
@@ -95,7 +95,7 @@ _TRAINING = ("training", "train")
 def refusal(operator: str, arguments: Mapping[str, object]) -> str:
     """Why a program with such an operator is refused; empty where it is not."""
     if operator not in OPERATORS:
-        return f"operator {operator!r} is not among those that a program may hold"
+        return f"operator {operator!r} is not supported in a program"
     if any(arguments.get(name) is True for name in _TRAINING) or arguments.get("dropout_p", 0) != 0:
         return f"operator {operator!r} is in training; export the module after .eval()"
     return ""

@@ -15,7 +15,7 @@ from upwell.shared.files import parse_json
 from upwell.shared.formats.torch_program.operators import refusal
 
 GRAPH_KEY = "upwell.program"
-"""In the metadata of a safetensors file: the graph."""
+"""The metadata key of the graph in a safetensors file."""
 
 FILE_NAME = "model.safetensors"
 
@@ -25,7 +25,7 @@ SAFETENSORS: Mapping[str, str] = {
     "FP64": "F64", "FP32": "F32", "FP16": "F16", "BF16": "BF16", "INT64": "I64", "INT32": "I32", "INT16": "I16",
     "INT8": "I8", "UINT8": "U8", "BOOL": "BOOL",
 }  # fmt: skip
-"""The datatypes that a program may have, as safetensors spells them."""
+"""The datatypes that a program may use, in safetensors' spelling."""
 
 
 class BadProgram(ValueError):
@@ -116,7 +116,7 @@ class Program(_Part):
                 raise ValueError(why)
             missing = [name for name in node.reads if name not in known]
             if missing:
-                raise ValueError(f"operator {node.operator!r} reads {missing[0]!r}, which nothing before it makes")
+                raise ValueError(f"operator {node.operator!r} reads {missing[0]!r}, which nothing before it produces")
             for name in filter(None, node.outputs):
                 known.add(_new(name, known))
             open_sizes = [part for text in _sizes(node) for part in text.split("*") if not part.isdecimal()]
@@ -128,7 +128,7 @@ class Program(_Part):
                 raise ValueError(f"nothing makes the output {one.name!r}")
         for one in (*self.inputs, *self.outputs):
             if one.datatype not in SAFETENSORS:
-                raise ValueError(f"{one.name!r} is {one.datatype}, which no program takes or gives")
+                raise ValueError(f"{one.name!r} is {one.datatype}, which programs do not support as input or output")
         return self
 
     @classmethod
@@ -146,7 +146,7 @@ class Program(_Part):
 
 def _new(name: str, known: set[str]) -> str:
     if not name or name in known:
-        raise ValueError(f"tensor {name!r} is made twice")
+        raise ValueError(f"tensor {name!r} is produced twice")
     return name
 
 

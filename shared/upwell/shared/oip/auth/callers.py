@@ -59,7 +59,7 @@ class Caller:
 
 
 ANONYMOUS = Caller("", "", Grant(models=()))
-"""Who calls a method that is open to everybody, without a token."""
+"""The caller of a public method without a token."""
 
 # gRPC runs the interceptors and the handler of one call in one context of their own.
 _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
@@ -94,7 +94,7 @@ def renewed(caller: Caller | None) -> Caller | None:
         return caller
     found = caller.renew()
     if found is None:
-        raise Unauthenticated("the token or certificate is no longer known here")
+        raise Unauthenticated("the token or certificate is no longer valid here")
     return found
 
 
@@ -120,7 +120,7 @@ def sees_all() -> bool:
 def check_may_use(model: str) -> None:
     """Raise `NotAllowed` for a model that the current caller may not use, whether it exists or not."""
     if not may_use(model):
-        raise NotAllowed(f"this caller may not use a model {model!r}")
+        raise NotAllowed(f"this caller may not use model {model!r}")
 
 
 def check_may_control(model: str) -> None:
@@ -141,7 +141,7 @@ def naming_no_others(model: str, version: str = "") -> Iterator[None]:
             raise
         if not version:
             raise ModelNotFound.unknown(model) from None
-        raise ModelNotFound(f"no version {version!r} of a model {model!r} here") from None
+        raise ModelNotFound(f"there is no version {version!r} of model {model!r} here") from None
 
 
 def usable_name(common_name: str) -> str:

@@ -62,7 +62,7 @@ class Limits(FilePart):
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> Limits:
         if self.burst is not None and self.rate is None:
-            raise ValueError("`burst` needs `rate` beside it")
+            raise ValueError("`burst` needs `rate`")
         return self
 
     def over(self, defaults: Limits) -> Limits:

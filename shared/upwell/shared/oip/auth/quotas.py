@@ -16,7 +16,7 @@ from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.tensors import Array
 
 MAX_CLIENTS = 10_000
-"""Clients remembered. Beyond it the one that was heard of the longest ago is forgotten, and begins anew."""
+"""Maximum number of clients remembered. Beyond it the least recent one is forgotten and starts over."""
 
 _MOST_LOOKED_AT = 64
 
@@ -136,7 +136,7 @@ class ClientQuota:
         with self._lock:
             most = self._limits.concurrency
             if most is not None and self._under_way >= most:
-                raise Refused(f"this client has {self._under_way} requests under way, as many as it may")
+                raise Refused(f"this client has {self._under_way} requests in progress, the most it may have")
             self._check("requests", 1.0, now_s)
             self._check("bytes", 0.0, now_s)
             self._under_way += 1
@@ -176,7 +176,9 @@ class ClientQuota:
         self._buckets[what] = bucket = self._buckets[what].refilled(refill, now_s)
         wait_s = bucket.wait_s(least, refill)
         if wait_s > 0:
-            raise Refused(f"this client has used up its share of {what}; more in {wait_s:.3g} s", retry_after_s=wait_s)
+            raise Refused(
+                f"this client has reached its limit of {what}; try again in {wait_s:.3g} s", retry_after_s=wait_s
+            )
 
     def _take(self, what: str, amount: float, now_s: float) -> None:
         if what in self._refills:

@@ -78,7 +78,7 @@ def _check_pair(cert: Path, key: Path) -> None:
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or type(error).__name__
         raise ConfigError.at(
-            cert, f"this and {key} are not a certificate and its key in PEM form without a passphrase ({reason})"
+            cert, f"this and {key} are not a certificate and key in PEM form without a passphrase ({reason})"
         ) from None
 
 

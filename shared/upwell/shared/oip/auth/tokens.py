@@ -24,9 +24,9 @@ from upwell.shared.oip.statuses import STATUSES
 from upwell.shared.platform.watched_files import WatchedFiles
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerLive"})
-"""Methods that probes may call without a token. They say nothing about models then."""
+"""Methods that probes may call without a token; they then reveal nothing about models."""
 
-_UNKNOWN = "this server needs a token: send the metadata `authorization: Bearer <token>`"
+_UNKNOWN = "this server requires a token: send the metadata `authorization: Bearer <token>`"
 
 
 class _Entry(FilePart):
@@ -78,9 +78,9 @@ class TokensConfig(FilePart):
         hashes: set[str] = set()
         for token in tokens:
             if token.name in names:
-                raise ValueError(f"the name {token.name!r} is given twice; each token needs its own")
+                raise ValueError(f"the name {token.name!r} is repeated; each token needs its own")
             if token.sha256 in hashes:
-                raise ValueError(f"the token of {token.name!r} is given twice; it can have one entry only")
+                raise ValueError(f"the token of {token.name!r} is repeated; it can have only one entry")
             names.add(token.name)
             hashes.add(token.sha256)
         return tokens
@@ -145,7 +145,7 @@ def known_tokens(security: ServerSecurity) -> KnownTokens | None:
 def _known(path: Path, asks_certificates: bool) -> _Known:
     config = load_tokens(path)
     if config.clients and not asks_certificates:
-        raise ConfigError.at(path, "certificates are shown only where the server's TLS has a client CA", "clients")
+        raise ConfigError.at(path, "clients send certificates only if the server's TLS has a client CA", "clients")
     return _Known(
         {one.sha256: Caller(one.name, f"token:{one.name}", one.grant) for one in config.tokens},
         [(one.name, one.grant) for one in config.clients],
@@ -173,7 +173,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
             return continuation(handler_call_details)
         if token is None and self._known.has_clients:
             return self._by_certificate(continuation(handler_call_details))
-        return _refusal(_UNKNOWN if token is None else "the token is not known here")
+        return _refusal(_UNKNOWN if token is None else "the token is unknown here")
 
     def _by_certificate(
         self, handler: grpc.RpcMethodHandler[Any, Any] | None
@@ -232,5 +232,5 @@ def read_token(path: Path) -> str:
     """The token in a client's token file: one line of visible ASCII. Raises `ConfigError`, which does not show it."""
     data = read_file(path, "the token", max_bytes=4096).strip()
     if not data or any(not 0x21 <= byte <= 0x7E for byte in data):
-        raise ConfigError.at(path, "expected one token of visible ASCII characters, without spaces, and nothing else")
+        raise ConfigError.at(path, "expected a single token of visible ASCII characters without spaces")
     return data.decode("ascii")

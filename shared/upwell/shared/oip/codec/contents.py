@@ -18,28 +18,28 @@ from upwell.shared.errors import InvalidRequest, NotOffered
 from upwell.shared.tensors import DTYPES, Array, numpy_dtype, oip_datatype
 
 MAX_DIMENSIONS = 32
-"""numpy 1 holds no more; a limit also keeps the product of a hostile shape cheap."""
+"""numpy 1's limit, which also bounds the cost of a hostile shape."""
 
 MAX_BYTES_ELEMENTS = 1 << 18
-"""Each element of a BYTES tensor is an object of its own, however short: so many take tens of megabytes."""
+"""Maximum number of BYTES elements: each is a Python object, so these take tens of megabytes."""
 
 MAX_ID_CHARACTERS = 1000
-"""The id of a request is in its answer, in logs and in traces."""
+"""Maximum length of a request's id, which appears in its answer, in logs and in traces."""
 
 _UNSUPPORTED: Mapping[str, str] = MappingProxyType(
-    {"shared_memory_region": "send plain contents, on the same machine over a unix socket"}
+    {"shared_memory_region": "send plain contents; on the same machine, over a unix socket"}
 )
-"""Parameters of tensors, and what there is instead: to ask for these and get a plain answer would be wrong."""
+"""Unsupported parameters of tensors, with the alternative: ignoring them would give a wrong answer."""
 
 _SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 
 _LARGEST_BYTES = 2**63 - 1
 SMALL_BYTES = 4096
-"""Up to this size a copy costs less than a view."""
+"""Size up to which a copy costs less than a view (bytes)."""
 _LENGTH = struct.Struct("<I")
 
 PLAIN = MappingProxyType({name: dtype for name, dtype in DTYPES.items() if name not in ("BYTES", "BOOL")})
-"""The datatypes of which any bytes of the right number are elements."""
+"""Datatypes for which any bytes are valid elements."""
 
 TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
     {
@@ -57,7 +57,7 @@ TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
         "BYTES": "bytes_contents",
     }
 )
-"""Datatype -> the field of `InferTensorContents` that carries its values. FP16 and BF16 have none: raw only."""
+"""The field of `InferTensorContents` for each datatype. FP16 and BF16 have none: raw only."""
 
 
 def count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
@@ -68,7 +68,7 @@ def count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
         raise InvalidRequest(f"tensor {name!r} has the shape {list(shape)}; a dimension cannot be negative")
     elements = math.prod(shape)
     if datatype == "BYTES" and elements > MAX_BYTES_ELEMENTS:
-        raise InvalidRequest(f"tensor {name!r} has {elements} BYTES elements; at most {MAX_BYTES_ELEMENTS} are read")
+        raise InvalidRequest(f"tensor {name!r} has {elements} BYTES elements; at most {MAX_BYTES_ELEMENTS} are allowed")
     # An empty dimension does not make the others harmless: numpy refuses [0, 2**40, 2**40] too.
     extent = elements or math.prod(size for size in shape if size)
     if extent * numpy_dtype(datatype).itemsize > _LARGEST_BYTES:
@@ -79,7 +79,7 @@ def count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
 def refuse_long_id(request_id: str) -> None:
     """Raise `InvalidRequest` for an id that is too long."""
     if len(request_id) > MAX_ID_CHARACTERS:
-        raise InvalidRequest(f"the id has {len(request_id)} characters; at most {MAX_ID_CHARACTERS} are taken")
+        raise InvalidRequest(f"the id has {len(request_id)} characters; at most {MAX_ID_CHARACTERS} are allowed")
 
 
 def refuse_unsupported(name: str, parameters: Iterable[str]) -> None:
@@ -101,7 +101,7 @@ def refuse_sequence(parameters: Mapping[str, object]) -> None:
 
 def refuse_dimensions(name: str, count: int) -> NoReturn:
     """Raise `InvalidRequest` for a tensor of so many dimensions."""
-    raise InvalidRequest(f"tensor {name!r} has {count} dimensions; at most {MAX_DIMENSIONS} are possible")
+    raise InvalidRequest(f"tensor {name!r} has {count} dimensions; at most {MAX_DIMENSIONS} are allowed")
 
 
 def decode_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
@@ -118,7 +118,7 @@ def decode_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | m
         what = f"{datatype} of shape {list(shape)}"
         raise InvalidRequest(f"tensor {name!r} ({what}) takes {expected_bytes} bytes of raw contents, got {len(data)}")
     if datatype == "BOOL" and elements and np.frombuffer(data, np.uint8).max() > 1:
-        raise InvalidRequest(f"tensor {name!r}: a BOOL element is a byte of 0 or 1, got another value")
+        raise InvalidRequest(f"tensor {name!r}: expected bytes of 0 or 1 as BOOL elements, got another value")
     array = np.frombuffer(data, dtype)
     # Runtimes take the address as it is, and not every processor reads from an odd one.
     return (array if array.flags.aligned else array.copy()).reshape(shape)
@@ -178,8 +178,8 @@ def _narrow(name: str, datatype: str, values: Sequence[Any]) -> Array:
     limits = np.iinfo(dtype)
     if low < limits.min or high > limits.max:
         raise InvalidRequest(
-            f"tensor {name!r}: {datatype} values lie in {limits.min}..{limits.max}, "
-            f"got {low if low < limits.min else high}"
+            f"tensor {name!r}: {datatype} values must be in {limits.min}..{limits.max}, got "
+            f"{low if low < limits.min else high}"
         )
     return wide.astype(dtype)
 
@@ -211,6 +211,6 @@ def _join_bytes(name: str, array: Array) -> bytes:
         data = element.encode() if isinstance(element, str) else element
         if not isinstance(data, bytes):
             kind = type(element).__name__
-            raise InvalidRequest(f"tensor {name!r}: an element of a BYTES tensor is bytes or str, got {kind}")
+            raise InvalidRequest(f"tensor {name!r}: expected bytes or str as elements of a BYTES tensor, got {kind}")
         parts += (_LENGTH.pack(len(data)), data)
     return b"".join(parts)

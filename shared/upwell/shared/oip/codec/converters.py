@@ -37,10 +37,10 @@ _RAW_OUTPUTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 _STREAMED = stream_pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 
 FINAL = "triton_final_response"
-"""Triton's parameter of an answer in a stream: whether it is the last one to its request. Ours always are."""
+"""Triton's parameter of an answer in a stream: whether it is the last for its request. Ours always is."""
 
 STATUS = "upwell.status"
-"""Our parameter of an error in a stream: the name of the gRPC status, such as `RESOURCE_EXHAUSTED`."""
+"""Upwell's parameter of an error in a stream: the name of the gRPC status, such as `RESOURCE_EXHAUSTED`."""
 
 _FINAL = pb.ModelInferResponse(parameters={FINAL: pb.InferParameter(bool_param=True)}).SerializeToString()
 

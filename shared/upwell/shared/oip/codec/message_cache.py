@@ -87,7 +87,7 @@ class _Frame:
 
 
 _frames: dict[int, _Frame] = {}
-"""The last one of each size: a client that asks again sends as many bytes, unless its ids change their length."""
+"""The latest message of each size: repeated requests have equal sizes unless the length of their ids changes."""
 
 
 def read_cached(data: bytes) -> InferRequest | None:

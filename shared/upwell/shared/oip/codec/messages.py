@@ -57,7 +57,7 @@ def parse(kind: type[M], data: bytes) -> M:
         return kind.FromString(data)
     except DecodeError:
         name = kind.DESCRIPTOR.name
-        raise InvalidRequest(f"the message cannot be read as a {name}: it is damaged or not one") from None
+        raise InvalidRequest(f"the message cannot be read as a {name}: it is damaged or another message") from None
 
 
 def read_tensors(kind: str, tensors: Sequence[TensorMessage], raws: Sequence[bytes | memoryview]) -> dict[str, Array]:
@@ -71,14 +71,14 @@ def read_tensors(kind: str, tensors: Sequence[TensorMessage], raws: Sequence[byt
     for index, tensor in enumerate(tensors):
         name = tensor.name
         if name in arrays:
-            raise InvalidRequest(f"the {kind} {name!r} is given twice")
+            raise InvalidRequest(f"the {kind} {name!r} is repeated")
         if len(tensor.shape) > MAX_DIMENSIONS:
             refuse_dimensions(name, len(tensor.shape))
         shape = tuple(tensor.shape)
         if not raws:
             arrays[name] = decode_typed(name, tensor.datatype, shape, _typed_fields(tensor))
         elif tensor.HasField("contents") and _typed_fields(tensor):
-            raise InvalidRequest(f"tensor {name!r} has typed contents beside raw ones; send one or the other")
+            raise InvalidRequest(f"tensor {name!r} has both typed and raw contents; send one of them")
         else:
             arrays[name] = decode_raw(name, tensor.datatype, shape, raws[index])
     return arrays
@@ -95,7 +95,7 @@ def read_wanted(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTenso
     for output in outputs:
         refuse_unsupported(output.name, output.parameters)
         if output.name in wanted:
-            raise InvalidRequest(f"the requested output {output.name!r} is given twice")
+            raise InvalidRequest(f"the requested output {output.name!r} is repeated")
         wanted[output.name] = None
     return tuple(wanted)
 

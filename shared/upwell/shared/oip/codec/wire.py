@@ -16,22 +16,22 @@ from typing import TypeAlias
 from upwell.shared.errors import InvalidRequest
 
 Span: TypeAlias = "tuple[int, int]"
-"""Where a value begins and ends in a message."""
+"""The start and end of a value in a message."""
 
 MAX_MESSAGE_BYTES = 2**31 - 1
-"""protobuf reads no larger message."""
+"""Maximum size of a message in protobuf (bytes)."""
 
 MIN_SPLIT_BYTES = 64 << 10
-"""Below this size, copying costs less than taking the message apart here."""
+"""Size below which copying costs less than taking the message apart here (bytes)."""
 
 MAX_DESCRIPTION_BYTES = 4 << 20
-"""What a request may hold beside its raw contents. Lists of single values take thirty times their size once read."""
+"""Maximum bytes of a request besides raw contents. Lists of single values take thirty times their size when parsed."""
 
 MAX_UNUSUAL_BYTES = 1 << 20
-"""As much may a request hold that is not taken apart here, which may be a million tiny fields."""
+"""Maximum size of a request that is not taken apart here, which may have a million tiny fields (bytes)."""
 
 MAX_PLAIN_BYTES = 2048
-"""As much may a message hold beside id and raw contents to be one of those that are worth remembering."""
+"""Maximum bytes besides id and raw contents of a message worth caching."""
 
 _LENGTH_DELIMITED = 2
 _MAX_FIELDS = 1024
@@ -42,7 +42,7 @@ _HEADS_KEPT = 4096
 def refuse_larger(what: str, size_bytes: int) -> None:
     """Raise `InvalidRequest` if `size_bytes` is more than a message holds."""
     if size_bytes > MAX_MESSAGE_BYTES:
-        raise InvalidRequest(f"{what} would take {size_bytes} bytes; a message holds at most {MAX_MESSAGE_BYTES}")
+        raise InvalidRequest(f"{what} would take {size_bytes} bytes; a message can have at most {MAX_MESSAGE_BYTES}")
 
 
 def refuse_costly(description: bytes, *, is_split: bool) -> None:
@@ -53,7 +53,7 @@ def refuse_costly(description: bytes, *, is_split: bool) -> None:
     most_bytes = MAX_DESCRIPTION_BYTES if is_split else MAX_UNUSUAL_BYTES
     if len(description) > most_bytes:
         raise InvalidRequest(
-            f"the request takes {len(description)} bytes beside raw contents, at most {most_bytes} are read: "
+            f"the request takes {len(description)} bytes besides raw contents; at most {most_bytes} are allowed: "
             "send tensors in raw_input_contents"
         )
 

@@ -21,7 +21,7 @@ from upwell.shared.oip.statuses import INTERNAL, Status, status_of
 from upwell.shared.telemetry.current import note_request, request_id
 
 TIMEOUT = "timeout"
-"""Triton's parameter of a request: how many microseconds it may take."""
+"""Triton's parameter of a request: its time limit in microseconds."""
 
 _NO_DEADLINE_S = 1e9
 

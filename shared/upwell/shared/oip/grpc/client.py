@@ -159,14 +159,14 @@ KINDS: Mapping[grpc.StatusCode, RemoteErrorKind] = MappingProxyType(
         grpc.StatusCode.DATA_LOSS: RemoteErrorKind.GARBAGE,
     }
 )
-"""gRPC status -> what it is to us; what is not named is INTERNAL."""
+"""Maps gRPC statuses to error kinds; others are INTERNAL."""
 
 # gRPC has no status for this: the words are OpenSSL's, and those of gRPC's own check of the name.
 _UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "is not in peer certificate")
 _NO_CONNECTION = ("failed to connect", "connections to all backends failing")
 
 LOOPBACK_ONLY = ClientSecurity()
-"""No protection, so no server on another machine."""
+"""No protection, only for servers on this machine."""
 
 
 class PendingInfer:
@@ -185,7 +185,7 @@ class PendingInfer:
         try:
             data: bytes | None = self._future.result(timeout_s)
         except grpc.FutureTimeoutError:
-            raise TimeoutError(f"no answer within {timeout_s} s; the call is still under way") from None
+            raise TimeoutError(f"no answer within {timeout_s} s; the call is still in progress") from None
         except grpc.FutureCancelledError:
             raise RemoteError(RemoteErrorKind.CANCELLED, "the call was cancelled") from None
         except grpc.RpcError as error:
@@ -394,7 +394,7 @@ class OipClient:
 def parsed(parse: Callable[[bytes], T], data: bytes | None) -> T:
     """What the server sent, read by `parse`. Raises `RemoteError` (GARBAGE) where that raises `InvalidRequest`."""
     if data is None:  # gRPC's answer where the status is OK and no whole message came
-        raise RemoteError(RemoteErrorKind.GARBAGE, "the server's answer holds no message")
+        raise RemoteError(RemoteErrorKind.GARBAGE, "the server's answer has no message")
     try:
         return parse(data)
     except InvalidRequest as error:

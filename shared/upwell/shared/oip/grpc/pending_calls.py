@@ -129,7 +129,7 @@ def _waiting(pending_calls: PendingCalls, handler: _Handler) -> _Handler:
 
 
 PATIENCE_S = 0.25
-"""Before that nobody is broken off: the rest is on the way, as a rule in the same packet."""
+"""Minimum time before a call is cut off: the rest is usually on its way in the same packet."""
 
 _LOOK_EVERY_S = 0.05
 

@@ -22,7 +22,7 @@ from upwell.shared.platform.call_threads import yield_permit
 
 METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 EXTENSION = "model_repository"
-"""What a server that has these methods announces in its metadata."""
+"""The extension announced by a server with these methods."""
 
 _UNLOAD_PARAMETERS = frozenset({"unload_dependents"})  # no model here depends on another, so it may say either
 
@@ -59,7 +59,7 @@ class LoadSettings:
 
 
 AS_CONFIGURED = LoadSettings()
-"""A load that asks for nothing else."""
+"""A load without settings."""
 
 
 class Repository(Protocol):
@@ -114,7 +114,7 @@ class RepositoryActions:
     def _change(self, model: str, call: Call, what: str) -> Iterator[None]:
         """The block changes `model`; what goes wrong there begins with Triton's words, for which its clients look."""
         check_may_control(model)
-        _log.info("%s asks to %s the model %r", call.client, what, model)
+        _log.info("%s requests to %s model %r", call.client, what, model)
         yield_permit()
         try:
             with naming_no_others(model):
@@ -152,7 +152,7 @@ class _Servicer:
 
 def _refuse_named(repository: str) -> None:
     if repository:
-        raise InvalidRequest("the one repository here has no name; leave `repository_name` empty")
+        raise InvalidRequest("there is one repository, without a name; leave `repository_name` empty")
 
 
 def _values(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, object]:
@@ -162,7 +162,7 @@ def _values(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, 
 
 _CONFIG = "config"
 _MAX_CONFIG_CHARACTERS = 1 << 16
-_KEYS = "`max_batch_size` and `instance_group` (its `count`) are what a load may ask for"
+_KEYS = "a load may set only `max_batch_size` and `instance_group` (`count`)"
 _MOST_ROWS, _MOST_INSTANCES = 4096, 256
 
 
@@ -176,7 +176,7 @@ def read_load_settings(model: str, parameters: Mapping[str, object]) -> LoadSett
     config = _json_object(parameters[_CONFIG])
     for key, value in config.items():
         if key == "name" and value != model:
-            raise InvalidRequest(f"its `config` is that of a model {value!r}")
+            raise InvalidRequest(f"its `config` is for model {value!r}")
         if key not in ("name", "max_batch_size", "instance_group"):
             raise InvalidRequest(f"its `config` has the key {key!r}; {_KEYS}")
     rows, groups = config.get("max_batch_size"), config.get("instance_group")
@@ -184,16 +184,18 @@ def read_load_settings(model: str, parameters: Mapping[str, object]) -> LoadSett
     if groups is None:
         return LoadSettings(max_batch)
     if not isinstance(groups, list) or not groups or not all(isinstance(one, dict) for one in groups):
-        raise InvalidRequest('`instance_group` of its `config` is a list such as [{"count": 2}]')
+        raise InvalidRequest('expected `instance_group` of its `config` to be a list such as [{"count": 2}]')
     for key in sorted({key for one in groups for key in one} - {"count", "name"}):
-        raise InvalidRequest(f"`instance_group` of its `config` has the key {key!r}; `count` is all that may change")
+        raise InvalidRequest(f"`instance_group` of its `config` has the key {key!r}; only `count` may change")
     counts = (_count("count", one.get("count", 1), 1, _MOST_INSTANCES) for one in groups)
     return LoadSettings(max_batch, _count("count", sum(counts), 1, _MOST_INSTANCES))
 
 
 def _json_object(text: object) -> dict[str, object]:
     if not isinstance(text, str) or len(text) > _MAX_CONFIG_CHARACTERS:
-        raise InvalidRequest(f"the parameter 'config' is a text of at most {_MAX_CONFIG_CHARACTERS} characters")
+        raise InvalidRequest(
+            f"expected the parameter 'config' to be a string of at most {_MAX_CONFIG_CHARACTERS} characters"
+        )
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -209,7 +211,7 @@ def _count(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         value = int(value)
     if type(value) is not int or not least <= value <= most:
-        raise InvalidRequest(f"`{name}` of its `config` is a whole number from {least} to {most}")
+        raise InvalidRequest(f"`{name}` of its `config` must be a whole number from {least} to {most}")
     return value
 
 
@@ -218,6 +220,6 @@ def _refuse_parameters(parameters: Iterable[str], known: frozenset[str]) -> None
     for name in parameters:
         if name not in known:
             raise InvalidRequest(
-                f"the parameter {name!r} is not supported here: a model is what its folder and the service's "
-                "configuration say"
+                f"the parameter {name!r} is not supported here: models are defined by their folder and the service's "
+                "configuration"
             )

@@ -30,13 +30,14 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
-"""gRPC's own default of 4 MiB refuses an ordinary batch of pictures."""
+"""Default limit of a message; gRPC's 4 MiB is too small for a batch of pictures."""
 
 _LOOPBACK_ONLY = ServerSecurity()
 _MAX_SOCKET_PATH_BYTES = 107
 _MOST_FILES = 1 << 16
 _AFTER_CANCEL_S = 2.0
-"""gRPC never ends a call of a stream whose message a generated handler could not read."""
+"""The request streams are read as bytes, since gRPC never ends a stream whose message a generated handler cannot
+read."""
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from upwell.shared.oip.grpc.retrying import trailers
 from upwell.shared.oip.statuses import Status
 
 SERVICE = "inference.GRPCInferenceService"
-"""The path of the service on the wire; our generated messages live in a package of another name."""
+"""The service's path on the wire; the generated messages are in another package."""
 
 METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 
 Method: TypeAlias = Callable[[bytes, Call], bytes]
-"""A method of the protocol, from serialized request to serialized answer. Raises `UpwellError`s."""
+"""A method of the protocol, from serialized request to serialized answer. Raises `UpwellError`."""
 
 
 def methods_of(dataplane: Dataplane) -> Mapping[str, Method]:

@@ -24,7 +24,7 @@ from upwell.shared.oip.statuses import Status
 from upwell.shared.platform.call_threads import CallFuture, CallThreads, goes_on
 
 _GROWTH = 1.5
-"""An answer may take so many times the one before it to count as no slower."""
+"""Factor by which an answer may take longer than the previous one without counting as slower."""
 
 _OK = Status(grpc.StatusCode.OK, "")
 _LEFT = Status(grpc.StatusCode.CANCELLED, "the caller has left")
@@ -170,7 +170,7 @@ class Stream:
         """End it, so that another client can have one: at once where it does not even take an answer."""
         if self._is_writing:
             self._context.cancel()
-        self.end(_over("others wait for a stream"))
+        self.end(_over("other clients are waiting for a stream"))
 
     def check(self, now_s: float) -> None:
         """End the stream if one of its times is up."""
@@ -300,4 +300,4 @@ class Stream:
 
 
 def _over(why: str) -> Status:
-    return Status(grpc.StatusCode.UNAVAILABLE, f"{why}, so this stream ends; open another one")
+    return Status(grpc.StatusCode.UNAVAILABLE, f"{why}, so this stream ends; open a new one")

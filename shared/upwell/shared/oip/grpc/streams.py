@@ -60,7 +60,7 @@ class Streams:
             if refusal is None and len(self._open) >= self._limits.streams:
                 spared = self._spare()
             if refusal is None and len(self._open) >= self._limits.streams:
-                text = f"{self._limits.streams} streams are open already, the most allowed; send single requests"
+                text = f"{self._limits.streams} streams are already open, the most allowed; send single requests"
                 refusal = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
             if refusal is None:
                 self._open.add(stream)
@@ -118,7 +118,7 @@ class Streams:
         try:
             watch.start()
         except RuntimeError as error:
-            _log.error("no thread to watch over streams: %s", error)
+            _log.error("cannot start the thread that watches streams: %s", error)
             return None
         return watch
 

@@ -119,7 +119,7 @@ def _text(message: Mapping[str, Any], key: str) -> str:
 def _texts(message: Mapping[str, Any], key: str) -> tuple[str, ...]:
     values = message.get(key)
     if values is not None and not isinstance(values, list):
-        raise InvalidRequest(f"`{key}` is a list of texts")
+        raise InvalidRequest(f"expected `{key}` to be a list of strings")
     return tuple(text_of(f"an element of `{key}`", value) for value in values or ())
 
 

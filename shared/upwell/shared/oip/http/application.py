@@ -55,17 +55,17 @@ from upwell.shared.oip.http.request import (
 from upwell.shared.telemetry.current import note_request, request_id
 
 BODIES_IN_MEMORY = 8
-"""So many of the largest bodies are held at once; one for which there is no room is refused before it is read."""
+"""Number of bodies of maximum size held at once; further ones are refused before reading."""
 
 LEAST_MEMORY_BYTES = 512 << 20
-"""What bodies may take together even where the largest is small."""
+"""Minimum total memory for bodies, even if the largest is small (bytes)."""
 
 _JSON_EXPANSION = 20
-"""A read JSON of nothing but short lists takes so many times the memory of its text."""
+"""Factor from the text of JSON to its memory when parsed, for short lists."""
 
 LIVE = ("v2", "health", "live")
 READY = ("v2", "health", "ready")
-"""With `LIVE`, the routes that probes may call without a token. They say nothing about models."""
+"""With `LIVE`, the routes that probes may call without a token; they reveal nothing about models."""
 
 _MAX_TOKEN_CHARACTERS = 4096
 
@@ -182,7 +182,7 @@ class Application:
         method, answer = self._route(path, http_request, client)
         if http_request.method != method and not (method == "GET" and http_request.method == "HEAD"):
             allowed = ", ".join(_READING) if method == "GET" else method
-            raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, f"this path answers {allowed}", (("Allow", allowed),))
+            raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, f"this path supports {allowed}", (("Allow", allowed),))
         if method == "POST":  # what is wrong with the headers is said before the body is read
             is_raw(http_request.headers)
             timeout_s(http_request.headers)
@@ -210,7 +210,7 @@ class Application:
             if rest == ("infer",):
                 call = InferCall(model, version, http_request, client)
                 return "POST", lambda body, share: self._infer(call, body, share)
-        raise Rejected(HTTPStatus.NOT_FOUND, "there is no such path here; the protocol's begin with /v2")
+        raise Rejected(HTTPStatus.NOT_FOUND, "there is no such path here; the protocol's paths begin with /v2")
 
     def _compressed(self, headers: Mapping[str, str], answer: _Answer) -> _Answer:
         """`answer` for a body, and with one, that may be compressed."""
@@ -283,7 +283,7 @@ class Application:
     @contextmanager
     def _call(self, http_request: HttpRequest, deadline_s: float, client: str) -> Iterator[Call]:
         if not self._slots.acquire(blocking=False):
-            raise Refused("too many requests are under way")
+            raise Refused("too many requests are in progress")
         call = Call(deadline_s=deadline_s, client=client, traceparent=http_request.headers.get("traceparent", ""))
         try:
             with self._lock:
@@ -324,12 +324,12 @@ def _caller_for(known: KnownTokens, authorization: str | None, certificate: str)
         raise _needs_token()
     found = known.caller_of(token.encode("latin-1", "replace"))
     if found is None:
-        raise _unauthenticated("the token is not known here")
+        raise _unauthenticated("the token is unknown here")
     return found
 
 
 def _needs_token() -> Rejected:
-    return _unauthenticated("this server needs a token: send the header `Authorization: Bearer <token>`")
+    return _unauthenticated("this server requires a token: send the header `Authorization: Bearer <token>`")
 
 
 def _unauthenticated(text: str) -> Rejected:

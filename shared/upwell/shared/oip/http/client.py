@@ -28,7 +28,7 @@ from upwell.shared.oip.http.tls import watch_client_context
 from upwell.shared.platform.call_threads import CallThreads
 
 _MOST_CALLS = 1024
-"""Each call under way has a thread; the agent has far fewer."""
+"""Maximum number of concurrent calls, each with a thread; the agent uses far fewer."""
 
 _TRACEPARENT = re.compile(r"[0-9a-f-]{1,100}")
 _STANDARD_PORTS = {"http": 80, "https": 443}

@@ -12,7 +12,7 @@ from upwell.shared.oip.http.memory import Share
 from upwell.shared.oip.http.replies import Rejected, Reply
 
 LEAST_BYTES = 1024
-"""A shorter answer fits in one packet as it is."""
+"""Minimum size of an answer to compress; shorter ones fit in one packet."""
 
 _WINDOWS: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _LEVEL = 1  # a higher one takes several times the time, and an answer has a deadline
@@ -26,7 +26,7 @@ def encoding_of(headers: Mapping[str, str]) -> str:
         return encoding
     if encoding != "identity":
         known = " and ".join(_WINDOWS)
-        raise Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a body of this encoding is not read here; {known} are")
+        raise Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"this content encoding is not supported; expected {known}")
     return ""
 
 
@@ -54,7 +54,7 @@ def unpacked(encoding: str, body: memoryview, max_bytes: int, share: Share) -> m
     except zlib.error:
         raise InvalidRequest(f"the body cannot be unpacked as {encoding}") from None
     if not reader.eof or reader.unused_data:
-        raise InvalidRequest(f"the body is not one whole stream of {encoding}")
+        raise InvalidRequest(f"the body is not exactly one complete {encoding} stream")
     return memoryview(bytes(whole))
 
 

@@ -31,22 +31,23 @@ from upwell.shared.oip.http.tls import certificate_name
 from upwell.shared.platform.call_threads import CallThreads
 
 HEADERS_S = 10.0
-"""For the handshake, and for all headers of a request."""
+"""Time limit for the handshake, and for all headers of a request."""
 
 IDLE_S = 10.0
-"""A client that has begun to send, and then sends nothing for so long, has gone or means harm."""
+"""Time without data after which a client that was sending is dropped."""
 
 SLOWEST_BYTES_PER_S = 4096
-"""What has come of a body buys time for the rest; one that comes more slowly holds memory for nothing."""
+"""Minimum rate of a body; slower ones would hold memory for nothing."""
 
 WRITE_S = 60.0
-"""For the answer."""
+"""Time limit for sending the answer."""
 
 KEPT_S = 75.0
-"""For the next request: longer than proxies keep their connections by default, so that it is they who close."""
+"""Time limit for the next request: longer than proxies keep connections by default, so that they close first."""
 
 SHORT_BYTES = 64 << 10
-"""What is larger takes longer than a change of threads, and other clients are better read from meanwhile."""
+"""Maximum body size for inline handling: larger ones take longer than a thread switch, and other clients are read
+meanwhile."""
 
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 << 20
@@ -127,9 +128,9 @@ class HttpServerConnection(asyncio.Protocol):
         self._body_bytes = 0
         self._is_working = self._is_replied = self._is_kept = False
         self._is_paused = False
-        """Whether the client has not taken all that was written."""
+        """Whether the client has not yet received everything written."""
         self._is_lingering = False
-        """Whether a client in the middle of sending is given the time to read its answer."""
+        """Whether a client that is still sending gets time to read its answer."""
         self._discarded_bytes = 0
         self._has_ended = False
         self._opened_s = self.used_s = time.monotonic()
@@ -212,7 +213,7 @@ class HttpServerConnection(asyncio.Protocol):
         elif self._is_lingering or self.is_idle:
             self.close()
         elif self._scanner.refusal is None:
-            self._refuse(Rejected(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time"))
+            self._refuse(Rejected(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time"))
 
     def close(self) -> None:
         """Close, when what has been written is taken."""
@@ -399,7 +400,7 @@ class HttpServerConnection(asyncio.Protocol):
 
 
 def _ends_early() -> Rejected:
-    return Rejected(HTTPStatus.BAD_REQUEST, "the request ends before it is whole")
+    return Rejected(HTTPStatus.BAD_REQUEST, "the request is incomplete")
 
 
 def _head(reply: Reply, head: RequestHead | None, is_kept: bool) -> bytes:

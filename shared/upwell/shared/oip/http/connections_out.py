@@ -20,33 +20,33 @@ from upwell.shared.config.security import Address
 from upwell.shared.oip.http.proxies import Proxy
 
 CONNECT_S = 3.0
-"""A connection that is not made by then, the proxy's and the TLS handshake's part included, is not made at all."""
+"""Time limit for connecting, including the proxy and the TLS handshake."""
 
 _JOINED_BYTES = 64 << 10
-"""Up to this size a copy costs less than another system call."""
+"""Size up to which a copy costs less than another system call (bytes)."""
 
 MOST_IDLE = 8
-"""So many connections are kept; more were of use only in a burst."""
+"""Maximum number of idle connections kept."""
 
 IDLE_S = 50.0
-"""One that was not used for so long is closed: proxies and load balancers give theirs up after a minute."""
+"""Idle time after which a connection is closed: proxies and load balancers drop theirs after a minute."""
 
 CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""What is raised where the other end has ended a connection, and not where it is only silent."""
+"""Errors that mean that the other end closed the connection, rather than being silent."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """`struct linger`: on, for no time."""
 
 Hold: TypeAlias = Callable[[socket.socket], None]
-"""Is given each socket before anything waits on it, so that another thread can end the wait. Raises `OSError` where
-nobody waits for the connection any more."""
+"""Called with each socket before anything waits on it, so that another thread can end the wait. Raises `OSError` if the
+connection is no longer wanted."""
 
 
 def left_s(until_s: float) -> float | None:
     """The seconds left until then (monotonic), None for infinity. Raises `TimeoutError` where there are none."""
     left = until_s - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the time is up")
+        raise TimeoutError("timed out")
     return None if left == float("inf") else left
 
 
@@ -272,7 +272,7 @@ def _tunnel(wire: HttpConnection, proxy: Proxy, address: Address) -> None:
     if response.status == _PROXY_AUTHENTICATION:
         raise ConnectionError(f"the proxy {proxy} requires credentials: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT")
     if not 200 <= response.status < 300:
-        raise ConnectionError(f"the proxy {proxy} does not connect to {where}: it says {response.status}")
+        raise ConnectionError(f"the proxy {proxy} does not connect to {where}: it answered {response.status}")
     if not wire.is_quiet():
         raise ConnectionError(f"the proxy {proxy} closed the connection, or sent data that was not requested")
 

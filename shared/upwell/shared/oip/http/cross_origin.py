@@ -30,7 +30,7 @@ def _origin(text: str) -> str:
 
 
 Origin: TypeAlias = Annotated[str, AfterValidator(_origin)]
-"""Scheme, host and, where it is not the scheme's own, port of a page. There is no wildcard."""
+"""The origin of a page: scheme, host and, unless it is the default, port. There are no wildcards."""
 
 
 def allowed_origin(headers: Mapping[str, str], origins: Collection[str]) -> str:

@@ -44,7 +44,7 @@ STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(
         HTTPStatus.GATEWAY_TIMEOUT: RemoteErrorKind.DEADLINE,
     }
 )
-"""What a status is to us where the server, or what stands before it, does not name gRPC's; others are INTERNAL."""
+"""Maps HTTP statuses to error kinds if the answer does not name gRPC's status; others are INTERNAL."""
 
 _MAX_ERROR_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
@@ -139,7 +139,7 @@ class Exchange:
         wait_s = left_s if timeout_s is None else min(timeout_s, left_s)
         if not self._ended.wait(None if wait_s == float("inf") else wait_s):
             if timeout_s is not None and timeout_s < left_s:
-                raise TimeoutError(f"no answer within {timeout_s} s; the call is still under way")
+                raise TimeoutError(f"no answer within {timeout_s} s; the call is still in progress")
             self.settle(late())
         outcome = self._outcome
         assert outcome is not None  # noqa: S101  it has ended
@@ -208,7 +208,7 @@ def _read(response: http.client.HTTPResponse, max_bytes: int, *, may_cut: bool) 
 
 
 def _too_large(size: str, max_bytes: int) -> RemoteError:
-    text = f"RESOURCE_EXHAUSTED: the answer takes {size}; at most {max_bytes} bytes are read"
+    text = f"RESOURCE_EXHAUSTED: the answer takes {size}; at most {max_bytes} bytes are allowed"
     return RemoteError(RemoteErrorKind.RESOURCE_EXHAUSTED, text)
 
 

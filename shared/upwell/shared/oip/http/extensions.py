@@ -106,5 +106,5 @@ def _index(actions: RepositoryActions, body: memoryview) -> Reply:
 def _parameters(message: dict[str, object]) -> dict[str, object]:
     found = message.get("parameters") or {}
     if not isinstance(found, dict):
-        raise InvalidRequest("`parameters` is an object")
+        raise InvalidRequest("expected `parameters` to be an object")
     return {text_of("the name of a parameter", name): value for name, value in found.items()}

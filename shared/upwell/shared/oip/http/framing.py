@@ -19,8 +19,8 @@ MAX_HEADERS = 100
 
 _FREE_CHUNKS = 1000
 _LEAST_CHUNK_BYTES = 256
-"""What the chunks have on average where there are more than `_FREE_CHUNKS`: each costs some microseconds, even one of a
-byte, and so a body of such would take minutes.
+"""Minimum average size of chunks beyond `_FREE_CHUNKS` (bytes): each costs some microseconds, so a body of one-byte
+chunks would take minutes.
 """
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
@@ -107,7 +107,7 @@ class RequestScanner:
             raise Rejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the headers exceed {MAX_HEAD_BYTES} bytes")
         version = found[3]
         if version not in (b"1.1", b"1.0"):
-            raise Rejected(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here")
+            raise Rejected(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "this server requires HTTP/1.1")
         if end < 0:
             if b"\n" in data[line_end + 2 :].replace(b"\r\n", b""):  # no need to wait for the rest
                 raise _bad_header()
@@ -168,7 +168,7 @@ def _head(method: str, target: str, version: bytes, lines: bytes) -> RequestHead
     if method not in _METHODS:
         raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, "no path answers this method")
     if not target.startswith("/") or target.startswith("//") or "#" in target:
-        raise Rejected(HTTPStatus.BAD_REQUEST, "the target of a request is a path")
+        raise Rejected(HTTPStatus.BAD_REQUEST, "expected a path as the request target")
     if _HEADERS.fullmatch(lines) is None:
         raise _bad_header()
     headers = _headers(lines.split(b"\r\n")[:-2])
@@ -177,11 +177,11 @@ def _head(method: str, target: str, version: bytes, lines: bytes) -> RequestHead
         raise Rejected(HTTPStatus.BAD_REQUEST, "the header Host is missing")
     length, coding = headers.get("content-length"), headers.get("transfer-encoding")
     if length is not None and re.fullmatch(r"[0-9]{1,19}", length) is None:
-        raise Rejected(HTTPStatus.BAD_REQUEST, "Content-Length is a number of bytes")
+        raise Rejected(HTTPStatus.BAD_REQUEST, "expected Content-Length to be a number of bytes")
     if coding is not None and (length is not None or is_old):
-        raise Rejected(HTTPStatus.BAD_REQUEST, "a body has a length or comes in chunks, not both")
+        raise Rejected(HTTPStatus.BAD_REQUEST, "expected either Content-Length or chunked encoding, not both")
     if coding is not None and coding.lower() != "chunked":
-        raise Rejected(HTTPStatus.BAD_REQUEST, "no transfer coding but chunked is read here")
+        raise Rejected(HTTPStatus.BAD_REQUEST, "only the transfer coding chunked is supported")
     options = {word.strip() for word in headers.get("connection", "").lower().split(",")}
     is_kept = "close" not in options and (not is_old or "keep-alive" in options)
     expects_continue = headers.get("expect", "").lower() == "100-continue"
@@ -200,7 +200,7 @@ def _headers(lines: list[bytes]) -> dict[str, str]:
         if name in headers:
             # Joined to one value, two tags would be a third one that no rule knows.
             if name in _SINGLE or name.startswith(TAG_HEADER):
-                raise Rejected(HTTPStatus.BAD_REQUEST, f"the header {name.title()} is given twice")
+                raise Rejected(HTTPStatus.BAD_REQUEST, f"the header {name.title()} is repeated")
             value = f"{headers[name]}, {value}"
         headers[name] = value
     return headers

@@ -27,7 +27,7 @@ class HttpsCaller:
     def __init__(self, endpoint: str, security: ClientSecurity) -> None:
         address = check_endpoint(endpoint, security)
         if address.scheme != "https":
-            raise ConfigError.at(None, f"{endpoint!r} is no address to call; expected https://HOST:PORT")
+            raise ConfigError.at(None, f"{endpoint!r} is not an address; expected https://HOST:PORT")
         self.endpoint = endpoint
         self._address = address
         self._context = watch_client_context(security.tls or TlsFiles())

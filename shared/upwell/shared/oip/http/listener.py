@@ -17,10 +17,10 @@ from upwell.shared.oip.http.connections import HEADERS_S, HttpListening, HttpSer
 from upwell.shared.platform.watched_files import WatchedFiles
 
 MAX_IDLE = 1000
-"""So many connections may be open without a whole request; beyond it those silent for the longest make room."""
+"""Maximum number of connections without a complete request; beyond it the longest silent ones are closed."""
 
 MAX_CONNECTIONS = 3000
-"""Beyond that a new one is closed at once."""
+"""Maximum number of connections; beyond it new ones are closed at once."""
 
 _BACKLOG = 128
 _LOOK_EVERY_S = 0.25

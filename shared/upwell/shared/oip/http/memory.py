@@ -11,7 +11,7 @@ from typing import NoReturn
 from upwell.shared.errors import Refused
 
 PATIENCE_S = 2.0
-"""A body that has been coming for so long may be given up for others, where memory is short."""
+"""Time after which an incoming body may be dropped for others if memory is short."""
 
 
 class Memory:
@@ -39,7 +39,7 @@ class Memory:
                 given_up = max(slow, key=lambda one: held[one.address])
                 given_up.is_coming = False
                 given_up.break_off()
-        raise Refused("too many large requests are under way")
+        raise Refused("too many large requests are in progress")
 
 
 class Share:

@@ -21,14 +21,14 @@ from upwell.shared.oip.http.tensors import decode_json, encode_json
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 MAX_JSON_BYTES = 8 << 20
-"""Read JSON takes up to twenty times the memory of its text, so tensors of more than this go up as binary data."""
+"""Maximum size of JSON, which takes up to twenty times its size when parsed; larger tensors are sent as binary data."""
 
 EXTENSIONS = ("binary_tensor_data",)
-"""What this front end adds to the extensions of the server that it stands before."""
+"""The extensions that this front end adds to the server's."""
 
 _MAX_TENSORS = 256
 BINARY_SIZE = "binary_data_size"
-"""The parameter of a tensor whose contents are binary data: how many bytes."""
+"""The parameter of a tensor with binary data: its number of bytes."""
 _BASE64 = "base64"
 
 
@@ -79,7 +79,7 @@ def load_object(head: memoryview) -> dict[str, Any]:
     """The JSON object that `head` is. Raises `InvalidRequest`."""
     if len(head) > MAX_JSON_BYTES:
         raise InvalidRequest(
-            f"the JSON takes {len(head)} bytes, at most {MAX_JSON_BYTES} are read: send large tensors as binary data"
+            f"the JSON takes {len(head)} bytes; at most {MAX_JSON_BYTES} are allowed: send large tensors as binary data"
         )
     try:
         message = json.loads(bytes(head).decode(), object_pairs_hook=_without_doubles)
@@ -113,7 +113,7 @@ def read_tensors(what: str, tensors: object, binary: memoryview) -> dict[str, Ar
     for tensor in objects(f"{what}s", tensors):
         name = text_of(f"the `name` of an {what}", tensor.get("name"))
         if name in arrays:
-            raise InvalidRequest(f"the {what} {name!r} is given twice")
+            raise InvalidRequest(f"the {what} {name!r} is repeated")
         datatype = text_of(f"the `datatype` of {name!r}", tensor.get("datatype"))
         numpy_dtype(datatype)
         shape = shape_of(name, tensor.get("shape"))
@@ -124,7 +124,7 @@ def read_tensors(what: str, tensors: object, binary: memoryview) -> dict[str, Ar
             arrays[name] = decode_json(name, datatype, shape, tensor.get("data"), is_base64=is_base64)
             continue
         if "data" in tensor:
-            raise InvalidRequest(f"the {what} {name!r} has `data` beside `{BINARY_SIZE}`; send one or the other")
+            raise InvalidRequest(f"the {what} {name!r} has both `data` and `{BINARY_SIZE}`; send one of them")
         end = start + _size(name, size_bytes)
         if end > len(binary):
             raise InvalidRequest(f"the binary data ends inside the {what} {name!r}: {len(binary)} bytes of {end}")
@@ -142,7 +142,7 @@ def _outputs(outputs: object, default: bool) -> tuple[dict[str, bool], dict[str,
     for output in objects("outputs", [] if outputs is None else outputs):
         name = text_of("the `name` of an output", output.get("name"))
         if name in named:
-            raise InvalidRequest(f"the requested output {name!r} is given twice")
+            raise InvalidRequest(f"the requested output {name!r} is repeated")
         parameters = _tensor_parameters(name, output)
         named[name] = _flag("binary_data", parameters.get("binary_data", default))
         if count := read_classification(name, parameters):
@@ -153,39 +153,39 @@ def _outputs(outputs: object, default: bool) -> tuple[dict[str, bool], dict[str,
 def objects(what: str, values: object) -> list[dict[str, Any]]:
     """`values` as a short list of JSON objects. Raises `InvalidRequest`."""
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise InvalidRequest(f"`{what}` is a list of objects")
+        raise InvalidRequest(f"expected `{what}` to be a list of objects")
     if len(values) > _MAX_TENSORS:
-        raise InvalidRequest(f"`{what}` holds {len(values)} tensors; at most {_MAX_TENSORS} are taken")
+        raise InvalidRequest(f"`{what}` has {len(values)} tensors; at most {_MAX_TENSORS} are allowed")
     return values
 
 
 def text_of(what: str, value: object) -> str:
     """`value` as text. Raises `InvalidRequest`."""
     if not isinstance(value, str):
-        raise InvalidRequest(f"{what} is a text, got {type(value).__name__}")
+        raise InvalidRequest(f"expected {what} to be a string, got {type(value).__name__}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{what} is not Unicode text") from None
+        raise InvalidRequest(f"{what} is not valid Unicode text") from None
     return value
 
 
 def shape_of(name: str, value: object) -> tuple[int, ...]:
     """`value` as the shape of that tensor. Raises `InvalidRequest`."""
     if not isinstance(value, list) or any(type(size) is not int or abs(size) >= 2**63 for size in value):
-        raise InvalidRequest(f"the `shape` of {name!r} is a list of integers")
+        raise InvalidRequest(f"expected the `shape` of {name!r} to be a list of integers")
     return tuple(value)
 
 
 def _size(name: str, value: object) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
-        raise InvalidRequest(f"the `{BINARY_SIZE}` of {name!r} is a number of bytes")
+        raise InvalidRequest(f"the `{BINARY_SIZE}` of {name!r} must be a number of bytes")
     return value
 
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InvalidRequest(f"the parameter {name!r} is true or false")
+        raise InvalidRequest(f"expected the parameter {name!r} to be true or false")
     return value
 
 
@@ -200,13 +200,13 @@ def parameters_of(what: str, values: object) -> dict[str, Parameter]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise InvalidRequest(f"{what}: `parameters` is an object")
+        raise InvalidRequest(f"{what}: expected `parameters` to be an object")
     for key, value in values.items():
         text_of("the name of a parameter", key)
         if isinstance(value, str):
             text_of(f"the parameter {key!r}", value)
         elif not isinstance(value, (bool, int, float)) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
-            raise InvalidRequest(f"{what}: the parameter {key!r} is true, false, a number of 64 bits or a text")
+            raise InvalidRequest(f"{what}: the parameter {key!r} must be true, false, a 64-bit number or a string")
     return values
 
 

@@ -16,19 +16,20 @@ from upwell.shared.oip.grpc.retrying import milliseconds
 from upwell.shared.oip.statuses import status_of
 
 STATUS_HEADER = "Upwell-Status"
-"""Carries gRPC's name of an error's status: HTTP has fewer, and a client may want to know which it was."""
+"""The header with gRPC's name of an error's status, since HTTP has fewer statuses."""
 
 RETRY_MS_HEADER = "Retry-After-Ms"
-"""When to try again, in milliseconds, where the error knows it: a queue drains in less than HTTP's whole seconds."""
+"""The header that says when to try again, in milliseconds, if known: a queue may drain in less than HTTP's whole
+seconds."""
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
 
 CLIENT_CLOSED_REQUEST = 499
-"""Nobody reads it; it is what proxies log for a caller who has left."""
+"""The status for a caller that has left, as proxies log it."""
 
 _RETRY_AFTER_S = 1
-"""Where the error itself says nothing; HTTP counts in whole seconds."""
+"""The default of Retry-After, in whole seconds."""
 
 HTTP_STATUSES: Mapping[grpc.StatusCode, int] = MappingProxyType(
     {
@@ -46,7 +47,7 @@ HTTP_STATUSES: Mapping[grpc.StatusCode, int] = MappingProxyType(
         grpc.StatusCode.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
     }
 )
-"""gRPC status -> HTTP status, as google.rpc.Code pairs them."""
+"""Maps gRPC statuses to HTTP statuses as in google.rpc.Code."""
 
 _TRY_AGAIN = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 

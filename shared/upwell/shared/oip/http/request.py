@@ -17,19 +17,21 @@ from upwell.shared.oip.http.replies import BINARY, JSON, Rejected
 from upwell.shared.tensors import Array, numpy_dtype
 
 TIMEOUT_HEADER = "upwell-timeout-ms"
-"""How long the caller waits for the answer, in milliseconds."""
+"""The header with the caller's time limit in milliseconds."""
 
 TAG_HEADER = "upwell-tag-"
-"""`Upwell-Tag-Camera: dock` is the request parameter `upwell.tag.camera`; the name comes out in lower case."""
+"""Prefix of tag headers: `Upwell-Tag-Camera: dock` is the request parameter `upwell.tag.camera`; names become lower
+case."""
 
 ID_HEADER = "upwell-id"
-"""The id of a request with a raw body; one with JSON carries it itself."""
+"""The header with the id of a request with a raw body; JSON bodies contain the id."""
 
 HEAD_LENGTH_HEADER = "inference-header-content-length"
-"""Triton's: how many bytes of the body are JSON; the rest is binary data. 0: all of it is the only input."""
+"""Triton's header: the number of bytes of JSON in the body; the rest is binary data. 0: the whole body is the only
+input."""
 
 PICTURES = ("image/jpeg", "image/png", "image/webp")
-"""The kinds of picture that a body may be. What it really is, the model's own decoder finds out."""
+"""Content types of pictures. The model's decoder detects the real format."""
 
 _MAX_HEADER_CHARACTERS = 1000
 _FORM = "application/x-www-form-urlencoded"
@@ -90,7 +92,7 @@ def is_raw(headers: Mapping[str, str]) -> bool:
     if kind in (JSON, _FORM, ""):
         return False
     known = ", ".join((JSON, *PICTURES, BINARY))
-    raise Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a body of this kind is not read here; it may be {known}")
+    raise Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"this content type is not supported; expected {known}")
 
 
 _SEARCHED_BYTES = 1 << 16
@@ -115,7 +117,9 @@ def head_bytes(headers: Mapping[str, str], body_bytes: int) -> int:
         return body_bytes
     text = text.strip()
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= body_bytes):
-        raise InvalidRequest(f"Inference-Header-Content-Length is a number of bytes, at most the body's {body_bytes}")
+        raise InvalidRequest(
+            f"expected Inference-Header-Content-Length to be a number of bytes, at most the body's {body_bytes}"
+        )
     return int(text)
 
 
@@ -129,7 +133,7 @@ def timeout_s(headers: Mapping[str, str]) -> float:
     except ValueError:
         milliseconds = math.nan
     if not 0 < milliseconds < math.inf:
-        raise InvalidRequest("Upwell-Timeout-Ms is a number of milliseconds above 0")
+        raise InvalidRequest("expected Upwell-Timeout-Ms to be a number of milliseconds above 0")
     return milliseconds / 1000
 
 
@@ -147,7 +151,7 @@ def with_tags(parameters: Mapping[str, Parameter], headers: Mapping[str, str]) -
             except UnicodeError:
                 raise InvalidRequest(f"the header {name} is not UTF-8 text") from None
             if found.setdefault(f"upwell.tag.{name.removeprefix(TAG_HEADER)}", text) != text:
-                raise InvalidRequest(f"the header {name} and the body's parameters give the tag two values")
+                raise InvalidRequest(f"the header {name} and the body's parameters give the tag different values")
     return found
 
 
@@ -158,11 +162,11 @@ def input_of(metadata: ModelMetadata, body: memoryview, *, is_picture: bool) -> 
     """
     if len(metadata.inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in metadata.inputs)
-        raise InvalidRequest(f"a raw body is one input, and {metadata.name!r} has {len(metadata.inputs)}: {names}")
+        raise InvalidRequest(f"a raw body is one input, but {metadata.name!r} has {len(metadata.inputs)}: {names}")
     spec = metadata.inputs[0]
     if spec.datatype == "BYTES":
         if spec.shape not in ((-1,), (1,)):
-            raise InvalidRequest(f"a raw body is one element, and {spec.name!r} has the shape {list(spec.shape)}")
+            raise InvalidRequest(f"a raw body is one element, but {spec.name!r} has the shape {list(spec.shape)}")
         array = np.empty(1, dtype=np.object_)
         array[0] = bytes(body)
         return {spec.name: array}
@@ -175,9 +179,7 @@ def input_of(metadata: ModelMetadata, body: memoryview, *, is_picture: bool) -> 
 def _fitting(name: str, datatype: str, shape: tuple[int, ...], size_bytes: int) -> tuple[int, ...]:
     unknown = [index for index, size in enumerate(shape) if size < 0]
     if len(unknown) > 1:
-        raise InvalidRequest(
-            f"{name!r} has the shape {list(shape)}: the size of a body does not say which one is meant"
-        )
+        raise InvalidRequest(f"{name!r} has the shape {list(shape)}: the body's size does not determine it")
     row_bytes = math.prod(size for size in shape if size >= 0) * numpy_dtype(datatype).itemsize
     if not unknown or row_bytes == 0:
         return shape

@@ -23,7 +23,7 @@ from upwell.shared.oip.http.tls import watch_server_context
 from upwell.shared.platform.call_threads import CallThreads
 
 READERS = 32
-"""So many threads more than inferences: they read JSON, answer probes and refuse."""
+"""Threads beyond those for inference: they parse JSON, answer probes and refuse requests."""
 
 
 @dataclass(frozen=True)

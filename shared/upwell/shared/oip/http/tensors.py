@@ -42,7 +42,7 @@ def decode_json(name: str, datatype: str, shape: tuple[int, ...], data: object, 
 
 def _flat(name: str, shape: tuple[int, ...], elements: int, data: object) -> list[Any]:
     if not isinstance(data, list):
-        raise InvalidRequest(f"tensor {name!r}: `data` is a list of values")
+        raise InvalidRequest(f"tensor {name!r}: expected `data` to be a list of values")
     if not (data and isinstance(data[0], list)):
         if len(data) != elements:
             raise InvalidRequest(f"tensor {name!r} of shape {list(shape)} takes {elements} elements, got {len(data)}")
@@ -50,7 +50,7 @@ def _flat(name: str, shape: tuple[int, ...], elements: int, data: object) -> lis
     rows: list[Any] = [data]
     for size in shape:
         if not all(isinstance(row, list) and len(row) == size for row in rows):
-            raise InvalidRequest(f"tensor {name!r}: the lists of `data` are not nested as the shape {list(shape)} says")
+            raise InvalidRequest(f"tensor {name!r}: the lists in `data` are not nested like the shape {list(shape)}")
         rows = list(itertools.chain.from_iterable(rows))
     return rows
 
@@ -59,7 +59,7 @@ def _check_types(name: str, datatype: str, values: list[Any], allowed: set[type]
     wrong = set(map(type, values)) - allowed
     if wrong:
         expected = " or ".join(sorted(kind.__name__ for kind in allowed))
-        raise InvalidRequest(f"tensor {name!r}: a {datatype} element is {expected}, got {wrong.pop().__name__}")
+        raise InvalidRequest(f"tensor {name!r}: expected {expected} as {datatype} elements, got {wrong.pop().__name__}")
 
 
 def _integers(name: str, datatype: str, values: list[Any]) -> Array:
@@ -68,7 +68,7 @@ def _integers(name: str, datatype: str, values: list[Any]) -> Array:
     for value in (min(values), max(values)) if values else ():
         if not limits.min <= value <= limits.max:
             # The number is not shown: it may have thousands of digits.
-            raise InvalidRequest(f"tensor {name!r}: {datatype} values lie in {limits.min}..{limits.max}")
+            raise InvalidRequest(f"tensor {name!r}: {datatype} values must be in {limits.min}..{limits.max}")
     return np.array(values, dtype=DTYPES[datatype])
 
 
@@ -88,7 +88,7 @@ def _floats(name: str, datatype: str, values: list[Any]) -> Array:
 
 def _bytes(name: str, value: object, is_base64: bool) -> bytes:
     if not isinstance(value, str):
-        raise InvalidRequest(f"tensor {name!r}: a BYTES element is a text, got {type(value).__name__}")
+        raise InvalidRequest(f"tensor {name!r}: expected strings as BYTES elements, got {type(value).__name__}")
     try:
         return base64.b64decode(value, validate=True) if is_base64 else value.encode()
     except (binascii.Error, ValueError):

@@ -14,7 +14,7 @@ from upwell.shared.oip.auth.tls import watch_pem
 from upwell.shared.platform.watched_files import WatchedFiles
 
 _READS, _REPLACED_S = 10, 0.02
-"""Certificate and key are two files: who replaces them needs a moment between the two."""
+"""Delay before new files are loaded: replacing certificate and key, two files, takes a moment."""
 
 
 def watch_server_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:

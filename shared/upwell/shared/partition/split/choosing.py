@@ -48,7 +48,7 @@ def all_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> list[Chosen]:
             found.setdefault(edge, _chosen(edge, piece))
     if not found:
         raise ConfigError.at(
-            path, "no placement of the plan or its envelope splits the model: there is nothing to write"
+            path, "no placement of the plan or its envelope splits the model, so there is nothing to write"
         )
     return _named(sorted(found.values(), key=lambda one: (len(one.edge), sorted(one.edge))))
 
@@ -63,7 +63,7 @@ def cut_at(text: str, graph: Graph) -> Chosen:
     if not 1 <= count <= most:
         wanted = f"a number from 1 to {most}" if most else "a model with more than one node that can be cut"
         raise ConfigError.at(
-            None, f"the head would hold {count} of {len(graph.nodes)} nodes; expected {wanted}", "--cut"
+            None, f"the head would have {count} of {len(graph.nodes)} nodes; expected {wanted}", "--cut"
         )
     return _named([_chosen(frozenset(range(count)), None)])[0]
 
@@ -74,7 +74,7 @@ def _position(name: str, graph: Graph) -> int:
             return index + 1
     names = [node.name for node in graph.nodes]
     near = [one for one in names if name and name in one][:_SHOWN] or names[:_SHOWN]
-    raise ConfigError.at(None, f"there is no node {name!r}; there are {', '.join(map(repr, near))}, …", "--cut")
+    raise ConfigError.at(None, f"there is no node {name!r}; expected one of {', '.join(map(repr, near))}, …", "--cut")
 
 
 def _chosen(edge: frozenset[int], piece: PieceFacts | None) -> Chosen:
@@ -119,4 +119,4 @@ def _check_nodes(placement: Mapping[str, str], graph: Graph, path: Path) -> None
     if missing or unknown:
         kind, examples = ("lacks", missing) if missing else ("has in addition", unknown)
         shown = ", ".join(map(repr, examples[:_SHOWN])) + (", …" if len(examples) > _SHOWN else "")
-        raise ConfigError.at(path, f"it is not a plan of this model: it {kind} {len(examples)} nodes: {shown}")
+        raise ConfigError.at(path, f"the plan is for another model: it {kind} {len(examples)} nodes: {shown}")

@@ -37,7 +37,7 @@ from upwell.shared.tensors import Array
 CutCodec = Literal["fp16", "int8"]
 
 Ranges = Mapping[str, tuple[float, float]]
-"""By cut tensor: the smallest and the largest value seen on samples."""
+"""The smallest and largest sample value of each cut tensor."""
 
 _CODED = "FP32"
 _SENT_AS: Mapping[CutCodec, str] = {"fp16": "FP16", "int8": "UINT8"}

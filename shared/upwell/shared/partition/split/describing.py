@@ -84,9 +84,7 @@ def describe(
     if lost:
         head, tail = _Post(), _Post()
         names = ", ".join(map(repr, lost))
-        why = (
-            f"{names} cannot be computed by one half alone, so both halves give the model's own tensors, without `post`"
-        )
+        why = f"{names} need both halves, so the halves return the model's own tensors, without `post`"
     given, prepared = whole.facts["signature"]["inputs"], whole.steps("pre")
     taken = {
         one.name: {"kind": "tensor", "dtype": one.datatype, "shape": list(spec_of(one).shape)}

@@ -73,9 +73,9 @@ def split_model(whole: ModelFile, graph: Graph, edge: frozenset[int]) -> Halves:
     made = [name for name in graph.outputs if whole.maker.get(name) not in tail]
     rest = [name for name in graph.outputs if name not in made]
     if not cut and not made:
-        raise ConfigError.at(whole.path, "the head would give nothing: no output of the model and nothing to send")
+        raise ConfigError.at(whole.path, "the head would have no outputs: no output of the model and nothing to send")
     if not rest:
-        raise ConfigError.at(whole.path, "the tail would give nothing: the head makes every output of the model")
+        raise ConfigError.at(whole.path, "the tail would have no outputs: the head produces every output of the model")
     operators = _with_free(whole, head, tail, ())
     taken = {name for index in operators for name in whole.reads[index]}.union(made)
     inputs = [name for name in graph.inputs if name in taken]
@@ -95,10 +95,10 @@ def _check(whole: ModelFile, graph: Graph, edge: frozenset[int]) -> None:
     if edge.issuperset(range(len(graph.nodes))):
         raise ConfigError.at(whole.path, "the tail would be empty: everything is on the edge side")
     if not graph.is_downset(edge):
-        raise ConfigError.at(whole.path, "not a cut: the edge side reads what the other side makes")
+        raise ConfigError.at(whole.path, "not a cut: the edge side reads tensors of the other side")
     unsized = [repr(name) for name in graph.crossing(edge) if not graph.tensors[name].is_sized]
     if unsized:
-        raise ConfigError.at(whole.path, f"cannot be cut here: the size of {', '.join(unsized)} is not known")
+        raise ConfigError.at(whole.path, f"cannot be cut here: the size of {', '.join(unsized)} is unknown")
 
 
 def _with_free(whole: ModelFile, own: set[int], other: set[int], given: Collection[str]) -> list[int]:
@@ -114,7 +114,7 @@ def _with_free(whole: ModelFile, own: set[int], other: set[int], given: Collecti
             if maker is None or maker in found or name in given:
                 continue
             if maker in other:
-                raise ConfigError.at(whole.path, f"cannot be cut here: {name!r} is read on the other side too")
+                raise ConfigError.at(whole.path, f"cannot be cut here: {name!r} is also read on the other side")
             found.add(maker)
             todo.append(maker)
     listed = sorted(found)

@@ -26,7 +26,7 @@ from upwell.shared.partition.split.halves import ModelHalf, Part
 from upwell.shared.partition.split.onnx_half import files_of, put_metadata, value_info
 
 FunctionKey = tuple[str, str, str]
-"""Domain, name and overload: what an operator names a function by."""
+"""Domain, name and overload: the key of a function."""
 
 _PARTS = ("graph", "functions", "training_info")
 _ABOUT_GRAPH = ("name", "doc_string", "metadata_props")

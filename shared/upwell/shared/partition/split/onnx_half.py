@@ -32,17 +32,17 @@ ELEMENT_TYPES: Mapping[str, int] = MappingProxyType(
         "FP64": TensorProto.DOUBLE,
     }
 )
-"""OIP datatype -> ONNX element type, of those that can cross a cut."""
+"""Maps OIP datatypes that can cross a cut to ONNX element types."""
 
 _METADATA = "upwell.split."
 _MOST_INLINE_BYTES = 1 << 30
-"""A protobuf message cannot pass 2 GiB; weights of more than this lie beside it."""
+"""Maximum size of weights in the message, since protobuf's limit is 2 GiB; larger ones are stored beside it."""
 
 _LEAST_BESIDE_BYTES = 1024
-"""Shapes, scales and the like stay in the model: inference of shapes reads them."""
+"""Maximum size of tensors that stay in the model, such as shapes and scales, which shape inference reads."""
 
 _ALIGNMENT_BYTES = 4096
-"""Runtimes map weights into memory by page."""
+"""Alignment of weights, which runtimes map into memory by page."""
 
 
 def value_info(tensor: Tensor) -> onnx.ValueInfoProto:
@@ -78,7 +78,7 @@ def serialized(model: onnx.ModelProto, is_inline: bool = True) -> bytes:
         if is_inline:  # the checker looks for other files where the model is, and it is nowhere yet
             onnx.checker.check_model(data)
     except Exception as error:  # noqa: BLE001  (protobuf's and the checker's errors share no base class)
-        raise ConfigError.at(None, f"a half of it would be no valid ONNX model: {error}") from None
+        raise ConfigError.at(None, f"a half of it would not be a valid ONNX model: {error}") from None
     return data
 
 

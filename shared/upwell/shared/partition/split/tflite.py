@@ -159,5 +159,5 @@ def _pull_in(model: Any, data: bytes) -> None:
 
 def _part(data: bytes, start: int, size: int) -> Any:
     if start + size > len(data):
-        raise ValueError("its weights are said to lie beyond its end")
+        raise ValueError("its weights would be beyond its end")
     return np.frombuffer(data, np.uint8, size, start)

@@ -14,20 +14,20 @@ MODEL_FILE = "model.tflite"
 IDENTIFIER = b"TFL3"
 
 _MOST_INLINE_BYTES = 1 << 30
-"""A flatbuffer cannot pass 2 GiB; weights of more than this lie behind it in the same file."""
+"""Maximum size of weights in the flatbuffer, whose limit is 2 GiB; larger ones are stored behind it in the file."""
 
 _LEAST_BEHIND_BYTES = 1024
 _ALIGNMENT_BYTES = 16
-"""What the schema asks of weights, and kernels rely on where they are mapped into memory."""
+"""Alignment of weights required by the schema, on which kernels rely for mapped memory."""
 
 _SUBGRAPH_FIELDS = (
     "subgraph", "thenSubgraphIndex", "elseSubgraphIndex", "condSubgraphIndex", "bodySubgraphIndex", "initSubgraphIndex",
     "comparatorSubgraphIndex", "updateComputationSubgraphIndex", "decompositionSubgraphIndex", "branchSubgraphIndices",
 )  # fmt: skip
-"""The fields of an operator's options that name subgraphs by number."""
+"""The fields of an operator's options with subgraph numbers."""
 
 Named: TypeAlias = "tuple[str, int]"
-"""A name of an input or output, and the tensor that it stands for."""
+"""The name of an input or output, and its tensor."""
 
 
 class _Numbers:

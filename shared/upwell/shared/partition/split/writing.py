@@ -40,7 +40,7 @@ HEADS, TAILS = "heads", "tails"
 _VERSION = "1"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_NAME = 72
-"""A served model's name has 100 characters at most; the cut and the digest are behind this one."""
+"""Maximum length of the name, which the cut and digest extend to at most 100 characters."""
 
 _WHOLES = (f"{WHOLE}.onnx", f"{WHOLE}.tflite")
 _MOST_FACTS_BYTES = 16 << 20
@@ -55,7 +55,7 @@ class UnsplitModel:
     graph: Graph
     description: ModelDescription | None
     format: Format
-    """Of the heads: that of the file, but for a program of torch.export."""
+    """The format of the heads: the file's, except for a program of torch.export."""
 
     @classmethod
     def open(cls, path: Path, graph: Graph, name: str, heads: Format = "onnx") -> UnsplitModel:
@@ -65,7 +65,7 @@ class UnsplitModel:
         """
         if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
             raise ConfigError.at(
-                None, f"{name!r}: a name is letters, digits, '.', '_' and '-', at most {_MOST_NAME}", "--name"
+                None, f"{name!r}: expected a name of letters, digits, '.', '_' and '-', at most {_MOST_NAME}", "--name"
             )
         written = description_of(path)
         description = None if written is None else load_description(written)
@@ -111,7 +111,9 @@ def check_free(out: Path) -> None:
     there = {one.name for one in out.iterdir()}
     if there and not (there <= {FILE_NAME, HEADS, TAILS, *_WHOLES} and _is_split(out)):
         raise ConfigError.at(
-            out, "the folder holds other files; --out must name a new folder, or an earlier split to replace", "--out"
+            out,
+            "the folder contains other files; --out must name a new folder, or an earlier split to replace",
+            "--out",
         )
 
 

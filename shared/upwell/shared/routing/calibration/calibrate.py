@@ -204,7 +204,7 @@ def _check_scores(sample: Sample, lines: Sequence[LogLine], hard: HardSettings) 
         logged = sorted({*logged, *FROM_LOGITS})
     if hard.measure not in logged:
         has = f"only {', '.join(logged)}" if logged else "no hardness and no logits"
-        raise CannotCalibrate(f"the policy measures {hard.measure}, and the log has {has}")
+        raise CannotCalibrate(f"the policy uses the measure {hard.measure}, but the log has {has}")
     raise CannotCalibrate(f"rules, size or missing scores decide every request; {hard.measure} decides none")
 
 
@@ -218,12 +218,13 @@ def _warnings(sample: Sample, target: Target) -> tuple[str, ...]:
     is_known = ~np.isnan(sample.losses)
     if target.is_share or is_known.all() or not is_known.any():
         return ()
-    texts = [f"{(~is_known).sum()} lines without a known answer of both sides are left out"]
+    texts = [f"{(~is_known).sum()} lines without known answers of both sides are left out"]
     finite = np.isfinite(sample.scores)
     known, unknown = sample.scores[is_known & finite], sample.scores[~is_known & finite]
     if len(known) and len(unknown) and abs(_rank_z(known, unknown)) > 5:
         texts.append(
-            "they are not as hard as the others, so the log is no random sample and the risk holds only for requests "
+            "their hardness differs from the others', so the log is not a random sample and the risk holds only for "
+            "requests "
             "like those that are known; log with `explore`, or collect"
         )
     return tuple(texts)

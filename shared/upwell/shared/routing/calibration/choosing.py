@@ -11,7 +11,7 @@ from upwell.shared.routing.calibration.binomial import at_least, at_most, upper_
 from upwell.shared.tensors import Array
 
 SHARE_TOLERANCE = 0.02
-"""So far from the target a chosen share may lie where scores are tied."""
+"""Maximum distance of a chosen share from the target if scores are tied."""
 
 _STANDARD_ERROR = 0.025
 _TAIL = 10
@@ -80,7 +80,7 @@ class Found:
 
 
 POINTS = 16
-"""So many stretches an operating curve has at most."""
+"""Maximum number of segments of an operating curve."""
 
 
 def operating_points(sample: Sample) -> tuple[tuple[float, float], ...]:
@@ -117,18 +117,18 @@ def cut_for_share(sample: Sample, target: float) -> float:
     needed = requests_for_share(target)
     if len(sample) < needed:
         raise CannotCalibrate(
-            f"{len(sample)} requests are too few to choose a share of {target:.4g}; it takes {needed}",
+            f"{len(sample)} requests are too few to choose a share of {target:.4g}; at least {needed} are needed",
             needed / max(1, len(sample)),
         )
     cuts = sample.cuts()
     always = float((sample.scores == math.inf).mean())
     if always > target + SHARE_TOLERANCE:
         raise CannotCalibrate(
-            f"a share of {target:.4g} is out of reach: {always:.1%} go up whatever the threshold is (large, sent by a "
-            "rule, or without a score)"
+            f"a share of {target:.4g} is out of reach: {always:.1%} are offloaded whatever the threshold (large, sent "
+            "by a rule, or without a score)"
         )
     if not len(cuts):
-        raise CannotCalibrate("no request has a score that a threshold could decide on")
+        raise CannotCalibrate("no request has a score for a threshold to decide on")
     ordered = np.sort(sample.scores)
     shares = 1.0 - np.searchsorted(ordered, cuts, "right") / len(sample)
     best = len(cuts) - 1 - int(np.argmin(np.abs(shares - target)[::-1]))
@@ -160,11 +160,11 @@ def cut_for_risk(sample: Sample, max_risk: float, confidence: float) -> float:
     known = sample.known
     needed = requests_for_risk(max_risk, confidence)
     if not len(known):
-        raise CannotCalibrate("a risk needs edge_correct and cloud_correct, and no line of the log knows both")
+        raise CannotCalibrate("a risk needs edge_correct and cloud_correct, but no line of the log has both")
     if len(known) < needed:
         raise CannotCalibrate(
             f"{len(known)} requests with both answers known are too few to show a risk of at most {max_risk:.4g} at "
-            f"{confidence:.4g} confidence; it takes {needed} even if not one is answered wrongly",
+            f"{confidence:.4g} confidence; at least {needed} are needed even if not one is answered wrongly",
             needed / max(1, len(known)),
         )
     cuts = known.cuts()
@@ -176,8 +176,8 @@ def cut_for_risk(sample: Sample, max_risk: float, confidence: float) -> float:
     if passed == 0:
         best = wrong[0] if len(cuts) else totals[-1]
         raise CannotCalibrate(
-            f"a risk of at most {max_risk:.4g} at {confidence:.4g} confidence is out of reach: with all but the "
-            f"easiest requests sent up the bound is {upper_bound(int(best), len(known), confidence):.4g}; those that "
+            f"a risk of at most {max_risk:.4g} at {confidence:.4g} confidence is out of reach: even with all but the "
+            f"easiest requests offloaded the bound is {upper_bound(int(best), len(known), confidence):.4g}; those that "
             "a rule keeps, or that share the easiest score, are too often wrong"
         )
     return float(cuts[passed - 1])
@@ -202,7 +202,7 @@ def contradiction(held_out: Sample, chosen: Found, cloud_share: float, max_risk:
         share = held_out.share(chosen.cut)
         error = math.sqrt(cloud_share * (1 - cloud_share) * (1 / max(1, len(held_out)) + 1 / chosen.requests))
         if abs(share - cloud_share) > SHARE_TOLERANCE + 3 * error:
-            return f"{share:.1%} of the {len(held_out)} requests held out would go up, not {cloud_share:.1%}"
+            return f"{share:.1%} of the {len(held_out)} requests held out would be offloaded, not {cloud_share:.1%}"
         return ""
     known = held_out.known
     wrong = known.kept_wrong(chosen.cut)

@@ -15,7 +15,7 @@ from upwell.shared.routing.log import LogLine
 from upwell.shared.tensors import Array
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)
-"""Of the requests: for these it is told what they buy."""
+"""The shares of requests for which the gain is reported."""
 
 _AT_LEAST = 8
 _SURE = 1.645
@@ -47,10 +47,10 @@ class Discrimination:
             return ()
         best, auroc = next(iter(self.others.items()), ("", 0.0))
         is_better = auroc > self.auroc + _BETTER
-        remedy = f"; `measure: {best}` tells them apart with {auroc:.2f}" if is_better else ""
+        remedy = f"; `measure: {best}` has {auroc:.2f}" if is_better else ""
         if not self.is_better_than_chance:
             return (
-                f"{measure} is no better than chance at telling which requests the cloud sets right (AUROC "
+                f"{measure} is no better than chance at telling which requests the cloud corrects (AUROC "
                 f"{self.auroc:.2f}, 0.5 is chance), so a threshold on it gains nothing{remedy}",
             )
         return (

@@ -13,10 +13,10 @@ from upwell.shared.routing.log import LogLine
 from upwell.shared.tensors import Array
 
 FROM_LOGITS: frozenset[str] = frozenset({"max_prob", "margin", "entropy", "energy", "logit_norm"})
-"""Measures that follow from the logits of a line; the others are only what the line itself says."""
+"""Measures that can be computed from a line's logits; others are available only if the line has them."""
 
 TEMPERED: frozenset[str] = frozenset({"max_prob", "margin", "entropy"})
-"""Measures of probabilities: those that temperature scaling is about."""
+"""Measures of probabilities, to which temperature scaling applies."""
 
 
 def measured(lines: Sequence[LogLine], measure: Measure, temperature: float) -> Array:

@@ -19,7 +19,7 @@ from upwell.shared.routing.tags import Tags
 from upwell.shared.units import parse_bits_per_second
 
 NOW_S = 1_000_000.0
-"""The instant of the explained decision, on a clock of its own."""
+"""The time of the explained decision, on its own clock."""
 _RUNS = 32
 
 _Seconds = Annotated[float, Field(strict=True, ge=0, le=1e6)]

@@ -24,7 +24,7 @@ from upwell.shared.routing.estimators.link import LinkEstimate, LinkSample
 from upwell.shared.routing.reasons import CALLERS_FAULTS, LINK_FAILURES, Reason
 
 LONGEST_HOLD_S = 30.0
-"""A cloud that says that it wants no requests for longer is asked again after so long: it may be wrong."""
+"""Maximum time for which a cloud's request to wait is honoured, since it may be wrong."""
 
 _REPLY_MEMORY = 0.8
 

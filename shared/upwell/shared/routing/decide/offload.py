@@ -21,13 +21,13 @@ from upwell.shared.routing.reasons import Reason
 from upwell.shared.values import quick
 
 MARGIN = 0.1
-"""Under `objective: latency` a side is left only where the other is faster by this share: no flapping about a tie."""
+"""Under `objective: latency`, the other side must be faster by this share to be chosen, which avoids flapping."""
 
 SURE = 0.5
-"""How likely a route must be in time at least where nothing stands in for it, or being sooner is what counts."""
+"""Minimum probability of being in time for a route without a fallback, or if latency is the objective."""
 
 RETURN_MARGIN = 0.05
-"""Once a candidate was too slow, the next must be predicted to leave this share of its time unused."""
+"""After a candidate was too slow, the share of its time that the next one must be predicted to leave unused."""
 
 
 @quick

@@ -46,7 +46,7 @@ from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Ver
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Settings
 
 Run: TypeAlias = tuple[str, int, float, float]
-"""A run of the device: the model, how many rows, how long it took, and when it was over."""
+"""A run on the device: the model, its number of rows, its duration, and its end time."""
 
 _NOBODY: Mapping[str, ModelPair] = MappingProxyType({})
 _NO_RUNS = RunTimes()

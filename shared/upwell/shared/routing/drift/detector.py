@@ -13,7 +13,7 @@ from upwell.shared.routing.calibration.binomial import lower_bound, upper_bound
 from upwell.shared.routing.drift.reference import Floats, ReferenceHistogram
 
 FALSE_ALARMS = 0.05
-"""The probability that any quantity of a model that has not drifted ever raises an alarm, however long one looks."""
+"""The probability that any quantity of a model without drift ever raises an alarm, however long it is watched."""
 
 _ODDS = np.array([1.5, 4.0])
 _CAP = 10.0
@@ -114,7 +114,7 @@ class QuantityTest:
         arrays = {name: np.array(state[name], np.float64).reshape(self._stakes.shape) for name in _STATE}
         units = int(state["units"])
         if not all(np.isfinite(one).all() and (one >= 0).all() for one in arrays.values()) or units < 0:
-            raise ValueError("the state holds what no count can be")
+            raise ValueError("the state contains impossible counts")
         alarm = state["alarm"]
         self.alarm = None if alarm is None else Alarm(float(alarm[0]), int(alarm[1]), float(alarm[2]), int(alarm[3]))
         self.units = units

@@ -25,10 +25,10 @@ WINDOW_ROWS = 64
 MOST_WINDOWS = 64
 _RECENT_WINDOWS = 8
 BASELINE_AUDITS = 100
-"""Audits that say how often the cloud disagrees, before any of them can be too often."""
+"""Number of audits that establish the rate of disagreement before it can be too high."""
 
 Finding: TypeAlias = Literal["camera", "world", "model"]
-"""`camera`: dirty, dark, out of focus or frozen; `world`: what is before it has changed; `model`: it got worse."""
+"""`camera`: dirty, dark, out of focus or frozen; `world`: the scene changed; `model`: it got worse."""
 FINDINGS: Mapping[Finding, str] = {
     "camera": "the camera is dirty, dark, out of focus or frozen",
     "world": "the world changed",
@@ -175,7 +175,7 @@ class ModelDrift:
             one.rows = int(saved["rows"])
             for start_s, end_s, counts in saved["windows"]:
                 if len(counts) != len(one.histogram.counts):
-                    raise ValueError("a window has other bins")
+                    raise ValueError("a window has different bins")
                 one.windows.append(_Window(float(start_s), [int(c) for c in counts], float(end_s)))
 
     def _watch_audits(self) -> None:

@@ -18,14 +18,14 @@ from upwell.shared.routing.hardness import Measure
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Quantity: TypeAlias = Literal["hardness", "classes", "brightness", "sharpness", "frozen", "embedding", "audits"]
-"""What is counted of each row. `frozen`: whether the picture is the one before; `embedding`: how far its vector lies
-from the reference's mean; `audits`: whether the cloud disagreed."""
+"""The quantities counted for each row. `frozen`: whether the picture equals the previous one; `embedding`: the distance
+of its vector from the reference's mean; `audits`: whether the cloud disagreed."""
 
 FEWEST_ROWS = 150
 BINS = 10
 MOST_LABELS = 30
 MOST_COVARIANCE = 64
-"""Of a longer vector the variances are kept, not the covariances."""
+"""Maximum length of a vector with covariances; longer ones have only variances."""
 OTHER = "(other)"
 FROZEN, MOVING = "frozen", "moving"
 
@@ -62,9 +62,9 @@ class ReferenceHistogram(_Part):
     def _fits(self) -> ReferenceHistogram:
         wanted = len(self.labels) or len(self.edges) + 1
         if bool(self.labels) == bool(self.edges) or len(self.counts) != wanted or not sum(self.counts):
-            raise ValueError("expected either edges and one count more, or labels and as many counts, not all 0")
+            raise ValueError("expected either edges and one more count, or labels and as many counts, not all 0")
         if any(b <= a for a, b in zip(self.edges, self.edges[1:], strict=False)):
-            raise ValueError("expected edges in growing order")
+            raise ValueError("expected edges in ascending order")
         return self
 
     def bin_of(self, value: float | str) -> int | None:
@@ -169,7 +169,7 @@ def reference_of(
     counted. So the counts are binomial for what the first third has laid down, and their bounds are exact.
     """
     if len(rows) < FEWEST_ROWS:
-        raise ConfigError.at(None, f"expected at least {FEWEST_ROWS} rows to make a reference of, got {len(rows)}")
+        raise ConfigError.at(None, f"expected at least {FEWEST_ROWS} rows for a reference, got {len(rows)}")
     order = default_rng(seed).permutation(len(rows)).tolist()
     fitted = int(len(rows) * _FIT_SHARE)
     fit, counted = [rows[i] for i in order[:fitted]], [rows[i] for i in order[fitted:]]
@@ -187,7 +187,7 @@ def reference_of(
         found["frozen"] = ReferenceHistogram(labels=(MOVING, FROZEN), counts=(pictures, 0))
     quantities = {name: one for name, one in found.items() if one is not None}
     if not quantities:
-        raise ConfigError.at(None, "the model gives nothing that drift could be seen by: no scores, boxes or embedding")
+        raise ConfigError.at(None, "the model has no output for detecting drift: no scores, boxes or embedding")
     return DriftReference(
         edge_digest=edge_digest, measure=measure, every_s=every_s, quantities=quantities, vectors=vectors
     )

@@ -10,7 +10,7 @@ from upwell.shared.routing.hardness import RISING
 from upwell.shared.routing.policy.settings import HardSettings
 
 BURST_ROWS = 64.0
-"""So many rows may go up beyond the share before those after them have to wait for it."""
+"""Number of rows that may be offloaded beyond the share before the following ones must wait."""
 
 
 @dataclass(frozen=True, slots=True)

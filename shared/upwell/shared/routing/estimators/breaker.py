@@ -13,7 +13,7 @@ class BreakerVerdict(Enum):
 
     ALLOW = "allow"
     PROBE = "probe"
-    """The cloud may be back: one request finds out, if it gets the only slot (`take_probe`)."""
+    """The cloud may be back: one request probes it, if it gets the only slot (`take_probe`)."""
     REFUSE = "refuse"
 
 
@@ -129,4 +129,4 @@ class Breaker:
 
 
 CLOSED = Breaker()
-"""With a clean record: what a success makes of any, and what one is of which nothing was heard yet."""
+"""A breaker without failures: the state after a success, and the initial state."""

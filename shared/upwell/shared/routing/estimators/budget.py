@@ -134,7 +134,7 @@ def _read_window(value: object) -> Window:
         raise ValueError("expected start, end and amount of a period, three finite numbers")
     start_s, end_s, spent = numbers
     if not start_s < end_s or spent < 0:
-        raise ValueError("expected a period that ends after its start and an amount that is not negative")
+        raise ValueError("expected a period that ends after its start and a non-negative amount")
     return Window(start_s, end_s, spent)
 
 

@@ -9,12 +9,12 @@ from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.routing.policy.settings import HedgeSettings
 
 NO_HEDGES = TokenBucket(level=0.0)
-"""The bucket of a model that begins: each request that goes up earns a share of a token, each hedge costs one.
+"""The initial bucket of a model: each offloaded request earns a share of a token, each hedge costs one.
 
 Since it starts empty, hedges are never more than that share of the requests."""
 
 HEDGE_BURST = 10.0
-"""What quiet times save up for a bad one, at most."""
+"""Maximum number of tokens saved up."""
 
 _ONE_HEDGE = 1.0 - 1e-9  # a rounding error of the shares is forgiven
 

@@ -39,7 +39,7 @@ class LatencyWindow:
     """
 
     samples_s: Samples = field(default_factory=_no_samples)
-    """Never changed: an array, since a tuple of so many numbers takes several times as long to copy."""
+    """Never modified; an array, since copying a tuple of this length takes several times as long."""
     recent: int = 0
     last_at_s: float = -math.inf
     lately_s: float = math.nan

@@ -26,7 +26,7 @@ def fade(silence_s: float) -> float:
 
 
 _PRIOR = (1.0,) * 4
-"""Predictions count as right until judged: one bad start must not keep everything on the device."""
+"""Initial accuracy of predictions, assumed to be right so that one bad start does not keep everything on the device."""
 
 
 class LinkSample(NamedTuple):

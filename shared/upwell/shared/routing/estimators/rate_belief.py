@@ -13,18 +13,18 @@ _Array: TypeAlias = npt.NDArray[np.float64]
 
 _CELLS = 40
 _RATES: _Array = np.geomspace(1e3, 1e9, _CELLS)
-"""Bytes per second; what is faster than the last counts as that fast."""
+"""The grid of rates (bytes/s); faster links count as the last value."""
 
 _STEP = math.log(_RATES[1] / _RATES[0])
 _ORDER = np.arange(_CELLS)
 _MODES: _Array = np.cos(np.pi * np.outer(_ORDER, _ORDER + 0.5) / _CELLS)
 _MODES *= np.where(_ORDER == 0, 1.0, math.sqrt(2.0))[:, None] / math.sqrt(_CELLS)
 _DECAY: _Array = (1.0 - np.cos(np.pi * _ORDER / _CELLS)) / _STEP**2
-"""The heat equation on a path with closed ends, solved in its own modes (a discrete cosine transform)."""
+"""The heat equation on a path with closed ends, solved in its eigenmodes (a discrete cosine transform)."""
 
 _ANYTHING = (1.0 / _CELLS,) * _CELLS
 _SHORTEST_S = 1e-3
-"""What is shorter says no more of the link than this."""
+"""Minimum duration of a sample; shorter ones say no more about the link."""
 
 _LOGISTIC = 1.702
 """A logistic curve this steep is within 0.01 of the normal distribution's."""

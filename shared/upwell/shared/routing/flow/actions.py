@@ -127,7 +127,7 @@ Action: TypeAlias = (
     Admit | RunEdge | RunHead | Score | Encode | JoinQueue | Send | Wait | GiveUp | Cancel | Reserve | Release
 )
 Step: TypeAlias = Generator[Action, Any, T]
-"""A part of the flow: what it asks for in turn, and what it comes to."""
+"""A part of the flow: a generator of actions with a result."""
 
 
 class CloudReplyFacts(Protocol):

@@ -30,10 +30,10 @@ from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 
 HOPELESS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
-"""Failures after which asking once more cannot help: it is the request that is wrong."""
+"""Failures caused by the request itself, for which a retry cannot help."""
 
 _EARLY_S = 0.005
-"""So much before its deadline a call may end for it: clocks and timers round."""
+"""How long before its deadline a call may end with DEADLINE_EXCEEDED, since clocks and timers round."""
 
 _names = itertools.count()
 
@@ -81,7 +81,7 @@ class CloudAttempt:
         self.rows = decision.up_rows
         self.outcome: CloudReplyFacts | CloudFailure | None = None
         self.calls: list[str] = []
-        """Those under way."""
+        """The calls in progress."""
         self.link_wait: LinkWait | None = None
         """Whether and how it had to wait; its time is NaN while it does."""
         self.hedged = False

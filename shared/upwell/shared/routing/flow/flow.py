@@ -373,7 +373,7 @@ class RequestFlow:
         self.obstacle = decision.obstacle
         if decision.verdict.settings.on_failure(decision.obstacle or decision.reason) == "error":
             self.reason = decision.reason
-            raise CloudFailed(f"the cloud was wanted and not asked: {decision.obstacle}")
+            raise CloudFailed(f"the policy requires the cloud, which was not asked: {decision.obstacle}")
 
     def _check_stand_ins(self) -> None:
         """Raise unless edge answers stand in for all that the cloud missed, and may."""

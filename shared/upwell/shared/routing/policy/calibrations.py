@@ -125,7 +125,7 @@ def misfit_text(
 ) -> str:
     """What log and health say where no calibration fits; `former` is the nearest one."""
     name, value = next(iter(target.items()))
-    wanted, until = f"{name} {value * 100:g}%", "until `upwell policy calibrate` has found one for these models"
+    wanted, until = f"{name} {value * 100:g}%", "until `upwell policy calibrate` finds one for these models"
     if former is None:
         holds = f"it starts from {threshold:g}" if name == "cloud_share" else f"threshold {threshold:g} holds"
         return f"there is no calibration for {wanted}: {holds} {until}"

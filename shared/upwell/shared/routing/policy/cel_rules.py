@@ -37,7 +37,7 @@ VARIABLES: Mapping[str, cel.Type] = MappingProxyType(
         "cloud.breaker_open": _BOOL,
     }
 )
-"""Variable -> its type. `request.tags` has a field for each tag that an expression names."""
+"""The variables and their types. `request.tags` has a field for each tag that an expression names."""
 
 _ENVIRONMENT = cel.NewEnv(variables=dict(VARIABLES))
 
@@ -50,7 +50,7 @@ def _tags(read: ExpressionText) -> set[str]:
     names = set()
     for found in _TAGS.finditer(read.code):
         if found[1] is None and found[2] is None:
-            raise ValueError('expected a tag by its name after request.tags, as in request.tags.camera or ["my-tag"]')
+            raise ValueError('expected the name of a tag after request.tags, as in request.tags.camera or ["my-tag"]')
         names.add(found[1] or str(_compiled(read.texts[int(found[2])]).eval().value()))
     return names
 

@@ -18,7 +18,7 @@ from upwell.shared.routing.policy.settings import ModelPair
 from upwell.shared.routing.policy.written_rules import Rule
 
 MAX_COMBINATIONS = 10_000
-"""Models times rules with `set`: the settings of each pair are computed when the policy is loaded."""
+"""Maximum number of models times rules with `set`: the settings of each pair are computed when the policy is loaded."""
 
 _DRIFTED = ModelPair(has_drifted=True)
 
@@ -98,7 +98,7 @@ def _names_used_twice(parts: Parts) -> dict[Location, str]:
     found: dict[Location, str] = {}
     for index, rule in parts.rules.items():
         if rule.name in seen:
-            found["rules", index, "name"] = "another rule has this name; expected a name of its own"
+            found["rules", index, "name"] = "another rule has this name; expected different names"
         seen.add(rule.name)
     return found
 
@@ -118,7 +118,7 @@ def _contradictions(parts: Parts) -> dict[Location, str]:
         return {}
     setting = [None, *(index for index, rule in parts.rules.items() if rule.set is not None)]
     if len(setting) * (len(parts.models) + 1) > MAX_COMBINATIONS:
-        return {("rules",): f"rules with `set` times models are more than {MAX_COMBINATIONS}; expected fewer"}
+        return {("rules",): f"rules with `set` times models exceed {MAX_COMBINATIONS}; expected fewer"}
     found: dict[Location, str] = {}
     for index in setting:
         models = [one for one in (None, *parts.models) if index is None or _may_meet(parts, one, parts.rules[index])]

@@ -12,7 +12,7 @@ from upwell.shared.config.located import Location
 from upwell.shared.routing.policy.sections import SettingsPatch
 
 Key: TypeAlias = tuple[str, ...]
-"""A setting: ("deadline",), or ("hard", "below") in a section."""
+"""The path of a setting: ("deadline",), or ("hard", "below") in a section."""
 
 ON, OFF = "on", "off"
 ON_DRIFT = "on_drift"

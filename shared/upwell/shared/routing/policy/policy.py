@@ -30,7 +30,7 @@ _DIGEST = "^sha256:[0-9a-f]{64}$"
 def _misplaced(value: Any) -> dict[Location, str]:
     """Only where `replaces` ends the file does it show that the file is whole; a cut one has no whole digest."""
     if isinstance(value, dict) and "replaces" in value and list(value)[-1] != "replaces":
-        return {("replaces",): "expected as the last key of the file, so that a file which was cut short lacks it"}
+        return {("replaces",): "expected as the last key of the file, so that a truncated file lacks it"}
     return {}
 
 

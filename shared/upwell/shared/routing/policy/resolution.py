@@ -35,7 +35,7 @@ _IN_UNIT = frozenset({"max_prob", "margin", "entropy", "logit_norm", "mean_score
 _UNTIL_CALIBRATED: Mapping[str, float] = {
     "margin": 0.75, "max_prob": 0.7, "logit_norm": 0.8, "entropy": 0.5, "mean_score": 0.5, "low_share": 0.5
 }  # fmt: skip
-"""The threshold under a target where no calibration fits and none is written; the other measures have no scale."""
+"""The default thresholds for a target without a calibration or threshold; other measures have no natural scale."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,9 @@ class _Resolver:
         if tag is None:
             level = self._layers.level(("source",))
             location = (*level.location, "source") if level else ("defaults", "source")
-            self.problems[location] = "source needs `tag`, the tag whose value names the stream, such as {tag: camera}"
+            self.problems[location] = (
+                "`source` needs `tag`, the tag whose value names the stream, such as {tag: camera}"
+            )
         rate = get(("source", "rate"))
         rate_per_s = math.inf if rate is None else rate.amount / PERIOD_S[rate.period]
         return SourceLimits(tag or "", get(("source", "keep"), "all") == "latest", rate_per_s)
@@ -223,11 +225,11 @@ class _Resolver:
         level = wrote[other]
         if level is not None and ranks[other] > ranks[key] and ranks[other] >= ranks["measure"]:
             place: Location = (*level.location, "hard", other)
-            self.idle[place] = f"measure {measure} needs `{key}`; `{other}` means nothing"
+            self.idle[place] = f"measure {measure} needs `{key}`; `{other}` does not apply"
 
     def _in_range(self, threshold: float, measure: Measure, key: str) -> float:
         if measure in _IN_UNIT and not 0 <= threshold <= 1:
-            self._blame(f"measure {measure} is from 0 to 1; expected such a threshold, got {threshold:g}", key)
+            self._blame(f"measure {measure} is from 0 to 1; expected a threshold in this range, got {threshold:g}", key)
         return threshold
 
     def _with_target(self, hard: HardSettings) -> HardSettings:

@@ -25,12 +25,12 @@ def _rules(policy: Policy) -> Iterator[tuple[Location, str]]:
     for index, rule in enumerate(policy.rules):
         decides = rule.route is not None or rule.set is not None
         if decides and covering is not None:
-            does = "its egress counts, but not its route or set" if rule.egress else "it never decides anything"
-            yield ("rules", index), f"rule {covering.name!r} before it decides every request: {does}"
+            does = "its egress applies, but not its route or set" if rule.egress else "it never decides anything"
+            yield ("rules", index), f"rule {covering.name!r} , an earlier rule, decides every request: {does}"
         if rule.egress is not None and rule.route in ("cloud", "split"):
             yield (
                 ("rules", index, "route"),
-                f"route: {rule.route} means nothing beside egress: deny; nothing leaves the device",
+                f"route: {rule.route} has no effect with egress: deny; nothing leaves the device",
             )
         if rule.egress is not None and rule.match.tags and not any(one.match.unless_tags for one in policy.rules):
             name = next(iter(rule.match.tags))
@@ -87,11 +87,11 @@ def _settings(level: Location, settings: Settings, others_fit: bool) -> Iterator
     if settings.objective == "energy" and not (energy.inference_j and energy.uplink_byte_j):
         yield (*level, "objective"), "objective energy compares by `energy`: both inference and uplink_byte are needed"
     if settings.objective == "cost":
-        yield (*level, "objective"), "the device's answer costs nothing: under objective cost no candidate goes up"
+        yield (*level, "objective"), "the device's answer costs nothing: under objective cost no candidate is offloaded"
     if any(limit.quantity == "money" for limit in settings.budget) and not (prices.uplink_gb or prices.cloud_request):
         yield (*level, "budget", "money"), "without `prices` nothing costs money, so this limit is never reached"
     if settings.explore and not settings.record_bytes:
-        yield (*level, "explore"), "only recorded requests go both ways, and `record` is off"
+        yield (*level, "explore"), "only recorded requests are explored, but `record` is off"
 
 
 def _target_that_is_not_held(
@@ -113,12 +113,12 @@ def _target_that_is_not_held(
 def _hard(hard: HardSettings, others_fit: bool) -> Iterator[tuple[Location, str]]:
     share = hard.cloud_share
     if share in (0.0, 1.0):
-        yield ("hard", "cloud_share"), f"{'no' if share == 0 else 'every'} case goes up"
+        yield ("hard", "cloud_share"), f"{'no' if share == 0 else 'every'} case is offloaded"
     elif not hard.calibrated and not others_fit:
-        text = f"no calibration fits: threshold {hard.threshold:g} holds until `upwell policy calibrate` found one"
+        text = f"no calibration fits: threshold {hard.threshold:g} holds until `upwell policy calibrate` finds one"
         yield ("hard",), text
     if math.isnan(share) and math.isnan(hard.max_risk):
         key, nothing, everything = ("above", 1.0, 0.0) if hard.measure in RISING else ("below", 0.0, 1.0)
         if hard.measure in ("margin", "max_prob", "entropy") and hard.threshold in (nothing, everything):
-            none = "no case is hard with this threshold; `hard: off` says the same"
+            none = "no case is hard with this threshold; `hard: off` means the same"
             yield ("hard", key), none if hard.threshold == nothing else "nearly every case is hard with this threshold"

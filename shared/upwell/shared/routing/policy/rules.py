@@ -73,7 +73,7 @@ class CompiledPolicy:
         sources = [rule.condition for rule in policy.rules if rule.condition is not None]
         self._conditions: Any = _conditions(sources) if sources else None
         self.uses_facts: bool = self._conditions is not None and self._conditions.uses_facts
-        """Whether any rule looks at more than the request, so that `judge` wants its second argument."""
+        """Whether any rule uses more than the request, so that `judge` needs its second argument."""
         self._verdicts = {
             (model, index): verdict
             for model in (None, *self._models)

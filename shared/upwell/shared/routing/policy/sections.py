@@ -38,12 +38,12 @@ class Section(BaseModel):
 
 def _written(value: object) -> object:
     if value is None:
-        raise ValueError("expected a value, got nothing; leave the key out where nothing is to be set")
+        raise ValueError("expected a value, got nothing; leave out keys without a value")
     return value
 
 
 Written = BeforeValidator(_written)
-"""For a key that may be left out but not be left empty."""
+"""For a key that may be left out but must not be empty."""
 
 
 def _from_percent(value: object) -> object:
@@ -64,7 +64,7 @@ Text: TypeAlias = Annotated[str, Field(min_length=1)]
 FAILURE_REASONS: Mapping[str, Reason] = MappingProxyType(
     {str(reason).removeprefix("cloud_"): reason for reason in Reason if reason in CLOUD_FAILURES}
 )
-"""Key of `on_cloud_failure` -> the reason that it is about."""
+"""The reason for each key of `on_cloud_failure`."""
 
 
 class Hard(Section):
@@ -217,7 +217,7 @@ def _rate_of_source(value: object) -> Rate:
 
 
 PERIOD_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "min": 60.0, "h": 3600.0})
-"""The periods that the rate of a source may be per, in seconds."""
+"""The periods of a source's rate, in seconds."""
 
 
 class SourceSection(Section):

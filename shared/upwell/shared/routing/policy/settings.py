@@ -15,7 +15,7 @@ Objective: TypeAlias = Literal["accuracy", "latency", "energy", "cost"]
 Action: TypeAlias = Literal["edge", "error", "spool", "retry"]
 Priority: TypeAlias = Literal["low", "normal", "high"]
 RANKS: Mapping[Priority, int] = MappingProxyType({"low": 0, "normal": 1, "high": 2})
-"""Priority -> rank; a higher one goes first."""
+"""The rank of each priority; higher ones go first."""
 Quantity: TypeAlias = Literal["cloud_requests", "uplink", "money"]
 Period: TypeAlias = Literal["s", "min", "h", "day", "week", "month"]
 

@@ -49,7 +49,7 @@ def _checked_condition(text: object) -> str:
         from upwell.shared.routing.policy.cel_rules import check
     except ImportError:
         raise ValueError(
-            "`if` needs the package cel-expr-python; install upwell[cel] (Python 3.11 or later), or use `match`"
+            "`if` needs the package cel-expr-python: pip install 'upwell[cel]' (Python 3.11 or later); or use `match`"
         ) from None
     check(text)
     return text
@@ -95,9 +95,9 @@ class Rule(Section):
     def _applies_and_does_something(self) -> Rule:
         problems: list[str] = []
         if not {"match", "condition"} & self.model_fields_set:
-            problems.append("the rule applies to nothing; expected match or if ({} matches every request)")
+            problems.append("the rule applies to nothing; expected `match` or `if` ({} matches every request)")
         if not any(one is not None for one in (self.egress, self.route, self.set, self.collect)):
-            problems.append("the rule does nothing; expected egress, route, set or collect")
+            problems.append("the rule does nothing; expected `egress`, `route`, `set` or `collect`")
         if problems:
             raise ValueError("; ".join(problems))
         return self

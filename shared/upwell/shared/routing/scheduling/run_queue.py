@@ -58,7 +58,7 @@ class QueuedRun:
         if math.isnan(self.run_request.run_s) or self.run_request.is_owed:
             return DeadlineExceeded("the device was busy until the deadline")
         needed = f"{self.run_request.run_s * 1e3:.1f} ms"
-        return DeadlineExceeded(f"the device was busy until less than the {needed} were left that the run takes")
+        return DeadlineExceeded(f"the device was busy until less time was left than the {needed} that the run takes")
 
 
 @dataclass(eq=False, slots=True)
@@ -246,7 +246,7 @@ def _refused(due: Sequence[Job], new: QueuedRun, starts: Sequence[ScheduledRun],
     left_ms, needed_ms = (new.deadline_s - now_s) * 1e3, (end_s - now_s) * 1e3
     if new in late(ahead, *starts):
         return Refused(
-            f"the device is busy: {left_ms:.1f} ms are left and it is done in {needed_ms:.1f} ms "
-            f"with the {len(ahead)} requests before this one; try again later"
+            f"the device is busy: {left_ms:.1f} ms are left, but it needs {needed_ms:.1f} ms with the {len(ahead)} "
+            "requests before this one; try again later"
         )
     return Refused("the device is busy: requests admitted earlier would be late if it ran; try again later")

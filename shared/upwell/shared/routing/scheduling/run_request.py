@@ -13,10 +13,11 @@ from upwell.shared.routing.policy.settings import RANKS, Priority
 from upwell.shared.values import quick
 
 MOST_SPREAD = 0.5
-"""A bad run counts as at most this share longer than a usual one: one hiccup in 64 runs must not halve the device."""
+"""Maximum share by which a slow run counts as longer than a usual one: one outlier in 64 runs must not halve the
+capacity."""
 
 LEAST_SPREAD = 0.1
-"""And at least as this share longer: a few equal runs are no proof."""
+"""Minimum share by which it counts as longer, since a few equal runs prove little."""
 
 
 @quick
@@ -51,7 +52,7 @@ class RunRequest:
 RUN_REQUESTS: Mapping[Priority, RunRequest] = MappingProxyType(
     {priority: RunRequest(priority=priority) for priority in RANKS}
 )
-"""What requests without a source may claim."""
+"""The run request of requests without a source."""
 
 
 def timed(run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s: float, now_s: float) -> RunRequest:

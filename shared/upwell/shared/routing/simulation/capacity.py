@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 LONGEST_S = 1e10
-"""Instants beyond this (three centuries) are refused: a double no longer tells milliseconds apart far beyond it."""
+"""The latest time accepted (three centuries): far beyond it a double cannot distinguish milliseconds."""
 MOST_BITS_PER_S = 1e13
 
 
@@ -70,7 +70,7 @@ class StepTrace:
         if not starts_s:
             raise ValueError("the trace has no rows; expected rows of second and Mbps")
         if any(after <= before for before, after in itertools.pairwise(starts_s)):
-            raise ValueError("the seconds do not rise from row to row")
+            raise ValueError("the seconds do not increase from row to row")
         if not all(0 <= rate <= MOST_BITS_PER_S for rate in rates_bits_per_s):
             raise ValueError(f"expected rates from 0 to {MOST_BITS_PER_S / 1e6:g} Mbps")
         last_s = starts_s[-1] - starts_s[-2] if len(starts_s) > 1 else 1.0
@@ -119,7 +119,7 @@ def _packet_trace(lines: Sequence[tuple[int, str]]) -> PacketTrace:
             raise ValueError(f"line {number}: expected the millisecond of a packet, a whole number, got {line[:40]!r}")
         packets_ms.append(int(line))
         if packets_ms[-1] < packets_ms[-2:][0]:
-            raise ValueError(f"line {number}: {packets_ms[-1]} ms is before the line above it")
+            raise ValueError(f"line {number}: {packets_ms[-1]} ms is before the previous line")
     return PacketTrace(packets_ms)
 
 
@@ -136,7 +136,7 @@ def _step_trace(lines: Sequence[tuple[int, str]]) -> StepTrace:
                 continue  # a header
             raise ValueError(f"line {number}: expected second and Mbps, such as 12,3.5, got {line[:40]!r}") from None
         if starts_s and start_s <= starts_s[-1]:
-            raise ValueError(f"line {number}: second {start_s:g} is not after the line above it")
+            raise ValueError(f"line {number}: second {start_s:g} is not after the previous line")
         starts_s.append(start_s)
         rates.append(mbps * 1e6)
     return StepTrace(starts_s, rates)

@@ -22,10 +22,10 @@ class Event:
 
 
 Wait: TypeAlias = tuple[Event | None, float]
-"""Until the event, if any, or the instant, whichever comes first; the instant may have passed."""
+"""Waits until the event, if any, or the time, whichever is first; the time may be in the past."""
 
 Process: TypeAlias = Generator[Wait, None, T]
-"""Yields what it waits for; its value is what came of it."""
+"""A process: yields its waits, and receives their results."""
 
 
 class _Ticket:

@@ -81,7 +81,7 @@ def model_pairs(requests: Sequence[LoggedRequest]) -> Mapping[str, ModelPair]:
 
 
 Score: TypeAlias = Callable[[LoggedRequest, HardSettings], float]
-"""How hard the device finds a request once it has run."""
+"""The hardness of a request after the device's run."""
 
 
 def score(request: LoggedRequest, hard: HardSettings) -> float:

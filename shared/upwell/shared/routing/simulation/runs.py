@@ -123,7 +123,7 @@ def thresholds(policy: Policy, requests: Sequence[LoggedRequest]) -> tuple[HardS
     used = {(one.hard.measure, one.hard.temperature) if one.hard else None for one in settings}
     hard = settings[0].hard
     if len(used) != 1 or hard is None:
-        raise ValueError("thresholds can be swept where one measure holds for every request of the log")
+        raise ValueError("thresholds can only be swept if one measure applies to every request of the log")
     rises = hard.measure in RISING
     plain = replace(hard, cloud_share=math.nan, max_risk=math.nan)
     values = sorted((v for v in (score(one, hard) for one in requests) if not math.isnan(v)), reverse=rises)

@@ -22,7 +22,7 @@ class CloudBehaviour:
 
 
 CloudScript: TypeAlias = Callable[[LoggedRequest, int], CloudBehaviour]
-"""What the cloud does with the message of that number, counted from 0, of a request."""
+"""The cloud's reaction to a request's message, by its number from 0."""
 
 
 def as_logged(request: LoggedRequest, _: int) -> CloudBehaviour:

@@ -28,7 +28,7 @@ from upwell.tools.policy.collect.items import Item, read_item
 from upwell.tools.policy.collect.log_file import CLOUD_TRUTH, ITEM
 
 ANSWER_S = 60.0
-"""The cloud may take as long; nobody waits for these answers."""
+"""Time limit of the cloud; nothing waits for these answers."""
 
 
 @dataclass(frozen=True)

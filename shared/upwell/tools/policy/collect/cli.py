@@ -36,8 +36,8 @@ from upwell.tools.terminal import AsJson, plain, print_error, progress, stdout_c
 
 _SHOWN = 5
 _LABELS = (
-    "CSV file,label; for detections file,label,x1,y1,x2,y2 in fractions, or COCO JSON; without it the cloud's answers "
-    "count as right."
+    "CSV file,label; for detections file,label,x1,y1,x2,y2 in fractions, or COCO JSON; "
+    "without it the cloud's answers count as correct."
 )
 
 _QUALITY = (
@@ -48,9 +48,9 @@ _QUALITY = (
 
 def collect(
     agent: Annotated[Path, typer.Argument(metavar="AGENT_YAML", help="The agent.yaml that names both sides.")],
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, by the name that callers use.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, by its name for callers.")],
     data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of pictures, .npy or .npz files, one item each.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The log to write, or to continue.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The log to write or to continue.")],
     labels: Annotated[
         Path | None,
         typer.Option(
@@ -161,7 +161,7 @@ def _run(collection: Collection, items: list[Item]) -> None:
 
 def _show(report: CollectionReport) -> None:
     console = stdout_console()
-    there = f", {report.already_there} were there already" if report.already_there else ""
+    there = f", {report.already_there} were already there" if report.already_there else ""
     console.print(f"{report.collected} items collected in {report.out}{there}", markup=False)
     if report.unlabelled:
         console.print(f"{report.unlabelled} items have no label and were left out")
@@ -177,7 +177,7 @@ def _show(report: CollectionReport) -> None:
         if len(found) > _SHOWN:
             console.print(f"  and {len(found) - _SHOWN} more")
     if report.truth == "cloud":
-        console.print("no labels: the cloud's answers count as right")
+        console.print("no labels: the cloud's answers count as correct")
     for side, accuracy in (("edge", report.edge_accuracy), ("cloud", report.cloud_accuracy)):
         if accuracy is not None:
             console.print(f"{side} right: {accuracy:.1%}")

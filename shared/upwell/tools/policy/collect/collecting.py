@@ -17,7 +17,8 @@ from upwell.tools.policy.collect.items import Item
 from upwell.tools.policy.collect.log_file import CLOUD_TRUTH, LogFile
 
 SILENT_LIMIT = 5
-"""So many items in a row without an answer of the cloud end a collection: it is down, or the configuration is wrong."""
+"""Number of items in a row without a cloud answer that ends a collection: the cloud is down, or the configuration is
+wrong."""
 
 
 class CloudSilent(UpwellError):
@@ -57,7 +58,7 @@ def check_same(former: LogLine | None, edge: EdgeModel, model: str, *, with_labe
     ):
         if before != now:
             raise ConfigError.at(
-                None, f"the log there has {before!r} as the {what}, and this is {now!r}; name another file", "--out"
+                None, f"the log there has {before!r} as the {what}, but this is {now!r}; name another file", "--out"
             )
 
 
@@ -108,7 +109,7 @@ class Collection:
         silent = sum(held.cloud.is_silent for _, held in self._held)
         if silent == SILENT_LIMIT:
             raise CloudSilent(
-                f"the cloud did not answer {SILENT_LIMIT} items in a row, which are left for later (the same "
+                f"the cloud did not answer {SILENT_LIMIT} items in a row; they are left for later (the same "
                 f"command continues with them): {asked.cloud.problem}"
             )
         was_heard = not asked.cloud.is_silent and not asked.egress_rule

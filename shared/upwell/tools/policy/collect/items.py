@@ -16,7 +16,7 @@ from upwell.shared.tensors import Array
 from upwell.tools.infer.inputs import read_inputs
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".npy", ".npz"})
-"""What counts as an item; other files in the folder are left alone."""
+"""The suffixes of items; other files in the folder are ignored."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def find_items(folder: Path) -> list[Item]:
         raise ConfigError.at(folder, f"cannot be read: {error.strerror}", "--data") from None
     if not found:
         raise ConfigError.at(
-            folder, f"no item in it; expected files that end in {', '.join(sorted(SUFFIXES))}", "--data"
+            folder, f"it contains no items; expected files that end in {', '.join(sorted(SUFFIXES))}", "--data"
         )
     return sorted((Item(path.relative_to(folder).as_posix(), path) for path in found), key=lambda item: item.name)
 
@@ -46,7 +46,7 @@ def read_item(item: Item, model: ServedModel) -> dict[str, Array]:
     """The item as a request of one row. Raises `ConfigError` or `InvalidRequest`."""
     assert model.edge is not None  # noqa: S101  collecting asks both sides
     if any("\ud800" <= letter <= "\udfff" for letter in item.name):  # how bytes that are no text stand in a name
-        raise InvalidRequest("its name is not UTF-8, so no log can hold it; rename the file")
+        raise InvalidRequest("its name is not UTF-8, which a log cannot contain; rename the file")
     signature = model.edge.signature
     specs = tuple(one.spec for one in signature.inputs)
     metadata = ModelMetadata(model.name, (), "", specs, ())
@@ -58,7 +58,7 @@ def read_item(item: Item, model: ServedModel) -> dict[str, Array]:
     }
     rows = signature.check_inputs(arrays)
     if rows != 1:
-        raise InvalidRequest(f"it holds {rows} rows; expected one item per file")
+        raise InvalidRequest(f"it has {rows} rows; expected one item per file")
     return arrays
 
 

@@ -38,7 +38,7 @@ class KnownLabels:
     def item(self, name: str) -> str:
         """The item of that name. Raises `ValueError`."""
         if name not in self.names:
-            raise ValueError(f"the data folder holds no item {name!r}")
+            raise ValueError(f"the data folder has no item {name!r}")
         return name
 
     def number(self, text: str) -> int:
@@ -66,7 +66,7 @@ def read_classes(path: Path, known: KnownLabels) -> dict[str, int]:
             raise ValueError("expected a file and its label")
         number = known.number(text)
         if known.item(name) in labels:
-            raise ValueError(f"{name!r} has a label already; expected one line per file")
+            raise ValueError(f"{name!r} already has a label; expected one line per file")
         labels[name] = number
 
     _each(path, _read_rows(path, ("file", "label")), add)
@@ -186,7 +186,7 @@ def _each(path: Path, rows: Iterable[tuple[int | None, T]], add: Callable[[T], N
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_LABELS_BYTES:
-            raise ConfigError.at(path, f"larger than the {MAX_LABELS_BYTES >> 20} MiB that labels may have")
+            raise ConfigError.at(path, f"larger than the limit of {MAX_LABELS_BYTES >> 20} MiB for labels")
         with path.open(encoding="utf-8-sig", newline="") as file:
             return file.read()
     except OSError as error:
@@ -205,5 +205,5 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     if not set(columns) <= written:
         raise ConfigError.at(path, f"expected a first line with the columns {','.join(columns)}", line=1)
     if not rows:
-        raise ConfigError.at(path, "no label in it")
+        raise ConfigError.at(path, "it contains no labels")
     return rows

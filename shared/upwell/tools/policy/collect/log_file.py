@@ -15,13 +15,13 @@ from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.routing.log import LogLine
 
 ITEM = "item"
-"""The tag that names the item of a line."""
+"""The tag with the item's name."""
 
 CLOUD_TRUTH = MappingProxyType({"truth": "cloud"})
-"""The further tag of lines in which the cloud's answers count as right."""
+"""The additional tag of lines in which the cloud's answers count as correct."""
 
 _START = b'{"t_s":'
-"""How each of our lines begins: what else lacks its newline is somebody's file, of which nothing is cut off."""
+"""The start of each of our lines: an incomplete last line of another file is never removed."""
 
 
 class LogNotWritten(UpwellError):

@@ -22,7 +22,7 @@ READ = (
     "_reset_per_message_state", "_serve", "_unary_response_in_pool",
     "_Context.__init__", "_RPCState.__init__", "_ServerState.__init__",
 )  # fmt: skip
-"""Functions of `grpc._server` whose text is known."""
+"""Functions of `grpc._server` whose source is known."""
 
 NAMES = (
     "_CANCELLED", "_CLOSED", "_DEALLOCATED_SERVER_CHECK_PERIOD_S", "_EMPTY_FLAGS", "_OPEN", "_RECEIVE_MESSAGE_TOKEN",

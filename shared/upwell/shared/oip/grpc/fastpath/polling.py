@@ -17,7 +17,8 @@ from upwell.shared.oip.grpc.fastpath.inner_parts import cygrpc, server
 from upwell.shared.platform.call_threads import CallFuture, CallThreads
 
 SHORT_BYTES = 1 << 16
-"""What is larger takes longer than a change of threads, and its sender is better read from without a pause."""
+"""Maximum message size for inline handling: larger ones take longer than a thread switch and are better read without a
+pause."""
 
 
 def serve(state: Any) -> None:

@@ -16,7 +16,7 @@ from upwell.shared.oip.grpc.fastpath.inner_parts import cygrpc, server
 from upwell.shared.platform.call_threads import CallThreads, started, yield_permit
 
 Send: TypeAlias = Callable[[bytes | None], None]
-"""gRPC's own way to send a message, which may wait; None ends the stream with the context's status."""
+"""gRPC's function for sending a message, which may block; None ends the stream with the context's status."""
 
 
 class StreamListener(Protocol):

@@ -18,7 +18,7 @@ from upwell.shared.oip.grpc.fastpath.polling import handle_unary_unary, serve
 from upwell.shared.oip.grpc.server import start_server
 
 PROOF_S = 2.0
-"""So long may the first answer take."""
+"""Time limit for the first answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def switch_on() -> bool:
         return True
     if not inner_parts.is_known():
         _log.warning(
-            "the internals of grpcio %s are not known: small requests cost more (serve.fast_path)", grpc.__version__
+            "the internals of grpcio %s are unknown: small requests cost more (serve.fast_path)", grpc.__version__
         )
         return False
     inner_parts.replace({"_handle_unary_unary": handle_unary_unary, "_serve": serve}, on=True)
