@@ -141,17 +141,18 @@ def test_each_quality_of_a_picture_is_held_against_the_whole_picture(folder: Fol
     folder.write(service, pages={"edge": {"bundle": bundle, "runtime": "onnx"}, "cloud": cloud})
     for number, page in enumerate(pages(4, seed=5)):
         (folder.data / f"{number}.png").write_bytes(page.png)
-    folder.report("--quality", 1, "--quality", 40, "--quality", 1, model="pages")
+    folder.report("--quality", 1, "--quality", 1, model="pages")
     for line in folder.lines:
         good, bad = line.qualities
-        assert (good.quality, bad.quality) == (40, 1)
+        assert (good.quality, bad.quality) == (20, 1), "model.yaml's own, and the one asked for"
         assert bad.up_bytes < good.up_bytes < good.whole_bytes == bad.whole_bytes
         assert 3_000 < good.whole_bytes < 3_500, "the page as it came, whatever model.yaml says"
         assert good.agrees
     costs = quality_costs(folder.lines)
-    assert [(one.quality, one.requests) for one in costs] == [(40, 4), (1, 4)]
+    assert [(one.quality, one.requests) for one in costs] == [(20, 4), (1, 4)]
     assert costs[1].bytes_share < costs[0].bytes_share < 0.7
     folder.pictures()
+    assert "expected at most 20, the quality that model.yaml names" in folder.error("--quality", 40, model="pages")
     text = "--quality: model.yaml names no format that has a quality"
     assert text in folder.error("--quality", 20)
 

@@ -25,7 +25,9 @@ from upwell.edge.observe.flight_recorder.words import tell
 from upwell.edge.server.assembly import embedded_agent, serve_metrics
 from upwell.edge.server.core import AgentCore
 from upwell.shared.oip.seen import Seen
+from upwell.shared.routing.decide.state import CloudAnswered
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import ASSETS, pages
 
 PHOTO = Image.fromarray(load_sample_image("flower.jpg")).resize((1280, 854), Image.Resampling.BICUBIC)
 GRID = 24, 32
@@ -149,3 +151,35 @@ def test_the_flight_recorder_tells_what_goes_up(tmp_path: Path) -> None:
         answer = ask(agent, encoded("JPEG"))
         told = json.dumps([*map(str, tell(agent.flight_recorder.find(answer.id)))])
         assert "pictures shrunk to what the cloud's model makes of them: about " in told
+
+
+def test_on_a_slow_link_pictures_go_up_in_the_quality_that_it_carries(tmp_path: Path) -> None:
+    """By what `calibrate` measured of the demo's pages, and the router's own belief about the link."""
+    measured = [
+        {"quality": quality, "bytes_share": share, "agreement": agreement}
+        for quality, share, agreement in ((20, 0.5, 0.99), (1, 0.1, 0.97))
+    ]
+    calibration = {"model": "pages", "measure": "margin", "below": 1.0, "cloud_share": "90%"}
+    rules = {
+        "defaults": {"deadline": "2s", "hard": {"measure": "margin", "cloud_share": "90%"}},
+        "calibrations": [{**calibration, "evidence": {"qualities": measured}}],
+        "rules": UP["rules"],
+    }
+    sides = {"edge": {"bundle": str(ASSETS / "edge" / "pages")}, "cloud": {"model": "pages-large"}}
+    picture = pages(1, seed=5)[0].png
+    with (
+        serving("--models", ASSETS / "cloud") as service,
+        embedded_agent(write_agent(tmp_path, rules, service.address, {"pages": sides})) as agent,
+    ):
+        sent: list[int] = []
+        agent.metrics.sent = lambda _, size_bytes: sent.append(size_bytes)  # type: ignore[method-assign, assignment]
+        until(lambda: "pages" in known(agent))
+        assert agent.infer("pages", {"image": picture}).route == "cloud"
+        for index in range(32):
+            size_bytes = 200 + 200 * (index % 4)
+            agent.router.observe(CloudAnswered("pages", 1, size_bytes, 0.1 + size_bytes / 400, 0.01))
+        answer = agent.infer("pages", {"image": picture})
+        best, slow = sent[0], sent[-1]
+        assert slow < 0.8 * best, "the bytes of quality 1"
+        told = json.dumps([*map(str, tell(agent.flight_recorder.find(answer.id)))])
+        assert "pictures at quality 1, which the link carries in time" in told

@@ -47,8 +47,9 @@ from upwell.shared.routing.flow.actions import (
     Wait,
 )
 from upwell.shared.routing.flow.flow import RequestFlow
+from upwell.shared.routing.policy.settings import LowerQuality
 from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, timed
-from upwell.shared.signature.uplink_pictures import shrink_for_uplink
+from upwell.shared.signature.uplink_pictures import at_quality, encode_for_uplink, shrink_for_uplink
 from upwell.shared.telemetry.trace import Place
 from upwell.shared.tensors import Array
 
@@ -200,7 +201,7 @@ class RequestDriver:
 
     def _encode(self, action: Encode) -> int:
         attempt, half = self._flow.attempts[action.attempt], self._halves.get(action.attempt)
-        inputs = self._message_inputs(attempt.rows) if half is None else half.tensors
+        inputs = self._message_inputs(attempt.rows, attempt.decision.quality) if half is None else half.tensors
         split_route = attempt.decision.split_route
         model = self._model.cloud_model if split_route is None else self._model.head(split_route.key).cut.tail
         message = Message.of(InferRequest(model=model, inputs=inputs, id=self._id), self._context.traceparent)
@@ -211,8 +212,11 @@ class RequestDriver:
         self._messages[action.attempt] = message
         return len(message.data)
 
-    def _message_inputs(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
+    def _message_inputs(self, rows: tuple[int, ...], quality: LowerQuality | None) -> Mapping[str, Array]:
         inputs, entry_model = self._select(self._sent_inputs, rows), self._model.entry_model
+        if entry_model is not None and quality is not None:
+            signature = at_quality(entry_model.signature, quality.quality)
+            return encode_for_uplink(signature, self._select(self._inputs, rows), self._resizes)
         if entry_model is None or not self._resizes:
             return inputs
         return shrink_for_uplink(entry_model.signature, inputs, self._resizes)

@@ -83,6 +83,17 @@ def with_uplink(signature: Signature, encoding: UplinkEncoding | None) -> Signat
     return replace(signature, inputs=tuple(inputs))
 
 
+def at_quality(signature: Signature, quality: int) -> Signature:
+    """The signature whose pictures, where it encodes them in a format with a quality, all go up in this one."""
+    inputs = (
+        replace(one, uplink=replace(one.uplink, quality=quality, recode=True))
+        if one.uplink is not None and one.uplink.encode in ("jpeg", "webp")
+        else one
+        for one in signature.inputs
+    )
+    return replace(signature, inputs=tuple(inputs))
+
+
 def _plain(signature: Signature, resizes: Resizes) -> list[tuple[LogicalInput, Resize]]:
     """The pictures of which the signature does not say how they go up, and how the cloud's model resizes them."""
     if not resizes:

@@ -117,6 +117,7 @@ def _step(step: ExplanationStep) -> dict[str, Any]:
         "obstacle": None if decision.obstacle is None else str(decision.obstacle),
         "chance": _rounded(decision.chance),
         "needed_chance": _rounded(decision.needed_chance),
+        "quality": None if decision.quality is None else decision.quality.quality,
         "escalate": decision.escalate,
         "deadline_s": decision.deadline_s - NOW_S,
         "wait_for_cloud_until_s": decision.give_up_s - NOW_S,
@@ -173,6 +174,8 @@ def _lines(step: ExplanationStep, hardness: float | None) -> list[str]:
         is_one = len(decision.up_rows) == 1
         rows = ", ".join(map(str, decision.up_rows))
         lines.append(f"row {rows} goes to the cloud" if is_one else f"rows {rows} go to the cloud")
+    if decision.quality is not None:
+        lines.append(f"pictures at quality {decision.quality.quality}: {decision.quality.agreement:.1%} same answers")
     if decision.obstacle is not None:
         lines.append(f"not sent to the cloud because of {decision.obstacle}")
     if decision.refusal:

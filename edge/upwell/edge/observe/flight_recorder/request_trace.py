@@ -186,6 +186,7 @@ def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
     return {
         "plan": str(decision.plan),
         "reason": str(decision.reason),
+        "quality": None if decision.quality is None else decision.quality.quality,
         "way": None if decision.split_route is None else decision.split_route.key[:LONGEST_ID],
         "obstacle": None if decision.obstacle is None else str(decision.obstacle),
         "up_rows": list(decision.up_rows[:MOST_ROWS]),

@@ -151,6 +151,8 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         by = f" by {decision['way']}" if decision.get("way") else ""
         until = ms(decision.get("give_up_s"))
         yield f"offloaded for {reason}{by}: rows {_rows(decision['up_rows'])}, waited for until {until}"
+    if decision.get("quality"):
+        yield f"pictures at quality {decision['quality']}, which the link carries in time"
     if decision.get("kept_rows"):
         yield f"kept on the device: rows {_rows(decision['kept_rows'])}, because of {decision.get('obstacle')}"
 

@@ -150,6 +150,7 @@ def _decision(
         side_change=found.side_change,
         model=case.signals.request_facts.model,
         split_route=found.split_route if may_go and wanted else None,
+        quality=found.quality if may_go and wanted else None,
         retry_after_s=found.retry_after_s,
         chance=found.predicted.chance,
         needed_chance=found.predicted.needed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from upwell.shared.routing.estimators.link import fade
 from upwell.shared.routing.estimators.rate_belief import Chance
 from upwell.shared.routing.policy.request_facts import RowFacts
 from upwell.shared.routing.policy.rules import Verdict
-from upwell.shared.routing.policy.settings import Limit, Prices
+from upwell.shared.routing.policy.settings import Limit, LowerQuality, Prices
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.values import quick
 
@@ -34,7 +34,7 @@ RETURN_MARGIN = 0.05
 @dataclass(frozen=True, slots=True)
 class OffloadCase:
     """One request in one moment: what is known, what is asked, what the policy says, until when, and `edge`, what the
-    device is predicted to need for it."""
+    device is predicted to need for it. `quality` is the one that its pictures would go up in, None for model.yaml's."""
 
     state: RouterState
     signals: Signals
@@ -44,11 +44,13 @@ class OffloadCase:
     now_s: float
     zone: tzinfo
     edge: EdgeTime
+    quality: LowerQuality | None = None
 
     def size_bytes(self, rows: tuple[int, ...]) -> int:
         """Bytes that these rows cost on the wire."""
         sizes = self.signals.wire_sizes_bytes
-        return sum(sizes) if len(rows) == len(sizes) else sum(sizes[row] for row in rows)
+        size_bytes = sum(sizes) if len(rows) == len(sizes) else sum(sizes[row] for row in rows)
+        return size_bytes if self.quality is None else round(size_bytes * self.quality.bytes_share)
 
 
 class Prediction(NamedTuple):
@@ -82,6 +84,7 @@ class OffloadOption:
     hedge_after_s: float = math.inf
     split_route: SplitRoute | None = None
     retry_after_s: float | None = None
+    quality: LowerQuality | None = None
 
 
 def predict(state: RouterState, model: str, rows: int, size_bytes: int, confidence: float, now_s: float) -> Prediction:
@@ -121,6 +124,31 @@ def _inverse(s_per_byte: float) -> float:
 def attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool = False) -> OffloadOption:
     """Whether `rows` may go up now, and how. `must`: nothing else can answer them, so it need not be better, only in
     time.
+
+    Where qualities of pictures were measured, that is taken which most likely brings the same answer in time: the
+    largest chance · agreement, where a lower one has to be worth more by `MARGIN` than the best above it.
+    """
+    best = _attempt(case, rows, must=must)
+    hard, signals = case.verdict.settings.hard, case.signals
+    is_whole = not signals.split_routes and not signals.exits
+    if hard is None or not hard.qualities or not is_whole or math.isnan(best.predicted.usual_s):
+        return best
+    worth = _worth(best, 1.0)
+    for quality in hard.qualities:
+        found = replace(_attempt(replace(case, quality=quality), rows, must=must), quality=quality)
+        if _worth(found, quality.agreement) > worth * (1.0 + MARGIN):
+            best, worth = found, _worth(found, quality.agreement)
+    return best
+
+
+def _worth(found: OffloadOption, agreement: float) -> float:
+    """How likely it brings the same answer in time as the best quality would; 0 where it may not go."""
+    chance = 1.0 if math.isnan(found.predicted.chance) else found.predicted.chance
+    return 0.0 if found.obstacle is not None else chance * agreement
+
+
+def _attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool) -> OffloadOption:
+    """`attempt` at one quality.
 
     A model that is split may go up by several ways: that which is predicted the soonest is taken, and the one that was
     taken last is left only where another is sooner by `MARGIN`.

@@ -18,6 +18,7 @@ from upwell.shared.routing.estimators.share import CandidateRanks, ShareControll
 from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.rules import RequestFacts, Verdict
+from upwell.shared.routing.policy.settings import LowerQuality
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.routing.scheduling.send_queue import SendQueue
 from upwell.shared.values import quick
@@ -159,6 +160,7 @@ class Decision:
     needed_chance: float = math.nan
     gain: float = 0.5
     candidates: tuple[float, ...] = ()
+    quality: LowerQuality | None = None
 
     @property
     def needs_acquire(self) -> bool:

@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.routing.policy.sections import Number, OpenShare, Section, Text, Written
-from upwell.shared.routing.policy.settings import ModelPair
+from upwell.shared.routing.policy.settings import LowerQuality, ModelPair
 from upwell.shared.units import Share
 
+_MOST_QUALITIES = 16
 _FIELDS = ("edge_digest", "edge_runtime", "cloud_digest")
 
 
@@ -77,10 +78,34 @@ class Calibration(Section):
         )
         return tuple((float(share), float(risk)) for share, risk in pairs[:32]) if is_right else ()
 
+    @property
+    def qualities(self) -> tuple[LowerQuality, ...]:
+        """Those of the evidence below its first, model.yaml's, held against that one; empty where it has none, or
+        somebody wrote something else there."""
+        found = self.evidence.get("qualities")
+        entries = found[:_MOST_QUALITIES] if isinstance(found, list) else []
+        if not entries or not all(map(_is_quality, entries)):
+            return ()
+        first = entries[0]
+        return tuple(
+            LowerQuality(
+                one["quality"],
+                min(1.0, one["bytes_share"] / first["bytes_share"]),
+                min(1.0, one["agreement"] / first["agreement"]),
+            )
+            for one in entries[1:]
+        )
+
     def key(self) -> tuple[object, ...]:
         """What two calibrations must not have in common."""
         of = (self.model, *(getattr(self, name) for name in _FIELDS), self.measure)
         return (*of, self.cloud_share, self.max_risk, None if self.max_risk is None else self.confidence)
+
+
+def _is_quality(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("quality"), int) or not 1 <= entry["quality"] <= 100:
+        return False
+    return all(isinstance(entry.get(key), (int, float)) and 0 < entry[key] <= 1 for key in ("bytes_share", "agreement"))
 
 
 def fitting(

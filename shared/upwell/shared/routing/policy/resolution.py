@@ -255,7 +255,10 @@ class _Resolver:
                 return replace(hard, misfit=misfit)
         found = self._calibrations[index]
         self.calibrated = dict.fromkeys(("hard.threshold", "hard.temperature"), f"calibrations[{index}]")
-        return replace(hard, threshold=found.threshold, temperature=found.temperature, misfit=misfit)
+        qualities = () if misfit else found.qualities  # of other models they say nothing
+        return replace(
+            hard, threshold=found.threshold, temperature=found.temperature, misfit=misfit, qualities=qualities
+        )
 
     def _scope(self) -> str:
         """What is learnt about hard cases is kept under this: by model, and by the last level that wrote in `hard`."""

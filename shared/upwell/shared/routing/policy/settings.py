@@ -26,6 +26,16 @@ def all_edge() -> Mapping[Reason, Action]:
 
 
 @dataclass(frozen=True, slots=True)
+class LowerQuality:
+    """Pictures at a lower quality than model.yaml names: their bytes as a share of those at that one, and the share of
+    the cloud's answers that stays the same."""
+
+    quality: int
+    bytes_share: float
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True)
 class HardSettings:
     """When a row is hard.
 
@@ -34,6 +44,7 @@ class HardSettings:
     threshold is only where the controller called `scope` starts. `misfit` is set where a target was written and no
     calibration fits the models, and says so in a sentence. `temperature` divides the logits before any measure is
     taken. `output`, `function` and `box_score` are parameters of the measures that need them.
+    `qualities` are those that the calibration measured, the best first.
     `is_of_drift`: these are the settings of `on_drift`, in force while the model's rows have drifted.
     """
 
@@ -48,6 +59,7 @@ class HardSettings:
     misfit: str = ""
     scope: str = ""
     is_of_drift: bool = False
+    qualities: tuple[LowerQuality, ...] = ()
 
     @property
     def calibrated(self) -> bool:

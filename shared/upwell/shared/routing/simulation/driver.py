@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upwell.shared.errors import ModelFailed, UpwellError
-from upwell.shared.routing.decide.state import Signals, SplitRoute
+from upwell.shared.routing.decide.state import Decision, Signals, SplitRoute
 from upwell.shared.routing.flow.actions import (
     Action,
     Admit,
@@ -169,8 +169,7 @@ class SimulatedDriver:
         if isinstance(action, Score):
             return (device.pilot.habits.scores(request, action.hard),)
         if isinstance(action, Encode):
-            split_route = self._flow.attempts[action.attempt].decision.split_route
-            return request.size_bytes if split_route is None else split_route.row_bytes
+            return self._message_bytes(self._flow.attempts[action.attempt].decision)
         if isinstance(action, JoinQueue):
             device.pilot.enqueue(action.message, self._note_turn)
         if isinstance(action, Send):
@@ -206,10 +205,16 @@ class SimulatedDriver:
         yield None, kernel.now_s + duration_s
         runs.leave(run, kernel.now_s)
 
+    def _message_bytes(self, decision: Decision) -> int:
+        if decision.split_route is not None:
+            return decision.split_route.row_bytes
+        return self._request.size_bytes if decision.quality is None else self._request.bytes_at(decision.quality)
+
     def _send(self, action: Send) -> MessageSent:
         attempt = self._flow.attempts[action.attempt]
         split_route = attempt.decision.split_route
-        size_bytes = self._request.size_bytes if split_route is None else split_route.row_bytes
+        size_bytes = self._message_bytes(attempt.decision)
+        self.served.quality = attempt.decision.quality
         behaviour = self._device.script(self._request, len(self._calls))
         if split_route is not None and not math.isnan(split_route.tail_s):
             behaviour = replace(behaviour, cloud_s=split_route.tail_s)

@@ -11,9 +11,9 @@ from typing import TypeAlias
 import numpy as np
 
 from upwell.shared.routing.hardness import RISING, Measure, hardness
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log import LogLine, QualityAnswer
 from upwell.shared.routing.policy.rules import RequestFacts
-from upwell.shared.routing.policy.settings import HardSettings, ModelPair
+from upwell.shared.routing.policy.settings import HardSettings, LowerQuality, ModelPair
 from upwell.shared.routing.simulation.capacity import LONGEST_S
 
 LARGEST_BYTES = 1 << 40
@@ -38,6 +38,22 @@ class LoggedRequest:
     def size_bytes(self) -> int:
         """What it costs on the wire."""
         return self.line.size_bytes if self.line.up_bytes is None else self.line.up_bytes
+
+    def bytes_at(self, quality: LowerQuality) -> int:
+        """What it costs on the wire at that quality: what the line says, else by the share."""
+        found = self._at(quality)
+        return round(self.size_bytes * quality.bytes_share) if found is None else found.up_bytes
+
+    def cloud_is_right(self, quality: LowerQuality | None) -> bool | None:
+        """Whether the cloud's answer about its pictures at that quality is right. One that the line does not say agrees
+        with that about whole ones counts as wrong."""
+        if quality is None or self.line.cloud_correct is None:
+            return self.line.cloud_correct
+        found = self._at(quality)
+        return found is not None and found.agrees and self.line.cloud_correct
+
+    def _at(self, quality: LowerQuality) -> QualityAnswer | None:
+        return next((one for one in self.line.qualities if one.quality == quality.quality), None)
 
     @property
     def deadline_s(self) -> float:

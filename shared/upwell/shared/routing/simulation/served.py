@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from upwell.shared.routing.policy.settings import Settings
+from upwell.shared.routing.policy.settings import LowerQuality, Settings
 from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.routing.simulation.requests import LoggedRequest
 
@@ -18,7 +18,8 @@ class SimulatedOutcome:
 
     `deadline_s` is the instant at which its answer was due, `answered_s` that of the answer, NaN without one, and
     `route` who gave it. `left_bytes` is what left the device for it. `estimate_bits_per_s` is what the router believed
-    of the link as it decided, NaN where it knew nothing or was not asked.
+    of the link as it decided, NaN where it knew nothing or was not asked. `quality` is that of the pictures sent last,
+    None for model.yaml's.
     """
 
     request: LoggedRequest
@@ -30,6 +31,7 @@ class SimulatedOutcome:
     left_bytes: int = 0
     edge_runs: int = 0
     estimate_bits_per_s: float = math.nan
+    quality: LowerQuality | None = None
 
     @property
     def latency_s(self) -> float:
@@ -46,7 +48,7 @@ class SimulatedOutcome:
         """Whether the answer came in time and is right."""
         line = self.request.line
         is_up = self.route in (Route.CLOUD, Route.SPLIT)
-        return self.in_time and bool(line.cloud_correct if is_up else line.edge_correct)
+        return self.in_time and bool(self.request.cloud_is_right(self.quality) if is_up else line.edge_correct)
 
 
 @dataclass(frozen=True, slots=True)

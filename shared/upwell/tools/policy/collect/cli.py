@@ -136,7 +136,7 @@ def _resizes(client: Client, model: ServedModel, policy: CompiledPolicy) -> Resi
 
 
 def _encodings(model: ServedModel, qualities: Sequence[int]) -> tuple[UplinkEncoding, ...]:
-    """The encodings of pictures in these qualities, each once and the best first. Raises `ConfigError`."""
+    """The encodings of pictures in these qualities and in model.yaml's, the best first. Raises `ConfigError`."""
     if not qualities:
         return ()
     assert model.edge is not None  # noqa: S101  `_sides` made sure
@@ -144,7 +144,10 @@ def _encodings(model: ServedModel, qualities: Sequence[int]) -> tuple[UplinkEnco
     if not found or found[0].encode not in ("jpeg", "webp"):
         text = "model.yaml names no format that has a quality; expected an input with uplink: {encode: jpeg} or webp"
         raise ConfigError.at(None, text, "--quality")
-    return tuple(replace(found[0], quality=one, recode=True) for one in sorted(set(qualities), reverse=True))
+    own = found[0].quality
+    if max(qualities) > own:
+        raise ConfigError.at(None, f"expected at most {own}, the quality that model.yaml names", "--quality")
+    return tuple(replace(found[0], quality=one, recode=True) for one in sorted({own, *qualities}, reverse=True))
 
 
 def _run(collection: Collection, items: list[Item]) -> None:
