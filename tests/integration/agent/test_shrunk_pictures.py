@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from onnx import helper
 from PIL import Image
-from sklearn.datasets import load_sample_image
 
 from tests.faults.scene import until, write_agent
 from tests.integration.agent.harness import scraped
 from tests.integration.cloud.serving import serving
+from tests.photographs import photograph
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge import Answer
 from upwell.edge.observe.flight_recorder.words import tell
@@ -29,7 +29,7 @@ from upwell.shared.routing.decide.state import CloudAnswered
 from upwell.shared.tensors import Array
 from upwell.tools.demo.data import ASSETS, pages
 
-PHOTO = Image.fromarray(load_sample_image("flower.jpg")).resize((1280, 854), Image.Resampling.BICUBIC)
+PHOTO = Image.fromarray(photograph("flower.jpg")).resize((1280, 854), Image.Resampling.BICUBIC)
 GRID = 24, 32
 SEEN = 96, 128
 """What each side makes of a picture: height and width. The cloud's model answers with the mean of each 4 x 4 pixels."""
