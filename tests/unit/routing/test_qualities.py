@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,14 +21,15 @@ MEASURED = [(60, 0.8, 1.0), (20, 0.4, 0.99), (5, 0.2, 0.9)]
 SIZE_BYTES = 40_000
 
 
-def calibrated(measured: object = MEASURED, **digests: str) -> str:
+def named(measured: Sequence[tuple[int, float, float]]) -> list[dict[str, float]]:
+    return [dict(zip(("quality", "bytes_share", "agreement"), one, strict=True)) for one in measured]
+
+
+def calibrated(measured: object = None, **digests: str) -> str:
     """A policy with a calibration that measured these qualities, the first of them model.yaml's."""
-    if measured is MEASURED:
-        names = ("quality", "bytes_share", "agreement")
-        measured = [dict(zip(names, one, strict=True)) for one in MEASURED]
-    entry = {"model": "photos", "measure": "margin", "below": 0.5, "max_risk": 0.02, **digests}
-    hard = "{measure: margin, max_risk: 2%, below: 0.5}"
-    entry["evidence"] = {"qualities": measured}
+    entry = {"model": "photos", "measure": "margin", "below": 0.5, "cloud_share": 0.5, **digests}
+    hard = "{measure: margin, cloud_share: 50%}"
+    entry["evidence"] = {"qualities": named(MEASURED) if measured is None else measured}
     return f"version: 1\ndefaults: {{deadline: 300ms, hard: {hard}}}\ncalibrations: [{entry}]".replace("'", '"')
 
 
@@ -71,6 +73,11 @@ def test_the_best_one_goes_that_the_link_carries_and_none_where_it_carries_none(
     assert chosen(1.3) == (20, True)
     assert chosen(0.45) == (5, True)
     assert chosen(0.02) == (None, False)
+
+
+def test_fewer_bytes_are_worth_no_other_answers_and_a_tie_is_kept() -> None:
+    assert chosen(1.3, calibrated(named([(60, 1.0, 1.0), (20, 0.5, 0.2)]))) == (None, True)
+    assert chosen(2.5, calibrated(named([(60, 1.0, 1.0), (20, 0.5, 1.0)]))) == (None, True)
 
 
 def test_a_model_without_a_device_takes_one_that_is_in_time() -> None:

@@ -63,13 +63,22 @@ def test_the_cloud_sees_the_same_pixels_of_a_png(size: tuple[int, int], fit: Fit
     assert np.abs(pixels(given, seen) - pixels(small, seen)).max() <= bound
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_of_what_it_cuts_off_as_much_is_left_on_both_sides(size: tuple[int, int]) -> None:
-    seen = Resize(to=(96, 128), fit="cover")
-    given = encoded(size)
-    small = shrunk(given, seen)
-    assert (len(small[0]) < len(given[0]) / 2) is (min(size[0] / 128, size[1] / 96) > 1.5)
-    assert np.abs(pixels(given, seen) - pixels(small, seen)).mean() <= 2
+@pytest.mark.parametrize("filter", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [*SIZES, (302, 192)])
+def test_what_it_cuts_off_stays_here(size: tuple[int, int], filter: Filter) -> None:
+    seen, given = Resize(to=(96, 128), fit="cover", filter=filter), encoded(size)
+    small = shrunk(given, seen, "probabilities")
+    if min(size[0] / 128, size[1] / 96) > 1.5:
+        assert Image.open(io.BytesIO(small[0])).size == (128, 96)
+    assert np.array_equal(pixels(given, seen), pixels(small, seen))
+    frames = np.asarray(PHOTO.resize(size))[None]
+    assert np.array_equal(pixels(frames, seen), pixels(shrunk(frames, seen, "embedding"), seen))
+
+
+@pytest.mark.parametrize("output", ["detections", "tensor"])
+def test_nothing_is_cut_off_where_an_answer_may_name_places(output: OutputKind) -> None:
+    given, seen = encoded((640, 427)), Resize(to=(96, 128), fit="cover")
+    assert shrunk(given, seen, output) is given
 
 
 @pytest.mark.parametrize("output", ["masks", "segments"])

@@ -162,11 +162,18 @@ def _stretch(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
     return pixels, (width / columns, height / rows), (0.0, 0.0)
 
 
-def _cover(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
-    (height, width), rows, columns = op.to, picture.height, picture.width
+def cover_box(columns: int, rows: int, op: Resize) -> tuple[float, Box]:
+    """The scale at which a picture fills the size, and what of the picture stays."""
+    height, width = op.to
     scale = max(width / columns, height / rows)
     left, top = (columns - width / scale) / 2, (rows - height / scale) / 2
     box = (max(left, 0.0), max(top, 0.0), min(left + width / scale, columns), min(top + height / scale, rows))
+    return scale, box
+
+
+def _cover(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
+    height, width = op.to
+    scale, box = cover_box(picture.width, picture.height, op)
     pixels = picture.scaled((width, height), box, FILTERS[op.filter])
     return pixels, (scale, scale), (-box[0] * scale, -box[1] * scale)
 

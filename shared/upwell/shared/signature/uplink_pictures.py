@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.image_codec import BUDGET, EncodedPicture, encode, header_pixels, header_size, in_rgb
+from upwell.shared.signature.image_codec import BUDGET, Box, EncodedPicture, encode, header_pixels, header_size, in_rgb
 from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS, Resize
-from upwell.shared.signature.pictures import FILTERS
-from upwell.shared.signature.signature import LogicalInput, Signature, UplinkEncoding
+from upwell.shared.signature.pictures import FILTERS, cover_box
+from upwell.shared.signature.signature import LogicalInput, OutputKind, Signature, UplinkEncoding
 from upwell.shared.tensors import Array
 
 Resizes: TypeAlias = Mapping[str, Resize]
@@ -33,6 +33,8 @@ _FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = MappingProxyType(
     {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF": "webp"}
 )
 """How a file of each format begins."""
+
+_WITHOUT_PLACES: frozenset[OutputKind] = frozenset({"probabilities", "logits", "embedding"})
 
 _Size: TypeAlias = tuple[int, int]
 """(width, height)."""
@@ -103,10 +105,12 @@ def _plain(signature: Signature, resizes: Resizes) -> list[tuple[LogicalInput, R
 
 
 def _seen(signature: Signature, one: LogicalInput, resizes: Resizes) -> Resize | None:
-    """How the cloud's model resizes this input. None where an answer has the size of the picture that went up."""
-    if one.name not in resizes or any(output.kind in ("masks", "segments") for output in signature.outputs):
+    """How the cloud's model resizes this input. None where an answer has the size of the picture that went up, or its
+    places are those of a picture of which only the middle would."""
+    seen, kinds = resizes.get(one.name), {output.kind for output in signature.outputs}
+    if seen is None or not kinds.isdisjoint(("masks", "segments")):
         return None
-    return resizes[one.name]
+    return None if seen.fit == "cover" and not kinds.issubset(_WITHOUT_PLACES) else seen
 
 
 def _sent(given: Array, encoding: UplinkEncoding, seen: Resize | None) -> Array:
@@ -127,10 +131,9 @@ def _recoded(data: object, encoding: UplinkEncoding, seen: Resize | None) -> obj
     try:
         with BUDGET.holding(header_pixels(data)):
             picture = EncodedPicture(data, "rgb", DEFAULT_MAX_PIXELS, exact=False)
-            size = _shrunk((picture.width, picture.height), encoding, seen)
+            size, box = _shrunk((picture.width, picture.height), encoding, seen)
             if form is None or not (encoding.recode or size != (picture.width, picture.height)):
                 return data
-            box = (0.0, 0.0, float(picture.width), float(picture.height))
             pixels = picture.scaled(size, box, _filter(seen))
         made = encode(
             pixels[:, :, :1] if picture.is_gray else pixels, replace(encoding, encode=encoding.encode or form)
@@ -144,43 +147,39 @@ def _shrunk_pixels(pictures: Array, encoding: UplinkEncoding, seen: Resize | Non
     """Pixels [rows, height, width, 1 or 3], shrunk."""
     if not pictures.size:
         return pictures
-    width, height = _shrunk((pictures.shape[2], pictures.shape[1]), encoding, seen)
+    (width, height), box = _shrunk((pictures.shape[2], pictures.shape[1]), encoding, seen)
     if (height, width) == pictures.shape[1:3]:
         return pictures
     images = (Image.fromarray(one[:, :, 0] if one.shape[2] == 1 else one) for one in pictures)
-    shrunk = (np.asarray(image.resize((width, height), _filter(seen))) for image in images)
+    shrunk = (np.asarray(image.resize((width, height), _filter(seen), box=box)) for image in images)
     return np.stack([one if one.ndim == 3 else one[:, :, None] for one in shrunk])
 
 
-def _shrunk(size: _Size, encoding: UplinkEncoding, seen: Resize | None) -> _Size:
+def _shrunk(size: _Size, encoding: UplinkEncoding, seen: Resize | None) -> tuple[_Size, Box]:
+    """The size that goes up, and of which part of the picture."""
     if seen is not None:
         return _as_seen(size, seen)
+    whole = (0.0, 0.0, float(size[0]), float(size[1]))
     longest = max(size)
     if not encoding.max_side or longest <= encoding.max_side:
-        return size
-    return max(1, round(size[0] * encoding.max_side / longest)), max(1, round(size[1] * encoding.max_side / longest))
+        return size, whole
+    width, height = (max(1, round(side * encoding.max_side / longest)) for side in size)
+    return (width, height), whole
 
 
-def _as_seen(size: _Size, seen: Resize) -> _Size:
-    """The size of a whole picture that the model then resizes by nothing. No side grows.
-
-    Of what `cover` fills, an even number of pixels is left to be cut, half of it on either side.
-    """
+def _as_seen(size: _Size, seen: Resize) -> tuple[_Size, Box]:
+    """What the model then resizes by nothing, and of which part of the picture. No side grows."""
     (columns, rows), (height, width) = size, seen.to
+    whole = (0.0, 0.0, float(columns), float(rows))
     if seen.fit == "stretch":
-        return min(columns, width), min(rows, height)
-    scales = (width / columns, height / rows)
-    scale = min(scales) if seen.fit == "contain" else max(scales)
+        return (min(columns, width), min(rows, height)), whole
+    if seen.fit == "cover":
+        scale, box = cover_box(columns, rows, seen)
+        return ((width, height), box) if scale < 1.0 else (size, whole)
+    scale = min(width / columns, height / rows)
     if scale >= 1.0:
-        return size
-    fitted = max(1, round(columns * scale)), max(1, round(rows * scale))
-    if seen.fit == "contain":
-        return min(width, fitted[0]), min(height, fitted[1])
-    return _even(fitted[0], width, columns), _even(fitted[1], height, rows)
-
-
-def _even(side: int, filled: int, most: int) -> int:
-    return min(most, max(filled, side + (side - filled) % 2))
+        return size, whole
+    return (min(width, max(1, round(columns * scale))), min(height, max(1, round(rows * scale)))), whole
 
 
 def _saved(data: object, seen: Resize) -> int:
@@ -193,7 +192,7 @@ def _saved(data: object, seen: Resize) -> int:
     else:
         return 0
     pixels = size[0] * size[1]
-    made = _as_seen(size, seen) if pixels else size
+    made = _as_seen(size, seen)[0] if pixels else size
     if made == size:
         return 0
     return max(0, size_bytes - round(density * size_bytes * made[0] * made[1] / pixels))
