@@ -1,5 +1,6 @@
 // One request over plain gRPC, without Triton's client library. The messages are generated from the protocol's file, under
-// the package name that servers of the protocol know:
+// the package name that servers of the protocol know. With Debian's g++, pkg-config, libgrpc++-dev, libprotobuf-dev and
+// protobuf-compiler-grpc:
 //
 //   sed 's/^package .*/package inference;/' protos/upwell/rpc/oip/v2/open_inference_grpc.proto > open_inference.proto
 //   protoc --cpp_out=. --grpc_out=. --plugin=protoc-gen-grpc=$(which grpc_cpp_plugin) open_inference.proto
