@@ -64,8 +64,9 @@ def test_a_reader_of_the_page_collects_labels_exports_evaluates_and_forgets(
     (tmp_path / "cases.key").write_text(os.urandom(32).hex())  # as `openssl rand -hex 32` writes it
     (tmp_path / "policy.yaml").write_text(written["policy.yaml"])
     load_yaml(tmp_path / "policy.yaml", Policy)
-    # A reader has more requests than this test: chance chooses of them one in two, for one in a thousand.
-    (tmp_path / "policy.yaml").write_text(written["policy.yaml"].replace("random: 0.1%", "random: 50%"))
+    # A reader has more requests than this test, of which chance chooses more: one in two, and every hard one.
+    more = written["policy.yaml"].replace("random: 0.1%", "random: 50%").replace("hard: 20%", "hard: 100%")
+    (tmp_path / "policy.yaml").write_text(more)
     agent = written["agent.yaml"].replace("/mnt/share", "share")
     (tmp_path / "agent.yaml").write_text(agent + "policy: policy.yaml\n")
     reference, *_ = [one for one in COMMANDS if "model reference" in one]
