@@ -204,7 +204,7 @@ def test_a_stream_has_the_permissions_and_limits_of_its_caller(guarded: Guarded)
     with channel(guarded) as link:
         first, second, third = answers("linear-only", "linear", "slow", "none")
         assert (first, second) == ("", "this caller may not use model 'slow'")
-        assert third == "this caller may not use a model 'none'"
+        assert third == "this caller may not use model 'none'"
         assert [bool(one) for one in answers("streaming", *["linear"] * 4)] == [False, False, True, True]
 
 

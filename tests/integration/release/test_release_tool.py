@@ -119,7 +119,7 @@ def test_what_does_not_fit_together_is_said_and_not_drafted(
     assert f"a calibration of 'digits' by margin for the model {OTHER} on the device" in problems
     assert model_digest(ASSETS / "edge/digits/model.onnx") in problems
     assert "names model 'pages', which the release does not have" in problems
-    assert "names the model 'faces'" in problems
+    assert "names model 'faces'" in problems
     assert f"{pipelines}:5:" in problems
     assert "agent.yaml has no model 'nothing'" in problems
     assert releases.editor.drafts() == {}
