@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.routing.asking import MODEL, policy, signals
 from upwell.shared.errors import DeadlineExceeded, ModelFailed, Refused, UpwellError
-from upwell.shared.routing.decide.decide import reserve_s
 from upwell.shared.routing.decide.state import (
     CloudAnswered,
     CloudCallFailed,
@@ -34,6 +33,7 @@ from upwell.shared.routing.decide.state import (
 )
 from upwell.shared.routing.estimators.backlog import Backlog
 from upwell.shared.routing.estimators.budget import Draw
+from upwell.shared.routing.estimators.reserve import reserve_s
 from upwell.shared.routing.flow.actions import (
     Action,
     Admit,

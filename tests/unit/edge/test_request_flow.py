@@ -66,6 +66,16 @@ def test_an_answer_says_how_hard_each_row_was_and_what_the_classes_are_called() 
         assert alone.labels == answer.labels
 
 
+def test_how_long_an_answer_takes_after_giving_the_cloud_up_is_learnt() -> None:
+    with scene("defaults: {deadline: 200ms}") as at:
+        at.infer(rows_of(SURE))
+        assert not len(at.agent.router.state.overruns.recent_s)
+        at.cloud.hold()
+        assert facts(at.infer(rows_of(UNSURE)))[2] is Reason.CLOUD_DEADLINE
+        (overrun_s,) = at.agent.router.state.overruns.recent_s
+        assert overrun_s >= 0.0
+
+
 def test_rows_that_went_up_at_once_have_no_hardness() -> None:
     with scene(UP) as at:
         assert at.infer(rows_of(SURE)).hardness == ()

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,17 @@ def test_of_many_that_ask_at_once_one_gets_the_probe_and_nobody_waits_for_ever()
     assert sorted(decision.probes for decision in decisions) == [()] * 15 + [(LINK,)]
     assert sum(bool(decision.up_rows) for decision in decisions) == 1
     assert {decision.reason for decision in decisions if not decision.up_rows} == {Reason.BREAKER_OPEN}
+
+
+def test_candidates_that_stay_count_among_those_of_late() -> None:
+    """Otherwise only those that the link carried would say what its time is worth."""
+    cell = RouterService(policy("defaults: {deadline: 1s, hard: {measure: margin, below: 0.9}}"))
+    for _ in range(Breaker.FAILURES):
+        cell.observe(CloudCallFailed("m", Reason.CLOUD_UNAVAILABLE))
+    scored = replace(request(), scored_rows=(0,), hardness=(0.5,))
+    assert cell.decide(scored).reason is Reason.BREAKER_OPEN
+    ((candidate,),) = (price.recent for price in cell.state.bid_prices.values())
+    assert (candidate.score, candidate.size_bytes) == (-0.5, 10)
 
 
 def test_no_outcome_is_lost_between_threads() -> None:

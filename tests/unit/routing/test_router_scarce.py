@@ -20,15 +20,15 @@ RTT_S = 0.06
 POLICY = "defaults: {deadline: 300ms, hard: {measure: margin, below: 0.75}%s}"
 
 
-def over(by: Router, bytes_per_s: float) -> RouterState:
-    """After answers over a link of that rate, and candidates of every rank."""
+def over(by: Router, bytes_per_s: float, candidate_bytes: int = 20_000) -> RouterState:
+    """After answers over a link of that rate, and candidates of every rank, five a second."""
     state = RouterState()
     for index in range(12):
         at_s, size_bytes = index * 0.1, 15_000 + 5_000 * (index % 4)
         state = by.observe(state, CloudAnswered(MODEL, 1, size_bytes, RTT_S + size_bytes / bytes_per_s, 0.0), at_s)
     for index in range(40):
-        decision = ask(by, state, index / 40 * 0.75, 20_000)
-        state, _ = by.acquire(state, decision, 1.2)
+        decision = ask(by, state, index * 7 % 40 / 40 * 0.75, candidate_bytes)
+        state, _ = by.acquire(state, decision, 1.2 - 0.2 * (40 - index))
     return state
 
 
@@ -50,17 +50,25 @@ def test_over_a_scarce_link_the_hardest_go_and_what_is_large_for_its_rank_stays(
     reasons = {
         (margin, size_bytes): ask(by, state, margin, size_bytes).obstacle
         for margin in (0.01, 0.7)
-        for size_bytes in (20_000, 45_000, 200_000)
+        for size_bytes in (20_000, 38_000, 200_000)
     }
     assert reasons[0.01, 20_000] is reasons[0.7, 20_000] is None
-    assert reasons[0.01, 45_000] is None
-    assert reasons[0.7, 45_000] is Reason.CLOUD_TOO_SLOW
+    assert reasons[0.01, 38_000] is None
+    assert reasons[0.7, 38_000] is Reason.CLOUD_TOO_SLOW
     assert reasons[0.01, 200_000] is Reason.CLOUD_TOO_SLOW
+
+
+def test_an_easy_one_that_the_link_carries_goes_where_the_others_are_too_large_to_use_its_time() -> None:
+    by = router(POLICY % "")
+    among_small, among_large = (ask(by, over(by, 50e3, size_bytes), 0.5, 12_000) for size_bytes in (12_000, 200_000))
+    assert among_small.chance == among_large.chance < 0.5
+    assert among_small.obstacle is Reason.CLOUD_TOO_SLOW
+    assert among_large.up_rows == (0,)
 
 
 def test_a_decision_says_how_likely_it_is_in_time_and_how_likely_it_must_be() -> None:
     by = router(POLICY % "")
-    decision = ask(by, over(by, 150e3), 0.7, 45_000)
+    decision = ask(by, over(by, 150e3), 0.7, 38_000)
     assert 0.0 < decision.chance < decision.needed_chance <= 0.5
 
 

@@ -129,8 +129,7 @@ class RouterService:
         while True:
             router = self._router
             decision = router.decide(self.recent, signals, now_s)
-            stays = not decision.up_rows and decision.side_change is None
-            if stays or not decision.needs_acquire:
+            if not decision.needs_acquire:
                 return decision
             with self._lock:
                 self.recent, granted = router.acquire(self.recent, decision, now_s)

@@ -109,7 +109,11 @@ class RequestDriver:
             raise
         done = self.record()
         assert done is not None  # noqa: S101  it was decided, or there would be an error
-        return build_answer(done, flow, self._context.agent), done
+        answer = build_answer(done, flow, self._context.agent)
+        gave_up = flow.gave_up(time.monotonic())
+        if gave_up is not None:
+            self._context.router.observe(gave_up)
+        return answer, done
 
     def record(self) -> RequestRecord | None:
         """The record of the request; None if it ended before the first decision."""

@@ -16,14 +16,6 @@ from upwell.shared.routing.reasons import Plan, Reason
 _NOTHING_UP = OffloadOption()
 
 
-def reserve_s(available_s: float) -> float:
-    """Time kept back for what comes after the last possible moment: merging, encoding, the way to the caller.
-
-    A tenth of the time available, between 2 ms and 25 ms.
-    """
-    return min(0.025, max(0.002, available_s * 0.1))
-
-
 def before_edge(case: OffloadCase) -> Decision:
     """What to do before anything ran."""
     signals, verdict = case.signals, case.verdict
@@ -67,7 +59,8 @@ def after_edge(case: OffloadCase) -> Decision:
     if not only_better:
         return decision
     scores = dict(zip(signals.scored_rows, signals.hardness, strict=True))
-    return replace(decision, candidates=tuple(scores[row] for row in hard))
+    candidates = tuple(scores[row] for row in hard)
+    return replace(decision, candidates=candidates, candidate_bytes=case.size_bytes(hard))
 
 
 def _beyond(case: OffloadCase, hard: HardSettings, threshold: float) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from datetime import tzinfo
 from typing import NamedTuple
 
 from upwell.shared.routing.decide.state import LINK, RouterState, Signals, SplitRoute
+from upwell.shared.routing.estimators.bid_price import MIDDLING, BidPrice, LinkMoment
 from upwell.shared.routing.estimators.breaker import BreakerVerdict
 from upwell.shared.routing.estimators.budget import Draw
 from upwell.shared.routing.estimators.edge_time import EdgeTime
@@ -63,7 +64,7 @@ class Prediction(NamedTuple):
     server_s: float = 0.0
     chance: float = math.nan
     needed: float = math.nan
-    gain: float = 0.5
+    gain: float = MIDDLING
 
 
 UNKNOWN = Prediction()
@@ -242,8 +243,9 @@ def _in_time(
     if must or settings.objective != "accuracy" or math.isnan(predicted.usual_s):
         was_kept = case.state.last_side.get(case.signals.request_facts.model) is False
         return predicted, _too_slow(predicted, case.give_up_s - case.now_s, was_kept=was_kept)
-    gain = _rank(case, rows)
-    chance, needed = _chance(case, gain, size_bytes, predicted)
+    prices = _prices(case)
+    gain = _gain(case, rows, prices)
+    chance, needed = _chance(case, prices, gain, size_bytes, predicted)
     predicted = predicted._replace(chance=chance, needed=needed, gain=gain)
     return predicted, None if chance >= needed else Reason.CLOUD_TOO_SLOW
 
@@ -287,14 +289,14 @@ def chance_of(state: RouterState, size_bytes: int, within_s: float, now_s: float
     return link.rates.chance(now_s, size_bytes, ahead_bytes, within_s, link.rtt_s * link.fading(now_s))
 
 
-def _chance(case: OffloadCase, gain: float, size_bytes: int, predicted: Prediction) -> tuple[float, float]:
+def _chance(
+    case: OffloadCase, prices: BidPrice | None, gain: float, size_bytes: int, predicted: Prediction
+) -> tuple[float, float]:
     """How likely a message sent now is answered in time, and how likely it has to be to be worth its time on the link.
 
-    A message takes the place of others, so a bid price decides, as in revenue management (Talluri and van Ryzin 1998,
-    doi 10.1287/mnsc.44.11.1577): go where chance · gain ÷ (seconds of the link) is at least the price of a second. The
-    gain is taken to grow with the rank among the candidates of late, from 0 for the easiest to 1 for the hardest, and
-    the price is so set that a case of middling rank that takes the link for all the time there is needs the policy's
-    confidence. What is more likely in time than not goes in any case: a link that carries everything has no price.
+    The price of a second is what the candidates of late make it (`BidPrice`), but at least so much that a case of
+    middling rank that takes the link for all the time there is needs the policy's confidence. What is more likely in
+    time than not goes in any case.
     """
     within_s = case.give_up_s - case.now_s - predicted.server_s
     if within_s <= 0.0:
@@ -303,18 +305,25 @@ def _chance(case: OffloadCase, gain: float, size_bytes: int, predicted: Predicti
     found = chance_of(case.state, size_bytes, within_s, case.now_s)
     if confidence >= SURE:
         return found.in_time, confidence
-    price = confidence * 0.5 / max(1e-3, within_s - link.rtt_s * link.fading(case.now_s))
+    moment = LinkMoment(link.rates, case.now_s, within_s, link.rtt_s * link.fading(case.now_s))
+    per_s = 0.0 if prices is None else prices.per_s(moment)
+    price = max(per_s, confidence * MIDDLING / max(1e-3, within_s - moment.rtt_s))
     return found.in_time, min(SURE, price * found.occupied_s / max(1e-3, gain))
 
 
-def _rank(case: OffloadCase, rows: tuple[int, ...]) -> float:
-    """Where the hardest of the rows stands among the candidates of late; 0.5 where nobody knows."""
-    hard, signals = case.verdict.settings.hard, case.signals
-    ranks = None if hard is None else case.state.ranks.get((signals.request_facts.model, hard.measure))
-    if ranks is None or not signals.hardness:
-        return 0.5
+def _prices(case: OffloadCase) -> BidPrice | None:
+    """What the candidates of late make of the link; None where none was seen."""
+    hard = case.verdict.settings.hard
+    return None if hard is None else case.state.bid_prices.get((case.signals.request_facts.model, hard.measure))
+
+
+def _gain(case: OffloadCase, rows: tuple[int, ...], prices: BidPrice | None) -> float:
+    """What the cloud's answer to these rows is expected to be worth; a middling row where nobody knows."""
+    signals = case.signals
+    if prices is None or not signals.hardness:
+        return MIDDLING
     hardness = dict(zip(signals.scored_rows, signals.hardness, strict=True))
-    return max(ranks.rank(hardness[row]) for row in rows)
+    return sum(prices.gain(hardness[row]) for row in rows)
 
 
 def _too_slow(predicted: Prediction, available_s: float, *, was_kept: bool) -> Reason | None:

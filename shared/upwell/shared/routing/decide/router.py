@@ -14,7 +14,7 @@ from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
 from upwell.shared.routing.decide import learning
-from upwell.shared.routing.decide.decide import after_edge, before_edge, reserve_s, threshold_of
+from upwell.shared.routing.decide.decide import after_edge, before_edge, threshold_of
 from upwell.shared.routing.decide.fast_path import FastPath
 from upwell.shared.routing.decide.offload import OffloadCase, draw_of, facts
 from upwell.shared.routing.decide.state import (
@@ -25,6 +25,7 @@ from upwell.shared.routing.decide.state import (
     CloudSent,
     Decision,
     EdgeRan,
+    GaveUp,
     LinkProbed,
     Outcome,
     RouterState,
@@ -34,12 +35,14 @@ from upwell.shared.routing.decide.state import (
 from upwell.shared.routing.estimators.allowance import Allowance
 from upwell.shared.routing.estimators.audit import AuditTally
 from upwell.shared.routing.estimators.backlog import Backlog
+from upwell.shared.routing.estimators.bid_price import BidPrice
 from upwell.shared.routing.estimators.budget import Draw
 from upwell.shared.routing.estimators.edge_time import NO_EDGE_TIME, EdgeTime
 from upwell.shared.routing.estimators.hedging import HEDGE_BURST, NO_HEDGES, paid_hedge
 from upwell.shared.routing.estimators.latency import RunTimes
 from upwell.shared.routing.estimators.link import LinkEstimate
-from upwell.shared.routing.estimators.share import CandidateRanks, ShareController
+from upwell.shared.routing.estimators.reserve import reserve_s
+from upwell.shared.routing.estimators.share import ShareController
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
@@ -121,8 +124,9 @@ class Router:
                 return decision
         verdict = self.verdict(state, signals, now_s)
         deadline_s = min(signals.caller_deadline_s, signals.arrived_s + verdict.settings.deadline_s)
-        give_up_s = deadline_s - reserve_s(deadline_s - signals.arrived_s)
         is_first, rows = signals.hardness is None, len(signals.row_sizes_bytes)
+        available_s = deadline_s - signals.arrived_s
+        give_up_s = deadline_s - (reserve_s(available_s) if is_first else state.overruns.reserve_s(available_s))
         edge = EdgeTime.of(state, signals, rows, now_s) if is_first else NO_EDGE_TIME
         case = OffloadCase(state, signals, verdict, deadline_s, give_up_s, now_s, self.zone, edge)
         return before_edge(case) if is_first else after_edge(case)
@@ -150,11 +154,15 @@ class Router:
         if hedge is not None and decision.up_rows:
             tokens = hedges.get(decision.model, NO_HEDGES).give(hedge.at_most, HEDGE_BURST)
             hedges = {**hedges, decision.model: tokens}
-        ranks, hard = state.ranks, decision.verdict.settings.hard
+        bid_prices, hard = state.bid_prices, decision.verdict.settings.hard
         if decision.candidates and hard is not None:
             group = decision.model, hard.measure
-            ranks = {**ranks, group: (ranks.get(group) or CandidateRanks.start(hard.measure)).add(decision.candidates)}
-        return replace(state, breakers=breakers, budgets=budgets, last_side=last_side, hedges=hedges, ranks=ranks), True
+            price = bid_prices.get(group) or BidPrice.start(hard.measure)
+            bid_prices = {**bid_prices, group: price.add(decision.candidates, decision.candidate_bytes, now_s)}
+        taken = replace(
+            state, breakers=breakers, budgets=budgets, last_side=last_side, hedges=hedges, bid_prices=bid_prices
+        )
+        return taken, True
 
     def acquire_hedge(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
         """Pay for a second request: with a token of the model's bucket, and from every budget once more."""
@@ -198,6 +206,8 @@ class Router:
             return learning.answered(state, outcome, now_s)
         if isinstance(outcome, LinkProbed):
             return learning.probed(state, outcome, now_s)
+        if isinstance(outcome, GaveUp):
+            return replace(state, overruns=state.overruns.add(outcome.overrun_s))
         if isinstance(outcome, CloudMoved):
             return replace(state, link=LinkEstimate(), backlog=Backlog(), backoff_until={})
         if isinstance(outcome, CloudHeld):

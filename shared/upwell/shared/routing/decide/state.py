@@ -10,11 +10,13 @@ from typing import TypeAlias
 from upwell.shared.routing.estimators.allowance import Allowance
 from upwell.shared.routing.estimators.audit import AuditTally
 from upwell.shared.routing.estimators.backlog import Backlog
+from upwell.shared.routing.estimators.bid_price import MIDDLING, BidPrice
 from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.estimators.budget import BudgetLedger, Draw
 from upwell.shared.routing.estimators.latency import AnswerTimes, RunTimes
 from upwell.shared.routing.estimators.link import LinkEstimate
-from upwell.shared.routing.estimators.share import CandidateRanks, ShareController
+from upwell.shared.routing.estimators.reserve import Overruns
+from upwell.shared.routing.estimators.share import ShareController
 from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.rules import RequestFacts, Verdict
@@ -37,7 +39,7 @@ class RouterState:
     candidate went up (True) or was kept for its predicted time (False), `last_split_route` the `SplitRoute.key`
     by which it went up last, empty for the whole model, `backoff_until` the instants before which the cloud said not to
     come back, `allowances` what a fleet leaves of its budget. By scope of `HardSettings`: `shares` and `audits`. By
-    model and measure: `ranks`, the hardness of the last candidates. `budgets` is what a restart must not forget.
+    model and measure: `bid_prices`, of the last candidates. `budgets` is what a restart must not forget.
     """
 
     link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
@@ -56,7 +58,8 @@ class RouterState:
     last_split_route: Mapping[str, str] = field(default_factory=dict)
     backoff_until: Mapping[str, float] = field(default_factory=dict)
     allowances: Mapping[str, Allowance] = field(default_factory=dict)
-    ranks: Mapping[tuple[str, Measure], CandidateRanks] = field(default_factory=dict)
+    bid_prices: Mapping[tuple[str, Measure], BidPrice] = field(default_factory=dict)
+    overruns: Overruns = Overruns()  # noqa: RUF009  likewise
 
     def is_held(self, model: str, now_s: float) -> bool:
         """Whether the cloud said lately not to come back with requests of this model before some later instant."""
@@ -132,7 +135,8 @@ class Decision:
     `up_rows` go, None for the whole model. `retry_after_s`: the cloud wants to be left alone for so long, None where it
     did not say. `chance` is the predicted probability of an answer in time, and `needed_chance` the one from which on
     rows go up, NaN where neither was asked for or nothing is known; `gain` is what that is worth where messages compete
-    for the link (see `QueuedMessage`). `candidates` are the scores of the rows that turned out hard.
+    for the link (see `QueuedMessage`). `candidates` are the scores of the rows that turned out hard, and
+    `candidate_bytes` what they cost on the wire.
     """
 
     plan: Plan
@@ -158,9 +162,10 @@ class Decision:
     retry_after_s: float | None = None
     chance: float = math.nan
     needed_chance: float = math.nan
-    gain: float = 0.5
+    gain: float = MIDDLING
     candidates: tuple[float, ...] = ()
     quality: LowerQuality | None = None
+    candidate_bytes: int = 0
 
     @property
     def needs_acquire(self) -> bool:
@@ -259,6 +264,14 @@ class CloudCallFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class GaveUp:
+    """A request whose answer the device had in hand waited for the cloud to the end; `overrun_s` after that its answer
+    was whole."""
+
+    overrun_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CloudHeld:
     """The cloud refused a request of the model and said when to come back: `retry_after_s` from now at the earliest.
 
@@ -305,6 +318,7 @@ Outcome: TypeAlias = (
     | CloudSent
     | CloudAnswered
     | CloudCallFailed
+    | GaveUp
     | CloudHeld
     | CloudDropped
     | CloudMoved

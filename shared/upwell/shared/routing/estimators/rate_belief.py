@@ -81,10 +81,16 @@ class RateBelief:
     def chance(self, now_s: float, size_bytes: float, ahead_bytes: float, within_s: float, rtt_s: float) -> Chance:
         """How likely a message of so many bytes, behind those that wait before it, takes at most `within_s`, the round
         trip included; and how long it keeps the link."""
+        in_time, occupied_s = self.chances(now_s, np.array([size_bytes]), ahead_bytes, within_s, rtt_s)
+        return Chance(min(1.0, float(in_time[0])), float(occupied_s[0]))
+
+    def chances(
+        self, now_s: float, sizes_bytes: _Array, ahead_bytes: float, within_s: float, rtt_s: float
+    ) -> tuple[_Array, _Array]:
+        """The same for messages of so many bytes [n], each by itself."""
         weights, _ = self._at(now_s)
-        in_time = float(weights @ _above(-_deviation(within_s, ahead_bytes + size_bytes, rtt_s)))
-        occupied_s = float(weights @ np.minimum(size_bytes / _RATES, self.LONGEST_S))
-        return Chance(min(1.0, in_time), occupied_s)
+        in_time = _above(-_deviation(within_s, ahead_bytes + sizes_bytes[:, None], rtt_s)) @ weights
+        return in_time, np.minimum(sizes_bytes[:, None] / _RATES, self.LONGEST_S) @ weights
 
     def _at(self, now_s: float) -> tuple[_Array, _Array]:
         """The weights of rates and of the habit at that instant, after the silence until then."""
@@ -100,7 +106,7 @@ class RateBelief:
         return kept * np.maximum(spread, 0.0) + (1.0 - kept) * habit, habit
 
 
-def _deviation(took_s: float, size_bytes: float, rtt_s: float) -> _Array:
+def _deviation(took_s: float, size_bytes: float | _Array, rtt_s: float) -> _Array:
     """By how many standard deviations `took_s` is longer than what each rate would take."""
     expected_s = np.maximum(rtt_s + size_bytes / _RATES, _SHORTEST_S)
     deviation: _Array = (math.log(max(took_s, _SHORTEST_S)) - np.log(expected_s)) / RateBelief.NOISE

@@ -1,4 +1,4 @@
-"""Where a score stands among those of late, and holding the share of requests that go up whatever the scores do."""
+"""Holding the share of requests that go up whatever the scores do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.routing.policy.settings import HardSettings
@@ -15,36 +14,6 @@ _GAIN = 0.015
 _WINDOW = 250
 _ENOUGH = 20
 _SLACK = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateRanks:
-    """The hardness of the last `WINDOW` candidates for the cloud, each turned so that a larger one is harder."""
-
-    WINDOW: ClassVar[int] = 64
-    ENOUGH: ClassVar[int] = 8
-
-    sign: float
-    recent: tuple[float, ...] = ()
-
-    @classmethod
-    def start(cls, measure: Measure) -> CandidateRanks:
-        """Before any candidate was seen."""
-        return cls(1.0 if measure in RISING else -1.0)
-
-    def add(self, hardness: Sequence[float]) -> CandidateRanks:
-        """With more candidates; those whose hardness is NaN tell nothing of the others."""
-        scores = (self.sign * value for value in hardness if not math.isnan(value))
-        return replace(self, recent=(*self.recent, *scores)[-self.WINDOW :])
-
-    def rank(self, hardness: float) -> float:
-        """The share of the candidates of late that are easier, those alike by half; 1 for NaN, 0.5 among too few."""
-        if math.isnan(hardness):
-            return 1.0
-        count, score = len(self.recent), self.sign * hardness
-        if count < self.ENOUGH:
-            return 0.5
-        return sum((one < score) + 0.5 * (one == score) for one in self.recent) / count
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from upwell.shared.errors import (
     Unavailable,
     UpwellError,
 )
-from upwell.shared.routing.decide.state import Decision, Scored, Signals
+from upwell.shared.routing.decide.state import Decision, GaveUp, Scored, Signals
 from upwell.shared.routing.flow.actions import (
     Action,
     Admit,
@@ -154,6 +154,13 @@ class RequestFlow:
     def _gateway(self) -> CloudReplyFacts | None:
         outcomes = (one.outcome for one in self.answered)
         return next((o for o in outcomes if not isinstance(o, CloudFailure | None) and o.is_degraded), None)
+
+    def gave_up(self, now_s: float) -> GaveUp | None:
+        """What is learnt from an answer that is whole now; None unless it waited for the cloud to the end."""
+        second = self.second
+        if second is None or not second.up_rows or not self._has_edge or now_s < second.give_up_s:
+            return None
+        return GaveUp(now_s - second.give_up_s)
 
     def edge_covers(self, rows: Rows) -> bool:
         """Whether the device has answered all of these."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 class QueuedMessage:
     """A message of `rows` rows that has not been sent, as the call of that name.
 
-    `gain` is what it is worth that it goes up, from 0 to 1, infinite where nobody else answers it. It is of no use
-    after `give_up_s`, nor if it is less likely in time than `needed` (NaN where the most likely time counts). `model`
-    is what the router knows the model up there by.
+    `gain` is what it is worth that it goes up, for each row from 0 to 1, infinite where nobody else answers it. It is
+    of no use after `give_up_s`, nor if it is less likely in time than `needed` (NaN where the most likely time counts).
+    `model` is what the router knows the model up there by.
     """
 
     call: str

@@ -122,6 +122,9 @@ class SimulatedDriver:
         else:
             self.served.route, self.served.reason = flow.routes[0], flow.answer_reason
             self.served.answered_s = self._kernel.now_s
+            gave_up = flow.gave_up(self._kernel.now_s)
+            if gave_up is not None:
+                self._device.pilot.observe(gave_up)
         self.served.left_bytes = sum(call.size_bytes for call in self._calls.values() if call.began)
 
     def _drive(self) -> Process[None]:

@@ -116,5 +116,5 @@ class Pilot:
         known = self.state
         return RouterState(
             edge=known.edge, breakers=known.breakers, budgets=known.budgets, hedges=known.hedges,
-            allowances=known.allowances,
+            allowances=known.allowances, overruns=known.overruns,
         )  # fmt: skip
