@@ -209,7 +209,7 @@ class KafkaSection(FilePart):
     topic: Annotated[str, AfterValidator(_kafka_topic)] = Field(description="The topic for events.")
     tls: bool = Field(False, description="TLS; required off loopback unless `insecure`.")
     ca: RelativePath | None = Field(None, description="Issuers of the broker's certificate; default: the system's.")
-    cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the broker.")
+    cert: RelativePath | None = Field(None, description="The device's certificate chain, sent to the broker.")
     key: RelativePath | None = Field(None, description="The device's private key.")
     user: str | None = Field(None, min_length=1, description="User name.")
     password_file: RelativePath | None = Field(None, description="A file with the password.")

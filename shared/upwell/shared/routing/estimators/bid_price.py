@@ -16,7 +16,7 @@ MIDDLING = 0.25
 """The gain of a row of middling rank."""
 
 
-class Candidate(NamedTuple):
+class Bid(NamedTuple):
     """One row that was hard: its score, turned so that a larger one is harder, its bytes and when it came."""
 
     score: float
@@ -56,7 +56,7 @@ class BidPrice:
     SHORTEST_S: ClassVar[float] = 0.1
 
     sign: float
-    recent: tuple[Candidate, ...] = ()
+    recent: tuple[Bid, ...] = ()
 
     @classmethod
     def start(cls, measure: Measure) -> BidPrice:
@@ -66,7 +66,7 @@ class BidPrice:
     def add(self, hardness: Sequence[float], size_bytes: float, now_s: float) -> BidPrice:
         """With the rows of one more message; those whose hardness is NaN tell nothing of the others."""
         each_bytes = size_bytes / max(1, len(hardness))
-        more = (Candidate(self.sign * value, each_bytes, now_s) for value in hardness if not math.isnan(value))
+        more = (Bid(self.sign * value, each_bytes, now_s) for value in hardness if not math.isnan(value))
         return replace(self, recent=(*self.recent, *more)[-self.WINDOW :])
 
     def gain(self, hardness: float) -> float:
