@@ -243,7 +243,10 @@ def refused(*arguments: str) -> str:
         (("--uplink", "0bps", "--rtt", "1ms"), "--uplink: expected more than 0"),
         (("--uplink", "8Mbps", "--rtt", "40"), "--rtt: expected a duration"),
         ((*LINK, "--downlink", "0Mbps"), "--downlink: expected more than 0"),
-        ((*LINK, "--spread", "0.5"), "--spread: expected a median of more than 0 bits per second and a spread of 1"),
+        (
+            (*LINK, "--spread", "0.5"),
+            "--spread: expected a median of more than 0 bits per second and a spread of at least 1",
+        ),
         ((*LINK, "--uplink", "9Mbps", "--spread", "2"), "--spread: give either several"),
         ((*LINK, "--sure", "100%"), "--sure: expected a probability between 0 and 1"),
         ((*LINK, "--objective", "speed"), "--objective: expected one of latency, energy, cost, weighted"),

@@ -87,7 +87,7 @@ def test_a_share_of_the_fleet_is_kept_as_on_a_device(files: Path) -> None:
     assert shared["cloud_share"] <= 0.05 + 64 * 0.05 / 200
     assert shared["reasons"]["fleet_share"] > 0
     result = run(files, "--fleet-share", "digits=5%")
-    assert "no request of the log is for 'digits'; expected one of photos" in str(result.exception)
+    assert "the log has no request for 'digits'; expected one of photos" in str(result.exception)
 
 
 def test_another_policy_stands_beside_it(files: Path) -> None:

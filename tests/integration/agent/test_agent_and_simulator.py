@@ -112,6 +112,7 @@ class ScriptedCall:
         self._uplink, self._call, self._request = uplink, call, request
         self._callbacks: list[Callable[[], None]] = []
         self.lease = None
+        self.frees_link = False
 
     @property
     def sent_bytes(self) -> int:

@@ -150,7 +150,7 @@ def test_a_packed_bundle_and_a_broken_reference_are_refused(tmp_path: Path, bund
     (folder / "manifest.json").write_text("{}")
     done = CliRunner().invoke(build_app(["model"]), ["model", "reference", str(folder), "--data", str(tmp_path)])
     assert isinstance(done.exception, ConfigError)
-    assert "it is packed" in str(done.exception)
+    assert "it is already packed" in str(done.exception)
 
 
 @pytest.mark.slow

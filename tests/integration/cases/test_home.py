@@ -165,5 +165,5 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, cap
     done = CliRunner().invoke(build_app(["cases"]), purge)
     assert done.exit_code == 1, done.output
     assert "forgotten: 1 cases" in done.output
-    assert f"{odd} stays" in done.output
+    assert f"{odd} is kept" in done.output
     assert [path.name[0] for path in home(tmp_path)] == ["1", "2"]

@@ -79,7 +79,7 @@ def test_a_sink_that_raises_is_given_the_same_again_and_delays_no_other(tmp_path
     text = pipelines_text(tmp_path, dock={"source": {"plugin": {"name": "made"}}, **SEEN, "sinks": sinks})
     with running_pipelines(tmp_path, write_agent(tmp_path), text) as it:
         until(lambda: len(it.events("dock")) == FRAMES, LIMIT_S)
-        until(lambda: it.runner.health().problems == ["the sink failing takes no events: KeyError"], LIMIT_S)
+        until(lambda: it.runner.health().problems == ["the sink failing accepts no events: KeyError"], LIMIT_S)
         until(lambda: len(delivered) == FRAMES, LIMIT_S)
         until(lambda: it.runner.health().problems == [], LIMIT_S)
     assert [message.sequence for message in delivered] == [event["sequence"] for event in it.events("dock")]

@@ -129,9 +129,7 @@ def test_weights_outside_of_the_version_s_folder_are_refused_unread(tmp_path: Pa
     path = put(root, "m", "1", "model.onnx", content=content)
     put(root, "m", "1", "w.bin")
     (root / "m" / "1" / "link.bin").symlink_to(secret)
-    with pytest.raises(
-        ModelFailed, match=r"^m/1/model\.onnx: external weights '.*' are (refused|a link that leads out)"
-    ):
+    with pytest.raises(ModelFailed, match=r"^m/1/model\.onnx: external weights '.*' are (refused|a link to outside)"):
         scan(root)[0].digest(path)
 
 

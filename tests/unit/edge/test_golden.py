@@ -146,7 +146,10 @@ BYTES = {"in_bytes.x.npy": raw(np.zeros(3, np.uint8)), "out.y.npy": raw([1.0])}
         (lambda path: archive(path, {**GOOD, "z.npy": raw([1.0])}), "arrays other than"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": b"text"}), "not golden vectors"),
         (lambda path: archive(path, {**GOOD, "in.x": raw([1.0])}), "the same name"),
-        (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1.0])[:-1]}), "promises 8 bytes, the file has 7"),
+        (
+            lambda path: archive(path, {**GOOD, "in.z.npy": raw([1.0])[:-1]}),
+            "header says 8 bytes, but the file has 7",
+        ),
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw(["text"])}), "BYTES are stored as"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1j])}), "no Open Inference Protocol datatype"),
         (lambda path: archive(path, BYTES), "without a matching in_ends.x"),
@@ -161,7 +164,7 @@ BYTES = {"in_bytes.x.npy": raw(np.zeros(3, np.uint8)), "out.y.npy": raw([1.0])}
             "`right` is not a share from 0 to 1",
         ),
         (lambda path: archive(path, {**GOOD, "label.npy": raw([1]), "right.npy": raw([np.nan])}), "is not a share"),
-        (bomb, "promises 4294967296 bytes, the file has 0"),
+        (bomb, "its header says 4294967296 bytes, but the file has 0"),
         (swollen, "at most"),
     ],
 )

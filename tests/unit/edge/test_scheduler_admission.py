@@ -17,7 +17,7 @@ def test_who_could_not_be_in_time_is_refused_when_asking() -> None:
     scheduler = EdfScheduler()
     with running(scheduler, 100.0):
         with (
-            pytest.raises(Refused, match=r"50000\.\d ms are left and .* with the 1 requests"),
+            pytest.raises(Refused, match=r"50000\.\d ms are left, but .* with the 1 requests"),
             scheduler.acquire(soon(50.0), RunRequest(run_s=10.0)),
         ):
             pytest.fail("it got a turn")

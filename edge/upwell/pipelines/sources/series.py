@@ -44,7 +44,7 @@ class SeriesFile:
                 self._reading.close()
                 self._status = replace(self._status, state=SourceState.ENDED)
                 why = self._status.explained
-                raise SourceEnded(f"{self._settings.path} is over" + (f": {why}" if why else ""))
+                raise SourceEnded(f"{self._settings.path} has ended" + (f": {why}" if why else ""))
             if not self._waiting and time.monotonic() >= until_s:
                 return None
         window = self._waiting.popleft()

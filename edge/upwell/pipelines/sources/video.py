@@ -164,7 +164,7 @@ class VideoSource:
                 connection = self._connection
                 if self._is_closed or (connection is None and self._status.state is SourceState.ENDED):
                     why = self._status.explained
-                    raise SourceEnded(f"{self._shown} is over" + (f": {why}" if why else ""))
+                    raise SourceEnded(f"{self._shown} has ended" + (f": {why}" if why else ""))
                 if connection is not None:
                     if not self._job.keeps_all:
                         connection.replace_stale()
@@ -339,7 +339,7 @@ class VideoSource:
         """End the decoder, give each of its frames its fate, and say how it stands."""
         signal_number = connection.decoder.end()
         if not why:
-            why = "the decoder died" + (f" of signal {signal_number}" if signal_number else "")
+            why = f"the decoder was killed by signal {signal_number}" if signal_number else "the decoder died"
         with self._change:
             self._settle(connection)
             self._connection = None
