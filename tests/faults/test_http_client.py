@@ -236,13 +236,16 @@ def test_a_call_that_is_given_up_frees_the_link_though_the_kernel_has_its_messag
                 pending.cancel()
             ended = RemoteErrorKind.CANCELLED if how == "cancelled" else RemoteErrorKind.DEADLINE
             assert kind_of(pending.result) is ended
-            port = connection.getpeername()[1]
+            ours, theirs = connection.getpeername()[1], connection.getsockname()[1]
             limit_s = time.monotonic() + TIMEOUT_S
-            while is_known_to_the_kernel(port):
+            while is_known_to_the_kernel(ours, theirs):
                 assert time.monotonic() < limit_s
 
 
-def is_known_to_the_kernel(port: int) -> bool:
-    """Whether a connection on loopback from that port is there, closed by its program or not."""
-    ours = f"0100007F:{port:04X}"
-    return any(line.split()[1] == ours for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:])
+def is_known_to_the_kernel(ours: int, theirs: int) -> bool:
+    """Whether a connection on loopback between these ports is there, closed by its program or not.
+
+    Other connections may have the same port at one end.
+    """
+    ends = [f"0100007F:{port:04X}" for port in (ours, theirs)]
+    return any(line.split()[1:3] == ends for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:])
