@@ -247,6 +247,13 @@ def test_a_file_beside_it_that_is_damaged_or_of_a_gigabyte_is_one_line(
         assert Path(name).name in done.err
 
 
+def test_a_label_of_roboflow_is_one_line(tmp_path: Path, in_process: InProcess) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    put(tmp_path, {"environment.json": json.dumps({**ROBOFLOW, "CLASS_MAP": {"0": "\n a\nb", "1": "c", "2": "d"}})})
+    init(in_process, model)
+    assert answered(model)[2] == ("a b", "c", "d")
+
+
 def test_an_xml_alone_is_refused_with_what_to_do(tmp_path: Path, in_process: InProcess) -> None:
     (tmp_path / "model.xml").write_text(XML)
     text = refused(in_process("model", "init", tmp_path / "model.xml"))

@@ -169,7 +169,9 @@ def _class_map(value: Any) -> tuple[str, ...]:
     if not isinstance(value, Mapping):
         return ()
     labels = [value.get(str(number)) for number in range(len(value))]
-    return tuple(map(str, labels)) if all(isinstance(one, str) and one.strip() for one in labels) else ()
+    if not all(isinstance(one, str) and one.strip() for one in labels):
+        return ()
+    return tuple(" ".join(one.split()) for one in map(str, labels))
 
 
 # Edge Impulse: model-parameters/ of the C++ library, as github.com/edgeimpulse/inferencing-sdk-cpp takes it
