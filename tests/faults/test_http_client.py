@@ -229,14 +229,14 @@ def test_a_call_that_is_given_up_frees_the_link_though_the_kernel_has_its_messag
         client = connect(f"127.0.0.1:{listening.getsockname()[1]}")
         request = InferRequest("echo", {"x": np.zeros(LIMIT_BYTES // 8, np.float32)}, id="large")
         pending = client.infer_async(request, TIMEOUT_S if how == "cancelled" else 0.3)
-        connection, _ = listening.accept()
+        connection, (_, ours) = listening.accept()
+        theirs = listening.getsockname()[1]
         with connection:
             connection.recv(1)  # it has begun to leave
             if how == "cancelled":
                 pending.cancel()
             ended = RemoteErrorKind.CANCELLED if how == "cancelled" else RemoteErrorKind.DEADLINE
             assert kind_of(pending.result) is ended
-            ours, theirs = connection.getpeername()[1], connection.getsockname()[1]
             limit_s = time.monotonic() + TIMEOUT_S
             while is_known_to_the_kernel(ours, theirs):
                 assert time.monotonic() < limit_s
