@@ -24,6 +24,7 @@ from upwell.edge import Answer
 from upwell.edge.observe.flight_recorder.words import tell
 from upwell.edge.server.assembly import embedded_agent, serve_metrics
 from upwell.edge.server.core import AgentCore
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.seen import Seen
 from upwell.shared.routing.decide.state import CloudAnswered
 from upwell.shared.tensors import Array
@@ -140,10 +141,30 @@ def test_a_new_model_in_the_cloud_is_asked_again_before_anything_is_shrunk_for_i
         assert "input image: the cloud makes pictures 128 x 96 (stretch)" in caplog.text
         seen = known(agent)
         seen["grids"] = Seen("sha256:other", seen["grids"].resizes)
-        agent._cloud_models._heard_at_s.clear()
+        agent._cloud_models._asked_at_s.clear()
         ask(agent, encoded("PNG"))  # its answer is another model's
         until(lambda: "grids" in seen)
         assert seen["grids"].digest != "sha256:other"
+
+
+def test_a_server_that_answers_requests_alone_is_not_asked_with_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(model: str, *_: object) -> None:
+        asked.append(model)
+        raise RemoteError(RemoteErrorKind.UNIMPLEMENTED, "a gateway for ModelInfer alone")
+
+    with scene(tmp_path) as (agent, _):
+        assert agent.uplink is not None
+        monkeypatch.setattr(agent.uplink, "metadata", refuse)
+        known(agent).clear()
+        agent._cloud_models._asked_at_s.clear()
+        for _ in range(4):
+            ask(agent, encoded("PNG"))
+            until(lambda: not agent._cloud_models._asking)
+        assert asked == ["grids"]
 
 
 def test_the_flight_recorder_tells_what_goes_up(tmp_path: Path) -> None:

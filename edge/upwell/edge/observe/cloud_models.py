@@ -24,7 +24,8 @@ TIMEOUT_S = 5.0
 """Time limit for one query, which runs in the background."""
 
 AGAIN_S = 10.0
-"""Minimum time between two queries of how a model resizes pictures, since two versions may answer in turn."""
+"""Minimum time between two queries about a model: two versions may answer in turn, or a gateway may answer requests
+alone."""
 
 _SAID = frozenset(RemoteErrorKind) - {
     RemoteErrorKind.DEADLINE,
@@ -45,8 +46,8 @@ class CloudModels:
     not reply, its answers to requests tell.
 
     How the cloud's model resizes pictures is kept in `seen`, by the model's name here. This holds for the model of one
-    digest: after an answer from another one, or the first answer of a cloud that was away before, it asks again. Until
-    it knows, pictures go up whole.
+    digest: after an answer from another one, or from a cloud of which nothing is known, it asks again. Until it knows,
+    pictures go up whole.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class CloudModels:
     ) -> None:
         self._uplink, self._models, self._router, self._seen = uplink, models, router, seen
         self._asking: set[str] = set()
-        self._heard_at_s: dict[str, float] = {}
+        self._asked_at_s: dict[str, float] = {}
         self._unasked = {served.name for served in models.values() if uplink is not None and _names(served)}
         self._missing: dict[str, str] = {}
         self._stopped = threading.Event()
@@ -80,7 +81,7 @@ class CloudModels:
             self._begin([model])
         elif answer.cloud_digest and not answer.cut and self._is_stale(model, answer.cloud_digest):
             self._seen.pop(model, None)
-            if time.monotonic() - self._heard_at_s.get(model, -math.inf) >= AGAIN_S:
+            if time.monotonic() - self._asked_at_s.get(model, -math.inf) >= AGAIN_S:
                 self._begin([model])
         if answer.reason is Reason.CLOUD_MODEL_MISSING:
             self._miss(model, _names(self._models[model])[0], "in answer to a request")
@@ -110,6 +111,7 @@ class CloudModels:
     def _begin(self, models: Sequence[str]) -> None:
         self._unasked.difference_update(models)
         self._asking.update(models)
+        self._asked_at_s.update(dict.fromkeys(models, time.monotonic()))
         if models and not self._stopped.is_set():
             thread = threading.Thread(target=self._ask, args=(models,), name="cloud-models", daemon=True)
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
@@ -143,7 +145,7 @@ class CloudModels:
             if error.kind not in _SAID:
                 return
             seen = Seen()
-        self._seen[model], self._heard_at_s[model] = seen, time.monotonic()
+        self._seen[model] = seen
         for name, resize in seen.resizes.items():
             height, width = resize.to
             _log.info(
