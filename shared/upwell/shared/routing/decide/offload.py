@@ -187,16 +187,9 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
     times_key = model if route is None else route.key
     if state.is_held(times_key, case.now_s):
         return OffloadOption(Reason.CLOUD_EXHAUSTED, retry_after_s=state.backoff_until[times_key] - case.now_s)
-    probes: tuple[str, ...] = ()
-    for key in (LINK, times_key):
-        breaker = state.breakers.get(key)
-        if breaker is None or not breaker.is_open:
-            continue
-        admission = breaker.admit(case.now_s, available_s, size_bytes)
-        if admission is BreakerVerdict.REFUSE:
-            return OffloadOption(Reason.BREAKER_OPEN)
-        if admission is BreakerVerdict.PROBE:
-            probes = (*probes, key)
+    probes = probes_of(state, times_key, size_bytes, available_s, case.now_s)
+    if probes is None:
+        return OffloadOption(Reason.BREAKER_OPEN)
     predicted = predict(state, times_key, len(rows), size_bytes, max(SURE, settings.confidence), case.now_s)
     if route is not None:
         predicted = _with_head(case, route, len(rows), predicted)
@@ -233,6 +226,23 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
     if settings.hedge is not None and not probes:
         after_s = hedge_after_s(settings.hedge, state.answers.get(times_key), available_s)
     return OffloadOption(None, probes, predicted, draws, side_change, after_s, route)
+
+
+def probes_of(
+    state: RouterState, times_key: str, size_bytes: int, within_s: float, now_s: float
+) -> tuple[str, ...] | None:
+    """The open breakers, of the link and of the model, that a message would probe; None where one refuses it."""
+    probes: tuple[str, ...] = ()
+    for key in (LINK, times_key):
+        breaker = state.breakers.get(key)
+        if breaker is None or not breaker.is_open:
+            continue
+        admission = breaker.admit(now_s, within_s, size_bytes)
+        if admission is BreakerVerdict.REFUSE:
+            return None
+        if admission is BreakerVerdict.PROBE:
+            probes = (*probes, key)
+    return probes
 
 
 def _in_time(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from upwell.shared.routing.decide.offload import chance_of, predict
-from upwell.shared.routing.decide.state import LINK, RouterState
-from upwell.shared.routing.estimators.breaker import BreakerVerdict
+from upwell.shared.routing.decide.offload import chance_of, predict, probes_of
+from upwell.shared.routing.decide.state import RouterState
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 
@@ -51,12 +50,8 @@ def _obstacle(state: RouterState, message: QueuedMessage, now_s: float) -> Reaso
     if state.is_held(message.model, now_s):
         return Reason.CLOUD_EXHAUSTED
     left_s = message.give_up_s - now_s
-    for key in (LINK, message.model):
-        breaker = state.breakers.get(key)
-        if breaker is None or not breaker.is_open:
-            continue
-        if breaker.admit(now_s, left_s, message.size_bytes) is not BreakerVerdict.ALLOW:
-            return Reason.BREAKER_OPEN
+    if probes_of(state, message.model, message.size_bytes, left_s, now_s) != ():  # what waited is no probe
+        return Reason.BREAKER_OPEN
     predicted = predict(state, message.model, message.rows, message.size_bytes, 0.5, now_s)
     if math.isnan(message.needed):
         return Reason.CLOUD_TOO_SLOW if predicted.usual_s > left_s else None
