@@ -137,7 +137,11 @@ def test_a_request_that_is_wrong_is_refused_at_the_key(text: str, key: str) -> N
 
 
 DOUBTS = [
-    ("rules: [{name: a, match: {}, route: edge}, {name: b, match: {}, route: cloud}]", ("rules", 1), "never decides"),
+    (
+        "rules: [{name: a, match: {}, route: edge}, {name: b, match: {}, route: cloud}]",
+        ("rules", 1),
+        "the earlier rule 'a' decides every request, so this one never decides anything",
+    ),
     ("rules: [{name: a, match: {}, egress: deny, route: cloud}]", ("rules", 0, "route"), "has no effect with"),
     ("defaults: {hard: {below: 0}}", ("defaults", "hard", "below"), "no case is hard"),
     ("models: {m: {hard: {measure: entropy, above: 0}}}", ("models", "m", "hard", "above"), "nearly every case"),

@@ -25,8 +25,8 @@ def _rules(policy: Policy) -> Iterator[tuple[Location, str]]:
     for index, rule in enumerate(policy.rules):
         decides = rule.route is not None or rule.set is not None
         if decides and covering is not None:
-            does = "its egress applies, but not its route or set" if rule.egress else "it never decides anything"
-            yield ("rules", index), f"rule {covering.name!r} , an earlier rule, decides every request: {does}"
+            does = "only the egress of this one applies" if rule.egress else "this one never decides anything"
+            yield ("rules", index), f"the earlier rule {covering.name!r} decides every request, so {does}"
         if rule.egress is not None and rule.route in ("cloud", "split"):
             yield (
                 ("rules", index, "route"),
