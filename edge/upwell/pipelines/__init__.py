@@ -1,4 +1,4 @@
-"""Pipelines: from a camera to an action around an agent, with the deadline counted from capture."""
+"""Pipelines: from a camera to an action, around an agent. The deadline counts from capture."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ __all__ = ["AnsweredFrame", "FoundObject", "Frame", "Pipeline", "PipelineStatus"
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for: a device without cameras has none of the packages that a pipeline needs."""
+    """Import a public name on first use, so that a device without cameras needs none of the packages for pipelines."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from upwell.pipelines import answered, frame

@@ -1,4 +1,4 @@
-"""What a pipeline tells of its frames: one that is answered, and how all of them do."""
+"""What a pipeline reports: each frame that is answered or dropped, and totals for all frames."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from upwell.pipelines.sources.base import SourceStatus
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The nearest-rank percentile of numbers in order: the least that `share` of them do not exceed; None of none."""
+    """The nearest-rank percentile of sorted numbers: the least that `share` of them do not exceed. None if there are
+    none.
+    """
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 @dataclass(frozen=True)
 class StepRun:
-    """What one step did with a frame. `step` is its key in the file, and the model that it asks.
+    """What one step did with a frame. `step` is its key in the file, followed by the model that it asks.
 
-    `objects` is how many the frame had after it; `requests` are the ids of those that it made.
+    `objects` is the number of objects after the step; `requests` are the ids of the requests that it made.
     """
 
     step: str
@@ -41,9 +43,10 @@ class AnsweredFrame:
 
 @dataclass(frozen=True, eq=False)
 class DroppedFrame:
-    """A frame without an answer, for the `reason` that is counted. `scene` is what was known until then.
+    """A frame without an answer. `reason` is the code it is counted under, `scene` what was known when it was dropped.
 
-    `latency_s` is from capture until it was dropped; the last of `steps` dropped it, or ended after the deadline.
+    `latency_s` is the time from capture to the drop. The last of `steps` dropped the frame or ended after the
+    deadline.
     """
 
     scene: Scene
@@ -55,10 +58,11 @@ class DroppedFrame:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """How a pipeline does. `frames` has the number of frames by what became of them, `answered` and each reason for
-    no answer, also where that is 0. Their sum is `captured`, but for a frame that is among the steps at this moment.
+    """The totals of a pipeline. `frames` maps `answered` and each reason for no answer to a number of frames, 0
+    included. Their sum is `captured`, less a frame that is in the steps at this moment.
 
-    `latencies_s` are the latest times from capture to answer. `last_failure` says why a frame last had no answer.
+    `latencies_s` are the most recent times from capture to answer. `last_failure` says why the last unanswered frame
+    had no answer.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What those who publish to a broker and those who subscribe have in common: its address, TLS, the password."""
+"""What publishers and subscribers of an MQTT broker share: its address, TLS and the password."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
 class _ClosedOnFailure(ssl.SSLSocket):
-    """A socket that is closed where the handshake fails, which paho leaves to the collector of garbage."""
+    """A socket that is closed if the handshake fails. paho leaves it to the garbage collector."""
 
     def do_handshake(self, block: bool = False) -> None:
-        """As its base."""
         try:
             super().do_handshake(block)
         except OSError:
@@ -26,7 +25,7 @@ class _ClosedOnFailure(ssl.SSLSocket):
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """What a broker is believed by, and shown. Raises `ConfigError` for files that cannot be used."""
+    """A TLS context with the configured issuers and client certificate. Raises `ConfigError` for unusable files."""
     try:
         context = ssl.create_default_context(cafile=None if files.ca is None else str(files.ca))
         if files.cert is not None:
@@ -39,7 +38,7 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def parse_broker(broker: str) -> tuple[str, int, bool]:
-    """Host, port, and whether it is called by TLS. Raises `ConfigError`, which does not show the address."""
+    """Host, port, and whether the broker is reached over TLS. Raises `ConfigError`, which does not show the address."""
     try:
         parts = urlsplit(broker)
         port = parts.port or _PORTS[parts.scheme]

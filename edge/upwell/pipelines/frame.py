@@ -1,4 +1,4 @@
-"""A frame of a source, and what a pipeline has found on it."""
+"""A frame of a source, and what a pipeline has found in it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NO_PIXELS: Array = np.zeros((0, 0, 3), np.uint8)
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One picture of a source, or one window of a series, which nobody changes.
+    """One picture of a source, or one window of a series. Immutable.
 
-    `pixels` are uint8 [height, width, 3] RGB, `luma` uint8 [height, width]; where nobody but a model sees the pixels,
-    they may have its size already, and the luma the picture's. `number` counts what the source captured,
-    so that it has gaps where frames were replaced by newer ones. `captured_s` is an instant of the monotonic clock.
-    `path` is the file that it came from, where each picture is a file of its own. `media_s` is its time in a file that
-    has one, which is read faster or more slowly than it was recorded.
+    `pixels` are uint8 [height, width, 3] RGB, `luma` uint8 [height, width]. If only a model sees the pixels, they may
+    already have its size while the luma has the picture's. `number` counts what the source captured, so it has gaps
+    where newer frames replaced older ones. `captured_s` is an instant of the monotonic clock. `path` is the file of a
+    picture that has its own. `media_s` is the time within a file that has one, which may be read at another speed
+    than it was recorded.
 
     A window is float64 [size, fields], of which `missing` points lie in a gap and are NaN; its pixels are empty.
     """
@@ -46,14 +46,16 @@ class Frame:
 
     @property
     def at_s(self) -> float:
-        """When it was, for whatever takes time to happen on frames: seconds of a clock of its source."""
+        """The time of the frame by a clock of its source, in seconds; what takes time to happen is measured by it."""
         return self.captured_s if self.media_s is None else self.media_s
 
     @classmethod
     def of_window(
         cls, number: int, captured: tuple[float, float], window: Array, missing: int, media_s: float | None = None
     ) -> Frame:
-        """A frame without a picture; `captured` is by the monotonic clock and in seconds since 1970."""
+        """A frame without a picture. `captured` is the capture time by the monotonic clock and in seconds since
+        1970.
+        """
         empty = NO_PIXELS[:, :, 0]
         return cls(number, *captured, NO_PIXELS, empty, window=window, missing=missing, media_s=media_s)
 
@@ -62,7 +64,7 @@ class Frame:
 class FoundObject:
     """One object of a frame.
 
-    `zones` are the zones that it is in. `answers` has, by model, what was said about its crop, as events write it.
+    `zones` are the zones that it is in. `answers` maps a model to its answer about the crop, as events write it.
     """
 
     label: str
@@ -75,11 +77,12 @@ class FoundObject:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A frame on its way through the steps. `pixels` are those that may leave the process: the frame's, or blurred.
+    """A frame on its way through the steps. `pixels` are those that may leave the process: the frame's or blurred
+    ones.
 
-    `answers` has, by model, what was said about the whole frame where that is no list of objects. `route`, `reason`
-    and `degraded` are those of the last answer about the frame; empty before there is one. `requests` are the ids of
-    what the agent was asked about it, in order.
+    `answers` maps a model to its answer about the whole frame, unless that is a list of objects. `route`, `reason`
+    and `degraded` are those of the last answer about the frame; empty before the first one. `requests` are the ids of
+    the requests to the agent about it, in order.
     """
 
     frame: Frame

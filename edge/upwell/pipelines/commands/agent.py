@@ -1,4 +1,4 @@
-"""`upwell agent`: the agent for local callers, and the pipelines that its agent.yaml names."""
+"""`upwell agent`: serves local callers and runs the pipelines named in agent.yaml."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def agent(
     config: Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml to run.")],
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more details.")] = False,
 ) -> None:
-    """Run the agent until SIGTERM or Ctrl-C; what was accepted by then is answered first.
+    """Run the agent until SIGTERM or Ctrl-C. Requests accepted by then are answered first.
 
-    With `pipelines` in agent.yaml these run in the same process.
+    If agent.yaml names `pipelines`, they run in the same process.
     """
     agent_config = load_yaml(config, AgentConfig)
     companion = None if agent_config.pipelines is None else _companion(agent_config, agent_config.pipelines)
@@ -31,8 +31,8 @@ def agent(
 
 
 def _companion(config: AgentConfig, path: Path) -> Companion:
-    """The pipelines of the file. Raises `ConfigError` where that is wrong, before any model is loaded."""
-    try:  # an agent without pipelines needs none of it
+    """The pipelines of the file. Raises `ConfigError` if it is wrong, before any model is loaded."""
+    try:  # an agent without pipelines does not need this package
         from upwell.pipelines.commands.run import pages_of
         from upwell.pipelines.run.assembly import LateResults
         from upwell.pipelines.run.file import load, running_file

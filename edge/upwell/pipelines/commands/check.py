@@ -1,4 +1,4 @@
-"""`upwell pipeline check`: every problem of a pipelines file, or what each of its pipelines does."""
+"""`upwell pipeline check`: lists every problem of a pipelines file, or what each of its pipelines does."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Check a pipelines file: every problem and warning with line and column. Exit code 1 where there is a problem.
+    """Check a pipelines file: every problem and warning with line and column. Exit code 1 if there is a problem.
 
-    Models are known by their bundles' model.yaml alone; no runtime is loaded.
+    Reads only the model.yaml in each model's bundle; loads no runtime.
     """
     text = read_text(pipelines)
     models = None if config is None else signatures_of(load_yaml(config, AgentConfig))
@@ -80,7 +80,7 @@ def _step(step: StepSection) -> str:
 
 
 def _sink(sink: SinkSection) -> str:
-    """A sink as it may be shown: what follows `?` in an address may be a credential, and so may a path."""
+    """A sink as it may be shown: the query and the path of an address may hold a credential."""
     if sink.jsonl is not None:
         return f"jsonl {sink.jsonl.path}"
     if sink.pictures is not None:
@@ -95,7 +95,7 @@ def _sink(sink: SinkSection) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text without control characters: a file wrote it, and a terminal would obey them."""
+    """The text without control characters. It comes from a file, and a terminal would obey them."""
     return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 

@@ -1,4 +1,4 @@
-"""`upwell pipeline draw-zones`: the picture of a source in a browser, and the text of what is drawn on it."""
+"""`upwell pipeline draw-zones`: draws zones and lines on a picture of the source, in a browser."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def draw_zones(
     pipeline: Annotated[str | None, typer.Option(help="The pipeline; required if there are several.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The local port of the page; 0: any free port.")] = 0,
 ) -> None:
-    """Show the picture of a pipeline's source on a page where zones and lines are drawn; no model is asked.
+    """Show a picture of a pipeline's source on a page for drawing zones and lines; no model is asked.
 
-    The page has the text for pipelines.yaml. Ends with Ctrl-C.
+    The page shows the text to paste into pipelines.yaml. Ends with Ctrl-C.
     """
     console = set_up_logs("text")
     config, _ = parse_pipelines(read_text(pipelines), pipelines, None)
@@ -50,7 +50,7 @@ def draw_zones(
         def show() -> None:
             for answered in running:
                 preview.note(answered)
-                if not section.source.is_live:  # a file would be over before anybody looks
+                if not section.source.is_live:  # a file would have ended before the page is open
                     return
 
         try:

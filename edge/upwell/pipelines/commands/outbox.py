@@ -1,4 +1,4 @@
-"""`upwell pipeline outbox`: events that a sink can never take, to be looked at, sent again or dropped."""
+"""`upwell pipeline outbox`: lists, retries or drops the events that a sink can never accept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ outbox = typer.Typer(no_args_is_help=True, help="Events that a sink rejected and
 
 @outbox.command("list")
 def list_events(config: _Config, as_json: _Json = False) -> None:
-    """Show the events that are set aside, with what the sink said. Works beside a running agent."""
+    """Show the events that were set aside and the sink's error. Works beside a running agent."""
     path = _database(config)
     rows: list[dict[str, Any]] = []
     with _opened(path) as connection:
@@ -55,9 +55,9 @@ def retry(
     every: Annotated[bool, typer.Option("--all", help="Send all events again.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Have events sent again to the sink that refused them; the policy is asked once more.
+    """Send events again to the sink that refused them; the policy is checked again.
 
-    A running agent does so within half a minute, else the next start.
+    A running agent does so within half a minute, otherwise the next one to start.
     """
     _change(config, ids or [], "UPDATE retries SET is_ordered = 1 WHERE number = ?", every=every, as_json=as_json)
 
@@ -70,14 +70,14 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Drop events that are set aside; asks at a terminal. They are overwritten on disk."""
+    """Drop events that were set aside; asks for confirmation at a terminal. They are overwritten on disk."""
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Drop {'all events' if every else ', '.join(ids or [])}?", abort=True, err=True)
     _change(config, ids or [], "DELETE FROM poisoned WHERE number = ?", every=every, as_json=as_json)
 
 
 def _change(config: Path, ids: Sequence[str], statement: str, *, every: bool, as_json: bool) -> None:
-    """Run the statement for these. Exit code 1 where one of them is not there, or cannot be changed."""
+    """Run the statement for these events. Exit code 1 if one of them does not exist or cannot be changed."""
     if bool(ids) == every:
         raise ConfigError.at(None, "expected either ids or --all")
     path = _database(config)

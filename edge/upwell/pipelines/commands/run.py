@@ -36,13 +36,13 @@ def run(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more details.")] = False,
 ) -> None:
-    """Run pipelines until their sources are over, or until SIGTERM or Ctrl-C.
+    """Run pipelines until their sources have ended, or until SIGTERM or Ctrl-C.
 
-    Exit code 1 where a source broke off, or events are lost since no sink took them and there is no `state_dir`.
+    Exit code 1 if a source failed, or if events are lost because no sink took them and there is no `state_dir`.
     """
     agent_config = agent_config_of(config, models)
     console = set_up_logs(agent_config.agent.log, logging.DEBUG if verbose else logging.INFO)
-    load(pipelines, agent_config)  # what is wrong with it is said before any model is loaded
+    load(pipelines, agent_config)  # reports problems of the file before any model is loaded
     metrics = agent_config.agent.metrics
     results = LateResults()
     with ExitStack() as once_closed, assemble(agent_config, results) as agent:
@@ -67,7 +67,7 @@ def run(
 
 
 def _run_until(stop: StopSignals, runner: PipelineRunner) -> None:
-    """Wait for a stop signal or the end of all sources, and tell systemd, where that started us, how we are."""
+    """Wait for a stop signal or the end of all sources. Report status to systemd if it started this process."""
     systemd = Systemd.of_environment()
     systemd.ready()
     while stop.receive(_LOOK_S) is None and not runner.is_over:
@@ -76,12 +76,12 @@ def _run_until(stop: StopSignals, runner: PipelineRunner) -> None:
 
 
 def pages_of(runner: PipelineRunner, metrics: str | None) -> Mapping[str, Page]:
-    """The pages of the preview, of which there may be some later; none where other machines would see them."""
+    """The pages of the preview, also if previews may only come later. None if other machines could see them."""
     return preview_pages(runner.previews) if metrics is not None and parse_address(metrics).is_loopback else {}
 
 
 def agent_config_of(config: Path | None, models: Path | None) -> AgentConfig:
-    """The agent that pipelines run around. Raises `ConfigError`."""
+    """The configuration of the agent that the pipelines run around. Raises `ConfigError`."""
     if (config is None) == (models is None):
         raise ConfigError.at(None, "expected either an agent.yaml or a folder of models", "-c, --models")
     if config is not None:

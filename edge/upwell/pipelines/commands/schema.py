@@ -16,7 +16,9 @@ from upwell.shared.files import write_named
 def schema(
     out: Annotated[Path | None, typer.Option(help="Write the schema to this file instead of standard output.")] = None,
 ) -> None:
-    """Print the JSON Schema of pipelines.yaml. Editors with a YAML language server complete and check by it."""
+    """Print the JSON Schema of pipelines.yaml. Editors with a YAML language server use it to complete and check the
+    file.
+    """
     text = json.dumps(editor_schema(PipelinesConfig, "Upwell pipelines"), indent=2, ensure_ascii=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)

@@ -1,1 +1,1 @@
-"""`pipelines.yaml`: its schema, and the check that its steps, events and models fit together."""
+"""`pipelines.yaml`: its schema, and the check that steps, events and models fit together."""

@@ -1,7 +1,7 @@
-"""Whether the parts of a `pipelines.yaml` fit together: steps are typed by what they need and what they give.
+"""Checks that the parts of a `pipelines.yaml` fit together. Steps are typed by what they need and what they provide.
 
-A step takes a scene and gives a scene. What it needs of it is known before anything runs: boxes, tracks, zones, labels,
-answers. `_Walk` goes through the steps of a pipeline in their order, and holds what there is after each of them.
+A step takes a scene and returns a scene. What it needs from the scene is known before anything runs: boxes, tracks,
+zones, labels, answers. `_Walk` visits the steps of a pipeline in order and tracks what is available after each one.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _NEEDS_TRACK = ("appear", "leave", "enter", "exit", "dwell", "cross")
 _OF_FRAMES = ("frame", "every")
 _NEEDS_ZONE = ("enter", "exit", "dwell")
 _TIMES = ("age_s", "dwell_s")
-"""Fields of an object that are known to events but not to steps."""
+"""Fields of an object that events may read and steps may not."""
 _UNKNOWN = SignatureFacts(None, takes_picture=None)
 
 
 @dataclass(frozen=True)
 class PipelinesReview:
-    """What `check_pipelines` found: location -> text. With problems the pipelines cannot run."""
+    """The result of `check_pipelines`: location -> text. With problems the pipelines cannot run."""
 
     problems: Mapping[Location, str]
     warnings: Mapping[Location, str]
 
 
 def load_pipelines(path: Path, models: Mapping[str, SignatureFacts] | None = None) -> PipelinesConfig:
-    """The `pipelines.yaml` at `path`, checked as by `check_pipelines`. Raises `ConfigError` with every problem."""
+    """The `pipelines.yaml` at `path`, checked by `check_pipelines`. Raises `ConfigError` with every problem."""
     config, _ = parse_pipelines(read_text(path), path, models)
     return config
 
@@ -56,7 +56,9 @@ def load_pipelines(path: Path, models: Mapping[str, SignatureFacts] | None = Non
 def parse_pipelines(
     text: str, path: Path | None = None, models: Mapping[str, SignatureFacts] | None = None
 ) -> tuple[PipelinesConfig, list[Problem]]:
-    """The text of a `pipelines.yaml` that came from `path`, and the warnings. Raises `ConfigError` likewise."""
+    """The parsed text of a `pipelines.yaml` read from `path`, and the warnings. Raises `ConfigError` like
+    `load_pipelines`.
+    """
     config = parse_yaml(text, PipelinesConfig, path)
     review = check_pipelines(config, models)
     if review.problems:
@@ -65,7 +67,7 @@ def parse_pipelines(
 
 
 def check_pipelines(config: PipelinesConfig, models: Mapping[str, SignatureFacts] | None = None) -> PipelinesReview:
-    """Whether steps, events, sinks and models fit together. `models` are those of the agent; None: not known."""
+    """Check that steps, events, sinks and models fit together. `models` are those of the agent; None if unknown."""
     problems: dict[Location, str] = {}
     warnings: dict[Location, str] = {}
     for name, pipeline in config.pipelines.items():
@@ -79,14 +81,14 @@ def check_pipelines(config: PipelinesConfig, models: Mapping[str, SignatureFacts
 
 @dataclass
 class _Walk:
-    """What there is in the scenes of one pipeline after the steps so far.
+    """What the scenes of one pipeline hold after the steps visited so far.
 
-    `has_boxes` is None where it cannot be known, and after it was said that there are none; `boxless` is why there are
-    none. `lacks_track`: it was said that nothing follows objects. `labels` are those that an object may have, `found`
-    those of all detectors, None where not known; `kept_by` is the last step that dropped some of them. `is_misnamed`:
-    there was a model that the agent does not have, so that answers of others may be missed for that alone. `window` is
-    how many points and fields a frame has where the source is a series; None where frames are pictures.
-    `zones` and `lines` by name say in which step they are defined; `on_frame` and `on_objects` are the models asked.
+    `has_boxes` is None if unknown, and after the lack of boxes was reported; `boxless` says why there are none.
+    `lacks_track`: the lack of a tracker was reported. `labels` are those that an object may have, `found` those of
+    all detectors, None if unknown; `kept_by` is the last step that dropped some of them. `is_misnamed`: a step names
+    a model that the agent does not have, which may be the only reason why another's answers are missing. `window` is
+    the number of points and fields of a frame of a series, None if frames are pictures. `zones` and `lines` map a
+    name to the step that defines it; `on_frame` and `on_objects` are the models asked.
     """
 
     place: Location
@@ -109,7 +111,7 @@ class _Walk:
     window: tuple[int, int] | None = None
 
     def go(self, pipeline: PipelineSection) -> None:
-        """Walk through a whole pipeline."""
+        """Visit the whole pipeline."""
         if pipeline.source.series is not None:
             self.window = pipeline.source.series.size, len(pipeline.source.series.fields)
             self.boxless = "a series has no pictures"
@@ -132,7 +134,7 @@ class _Walk:
             self.warnings |= {(*self.place, "events"): "there are no sinks, so these events go nowhere"}
 
     def _without_pictures(self, pipeline: PipelineSection) -> None:
-        """Refuse what shows or needs a picture where frames are windows of numbers."""
+        """Refuse whatever shows or needs a picture if frames are windows of numbers."""
         for index, step in enumerate(pipeline.steps):
             if step.infer is None:
                 self._refuse((*self.place, "steps", index, step.kind), _no_picture(step.kind, "infer"))
@@ -146,17 +148,17 @@ class _Walk:
                 self._refuse((*self.place, "sinks", index, "pictures"), _no_picture("pictures", "another sink"))
         if pipeline.preview:
             self._refuse((*self.place, "preview"), _no_picture("preview", "false"))
-        # All that is about objects has been said.
+        # Every problem about objects has been reported.
         self.has_track, self.has_boxes = True, None
 
     def _refuse(self, location: Location, text: str) -> None:
-        """One problem for each place: the first is the cause of the others."""
+        """Report one problem per place: the first is the cause of the others."""
         self.problems.setdefault(location, text)
 
     def _step(self, number: int, step: StepSection) -> None:
         location = (*self.place, "steps", number - 1, step.kind)
         if self.window is not None and step.infer is None:
-            return  # as was said
+            return  # already reported
         if step.infer is not None:
             self._infer(location, step.infer)
         elif step.track is not None:
@@ -233,17 +235,17 @@ class _Walk:
             self._condition((*location, "where"), step.where, has_times=False)
 
     def _boxes(self, location: Location, what: str) -> bool:
-        """Whether there may be objects; where there cannot be, it is said."""
+        """Whether there may be objects; if there cannot be any, report it."""
         if self.has_boxes is not False:
             return True
         why = self.boxless or "no earlier step finds any"
         self._refuse(location, f"{what} needs objects, but {why}; expected an earlier `infer` with a detector")
-        # Said once: everything after it lacks the same.
+        # Reported once: everything after it lacks the same.
         self.has_boxes, self.labels, self.found = None, None, None
         return False
 
     def _tracks(self, location: Location, text: str) -> None:
-        """Refuse what needs objects that are followed where they are not, once."""
+        """Refuse what needs tracked objects if there is no tracker, once."""
         if not self.has_track and not self.lacks_track:
             self._refuse(location, text)
             self.lacks_track = True
@@ -281,7 +283,7 @@ class _Walk:
         self.clear = {}
 
     def _known_labels(self, location: Location, labels: Iterable[str]) -> bool:
-        """Whether an object may have each of them; of the others it is said."""
+        """Report each label that no object can have."""
         unknown = [(at, one) for at, one in enumerate(labels) if self.labels is not None and one not in self.labels]
         for index, label in unknown:
             self._refuse((*location, index), self._no_label(label))
@@ -293,14 +295,14 @@ class _Walk:
         return f"no object has the label {label!r}; {_alike(label, self.labels or ())}"
 
     def _condition(self, location: Location, text: str, *, has_times: bool) -> None:
-        """It can be evaluated: objects, answers and, of events, times are there; labels are ones that may be."""
+        """Report a condition that can never be evaluated: it lacks objects, answers, times or labels."""
         names = names_in(text)
         for root, name in sorted(names.fields | names.answers):
             self._mentioned(location, root, name, has_times)
         if any(root == "object" for root, _ in names.fields | names.answers):
             self._boxes(location, "object")
         models = {*self.on_frame, *self.on_objects}
-        if self.is_misnamed:  # one of these may be meant
+        if self.is_misnamed:  # it may be the one that is meant
             models |= {name for _, name in names.fields | names.answers}
         try:
             load_condition(text, models - {*OBJECT_FIELDS, *FRAME_FIELDS, ANSWERS}, self.zones)
@@ -310,7 +312,7 @@ class _Walk:
             self._compared(location, model, label)
 
     def _mentioned(self, location: Location, root: str, name: str, has_times: bool) -> None:
-        """Refuse a field that there is not, or that would never have a value."""
+        """Refuse a field that does not exist or would never have a value."""
         if root == "object" and name in _TIMES and not has_times:
             self._refuse(location, f"object.{name} is only known to events; leave it out of the `where` of a step")
         elif root == "object" and name in ("track", *_TIMES):
@@ -326,7 +328,7 @@ class _Walk:
                 self._refuse(location, f"{root}.{name}: no earlier step asks model {name!r} about {what}; {alike}")
 
     def _compared(self, location: Location, model: str, label: str) -> None:
-        """Refuse a comparison with a label that there is not, which would never be true, or always."""
+        """Refuse a comparison with a label that does not exist: it would always have the same result."""
         if not model:
             if self.labels is not None and label not in self.labels:
                 self._refuse(location, self._no_label(label))
@@ -357,7 +359,7 @@ def _no_picture(what: str, instead: str) -> str:
 
 
 def _alike(name: str, known: Collection[str]) -> str:
-    """What might have been meant, or what there is."""
+    """A similar name that may have been meant, or else the known ones."""
     alike = difflib.get_close_matches(name, known, n=1)
     if alike:
         return f"did you mean {alike[0]!r}?"
@@ -367,7 +369,7 @@ def _alike(name: str, known: Collection[str]) -> str:
 
 
 def _shared_sources(config: PipelinesConfig) -> dict[Location, str]:
-    """Cameras and folders of which two pipelines would each see a part."""
+    """Report cameras and folders that two pipelines read: each would get only a part of the frames."""
     problems: dict[Location, str] = {}
     opened: dict[str | Path, str] = {}
     for name, pipeline in config.pipelines.items():
@@ -387,7 +389,7 @@ def _shared_sources(config: PipelinesConfig) -> dict[Location, str]:
 
 
 def _shared_files(config: PipelinesConfig) -> dict[Location, str]:
-    """Sinks that would write into each other's files, or into the folder that a source reads."""
+    """Report sinks that would write to each other's files or to a folder that a source reads."""
     problems: dict[Location, str] = {}
     written: dict[Path, str] = {}
     read = {one.source.folder: name for name, one in config.pipelines.items() if one.source.folder is not None}

@@ -1,4 +1,4 @@
-"""What the parts of `pipelines.yaml` share: names, and maps of one key."""
+"""What the parts of `pipelines.yaml` share: names, and mappings with one key."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def _check_name(text: str) -> str:
 _PATTERN: JsonDict = {"pattern": f"^{_NAME.pattern}$"}
 
 Name: TypeAlias = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra=_PATTERN)]
-"""A pydantic field for a name that is safe in a topic, in a file's name and in the text of an event's `on`."""
+"""A pydantic field for a name that is safe in a topic, in a file name and in an event's `on`."""
 
 
 NAMES: JsonDict = {"propertyNames": _PATTERN}
-"""For the JSON Schema of a mapping of which the keys are names, which pydantic leaves out."""
+"""For the JSON Schema of a mapping whose keys are names, which pydantic leaves out."""
 
 
 def _check_one_key(section: type[BaseModel], value: object, word: str) -> object:
-    """`value` as it is, where it has one key of the section and something under it. Raises `ValueError`.
+    """`value` unchanged if it has exactly one key of the section, with a value. Raises `ValueError`.
 
-    `word` is what one of the list is called. Unknown keys are left to pydantic.
+    `word` is what messages call one element of the list. Unknown keys are left to pydantic.
     """
     known = list(section.model_fields)
     if isinstance(value, str) and value in known:
@@ -52,7 +52,7 @@ def _check_one_key(section: type[BaseModel], value: object, word: str) -> object
 
 
 class OneKeySection(FilePart):
-    """A section of which one key is written, whatever it is. `WORD` is what one of the list is called."""
+    """A section with exactly one of its keys set. `WORD` is what messages call one element of the list."""
 
     WORD: ClassVar[str]
 
@@ -60,7 +60,7 @@ class OneKeySection(FilePart):
 
     @property
     def kind(self) -> str:
-        """Its key."""
+        """The key that is set."""
         return next(iter(self.model_fields_set))
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""`pipelines.yaml`: what a person writes to get from a camera to an action."""
+"""The schema of `pipelines.yaml`: sources, steps, events and sinks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from upwell.shared.units import Seconds, Share, parse_seconds, seconds_as_writte
 
 _Label = Annotated[str, Field(min_length=1)]
 _Labels: TypeAlias = tuple[_Label, ...]
-_Condition = Annotated[str, Field(min_length=1)]  # what it says is checked with the steps before it
+_Condition = Annotated[str, Field(min_length=1)]  # checked later, together with the steps before it
 
 
 class ChangeSection(FilePart):
@@ -147,25 +147,25 @@ _FORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cross": ("LINE",), "every": ("TIME",),
     }
 )  # fmt: skip
-"""The kinds of events, with what follows each."""
+"""The kinds of events and the arguments of each."""
 
 
 @dataclass(frozen=True)
 class EventTrigger:
-    """When an event happens. `zone` is the zone or line that it is about, `after_s` what `dwell` and `every` wait."""
+    """When an event happens. `zone` is its zone or line, `after_s` the time of `dwell` and `every` in seconds."""
 
     kind: Literal["frame", "appear", "leave", "enter", "exit", "dwell", "cross", "every"]
     zone: str = ""
     after_s: float = 0.0
 
     def __str__(self) -> str:
-        """As it is written: `dwell door 10s`."""
+        """The text form: `dwell door 10s`."""
         after = seconds_as_written(self.after_s) if self.after_s else ""
         return " ".join(filter(None, (self.kind, self.zone, after)))
 
 
 def parse_trigger(value: object) -> EventTrigger:
-    """`appear`, `enter door`, `dwell door 10s`, `every 10s` and the like. Raises `ValueError`."""
+    """Parse `appear`, `enter door`, `dwell door 10s`, `every 10s` and the like. Raises `ValueError`."""
     if not isinstance(value, str):
         raise ValueError("expected text such as appear, enter ZONE, dwell ZONE 10s, cross LINE or every 10s")
     kind, *rest = value.split() or [""]
@@ -202,7 +202,7 @@ class EventSection(FilePart):
 
     @property
     def rule(self) -> EventRule:
-        """When it happens, as rules have it."""
+        """The rule as the event detector takes it."""
         on, where = self.on, self.where or ""
         if on.kind == "cross":
             return EventRule(self.name, on.kind, line=on.zone, where=where)
@@ -229,7 +229,7 @@ class PipelineSection(FilePart):
 
 
 class PipelinesConfig(FilePart):
-    """A whole `pipelines.yaml`. `check_pipelines` tells whether its parts fit together."""
+    """A whole `pipelines.yaml`. `check_pipelines` checks that its parts fit together."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
     pipelines: dict[Name, PipelineSection] = Field(min_length=1, json_schema_extra=NAMES)
@@ -237,11 +237,11 @@ class PipelinesConfig(FilePart):
     _context: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Remember where the values stand in the file, for problems that only the models reveal."""
+        """Remember where the values stand in the file, for problems that only show once the models are known."""
         self._context.update(context or {})
 
     def chosen(self, name: str | None) -> str:
-        """The name of the only pipeline, or the one that is asked for by `--pipeline`. Raises `ConfigError`."""
+        """The name of the pipeline given by `--pipeline`, or of the only one. Raises `ConfigError`."""
         known = ", ".join(self.pipelines)
         if name is None and len(self.pipelines) > 1:
             raise ConfigError.at(None, f"expected the name of one pipeline; the file has {known}", "--pipeline")
@@ -250,7 +250,9 @@ class PipelinesConfig(FilePart):
         return name or next(iter(self.pipelines))
 
     def problems(self, found: Mapping[Location, str]) -> list[Problem]:
-        """What was found under some keys, in the order of the file, with line and column where it came from one."""
+        """The problems found at some keys, in the order of the file, with line and column if the value came from a
+        file.
+        """
         problems = []
         tree = self._context.get("tree")
         for location, message in found.items():

@@ -1,4 +1,4 @@
-"""Polygons and lines of `pipelines.yaml`: points as fractions of the picture, refused where nothing can lie in them."""
+"""Polygons and lines of `pipelines.yaml`: points as fractions of the picture. Shapes without an area are refused."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from upwell.shared.config.located import Location, located
 from upwell.shared.config.yaml import FilePart
 
 MAX_POINTS = 100
-"""Points of a polygon."""
+"""Maximum number of points of a polygon."""
 
 _Exact: TypeAlias = tuple[Fraction, Fraction]
 
 
 def parse_polygon(value: object) -> tuple[Point, ...]:
-    """A list of 3 or more points, in order along the edge, that does not cross itself. Raises `ValueError`."""
+    """A list of 3 or more points in order along the edge, which does not cross itself. Raises `ValueError`."""
     if not isinstance(value, list):
         raise ValueError("expected a polygon: a list of 3 or more points [x, y]")
     if len(value) > MAX_POINTS:
@@ -56,7 +56,7 @@ Polygon: TypeAlias = Annotated[tuple[Point, ...], PlainValidator(parse_polygon),
 
 
 def check_several(value: object) -> object:
-    """`value` as it is, unless it is a polygon where a list of them is expected. Raises `ValueError`."""
+    """`value` unchanged, unless it is a polygon where a list of polygons is expected. Raises `ValueError`."""
     if isinstance(value, list) and value and all(_is_pair(one) for one in value):
         raise ValueError("this is one polygon; expected a list of polygons, [[[x, y], [x, y], [x, y]]]")
     return value
@@ -98,11 +98,11 @@ Zone: TypeAlias = Annotated[
         }
     ),
 ]
-"""A pydantic field for a zone, which is a tuple of points, or for a line, which is a `LineSection`."""
+"""A pydantic field for a zone (a tuple of points) or a line (a `LineSection`)."""
 
 
 def _points(values: Iterable[object]) -> tuple[Point, ...]:
-    """The points. Raises `ValidationError` that tells of each one that is wrong, at its place."""
+    """The points. Raises `ValidationError`, which names each wrong one and its place."""
     found: dict[Location, str] = {}
     points: list[Point] = []
     for index, value in enumerate(values):
@@ -130,9 +130,9 @@ def _is_number(value: object) -> bool:
 
 
 def _check_edges(points: tuple[Point, ...]) -> None:
-    """Raise `ValueError` where an edge has no length, or where two edges meet other than at the point they share.
+    """Raise `ValueError` if an edge has no length, or if two edges meet anywhere but at a shared end.
 
-    Reckoned on the decimals as they are written, so that a point that is meant to lie on an edge does.
+    Computed on the decimals as written, so that a point meant to lie on an edge does.
     """
     exact = [(Fraction(repr(x)), Fraction(repr(y))) for x, y in points]
     if len(set(exact)) < len(exact):
@@ -155,7 +155,7 @@ def _check_edges(points: tuple[Point, ...]) -> None:
 
 
 def _turn(start: _Exact, end: _Exact, point: _Exact) -> int:
-    """1 where `point` is on the left of the way from `start` to `end`, -1 on the right, 0 on its line."""
+    """1 if `point` is on the left of the line from `start` to `end`, -1 on the right, 0 on the line."""
     product = (end[0] - start[0]) * (point[1] - start[1]) - (end[1] - start[1]) * (point[0] - start[0])
     return (product > 0) - (product < 0)
 
@@ -172,7 +172,7 @@ def _meet(one: tuple[_Exact, _Exact], other: tuple[_Exact, _Exact]) -> bool:
 
 
 def _spans(segment: tuple[_Exact, _Exact], point: _Exact) -> bool:
-    """Whether a point on the line of a segment lies between its ends."""
+    """Whether a point on the line through a segment lies between its ends."""
     return all(min(ends) <= value <= max(ends) for value, *ends in zip(point, *segment, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline must know of a model: what it takes and what it answers, read from its description alone."""
+"""What a pipeline must know of a model: its inputs and outputs, read from its description alone."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _FIRST: tuple[OutputKind, ...] = (
 class SignatureFacts:
     """What a pipeline must know of a model.
 
-    `output_kind` and `takes_picture` are None where only the model itself can tell: it is in the cloud alone, or is
-    still to be fetched. `labels` are None where it names none. `has_cloud`: what it is asked may leave the device.
-    `tensor` is the shape of its one input where that is a tensor, without the rows; None where not known.
+    `output_kind` and `takes_picture` are None if only the model itself can tell, because it is in the cloud alone or
+    not yet downloaded. `labels` are None if it names none. `has_cloud`: its input may leave the device. `tensor` is
+    the shape of its one input without the batch dimension if that is a tensor; None if unknown.
     """
 
     output_kind: OutputKind | None
@@ -70,18 +70,18 @@ def _of_side(side: EdgeSide | None, has_cloud: bool) -> SignatureFacts:
 
 
 def _of_archive(archive: Path, has_cloud: bool) -> SignatureFacts:
-    """The facts in the description in an archive, which is unpacked for as long as that takes."""
+    """The facts from the description in an archive, which is unpacked for the duration of the call."""
     with tempfile.TemporaryDirectory() as temporary, unpacked(archive, Path(temporary) / "bundle") as folder:
         try:
             return _of_folder(folder, folder / DESCRIPTION_NAME, has_cloud)
         except ConfigError as error:
-            # Where it was unpacked is gone by the time that somebody reads this.
+            # The folder it was unpacked to no longer exists when this is read.
             told = [replace(one, path=archive, line=None, column=None) for one in error.problems]
             raise ConfigError(told) from None
 
 
 def _of_folder(folder: Path, path: Path, has_cloud: bool) -> SignatureFacts:
-    """The facts in a description. Without one the model's own tensors are what callers see."""
+    """The facts from a description. Without one, callers see the model's own tensors."""
     if not os.path.lexists(path):
         return SignatureFacts("tensor", takes_picture=False, has_cloud=has_cloud)
     return _facts(load_description(path, folder), has_cloud)

@@ -1,4 +1,4 @@
-"""`sinks` in `pipelines.yaml`, and brokers of either side: the refusal to let anything cross a network in clear."""
+"""`sinks` in `pipelines.yaml`, and the brokers of sources and sinks. Unencrypted network connections are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KAFKA_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 
 def _plain_url(text: str, ports: Mapping[str, int], instead: str) -> tuple[str, Address]:
-    """Scheme and address of a URL. Raises `ValueError`, which never shows the URL: people put passwords into them."""
+    """Scheme and address of a URL. Raises `ValueError`, which never shows the URL, since it may hold a password."""
     secure = next(scheme for scheme in ports if scheme.endswith("s"))
     expected = f"expected {secure}://HOST, perhaps with :PORT"
     scheme, _, rest = text.partition("://")
@@ -62,7 +62,7 @@ def _url(text: str) -> str:
 
 
 def _topic(text: str) -> str:
-    """A topic of MQTT with fields in braces. Raises `ValueError`."""
+    """An MQTT topic with fields in braces. Raises `ValueError`."""
     try:
         fields = [(name, spec, conversion) for _, name, spec, conversion in Formatter().parse(text) if name is not None]
     except ValueError:
@@ -111,7 +111,7 @@ class PicturesSection(FilePart):
 
 
 class BrokerSection(FilePart):
-    """A broker of MQTT 5, whoever publishes."""
+    """An MQTT 5 broker."""
 
     _carried: ClassVar[str]
 
@@ -133,7 +133,7 @@ class BrokerSection(FilePart):
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether it is called by TLS."""
+        """Whether the connection uses TLS."""
         return self.broker.startswith("mqtts:")
 
     @model_validator(mode="after")
@@ -161,7 +161,8 @@ class MqttSection(BrokerSection):
 class MqttPicturesSection(BrokerSection):
     """An MQTT 5 topic; each message is a picture (JPEG, PNG, WebP).
 
-    It was captured when its user property `captured_unix_s` says, else on arrival. Retained messages are ignored.
+    The user property `captured_unix_s` gives the capture time, by default that of arrival. Retained messages are
+    ignored.
     """
 
     _carried = "pictures"
@@ -234,18 +235,18 @@ class SinkPluginSection(FilePart):
 
 
 def _login_problems(section: BrokerSection | KafkaSection) -> dict[Location, str]:
-    """Halves of a pair."""
+    """Report a setting whose counterpart is missing."""
     found: dict[Location, str] = {}
     for one, other in (("cert", "key"), ("user", "password_file")):
         written = [key for key in (one, other) if getattr(section, key) is not None]
-        # MQTT knows users without a password.
+        # MQTT allows a user without a password.
         if len(written) == 1 and not (isinstance(section, BrokerSection) and written == ["user"]):
             found[(written[0],)] = f"`{one}` and `{other}` go together; write both or neither"
     return found
 
 
 def _needless(section: FilePart, keys: Sequence[str], instead: str) -> dict[Location, str]:
-    """Files for TLS without TLS."""
+    """Report TLS files that are set although TLS is off."""
     return {
         (key,): f"{key} needs TLS, but the address has none; {instead}"
         for key in keys

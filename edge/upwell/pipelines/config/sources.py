@@ -24,11 +24,11 @@ SOURCE_KINDS = ("video", "camera", "folder", "mqtt", "series", "plugin")
 _KINDS = ", ".join(SOURCE_KINDS)
 
 MAX_NUMBERS = 1 << 24
-"""Numbers of a window: 128 MiB."""
+"""Maximum number of values in a window: 128 MiB."""
 
 
 def _video(value: object, info: ValidationInfo) -> str:
-    """An address as it is, or the absolute path of a file. Raises `ValueError`, which never shows an address."""
+    """An address unchanged, or the absolute path of a file. Raises `ValueError`, which never shows an address."""
     if not isinstance(value, str) or not value or not value.isprintable():
         raise ValueError("expected an address such as rtsp://HOST/PATH, or a file")
     scheme, separator, rest = value.partition("://")
@@ -202,7 +202,7 @@ class CaptureSection(FilePart):
 
     @property
     def is_live(self) -> bool:
-        """Whether frames come when they come: a camera, a topic, or a video with an address."""
+        """Whether frames arrive on their own: from a camera, a topic, or a video with an address."""
         if self.series is not None:
             return self.series.mqtt is not None
         return self.kind in ("camera", "mqtt", "plugin") or (self.video is not None and "://" in self.video)
@@ -214,7 +214,7 @@ class CaptureSection(FilePart):
 
     @property
     def place(self) -> str:
-        """Where frames come from as it may be shown: an address without user, password and query."""
+        """The origin of the frames as it may be shown: an address without user, password and query."""
         if self.plugin is not None:
             return self.plugin.name
         broker = self.mqtt if self.series is None else self.series.mqtt

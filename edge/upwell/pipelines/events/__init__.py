@@ -1,1 +1,1 @@
-"""Events of a pipeline: when one happens, and what is said about it. Pure: an instant is an argument."""
+"""Events of a pipeline: when one happens and what it says. Pure: time is an argument."""

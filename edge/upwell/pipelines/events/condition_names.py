@@ -1,4 +1,6 @@
-"""What a condition (`where`) may read of an object and a frame, and what one mentions: read from its text alone."""
+"""The names that a condition (`where`) may read from an object and a frame, and those it mentions, found in its
+text.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ FRAME_FIELDS: Mapping[str, FieldKind] = MappingProxyType(
 )
 """The fields of a frame besides its answers."""
 ANSWERS = "answers"
-"""The field of both that has the models' answers."""
+"""The field of objects and frames that holds the models' answers."""
 
 _NAMED = r"(?:\.\s*(\w+)\b(?!\s*\()|\[\s*\0(\d+)\0\s*\])"
 _FIELD = re.compile(r"(?<![\w.\0])(object|frame)\s*\.\s*(\w+)\b", re.ASCII)
@@ -53,11 +55,11 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True)
 class ConditionNames:
-    """What a condition mentions.
+    """The names that a condition mentions.
 
-    `fields` are pairs of `object` or `frame` and what is read of it, `answers` such pairs with the models that are read
-    as `answers["my-model"]`; `zones` are those of `object.dwell_s`. `labels` are pairs of a model, empty for the label
-    of the object itself, and a text that its label is compared with. `reads_object`: whether it reads one at all.
+    `fields` are pairs of `object` or `frame` and the field read. `answers` are such pairs with the models read as
+    `answers["my-model"]`; `zones` are those of `object.dwell_s`. `labels` are pairs of a model (empty for the
+    object's own label) and a text that its label is compared with. `reads_object`: whether it reads an object at all.
     """
 
     fields: frozenset[tuple[str, str]] = frozenset()
@@ -68,7 +70,7 @@ class ConditionNames:
 
 
 def names_in(source: str) -> ConditionNames:
-    """What a condition mentions, which need not be one that can be compiled."""
+    """The names that a condition mentions. The condition need not compile."""
     text = ExpressionText(source)
     return ConditionNames(
         frozenset((one[1], one[2]) for one in _FIELD.finditer(text.code) if one[2] != ANSWERS),
@@ -87,7 +89,7 @@ def _labels(text: ExpressionText) -> Iterator[tuple[str, str]]:
 
 
 def _unquoted(text: ExpressionText, index: str) -> str:
-    """One of the texts, as it is meant. What CEL alone can read stays as it is written."""
+    """A string literal without its quotes. One that only CEL can read stays as written."""
     literal = text.texts[int(index)]
     try:
         return str(ast.literal_eval(literal))

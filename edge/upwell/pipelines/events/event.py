@@ -1,4 +1,4 @@
-"""An event as it is written down."""
+"""An event as sinks receive it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from upwell.pipelines.frame import FoundObject
 class Event:
     """What happened on one frame of a pipeline.
 
-    `event` is the name of the rule that it comes from. `answers` has, by model, what was said about the whole frame;
-    with an object's answers it stands at the object. `sequence` counts the events of the pipeline. `latency_ms` is
-    from capture to the event. `direction` is "in" or "out" where objects crossed a line, else empty. `amends` is the
-    id of the event that this one says again with a later answer; empty for a first one.
+    `event` is the name of its rule. `answers` maps a model to its answer about the whole frame; answers about an
+    object are in the object. `sequence` counts the events of the pipeline. `latency_ms` is from capture to the event.
+    `direction` is "in" or "out" if objects crossed a line, otherwise empty. `amends` is the id of the event that this
+    one repeats with a later answer; empty for a first one.
     """
 
     id: str
@@ -36,11 +36,10 @@ class Event:
     answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def as_json(self) -> str:
-        """One line without its end, in ASCII.
+        """One line of ASCII, without its end.
 
-        Boxes are fractions of the picture, to 4 digits. A number that is not finite is null, as JSON has none. Each
-        object has what models answered under the name of the model. `direction` and `answers` are written where there
-        are some.
+        Boxes are fractions of the picture, to 4 digits. A number that is not finite is null, since JSON has none.
+        Each object holds the models' answers under their names. `direction` and `answers` are left out if empty.
         """
         line = {
             "id": self.id,

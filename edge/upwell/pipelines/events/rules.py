@@ -1,4 +1,4 @@
-"""When an event happens: rules on the objects of a pipeline, their tracks, and the zones and lines that they meet."""
+"""When an event happens: rules on the objects of a pipeline, their tracks, zones and lines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EventRule:
-    """One rule: its name, what it waits for, and the condition that must hold then ("": none).
+    """One rule: its name, what triggers it, and the condition that must hold then ("": none).
 
-    `zone` is that of enter, exit and dwell, `line` that of cross; `dwell_s` and `every_s` are those of their kinds.
+    `zone` belongs to enter, exit and dwell, `line` to cross; `dwell_s` and `every_s` belong to the kinds of that
+    name.
     """
 
     name: str
@@ -44,10 +45,10 @@ class EventRule:
 
 @dataclass(frozen=True)
 class FiredEvent:
-    """That a rule holds, and of which objects: one, but all that it is true of for `frame` and `every`.
+    """A rule that holds, and its objects: one, or for `frame` and `every` all those for which it is true.
 
-    `event` is the name of the rule, as that of the event that comes of it.
-    `direction` is "in" or "out" for `cross`: see `crossing`, whose +1 is "in".
+    `event` is the name of the rule and of the event that it causes. `direction` is "in" or "out" for `cross`; +1 of
+    `crossing` is "in".
     """
 
     event: str
@@ -57,10 +58,10 @@ class FiredEvent:
 
 @dataclass(eq=False)
 class _Followed:
-    """What is known of one track: as it was last seen, since when, and since when it has been in which zones.
+    """The state of one track: its last observation, since when it is known, and since when it has been in which zones.
 
-    `crossed` is, by line, the sum of its crossings since it was last clear of it. `dwelt` are the rules, by number,
-    that have fired during its stay in their zones.
+    `crossed` maps a line to the sum of the track's crossings since it was last clear of the line. `dwelt` are the
+    numbers of the rules that have fired during its stay in their zones.
     """
 
     found: FoundObject
@@ -73,30 +74,31 @@ class _Followed:
 
 
 class EventRules:
-    """Finds the events in what a pipeline sees. It keeps the state of each track, and of `every`.
+    """Finds the events in what a pipeline sees. Keeps the state of each track and of `every`.
 
-    **appear** is the first look at a track, **leave** that it has not been seen for more than `lost_s` since the first
-    look that missed it (as the tracker counts, whose `lost_s` this should be), or `end`. What is said with a leave is
-    what was seen last.
+    **appear** is the first observation of a track. **leave** happens if the track has not been seen for more than
+    `lost_s` since the first frame that missed it (as the tracker counts, whose `lost_s` should be the same), or at
+    `end`. A leave reports the last observation.
 
-    **enter** and **exit**: a track enters a zone with the first look that has its anchor inside, which may be its very
-    first look, and exits it when the anchor is outside by more than `MARGIN` sizes of its box, or with its leave. The
-    margin keeps a box that trembles at an edge from entering again and again. It is a distance, not a number of looks:
-    a trembling box is on the same side twice in a row often enough, at any rate of frames, while the error of a
-    detector is a few hundredths of the size of a box.
+    **enter** and **exit**: a track enters a zone with the first observation that has its anchor inside, which may be
+    its very first one. It exits when the anchor is outside by more than `MARGIN` sizes of its box, or with its leave.
+    The margin keeps a box that jitters at an edge from entering again and again. It is a distance, not a number of
+    observations: at any frame rate a jittering box is often enough on the same side twice in a row, while the error
+    of a detector is a few hundredths of the size of a box.
 
-    **cross**: the steps between looks are summed as they cross the line, there +1 and back -1, and the sum counts once
-    the anchor is more than `MARGIN` sizes of its box away from the line, or with the leave. So trembling on the line
-    sums to what it was in the end, and who turns back has not crossed.
+    **cross**: the steps between observations are summed as they cross the line, +1 one way and -1 the other. The sum
+    counts once the anchor is more than `MARGIN` sizes of its box away from the line, or with the leave. So jitter on
+    the line sums to its net result, and an object that turns back has not crossed.
 
-    **dwell** happens once in each stay in the zone, with the first look at which the time is up and `where` is true.
-    **every** happens once in each such period, counted from the first frame, with the first frame for which `where` is
-    true. `frame` and `every` are said of the objects for which `where` is true, and only if there is one; of all
-    objects, also of none, where it reads no object. All others need tracks and are said of one object each.
+    **dwell** happens once in each stay in the zone, with the first observation at which the time is up and `where` is
+    true. **every** happens once in each such period, counted from the first frame, with the first frame for which
+    `where` is true. `frame` and `every` report the objects for which `where` is true, and only if there is one. If
+    `where` reads no object, they report all objects, even none. All other kinds need tracks and report one object
+    each.
 
-    Of one look: first what is over, then track by track appear, exit, cross, enter and dwell, then `frame` and
-    `every`; of the same instant, in the order of the rules. Raises `ValueError` for a zone or line that does not
-    exist, and for a `where` that is wrong.
+    Order within one frame: first the leaves, then per track appear, exit, cross, enter and dwell, then `frame` and
+    `every`; at the same instant, in the order of the rules. Raises `ValueError` for a zone or line that does not
+    exist and for an invalid `where`.
     """
 
     def __init__(
@@ -121,11 +123,11 @@ class EventRules:
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """How often the `where` of a rule could not be evaluated, by the rule's name; it counts as not true then."""
+        """How often the `where` of a rule could not be evaluated, by the rule's name. It counts as not true then."""
         return dict(self._failures)
 
     def take(self, scene: Scene) -> list[FiredEvent]:
-        """What happens on the next frame, in order."""
+        """The events of the next frame, in order."""
         now_s = scene.frame.at_s
         self._scene = _without_pixels(scene)
         seen = {found.track: found for found in scene.objects if found.track is not None}
@@ -143,7 +145,7 @@ class EventRules:
         return fired
 
     def end(self, at_s: float) -> list[FiredEvent]:
-        """The source has ended, or will go on as another one: every track leaves at that instant."""
+        """End every track: the source has ended, or will go on as another one."""
         followed, self._followed = self._followed, {}
         return [event for one in followed.values() for event in self._over(one, at_s)]
 
@@ -215,7 +217,7 @@ class EventRules:
                 yield FiredEvent(rule.name, objects)
 
     def _of_which(self, number: int, objects: Iterable[FoundObject], now_s: float) -> tuple[FoundObject, ...] | None:
-        """The objects that a rule is true of; None where it does not hold."""
+        """The objects for which a rule is true; None if it does not hold."""
         condition = self._conditions[number]
         if condition is None or not condition.reads_object:
             return tuple(objects) if self._holds(number, None, None, now_s) else None
@@ -243,9 +245,9 @@ class EventRules:
 def load_condition(
     where: str | None, models: Collection[str], zones: Collection[str], pipeline: str = ""
 ) -> ObjectCondition | None:
-    """The condition, which may read the answers of these models and the times in these zones; None where none is set.
+    """The condition, which may read the answers of these models and the times in these zones; None if there is none.
 
-    Raises `ValueError` where it is wrong, and where what evaluates it is not installed.
+    Raises `ValueError` if it is invalid or if the package that evaluates it is not installed.
     """
     if not where:
         return None
@@ -267,6 +269,6 @@ def _check_place(rule: EventRule, zones: Zones) -> None:
 
 
 def _without_pixels(scene: Scene) -> Scene:
-    """What conditions may read of a scene: a picture is not held on to for that."""
+    """The scene without its pixels, which no condition reads: nothing should hold on to a picture."""
     nothing = np.zeros((0, 0, 3), np.uint8)
     return replace(scene, frame=replace(scene.frame, pixels=nothing, luma=nothing[:, :, 0]), pixels=nothing)

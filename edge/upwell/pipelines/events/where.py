@@ -1,9 +1,9 @@
-"""Conditions on objects as CEL expressions (`where`): checked when the file is loaded, evaluated in microseconds.
+"""Conditions on objects as CEL expressions (`where`), checked when the file is loaded, evaluated in microseconds.
 
-The same language, with the same bounds on length and nesting, as the rules of a policy. What does not exist is refused
-when the file is loaded: names, functions, zones, models that no step asks, and operands whose types do not go together.
-What a model answered is not known by then, so that `object.helmet.labl` is found at run time. So is an answer that is
-not there: `has(object.helmet.label)` asks for it.
+They have the same language and the same bounds on length and nesting as the rules of a policy. Unknown names,
+functions, zones and models, and operands of the wrong type, are refused when the file is loaded. The fields of a
+model's answer are not known by then, so `object.helmet.labl` fails at run time. So does an answer that is missing:
+`has(object.helmet.label)` tests for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NO_OVERLOAD = re.compile(r"No matching overloads found : [_@]?(.*?)_?(\(.*\))")
 _SAYABLE = re.compile(r"No matching overloads|Key not found|divide by zero|modulus by zero|index out of bounds")
 _UNREADABLE = "it cannot be evaluated with the present labels and answers"
-"""Replaces CEL's error unless that is `_SAYABLE`, since its text may contain a model's answer, and this is logged."""
+"""Replaces CEL's error unless that is `_SAYABLE`: its text may contain a model's answer, and this is logged."""
 
 _NO_DWELL: Mapping[str, float] = MappingProxyType({})
 _NOTHING = np.zeros((0, 0, 3), np.uint8)
@@ -48,15 +48,14 @@ _NO_SCENE = Scene(Frame(0, 0.0, 0.0, _NOTHING, _NOTHING[:, :, 0]), _NOTHING)
 
 
 class ObjectCondition:
-    """One `where`, compiled. It reads `object`, `frame` and `pipeline`.
+    """One compiled `where`. It reads `object`, `frame` and `pipeline`.
 
     `object` has label, score, box, track (0 without one), zones, age_s, dwell_s (`object.dwell_s.door`) and, by the
-    name of each model, what that answered: `object.helmet.label`, or `object.answers["my-model"].label` where CEL
-    would not take the name. `frame` has number, captured_unix_s, missing (points of a window that lie in a gap),
-    objects (how many), route, reason, degraded, and in the same way what models answered about all of it. `pipeline` is
-    its name.
+    name of each model, its answer: `object.helmet.label`, or `object.answers["my-model"].label` if CEL would not take
+    the name. `frame` has number, captured_unix_s, missing (points of a window that lie in a gap), objects (their
+    number), route, reason, degraded, and likewise the models' answers about the whole frame. `pipeline` is its name.
 
-    Raises `ValueError` that says what is wrong with the expression, and where in it.
+    Raises `ValueError`, which says what is wrong with the expression and where.
     """
 
     def __init__(
@@ -74,17 +73,17 @@ class ObjectCondition:
         _check_names({model for _, model in names.answers}, models, "model")
         _check_names(names.zones, zones, "zone")
         result = self._evaluate(_NO_OBJECT, _NO_SCENE, 0.0, {})
-        # It may need an answer that is not there, but the types are always these.
+        # It may need an answer that is missing here, but the types are always these.
         if result.type() != _BOOL and (result.type() != cel.Type.ERROR or _NO_OVERLOAD.search(str(result.value()))):
             raise ValueError(_no_verdict(result))
 
     def holds(
         self, found: FoundObject | None, scene: Scene, age_s: float = 0.0, dwell_s: Mapping[str, float] = _NO_DWELL
     ) -> bool:
-        """Whether it is true of an object of a scene; None where it does not read one.
+        """Whether it is true of an object of a scene; None if it does not read one.
 
-        `age_s` is for how long its track has been seen, `dwell_s` for how long it has been in each zone that it is in.
-        Raises `ValueError` where it cannot be evaluated, as without an answer that it needs.
+        `age_s` is how long its track has been seen, `dwell_s` how long it has been in each of its zones. Raises
+        `ValueError` if it cannot be evaluated, for example without an answer that it needs.
         """
         result = self._evaluate(found or _NO_OBJECT, scene, age_s, dwell_s)
         if result.type() != _BOOL:
@@ -120,13 +119,13 @@ class ObjectCondition:
             raise ValueError(_UNREADABLE) from error
 
     def _answers(self, root: str, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
-        """The variables with what models have said; nothing for a model that said nothing."""
+        """The variables with the models' answers; nothing for a model without an answer."""
         plain = {model: dict(answer) for model, answer in answers.items()}
         return {f"{root}.answers": plain} | {f"{root}.{model}": plain.get(model, {}) for model in self._models}
 
 
 def _variables(models: Collection[str]) -> dict[str, cel.Type]:
-    """Variable -> its type. Raises `ValueError` for a model whose name means something else here."""
+    """Variable -> its type. Raises `ValueError` for a model whose name has another meaning here."""
     for name in models:
         if name in (*OBJECT_FIELDS, *FRAME_FIELDS, ANSWERS):
             raise ValueError(f"a model whose answers are read here must not be called {name}")

@@ -1,1 +1,1 @@
-"""The preview: a page with what each pipeline sees, does and drops."""
+"""The preview: a page that shows what each pipeline sees, does and drops."""

@@ -1,4 +1,4 @@
-"""The pages of the preview, beside the metrics: the page itself, what it is made of, and the pipelines' pictures."""
+"""The pages of the preview, served beside the metrics: the page itself, its files, and the pipelines' pictures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Content security policy: no other origins, nothing inline, no framing; no text of a model or file can become HTML."""
+"""Content security policy: no other origins, nothing inline, no framing. Text of a model or file cannot become HTML."""
 
 _HEADERS = MappingProxyType(
     {
@@ -46,10 +46,10 @@ _TEXT = "text/plain; charset=utf-8"
 
 
 def preview_pages(previews: Mapping[str, Preview]) -> Mapping[str, Page]:
-    """What `serve_pages` is to serve. `previews` is read again for each answer, so that pipelines may come and go.
+    """The pages for `serve_pages`. `previews` is read again for each reply, so pipelines may come and go.
 
     `/preview` is the page, `/preview.json` the names of the pipelines, `/preview/NAME.json` the document of one, and
-    `/preview/NAME.jpg?frame=NUMBER` its picture, of the newest frame without a number.
+    `/preview/NAME.jpg?frame=NUMBER` its picture, that of the newest frame without a number.
     """
     folder = files("upwell.pipelines.preview") / "page"
     static = {path: _reply((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
@@ -77,10 +77,9 @@ def preview_pages(previews: Mapping[str, Preview]) -> Mapping[str, Page]:
 
 
 def check_preview_address(address: str | None, key: str) -> None:
-    """Refuse to show pictures to a network. `address` is that of the metrics, `key` what asks for the preview.
+    """Refuse to show pictures to a network. `address` is that of the metrics, `key` the key that asks for the preview.
 
-    Raises `ConfigError` where there is no address, or one that other machines can reach: nobody is asked who they are
-    there.
+    Raises `ConfigError` if there is no address, or if other machines can reach it: the pages have no authentication.
     """
     if address is None:
         raise ConfigError.at(None, "the preview is served beside the metrics: set `agent.metrics` to an address", key)
@@ -94,9 +93,10 @@ def check_preview_address(address: str | None, key: str) -> None:
 
 
 def _for_this_machine(page: Page) -> Page:
-    """The page for who calls this machine by a name of its own: any other may be a web site's that points here.
+    """Serve the page only to requests whose Host is a local name; another name may belong to a web site that points
+    here.
 
-    By that trick, DNS rebinding, a page of the web could otherwise read the pictures in somebody's browser.
+    Otherwise a web page could read the pictures in a user's browser by DNS rebinding.
     """
 
     def answer(request: PageRequest) -> PageReply:

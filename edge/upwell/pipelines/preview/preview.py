@@ -1,4 +1,4 @@
-"""What the page of one pipeline is made of: the newest frame that was answered, and how the pipeline does."""
+"""The data of one pipeline's page: the newest answered frame and the pipeline's totals."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from upwell.pipelines.frame import FoundObject, Point
 from upwell.shared.tensors import Array
 
 SHOWN_EVERY_S = 0.2
-"""Minimum time between pictures shown, whatever the number of viewers, which limits the encoding work."""
+"""Minimum time between pictures shown, for any number of viewers. It limits the work of encoding."""
 
 MAX_SIDE = 1280
-"""Maximum size of a picture shown; larger ones are shrunk (boxes are fractions)."""
+"""Maximum side of a picture shown, in pixels; larger ones are shrunk (boxes are fractions)."""
 
 MAX_OBJECTS = 100
 """Maximum number of objects shown per frame; further ones are only counted."""
@@ -36,7 +36,7 @@ _MAX_DEPTH = 6
 
 @dataclass
 class _Shown:
-    """A frame that was offered to viewers, and its picture once one of them has asked for it."""
+    """A frame offered to viewers, and its picture once one of them has asked for it."""
 
     answered: AnsweredFrame
     since_s: float
@@ -48,11 +48,11 @@ class _Shown:
 
 
 class Preview:
-    """Shows one pipeline to whoever asks; any thread may.
+    """Shows one pipeline to viewers, from any thread.
 
-    Of the frame it takes the pixels that may leave the process, blurred where a step blurs. A viewer asks for
-    `document`, then for the `picture` of the frame that it names. Both are of one frame, as the last two that were
-    shown are kept, beside the newest one.
+    It takes the pixels that may leave the process, blurred if a step blurs. A viewer asks for `document`, then for
+    the `picture` of the frame that it names. Both are of one frame: the last two frames that were shown are kept
+    beside the newest one.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Preview:
         self._lock = threading.Lock()
 
     def note(self, answered: AnsweredFrame) -> None:
-        """Show this frame from now on. It costs the pipeline no more than keeping a reference."""
+        """Show this frame from now on. The pipeline pays no more than the storing of a reference."""
         self._newest = answered
 
     def document(self) -> dict[str, Any]:
-        """What is to be said about the pipeline now, as JSON can hold it: no NaN, no long text, no endless list."""
+        """The current state of the pipeline as bounded JSON: no NaN, no long text, no long list."""
         now_s = time.monotonic()
         with self._lock:
             shown = self._show(now_s)
@@ -113,8 +113,8 @@ class Preview:
         return {key: _plain(value) for key, value in document.items()}
 
     def picture(self, number: int | None = None) -> bytes | None:
-        """The picture of frame `number`, of the newest for None, as JPEG; None where there is none, or no longer."""
-        with self._lock:  # who asks meanwhile waits for the picture that is being encoded
+        """The JPEG picture of frame `number`, or of the newest for None; None if there is none, or no longer."""
+        with self._lock:  # other viewers wait for the picture that is being encoded
             shown = self._show(time.monotonic())
             if number is not None:
                 shown = next((one for one in reversed(self._shown) if one.number == number), None)
@@ -166,7 +166,7 @@ def _object_facts(found: FoundObject) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """The value as JSON of a bounded size; numbers that are none become null."""
+    """The value as JSON of a bounded size; numbers that are not finite become null."""
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + "…"
     if value is None or isinstance(value, (bool, int)):
