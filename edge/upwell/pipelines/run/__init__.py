@@ -1,1 +1,1 @@
-"""The use case: frames through the steps of a pipeline, events out of it, and late answers to their own events."""
+"""The use case: frames go through the steps of a pipeline, events come out, and late answers amend their events."""

@@ -1,4 +1,4 @@
-"""Late answers of the cloud, brought back to the events that they are about, by id, hours later too."""
+"""Matches late answers of the cloud, even hours later, with the events that they are about, by id."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_WAITING = 100_000
 """Maximum number of cases awaiting answers; beyond it the oldest are dropped."""
 
 MAX_AGE_S = 8 * 86_400.0
-"""How long a case waits: a spool keeps it for seven days by default, and its result arrives at once."""
+"""How long a case waits. A spool keeps it for seven days by default, and its result arrives at once."""
 
 _MAX_EARLY = 1000
 _MAX_EARLY_BYTES = 16 << 20
@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WaitingEvent:
-    """An event about something that the cloud is still to answer: the row `row` of a case of the model `model`.
+    """An event that waits for an answer of the cloud to row `row` of a case of the model `model`.
 
-    `object` is the object that was asked about, as the event writes it; None where it was the whole frame. `sequence`
-    is the event's.
+    `object` is the object that was asked about, as the event writes it; None for the whole frame. `sequence` is that
+    of the event.
     """
 
     pipeline: str
@@ -52,17 +52,17 @@ class WaitingEvent:
 
 
 Expected: TypeAlias = tuple[str, WaitingEvent]
-"""The id of a case, and an event waiting for it."""
+"""The id of a case, and an event that waits for it."""
 
 
 class Amendments:
-    """Remembers which events wait for which case. Safe to use from many threads.
+    """Remembers which events wait for which case. Thread-safe.
 
-    `path` is an SQLite file, or None to remember for as long as the process lives. A damaged one is moved aside. What
-    cannot be written is said once and forgotten: then an event has no amendment, and nothing else changes.
+    `path` is an SQLite file, or None to remember for as long as the process lives. A damaged file is moved aside. A
+    failure to write is logged once, and the event is then never amended; nothing else changes.
 
-    `emit` is called at least once for each event of a case: once more where the process ended before it was noted. It
-    says whether the amendment is kept.
+    `emit` is called at least once for each event of a case: twice if the process ended before the first call was
+    recorded. It returns whether the amendment is stored.
     """
 
     def __init__(self, path: Path | None, emit: Callable[[WaitingEvent, SpoolResult], bool]) -> None:
@@ -76,14 +76,14 @@ class Amendments:
         self._forget_s = 0.0
         self._connection = self._opened(path)
         (latest_s,) = self._connection.execute("SELECT coalesce(max(kept_wall_s), 0) FROM waiting").fetchone()
-        # A device without a battery wakes in 1970: what it keeps then must not be old once it learns the time.
+        # A device without a battery boots in 1970: what it stores then must not be too old once it learns the time.
         self._clock = SpoolClock(latest_s, time.time(), time.monotonic())
 
     def expect(self, expected: Sequence[Expected]) -> list[tuple[WaitingEvent, SpoolResult]]:
-        """Note events that are about to be kept, before they are: a kill in between costs no amendment then.
+        """Record events before they are stored, so that a kill in between costs no amendment.
 
-        Gives those whose case is answered already, to be amended together with them. `settle` must follow; until then
-        answers to the others wait.
+        Returns those whose case is already answered, to be amended at once. `settle` must follow; until then answers
+        to the others wait.
         """
         with self._lock:
             answered = [(event, self._early[case]) for case, event in expected if case in self._early]
@@ -93,7 +93,7 @@ class Amendments:
         return answered
 
     def settle(self, expected: Sequence[Expected], *, are_kept: bool) -> None:
-        """The events of `expect` are kept, or are not, and then wait for nothing."""
+        """Note that the events of `expect` are stored. If they are not, they wait for nothing."""
         ids = {event.event_id for _, event in expected}
         with self._changed:
             self._untold -= ids
@@ -103,18 +103,19 @@ class Amendments:
             self._changed.notify_all()
 
     def forget_unkept(self, kept: Mapping[str, int]) -> None:
-        """Forget the events that were never kept, as the process was killed first: those beyond the last sequence of
-        their pipeline in `kept`. Before any new event is expected."""
+        """Forget the events that were never stored because the process was killed first: those beyond the last
+        sequence of their pipeline in `kept`. Must run before any new event is expected.
+        """
         with self._lock:
             try:
                 rows = self._connection.execute("SELECT rowid, body FROM waiting").fetchall()
                 events = [(row, WaitingEvent(**json.loads(body))) for row, body in rows]
-            except (sqlite3.Error, TypeError, ValueError):  # said when it is read for an answer
+            except (sqlite3.Error, TypeError, ValueError):  # reported when an answer makes us read it
                 return
             self._forget(row for row, event in events if event.sequence > kept.get(event.pipeline, event.sequence))
 
     def take(self, result: SpoolResult) -> None:
-        """Amend the events of this case. Raises `TakeLater` where an amendment cannot be kept now."""
+        """Amend the events of this case. Raises `TakeLater` if an amendment cannot be stored now."""
         if result.kind != "spool":
             return
         with self._changed:
@@ -154,7 +155,7 @@ class Amendments:
         return _open(None)
 
     def _keep_early(self, result: SpoolResult) -> None:
-        """An event of the same frame or track may be on its way."""
+        """Remember an answer for an event of the same frame or track that may still be written."""
         former = self._early.pop(result.spool_id, None)
         self._early[result.spool_id] = result
         self._early_bytes += len(result.answer) - (0 if former is None else len(former.answer))
@@ -173,7 +174,7 @@ class Amendments:
                 self._connection.execute(
                     "DELETE FROM waiting WHERE rowid <= (SELECT max(rowid) FROM waiting) - ?", (MAX_WAITING,)
                 )
-                if now_s >= self._forget_s:  # it looks at every row
+                if now_s >= self._forget_s:  # this scans every row
                     self._forget_s = now_s + _FORGET_EVERY_S
                     self._connection.execute("DELETE FROM waiting WHERE kept_wall_s < ?", (now_s - MAX_AGE_S,))
         except sqlite3.Error as error:
@@ -187,7 +188,7 @@ class Amendments:
         self._has_failed = True
 
     def _read(self, spool_id: str) -> dict[int, WaitingEvent]:
-        """The events that wait for the case, by the number of their row."""
+        """The events that wait for the case, by row number."""
         try:
             with closing(
                 self._connection.execute("SELECT rowid, body FROM waiting WHERE spool_id = ?", (spool_id,))
@@ -211,7 +212,8 @@ def _open(path: Path | None) -> sqlite3.Connection:
     try:
         if path is not None:
             path.chmod(0o600)
-            # A flush of the disk for each event is too dear for what a power cut alone would cost: late answers.
+            # Flushing the disk for each event costs too much: only a power cut would lose anything, and only late
+            # answers.
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
         with connection:
@@ -220,7 +222,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
                 " (spool_id TEXT NOT NULL, kept_wall_s REAL NOT NULL, body TEXT NOT NULL)"
             )
             connection.execute("CREATE INDEX IF NOT EXISTS by_case ON waiting (spool_id)")
-    except BaseException:  # whatever it is, the file does not stay open
+    except BaseException:  # the file must not stay open, whatever the error
         connection.close()
         raise
     return connection

@@ -1,4 +1,4 @@
-"""A picture with what was found on it drawn in: boxes, names, zones and lines."""
+"""Draws what was found onto a picture: boxes, names, zones and lines."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.tensors import Array
 
 QUALITY = 85
-"""The quality of the JPEG."""
+"""Quality of the JPEG."""
 
 _COLOURS = ("#ffb000", "#648fff", "#dc267f", "#785ef0", "#fe6100", "#00b37a")
-"""Colours that colour-blind people can distinguish; a track keeps its colour."""
+"""Colours that colour-blind people can tell apart; a track keeps its colour."""
 _ZONE = "#ffffff"
 _PLAIN = "\ufffd"
 
 
 def annotated(scene: Scene, zones: Zones | None = None) -> Array:
-    """The scene's pixels, uint8 [height, width, 3], with what was found drawn in; the scene's own stay as they are."""
+    """A copy of the scene's pixels, uint8 [height, width, 3], with what was found drawn in."""
     picture = Image.fromarray(np.ascontiguousarray(scene.pixels))
     draw = ImageDraw.Draw(picture, "RGBA")
     width, height = picture.size
@@ -34,7 +34,7 @@ def annotated(scene: Scene, zones: Zones | None = None) -> Array:
         for line in zones.lines.values():
             draw.line([(x * width, y * height) for x, y in line], fill=_ZONE, width=line_px)
     for found in scene.objects:
-        edges = (min(max(edge, -1.0), 2.0) for edge in found.box)  # what is far off the picture overflows in Pillow
+        edges = (min(max(edge, -1.0), 2.0) for edge in found.box)  # Pillow overflows on coordinates far off the picture
         x1, y1, x2, y2 = (edge * size for edge, size in zip(edges, (width, height) * 2, strict=True))
         colour = _COLOURS[(found.track or 0) % len(_COLOURS)]
         draw.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=colour, width=line_px)
@@ -47,7 +47,7 @@ def annotated(scene: Scene, zones: Zones | None = None) -> Array:
 
 
 def caption(found: FoundObject) -> str:
-    """What stands at a box: its label, its track, and what models said of it."""
+    """The caption of a box: its label, its track, and the models' answers."""
     said = [str(answer["label"]) for answer in found.answers.values() if answer.get("label")]
     who = found.label if found.track is None else f"{found.label} {found.track}"
     text = f"{who}: {', '.join(said)}" if said else who

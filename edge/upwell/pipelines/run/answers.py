@@ -1,4 +1,4 @@
-"""What a model says of a picture, as objects of a frame and as the facts that events write."""
+"""Turns a model's answer into objects of a frame and into the facts that events write."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ class AnswerReader:
         return tuple(_object(one, self._boxes.labels) for one in found)
 
     def facts(self, outputs: Mapping[str, Array], row: int = 0) -> dict[str, Any]:
-        """What events write about a row: `label` and `score` of classes, `value` or `values` of a short tensor.
+        """The facts that events write about a row: `label` and `score` of classes, `value` or `values` of a short
+        tensor.
 
-        Where a model has several outputs the first of classes stands at the top, and each other one under its name.
+        With several outputs, the first one of classes is at the top level and each other one under its name.
         """
         facts: dict[str, Any] = {}
         for output in self._outputs:

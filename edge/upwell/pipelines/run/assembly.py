@@ -1,4 +1,4 @@
-"""From `pipelines.yaml` to running pipelines: sources open, steps bound to models, sinks behind the outbox."""
+"""From `pipelines.yaml` to running pipelines: opens sources, binds steps to models, puts sinks behind the outbox."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from upwell.pipelines.events.where import ObjectCondition
 
 FLUSH_S = 3.0
-"""How long shutdown waits for sinks to take what is in the outbox; the rest stays there."""
+"""How long shutdown waits for sinks to accept what is in the outbox; the rest stays there."""
 
 _BOUND_S = 2.0
 """How long a result waits for the pipelines to start before it is postponed."""
@@ -72,15 +72,17 @@ _log = logging.getLogger(__name__)
 
 
 class LateResults:
-    """Where the agent's results go; made before the agent, which wants to know, and bound to pipelines after it."""
+    """Receives the agent's late results. It exists before the agent, which needs it, and is bound to the pipelines
+    later.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._take: Callable[[SpoolResult], None] | None = None
 
     def __call__(self, result: SpoolResult) -> None:
-        """Take an answer of the cloud to a kept case. Raises `TakeLater` where no pipeline is there to take it."""
-        with self._changed:  # until it is taken, so that nothing that it needs is closed meanwhile
+        """Take an answer of the cloud to a stored case. Raises `TakeLater` if no pipeline is there to take it."""
+        with self._changed:  # held until it is taken, so that nothing it needs is closed
             self._changed.wait_for(lambda: self._take is not None, _BOUND_S)
             if self._take is None:
                 raise TakeLater("the pipelines are not running")
@@ -93,14 +95,14 @@ class LateResults:
             self._changed.notify_all()
 
     def unbind(self) -> None:
-        """Take no more; what comes later is kept for the next start."""
+        """Take no more results; later ones are kept for the next start."""
         with self._changed:
             self._take = None
 
 
 @dataclass(frozen=True)
 class BoundSteps:
-    """The steps of a pipeline, and what they have in common with its events."""
+    """The steps of a pipeline, and what they share with its events."""
 
     steps: tuple[Step, ...]
     zones: Zones
@@ -109,7 +111,9 @@ class BoundSteps:
 
 
 def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSteps:
-    """The steps with the agent's models. Raises `ConfigError` for a model that the agent lacks or that does not fit."""
+    """Bind the steps to the agent's models. Raises `ConfigError` for a model that the agent lacks or that does not
+    fit.
+    """
     zones = section.zones
     models = [one.infer.model for one in section.steps if one.infer is not None]
     series = section.source.series
@@ -160,7 +164,7 @@ def _infer_settings(section: InferSection) -> InferSettings:
 
 
 class Where:
-    """A condition of a step: not true where it cannot be evaluated, as without an answer that it needs."""
+    """A step's condition: false if it cannot be evaluated, for example without an answer that it needs."""
 
     def __init__(self, condition: ObjectCondition, step: str) -> None:
         self._condition = condition
@@ -232,7 +236,7 @@ class _Blur:
 
 
 def sink_settings(section: SinkSection) -> SinkSettings:
-    """What the sink is opened with."""
+    """The settings to open the sink with."""
     if section.jsonl is not None:
         return JsonlSettings(section.jsonl.path, section.jsonl.limit)
     if section.pictures is not None:
@@ -257,9 +261,9 @@ _OpenSinks: TypeAlias = list[tuple[SinkSettings, Sink]]
 
 @dataclass(frozen=True)
 class SharedParts:
-    """What all pipelines around an agent write to; `frames` is None where none are to be kept.
+    """What all pipelines around an agent write to; `frames` is None if no frames are to be recorded.
 
-    `shows_frames` where whoever iterates over a pipeline looks at the frames' pixels.
+    `shows_frames`: the caller, who iterates over a pipeline, looks at the frames' pixels.
     """
 
     outbox: Outbox
@@ -269,7 +273,7 @@ class SharedParts:
 
 
 class PipelineFactory:
-    """Makes the pipelines of files around one agent, with one outbox for all of them."""
+    """Builds the pipelines of files around one agent, with one outbox for all of them."""
 
     def __init__(
         self, agent: AgentCore, shared: SharedParts, publishers: dict[str, Publisher], sinks: _OpenSinks
@@ -281,13 +285,13 @@ class PipelineFactory:
         self._sinks = sinks
 
     def check(self, name: str, section: PipelineSection) -> None:
-        """Raise `ConfigError` where its steps cannot be bound to the models that the agent has."""
+        """Raise `ConfigError` if the steps cannot be bound to the agent's models."""
         bind_steps(name, section, self._agent)
 
     def use_sinks(self, config: PipelinesConfig) -> None:
         """Open the sinks of the file that are not open, and close those that it does not have.
 
-        Raises `ConfigError`; then some may be closed, until it is called for a file that has them.
+        On `ConfigError` some sinks may be closed until the next call for a file that has them.
         """
         wanted = _wanted_sinks(config)
         all_wanted = [one for of_pipeline in wanted.values() for one in of_pipeline]
@@ -301,13 +305,13 @@ class PipelineFactory:
         self._sinks = _paired(wanted, opened)
 
     def build(self, name: str, section: PipelineSection) -> BuiltPipeline:
-        """One pipeline, its source open. Raises `ConfigError`."""
+        """One pipeline with its source open. Raises `ConfigError`."""
         built = _build_pipeline(name, section, self._agent, self._shared)
         self._publishers[name] = built.publisher
         return built
 
     def forget(self, name: str) -> None:
-        """Late answers to events of this pipeline amend nothing any more."""
+        """Stop amending events of this pipeline."""
         self._publishers.pop(name, None)
 
 
@@ -316,13 +320,13 @@ def _wanted_sinks(config: PipelinesConfig) -> dict[str, list[SinkSettings]]:
 
 
 def _paired(wanted: Mapping[str, Sequence[SinkSettings]], opened: Mapping[str, Sequence[Sink]]) -> _OpenSinks:
-    """Each sink once, with what it was opened with."""
+    """Each sink once, with its settings."""
     pairs = [pair for name in wanted for pair in zip(wanted[name], opened[name], strict=True)]
     return [*{id(sink): (settings, sink) for settings, sink in pairs}.values()]
 
 
 def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, shared: SharedParts) -> BuiltPipeline:
-    """One pipeline, its source open. Raises `ConfigError`."""
+    """One pipeline with its source open. Raises `ConfigError`."""
     bound = bind_steps(name, section, agent)
     lost_s = next((one.track.lost for one in section.steps if one.track is not None), LOST_S)
     rules = EventRules([one.rule for one in section.events], bound.zones, list(bound.inferences), name, lost_s)
@@ -363,13 +367,13 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
 
 
 def _needs_whole(section: PipelineSection) -> bool:
-    """Whether anything but models that are asked about the whole frame looks at its pixels."""
+    """Whether anything looks at the frame's pixels besides models that are asked about the whole frame."""
     looks = [step.blur is not None or (step.infer is not None and step.infer.on == "objects") for step in section.steps]
     return section.preview or any(looks) or any(sink.pictures is not None for sink in section.sinks)
 
 
 def _wanted(bound: BoundSteps) -> Wanted:
-    """The size that all models see of a frame; whole where they see several."""
+    """The size that all models see of a frame; the whole frame if several models see it."""
     sizes = {inference.wanted for inference in bound.inferences.values()}
     return sizes.pop() if len(sizes) == 1 else WHOLE
 
@@ -382,19 +386,19 @@ def build_pipelines(
     *,
     shows_frames: bool = False,
 ) -> PipelineRunner:
-    """All pipelines of a file around one agent, not started. Raises `ConfigError`, and leaves nothing open then.
+    """All pipelines of a file around one agent, not started. Raises `ConfigError`, and then leaves nothing open.
 
-    Where nobody looks at whole frames, as whoever iterates over a pipeline may where it `shows_frames`, the decoder
-    shrinks them to what the model sees.
+    If nobody looks at whole frames, the decoder shrinks them to what the model sees. `shows_frames` says that the
+    caller looks at them.
 
-    `state_dir` keeps events that are not delivered yet, and those that wait for the cloud; without it, in memory and
-    in a temporary folder, for as long as the process lives. What became of frames is kept there alone.
+    `state_dir` holds undelivered events and events that wait for the cloud. Without it they live in memory and in a
+    temporary folder for as long as the process does. Records of frames are kept in `state_dir` only.
     """
-    map_large_blocks()  # each frame is some, and is freed within milliseconds
+    map_large_blocks()  # each frame takes several, and is freed within milliseconds
     publishers: dict[str, Publisher] = {}
 
     def amend(waiting: WaitingEvent, result: SpoolResult) -> bool:
-        publisher = publishers.get(waiting.pipeline)  # of one that is gone nothing is amended, which is as good as done
+        publisher = publishers.get(waiting.pipeline)  # of a removed pipeline nothing is amended: done
         return publisher is None or publisher.amend(waiting, result)
 
     with ExitStack() as on_failure:
@@ -407,7 +411,7 @@ def build_pipelines(
         on_failure.callback(late.close)
         late.forget_unkept(outbox.last_sequences())
         on_failure.callback(results.unbind)
-        # Until then answers may come, and amend.
+        # Until then answers may come and amend events.
         on_failure.callback(_flush, outbox, "lost" if state_dir is None else "kept for the next start")
         frames, limit = None, agent.flight_recorder.limit
         if state_dir is not None and limit:
@@ -426,7 +430,7 @@ def build_pipelines(
 
 
 def _flush(outbox: Outbox, fate: str) -> None:
-    """Wait for the sinks, and say what they have not taken."""
+    """Wait for the sinks, and log what they have not accepted."""
     if not outbox.flush(FLUSH_S):
         for sink, counts in outbox.counts().items():
             if counts.waiting:

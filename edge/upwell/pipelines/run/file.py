@@ -1,4 +1,4 @@
-"""The pipelines of a file around an agent, for as long as both run: what is put into the file takes over."""
+"""Runs the pipelines of a file around an agent and follows changes of the file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def load(path: Path, agent: AgentConfig) -> PipelinesConfig:
-    """The file, checked against the agent's models and address; warnings go to the log. Raises `ConfigError`."""
+    """Load the file and check it against the agent's models and address; log warnings. Raises `ConfigError`."""
     config, warnings = parse_pipelines(read_text(path), path, signatures_of(agent))
     for name, section in config.pipelines.items():
         if section.preview:
@@ -39,10 +39,10 @@ def load(path: Path, agent: AgentConfig) -> PipelinesConfig:
 
 @contextmanager
 def running_file(path: Path, config: AgentConfig, agent: AgentCore, results: LateResults) -> Iterator[PipelineRunner]:
-    """The pipelines of the file, not started, in the agent's metrics and health; changes of the file take over.
+    """The pipelines of the file, not started, in the agent's metrics and health; changes of the file are applied.
 
-    A file that is wrong is refused whole, and the former pipelines go on. Where agent.yaml says where releases come
-    from, those of a release take its place instead. Raises `ConfigError` where it is at first.
+    A wrong file is refused as a whole, and the former pipelines go on. If agent.yaml says where releases come from,
+    the pipelines of a release replace those of the file. Raises `ConfigError` if the file is wrong at the start.
     """
 
     def take(changed: PipelinesConfig) -> str:
@@ -62,11 +62,11 @@ def running_file(path: Path, config: AgentConfig, agent: AgentCore, results: Lat
     with build_pipelines(file.value, agent, config.agent.state_dir, results) as runner:
         agent.metrics.export(runner.families)
         agent.describe_with("pipelines", health)
-        if agent.release is not None:  # releases alone decide, and the file is what the device came with
+        if agent.release is not None:  # releases alone decide; the file is what the device came with
             agent.release.run_pipelines(ReleasedPipelines(path, config, load, runner.change))
         watching = Housekeeping(*([file.poll] if agent.release is None else []))
         try:
             yield runner
         finally:
-            runner.stop()  # so that nothing is taken over any more
+            runner.stop()  # so that no change is applied any more
             watching.close()

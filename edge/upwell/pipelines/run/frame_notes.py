@@ -1,4 +1,4 @@
-"""What a pipeline did with its frames, for the flight recorder and `upwell explain`."""
+"""Records what a pipeline did with its frames, for the flight recorder and `upwell explain`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ MOST_OBJECTS = 16
 """Maximum number of objects recorded per frame; for more, their count is recorded as well."""
 
 PAUSE_S = 10.0
-"""For frames without an event, one per outcome is recorded in this time, so that events stay longer in the bounded
-log."""
+"""Of frames without an event, one per outcome is recorded in this time, so that events stay longer in the bounded
+log.
+"""
 
 _SAID = ("label", "score", "route", "reason", "id", "case")
-"""The recorded fields of a model's answer; no tensors, as for requests."""
+"""The recorded fields of a model's answer. No tensors, as for requests."""
 
 
 class FrameNotes:
-    """Notes frames of one pipeline: each with an event, and some of the others. In the pipeline's thread.
+    """Records frames of one pipeline, in the pipeline's thread: each with an event, and some of the others.
 
-    An amendment is noted as a frame of its own without a number, which says what it `amends`.
+    An amendment is recorded as a frame without a number, which says what it `amends`.
     """
 
     def __init__(self, pipeline: str, deadline_s: float, recorder: FlightRecorder) -> None:
@@ -36,7 +37,7 @@ class FrameNotes:
         self._noted_s: dict[str, float] = {}
 
     def note(self, frame: AnsweredFrame | DroppedFrame, events: Sequence[Event]) -> None:
-        """Note the frame, and what it became: `events`, as they are in the outbox."""
+        """Record the frame and its outcome. `events` are as stored in the outbox."""
         outcome = "answered" if isinstance(frame, AnsweredFrame) else frame.reason
         now_s = frame.scene.frame.captured_s
         if not events and now_s - self._noted_s.get(outcome, -math.inf) < PAUSE_S:
@@ -45,7 +46,7 @@ class FrameNotes:
         self._recorder.note(json_line(self._record(frame, outcome, events)))
 
     def note_amendment(self, event: Event) -> None:
-        """Note what the cloud said later about an event. In any thread."""
+        """Record the cloud's late answer about an event. From any thread."""
         self._recorder.note(
             json_line(
                 {

@@ -1,4 +1,4 @@
-"""The step `infer`: the agent is asked about a frame, or crops of its objects, within what is left of the deadline."""
+"""The step `infer`: asks the agent about a frame or crops of its objects, within what is left of the deadline."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, numpy_dtype
 
 _FORGET_S = 60.0
-"""Time after which an unseen object has left; trackers give up far sooner."""
+"""Time after which an unseen object is gone; trackers give up far sooner."""
 
 
 class FrameDropped(Exception):
-    """A frame that is not answered, and why: `reason` is a code such as `late`, `request` the id of one that failed."""
+    """A frame that is not answered: `reason` is a code such as `late`, `request` the id of the request that failed."""
 
     def __init__(self, reason: str, text: str = "", request: str = "") -> None:
         super().__init__(text or reason)
@@ -62,17 +62,17 @@ class Step(Protocol):
         ...
 
     def take(self, scene: Scene, until_s: float) -> Scene:
-        """The scene with what the step adds. `until_s` is the frame's deadline. Raises `FrameDropped`."""
+        """The scene with the results of the step added. `until_s` is the frame's deadline. Raises `FrameDropped`."""
         ...
 
 
 @dataclass(frozen=True)
 class InferSettings:
-    """What the agent is asked. `margin` widens a crop by that share of its box on each side.
+    """What to ask the agent. `margin` widens a crop by that share of its box on each side.
 
-    `min_size` is the least side of a crop in pixels, smaller ones are not asked about. With `once_per_track` an answer
-    holds for the track, and is asked for again where the object is seen `better` by that share (area times score), or
-    the answer is older than `older_s`.
+    `min_size` is the least side of a crop in pixels; smaller ones are not asked about. With `once_per_track` an
+    answer holds for the track. It is asked for again if the object is seen `better` by that share (area times score),
+    or if the answer is older than `older_s`.
     """
 
     model: str
@@ -85,10 +85,10 @@ class InferSettings:
 
 
 class Inference:
-    """Asks one model of the agent, with `tags`, about pictures, or about windows of a series.
+    """Asks one model of the agent, with `tags`, about pictures or about windows of a series.
 
-    `window` is how many points and fields windows have; None for pictures. Raises `ConfigError` for a model that the
-    agent lacks or that does not take what it is to be given.
+    `window` is the number of points and fields of a window; None for pictures. Raises `ConfigError` for a model that
+    the agent lacks or that does not take this input.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Inference:
 
     @property
     def wanted(self) -> Wanted:
-        """The size that is all the device's model sees of a picture; `WHOLE` where somebody sees more.
+        """The size that the device's model sees of a picture; `WHOLE` if anything else sees the picture.
 
-        That is where it goes to the cloud, is kept as a case, or two versions of the model are tried beside each other.
+        That is the case if it goes to the cloud, is kept as a case, or two versions of the model are compared.
         """
         served = self._agent.models[self.settings.model]
         edge = served.edge
@@ -129,7 +129,7 @@ class Inference:
         return WHOLE if op is None else Wanted(op.to[1], op.to[0], op.fit == "contain")
 
     def about(self, scene: Scene) -> Array:
-        """What the model is given of a whole frame."""
+        """The model's input for a whole frame."""
         window = scene.frame.window
         return scene.pixels if window is None else _as_input(window, self._signature)
 
@@ -148,9 +148,9 @@ class Inference:
             raise FrameDropped(reason, str(error), id) from error
 
     def facts(self, answer: Answer, row: int) -> dict[str, Any]:
-        """What events write about a row of the answer; `id` is that of the request, for `upwell explain`.
+        """The facts that events write about a row of the answer; `id` is that of the request, for `upwell explain`.
 
-        With a `case` where the cloud is still to answer it.
+        They include a `case` if the cloud is still to answer it.
         """
         facts = self.reader.facts(answer.outputs, row)
         about = {"route": str(answer.routes[row]), "reason": str(answer.reason), "id": answer.id}
@@ -158,7 +158,7 @@ class Inference:
 
 
 def _input_for(window: tuple[int, int], signature: Signature, model: str) -> str:
-    """The input that takes windows. Raises `ConfigError`."""
+    """The name of the input that takes windows. Raises `ConfigError`."""
     one = signature.inputs[0]
     if len(signature.inputs) > 1 or one.kind != "tensor" or numpy_dtype(one.spec.datatype).kind != "f":
         text = f"model {model!r} does not take a series; expected one input, a floating-point tensor"
@@ -171,7 +171,7 @@ def _input_for(window: tuple[int, int], signature: Signature, model: str) -> str
 
 
 def _as_input(window: Array, signature: Signature) -> Array:
-    """The window as the one row of the model's input. Raises `ValueError` where it does not fit."""
+    """The window as the one row of the model's input. Raises `ValueError` if it does not fit."""
     spec = signature.inputs[0].spec
     shape = spec.shape[1:] if signature.has_rows else spec.shape
     tensor = np.ascontiguousarray(laid_out(window, shape), numpy_dtype(spec.datatype))
@@ -179,14 +179,14 @@ def _as_input(window: Array, signature: Signature) -> Array:
 
 
 def case_of(answer: Answer, row: int) -> dict[str, str]:
-    """`case`: the id of the case that was kept for the cloud, and the row in it; nothing where none was."""
+    """`case`: the id of the case stored for the cloud, and the row in it; empty without one."""
     if row not in answer.spool_rows:
         return {}
     return {"case": f"{answer.spool_id}/{answer.spool_rows.index(row)}"}
 
 
 class InferFrame:
-    """Asks about the whole frame: a detector's boxes become the frame's objects, else the answer is the frame's."""
+    """Asks about the whole frame. A detector's boxes become objects; any other answer belongs to the frame."""
 
     def __init__(self, inference: Inference) -> None:
         self.inference = inference
@@ -199,7 +199,7 @@ class InferFrame:
         found = replace(scene, route=str(answer.route), reason=str(answer.reason), degraded=answer.degraded)
         facts = ask.facts(answer, 0)
         if ask.reader.finds_objects:
-            del facts["objects"]  # they are the frame's from here on
+            del facts["objects"]  # they are objects of the frame from here on
             found = replace(found, objects=ask.reader.objects(answer.outputs))
         return replace(
             found, answers={**scene.answers, ask.settings.model: facts}, requests=(*scene.requests, answer.id)
@@ -215,9 +215,9 @@ class _Known:
 
 
 class InferObjects:
-    """Asks about crops of the objects: those of one frame and the same tags are the rows of one request.
+    """Asks about crops of the objects. Crops of one frame with the same tags are the rows of one request.
 
-    `where` chooses among them.
+    `where` selects the objects.
     """
 
     def __init__(self, inference: Inference, where: Callable[[FoundObject, Scene], bool] | None = None) -> None:
@@ -228,7 +228,9 @@ class InferObjects:
         self._lock = threading.Lock()
 
     def take(self, scene: Scene, until_s: float) -> Scene:
-        """The scene whose objects have the model's answers, new or held by their tracks. Raises `FrameDropped`."""
+        """The scene with the models' answers on its objects, new ones or those held by their tracks. Raises
+        `FrameDropped`.
+        """
         now_s = scene.frame.at_s
         said: dict[int, Mapping[str, Any]] = {}
         groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
@@ -272,9 +274,9 @@ class InferObjects:
         )
 
     def amend(self, track: int, case: str, facts: Mapping[str, Any]) -> None:
-        """From now on this holds for the track, if what holds for it now is still the answer that waits for `case`.
+        """Replace the answer held for the track, if it is still the one that waits for `case`.
 
-        It may have been asked about again since, and after a restart the number is another object's.
+        The track may have been asked about again since; after a restart the number belongs to another object.
         """
         with self._lock:
             known = self._known.get(track)
@@ -308,7 +310,7 @@ def _clarity(found: FoundObject) -> float:
 
 
 def object_tags(found: FoundObject) -> tuple[tuple[str, str], ...]:
-    """What rules see of an object: `label`, and `zone.NAME: "yes"` for each zone that it is in."""
+    """The tags that rules see of an object: `label`, and `zone.NAME: "yes"` for each zone that it is in."""
     return (("label", found.label), *((f"zone.{zone.lower()}", "yes") for zone in sorted(found.zones)))
 
 
@@ -323,7 +325,7 @@ def crop_of(pixels: Array, box: Box, margin: float) -> Array:
 
 
 def png(pixels: Array) -> bytes:
-    """The picture without loss. Little compression: a crop is small, and the device has better things to do."""
+    """The picture as PNG, without loss. Compression is low: a crop is small, and the device's time is scarce."""
     file = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG", compress_level=1)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""A pipeline for a program that has a loop of its own: each answered frame, one after the other."""
+"""A pipeline for a program with a loop of its own, which gets each answered frame in turn."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from upwell.shared.config.yaml import load_yaml, read_text
 class Pipeline:
     """One pipeline of a pipelines.yaml and the agent that answers it, in this process.
 
-    Iterate over it for each frame that is answered; its events go to its sinks as under `upwell run`. Close it, or use
-    it as a context manager. `stop`, `status` and `agent` are safe to use from other threads.
+    Iterate over it to get each answered frame; its events go to its sinks as under `upwell run`. Close it, or use it
+    as a context manager. `stop`, `status` and `agent` are safe to use from other threads.
     """
 
     def __init__(self, agent: AgentCore, runner: PipelineRunner, name: str, parts: ExitStack) -> None:
@@ -34,9 +34,9 @@ class Pipeline:
 
     @classmethod
     def from_config(cls, pipelines: str | Path, agent: str | Path, name: str | None = None) -> Pipeline:
-        """The pipeline `name` of the file `pipelines`, which may be left out where there is only one.
+        """The pipeline `name` of the file `pipelines`; the name may be omitted if there is only one.
 
-        `agent` is the agent.yaml with its models, which are loaded now. Raises `ConfigError`.
+        `agent` is the path of agent.yaml, whose models are loaded now. Raises `ConfigError`.
         """
         path, agent_config = Path(pipelines), load_yaml(Path(agent), AgentConfig)
         config, _ = parse_pipelines(read_text(path), path, signatures_of(agent_config))
@@ -50,7 +50,7 @@ class Pipeline:
             return cls(running, runner, chosen, on_failure.pop_all())
 
     def __iter__(self) -> Iterator[AnsweredFrame]:
-        """Each frame that is answered in time, until the source is over or `stop` was called. In one thread.
+        """Each frame that is answered in time, until the source ends or `stop` is called. In one thread.
 
         A live source goes on while the loop is busy: newer frames replace those that wait.
         """
@@ -58,15 +58,15 @@ class Pipeline:
 
     @property
     def status(self) -> PipelineStatus:
-        """Its source, and its frames by what became of them."""
+        """The state of its source, and its frames by outcome."""
         return self._pipeline.status
 
     def stop(self) -> None:
-        """End the iteration after the frame that is under way."""
+        """End the iteration after the frame in progress."""
         self._pipeline.stop()
 
     def close(self) -> None:
-        """Stop, deliver what sinks take within seconds, and close the agent. Calling it twice is harmless."""
+        """Stop, deliver what sinks accept within seconds, and close the agent. Calling it twice is harmless."""
         self._parts.close()
 
     def __enter__(self) -> Pipeline:

@@ -1,4 +1,6 @@
-"""One pipeline: frames of a source through the steps within the deadline, and a reason for each without an answer."""
+"""One pipeline: passes frames of a source through the steps within the deadline. Every unanswered frame has a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ from upwell.pipelines.sources.base import Source, SourceEnded
 from upwell.pipelines.steps.geometry import Zones
 
 REASONS = ("superseded", "undecodable", "gap", "source_lost", "unchanged", "late", "refused", "denied", "failed")
-"""Why a frame has no answer: a newer one replaced it, it cannot be read, a part of a window is missing, the source was
-lost or closed; nothing had changed; the deadline was over; the agent had no room; no allowed route; a model failed."""
+"""Why a frame has no answer: a newer one replaced it, it cannot be decoded, a part of a window is missing, the source
+was lost or closed, nothing had changed, the deadline had passed, the agent was overloaded, no route was allowed, a
+model failed.
+"""
 
 _LOOK_S = 0.2
 _LATENCIES = 512
@@ -30,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """Frames of `source` through `steps`. Iterate over it, in one thread; close it, or use it as a context manager.
+    """Frames of `source` through `steps`. Iterate over it in one thread; close it, or use it as a context manager.
 
-    `deadline_s` counts from a frame's capture, infinite where only the models' policies have one. `publish` is given
-    each frame that went into the steps: an answered one before the iteration sees it, and the last of them again when
-    the source is over, with what that fires.
+    `deadline_s` counts from a frame's capture; infinite if only the models' policies have a deadline. `publish` gets
+    each frame that went into the steps, an answered one before the iteration yields it. When the source ends, it gets
+    the last frame once more, with the events that the end fires.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Pipeline:
         self._said_s: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[AnsweredFrame]:
-        """Each frame that is answered, until the source is over or the pipeline is stopped."""
+        """Each answered frame, until the source ends or the pipeline is stopped."""
         while not self._stop.is_set():
             try:
                 frame = self.source.next(_LOOK_S)
@@ -89,10 +93,10 @@ class Pipeline:
                 raise FrameDropped("late")
         except FrameDropped as dropped:
             self._drop(dropped, scene, runs)
-            if dropped.reason == "unchanged":  # it needs no answer; the others want one, after the next start at least
+            if dropped.reason == "unchanged":  # needs no answer; others get one, after the next start at the latest
                 self.source.done(frame)
             return None
-        except BaseException:  # a defect, told by whoever runs the pipeline; the sums must agree none the less
+        except BaseException:  # a defect, reported by the caller; the totals must still agree
             self._drop(FrameDropped("failed", "a step failed"), scene, runs)
             raise
         with self._lock:
@@ -129,12 +133,12 @@ class Pipeline:
 
     @property
     def zones(self) -> Zones:
-        """The zones and lines that its events are about."""
+        """The zones and lines that its events use."""
         return self._rules.zones
 
     @property
     def status(self) -> PipelineStatus:
-        """How it does now, without the frame that is under way. Safe to read from any thread."""
+        """The totals so far, without the frame in progress. Safe to read from any thread."""
         source = self.source.status
         with self._lock:
             frames = {"answered": 0, **dict.fromkeys(REASONS, 0), **self._frames}
@@ -155,11 +159,11 @@ class Pipeline:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """End the iteration after the frame that is under way. From any thread."""
+        """End the iteration after the frame in progress. From any thread."""
         self._stop.set()
 
     def close(self) -> None:
-        """Stop, and give back what the source holds. Calling it twice is harmless."""
+        """Stop, and release what the source holds. Calling it twice is harmless."""
         self.stop()
         self.source.close()
 
@@ -173,7 +177,7 @@ class Pipeline:
 
 
 def _taken(step: Step, scene: Scene, until_s: float, runs: list[StepRun]) -> Scene:
-    """The scene that the step gives; `runs` gets what it did, also where it drops the frame."""
+    """The scene after the step. `runs` gets a record of the step, also if it drops the frame."""
     began_s, after, requests = time.monotonic(), scene, _NO_REQUESTS
     try:
         after = step.take(scene, until_s)

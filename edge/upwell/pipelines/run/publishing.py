@@ -1,4 +1,4 @@
-"""From what a frame fired to events in the outbox, and from late answers to amendments of them."""
+"""Writes the events of a frame, and amendments from late answers, into the outbox."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from upwell.shared.routing.decide.state import Signals
 from upwell.shared.routing.policy.rules import RequestFacts
 
 _REQUESTS = "requests"
-"""The tag of a message with the model and tags of each of its requests, as JSON."""
+"""The tag of a message that holds the model and tags of each of its requests, as JSON."""
 
 _Judged: TypeAlias = tuple[str, Mapping[str, str]]
 
@@ -37,9 +37,9 @@ _Judged: TypeAlias = tuple[str, Mapping[str, str]]
 class PublishedAs:
     """How the events of one pipeline are written.
 
-    `model` is the first one that is asked, empty without any; its rules hold for all that leaves the device, those of
-    another model for what that has answered. `tags` are those of the requests, by model. `readers` read the answers of
-    the models that objects or frames were asked about.
+    `model` is the first one asked, empty without any. Its rules hold for everything that leaves the device, those of
+    another model for what that model answered. `tags` are those of the requests, by model. `readers` read the answers
+    of the models that were asked about objects or frames.
     """
 
     pipeline: str
@@ -53,7 +53,7 @@ class PublishedAs:
 class Publisher:
     """Writes the events of one pipeline into the outbox. `late` remembers those that the cloud is still to answer.
 
-    `note` is given each amendment once it is durable.
+    `note` gets each amendment once it is durable.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Publisher:
         self._late = late
         self._on_amended = on_amended
         self._in_order = threading.Lock()
-        """Late answers come on another thread, so the lower sequence goes first."""
+        """Late answers come on another thread; the lower sequence must be written first."""
 
     def publish(self, answered: AnsweredFrame) -> Sequence[Event]:
-        """Put what the frame fired into the outbox; what is returned is durable."""
+        """Put the events of the frame into the outbox; what is returned is durable."""
         if not answered.fired:
             return ()
         scene = answered.scene
@@ -110,7 +110,7 @@ class Publisher:
         )  # fmt: skip
 
     def _requests(self, event: Event) -> Sequence[_Judged]:
-        """What the event tells of, each as it was asked about: together they would be a request that never was."""
+        """The requests behind the event, each on its own: merged they would describe a request that was never made."""
         if not self._as.model:
             return []
         found: list[_Judged] = [
@@ -127,7 +127,7 @@ class Publisher:
         return [one for index, one in enumerate(found) if one not in found[:index]]
 
     def amend(self, waiting: WaitingEvent, result: SpoolResult) -> bool:
-        """Put an amendment of the event into the outbox, with what the cloud said; False where it cannot be kept."""
+        """Put an amendment of the event with the cloud's answer into the outbox; False if it cannot be stored."""
         with self._in_order:
             amendment = self._amendment(waiting, result)
             if amendment is None:
@@ -138,7 +138,7 @@ class Publisher:
         return True
 
     def _amendment(self, waiting: WaitingEvent, result: SpoolResult) -> Event | None:
-        """None where the model is no longer asked."""
+        """The amendment; None if the model is no longer asked."""
         reader = self._as.readers.get(waiting.model)
         if reader is None:
             return None
@@ -154,7 +154,7 @@ class Publisher:
         else:
             objects = reader.objects(outputs, waiting.row)
             answers = {} if reader.finds_objects else {waiting.model: facts}
-        # The same each time: where the process ends in the middle, the answer is handed over again.
+        # Always the same: if the process ends in between, the answer is delivered again.
         about = f"{waiting.event_id} {result.spool_id} {waiting.model} {waiting.row}"
         return Event(
             hashlib.sha256(about.encode()).hexdigest()[:32], waiting.pipeline, waiting.event,
@@ -165,7 +165,7 @@ class Publisher:
 
 
 def _expected(event: Event, scene: Scene) -> Iterator[Expected]:
-    """What the event waits for: the cases that the cloud is still to answer, of the frame and of its objects."""
+    """The cases that the event waits for: those of the frame and of its objects that the cloud is still to answer."""
     about: Sequence[tuple[Mapping[str, Mapping[str, Any]], FoundObject | None]] = [
         (scene.answers, None),
         *((found.answers, found) for found in event.objects),
@@ -197,7 +197,7 @@ def _read(written: Mapping[str, Any]) -> FoundObject:
 
 
 def may_leave(router: RouterService) -> Callable[[Message], bool]:
-    """Asks the policy of now whether what a message says may leave the device, as it would be asked of its request."""
+    """Whether a message may leave the device under the current policy, judged as its requests were."""
 
     def ask(message: Message) -> bool:
         if not message.model:

@@ -1,4 +1,4 @@
-"""The pipelines that come with releases: checked against what the device keeps to, and run in the place of its own."""
+"""The pipelines of a release: checks them against the device's floor, and runs them in place of the device's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReleasedPipelines:
-    """A `Companion`: `load` reads and checks a file for an agent of this configuration, `change` has it run."""
+    """A `Companion`: `load` reads and checks a file for an agent of this configuration, `change` applies it."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class ReleasedPipelines:
         self._change = change
 
     def check(self, unit: ReleaseUnit) -> None:
-        """Whether its pipelines fit its models, and name nothing but what the device's floor allows."""
+        """Check that the pipelines fit the release's models and use nothing that the device's floor does not allow."""
         if unit.pipelines is not None:
             check_floor(self._load(unit.pipelines, self._with_bundles(unit)), self._floor, unit.sequence)
 
     def take(self, unit: ReleaseUnit | None) -> None:
-        """Run those of the release; what does not work by now is logged, and the former ones go on."""
+        """Run the pipelines of the release. If that fails now, it is logged and the former ones go on."""
         config = self._config if unit is None else self._with_bundles(unit)
         path = self._own if unit is None or unit.pipelines is None else unit.pipelines
         try:
@@ -68,8 +68,8 @@ class ReleasedPipelines:
 def check_floor(config: PipelinesConfig, floor: LocalFloor, sequence: int) -> None:
     """Raise `BundleRefused` (`LOOSENED`) for what the device's floor does not allow.
 
-    That is a path or an address that it does not name, and whatever could name others by itself: a command line of
-    GStreamer, a source of somebody's own. A camera of the device is neither.
+    That is a path or an address that the floor does not list, and whatever could name others by itself: a GStreamer
+    command line, or a custom source. A camera of the device is allowed.
     """
     for part in _parts(config):
         if isinstance(part, Path):
@@ -97,7 +97,7 @@ def _check_source(source: CaptureSection, floor: LocalFloor, sequence: int) -> N
 
 
 def _parts(value: object) -> Iterator[object]:
-    """Every path and section of a file, wherever it stands."""
+    """Every path and section of a file, at any depth."""
     if isinstance(value, Path):
         yield value
     elif isinstance(value, BaseModel):

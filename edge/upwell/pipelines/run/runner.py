@@ -1,4 +1,4 @@
-"""Several pipelines around one agent, each in a thread of its own; they come and go with their file."""
+"""Runs several pipelines around one agent, each in its own thread, and follows changes of their file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BuiltPipeline:
-    """A pipeline, what writes its events, and what shows it, where it is to be shown."""
+    """A pipeline, its publisher, and its preview if it has one."""
 
     pipeline: Pipeline
     publisher: Publisher
@@ -40,26 +40,27 @@ class BuiltPipeline:
 
 
 class Factory(Protocol):
-    """Makes what a file names. All raise `ConfigError`."""
+    """Builds what a file names. All methods raise `ConfigError`."""
 
     def check(self, name: str, section: PipelineSection) -> None:
-        """Whether the models that there are fit; opens nothing."""
+        """Check that the pipelines fit the agent's models; opens nothing."""
 
     def use_sinks(self, config: PipelinesConfig) -> None:
-        """Have the sinks of this file, and no others, open."""
+        """Open exactly the sinks of this file."""
 
     def build(self, name: str, section: PipelineSection) -> BuiltPipeline:
-        """One pipeline, its source open."""
+        """One pipeline, with its source open."""
         ...
 
     def forget(self, name: str) -> None:
-        """The pipeline is no longer there."""
+        """The pipeline has been removed."""
 
 
 class PipelineRunner:
-    """Runs pipelines until their sources are over or it is closed. `change` says which; from one thread at a time.
+    """Runs pipelines until their sources end or it is closed. Call `change` from one thread at a time.
 
-    `parts` are closed after them, the last first. `previews` show some of them, by name; the `outbox` has their events.
+    `parts` are closed after the pipelines, the last first. `previews` show some of them, by name; the `outbox` has
+    their events.
     """
 
     def __init__(self, factory: Factory, outbox: Outbox, parts: ExitStack) -> None:
@@ -75,26 +76,26 @@ class PipelineRunner:
 
     @property
     def pipelines(self) -> Mapping[str, Pipeline]:
-        """Those that there are now, by name."""
+        """The current pipelines, by name."""
         return dict(self._pipelines)
 
     @property
     def previews(self) -> Mapping[str, Preview]:
-        """What shows them; a view that changes with them."""
+        """The previews by name: a view that changes with the pipelines."""
         return MappingProxyType(self._previews)
 
     def start(self) -> None:
-        """Take frames from now on."""
+        """Start to take frames."""
         with self._changing:
             self._is_started = True
             for thread in self._threads.values():
                 thread.start()
 
     def change(self, config: PipelinesConfig) -> None:
-        """Have the pipelines of this file from now on; those that are in it as they were go on undisturbed.
+        """Run the pipelines of this file from now on; unchanged ones go on undisturbed.
 
-        One that has changed ends after the frame that is under way, and begins anew: tracks are not carried over.
-        Raises `ConfigError`, and has the former ones then.
+        A changed pipeline ends after the frame in progress and starts again: tracks are not carried over. On
+        `ConfigError` the former ones keep running.
         """
         with self._changing:
             if self._is_stopped:
@@ -131,7 +132,7 @@ class PipelineRunner:
                 self._threads[name].start()
 
     def _end(self, names: Collection[str]) -> None:
-        """End these, where they are there, after the frames that are under way."""
+        """End those of these pipelines that exist, after the frames in progress."""
         ending = [self._pipelines[name] for name in names if name in self._pipelines]
         for pipeline in ending:
             pipeline.stop()
@@ -147,7 +148,7 @@ class PipelineRunner:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a source ended for another reason than its end: no such file, or one that is cut off."""
+        """Whether a source stopped for any other reason than its end: the file is missing or cut off."""
         return any(
             status.state is SourceState.ENDED and status.explained != ""
             for status in (pipeline.source.status for pipeline in self.pipelines.values())
@@ -155,18 +156,18 @@ class PipelineRunner:
 
     @property
     def undelivered(self) -> int:
-        """How many events sinks have not taken yet; after `close`, which are kept or lost."""
+        """The number of events that sinks have not accepted yet. After `close` they are kept or lost."""
         return sum(counts.waiting for counts in self._outbox.counts().values())
 
     def stop(self) -> None:
-        """Take no frames and no changes any more."""
+        """Take no more frames and changes."""
         with self._changing:
             self._is_stopped = True
             for pipeline in self._pipelines.values():
                 pipeline.stop()
 
     def close(self) -> None:
-        """End after the frames that are under way, and close all parts. Calling it twice is harmless."""
+        """End after the frames in progress, and close all parts. Calling it twice is harmless."""
         self.stop()
         with self._changing:
             for name, pipeline in self._pipelines.items():
@@ -182,7 +183,9 @@ class PipelineRunner:
         self.close()
 
     def health(self) -> HealthPart:
-        """How they do, for `/health`: a lost source, and a sink that takes nothing, are problems of the whole."""
+        """The state of all pipelines for `/health`: a lost source, or a sink that accepts nothing, is a problem of
+        the agent.
+        """
         statuses = [pipeline.status for pipeline in self.pipelines.values()]
         lost = [one for one in statuses if one.source.state is SourceState.LOST]
         facts = {
@@ -201,7 +204,7 @@ class PipelineRunner:
         return HealthPart(facts, problems + self._outbox.problems())
 
     def families(self) -> Iterable[Metric]:
-        """How the pipelines do, for a scrape."""
+        """The metrics of all pipelines, for a scrape."""
         return *pipeline_families(self.pipelines), *sink_families(self._outbox)
 
 
@@ -210,11 +213,11 @@ def _thread(pipeline: Pipeline) -> BackgroundThread:
 
 
 def _end(pipeline: Pipeline, thread: BackgroundThread) -> None:
-    """Close a pipeline that was stopped, after the frame that is under way. One that hangs is left behind."""
+    """Close a stopped pipeline after the frame in progress. One that hangs is abandoned."""
     is_started = thread.ident is not None
     if is_started:
         thread.join(_HANGING_S)
-    pipeline.close()  # a source of somebody else may hang until it is closed, or for ever
+    pipeline.close()  # a custom source may hang until it is closed, or for ever
     if is_started:
         thread.join(_HANGING_S)
         if thread.is_alive():
@@ -238,7 +241,7 @@ _SINK_OUTCOMES = (
 
 
 def pipeline_families(pipelines: Mapping[str, Pipeline]) -> Iterable[Metric]:
-    """How the pipelines do."""
+    """The metrics of the pipelines."""
     frames = CounterMetricFamily("upwell_pipeline_frames", "Frames by outcome.", labels=["pipeline", "outcome"])
     events = CounterMetricFamily("upwell_pipeline_events", "Events.", labels=["pipeline", "event"])
     captured = CounterMetricFamily("upwell_pipeline_captured", "Frames captured.", labels=["pipeline"])
@@ -269,7 +272,7 @@ def pipeline_families(pipelines: Mapping[str, Pipeline]) -> Iterable[Metric]:
 
 
 def sink_families(outbox: Outbox) -> Iterable[Metric]:
-    """What became of events."""
+    """The metrics of the sinks."""
     messages = CounterMetricFamily(
         "upwell_pipeline_sink_messages", "Events by outcome for a sink.", labels=["sink", "outcome"]
     )

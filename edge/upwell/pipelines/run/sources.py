@@ -1,4 +1,4 @@
-"""From `source` of a pipelines file to what a source is opened with."""
+"""From `source` of a pipelines file to the settings of a source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def source_settings(section: CaptureSection) -> SourceSettings:
-    """What the source is opened with."""
+    """The settings to open the source with."""
     patience = Patience(silent_s=section.silent)
     fps, decoder = section.fps or 0.0, section.decoder or ""
     if section.camera is not None:

@@ -1,4 +1,4 @@
-"""What a sink is, and what it is given."""
+"""The interface of a sink, and the messages that it gets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from upwell.shared.errors import UpwellError
 
 @dataclass(frozen=True)
 class Message:
-    """An event of a pipeline, as sinks are given it.
+    """An event of a pipeline, as sinks get it.
 
-    `key` is the event's id, and the same in each delivery, so that a receiver can tell a second delivery. `sequence`
-    rises within the pipeline. `body` is one JSON object in UTF-8, `picture` a JPEG where the event has one. `model` and
-    `tags` are what the policy is asked with whether the event may leave the device.
+    `key` is the event's id and the same in each delivery, so that a receiver can tell a duplicate. `sequence` rises
+    within the pipeline. `body` is one JSON object in UTF-8, `picture` a JPEG if the event has one. `model` and `tags`
+    are what the policy is asked with whether the event may leave the device.
     """
 
     key: str
@@ -31,7 +31,7 @@ class Message:
 class SinkUnavailable(UpwellError):
     """The sink cannot take messages now.
 
-    It has taken the first `taken` of them; the others are given to it again, not before `retry_after_s` have passed.
+    It has taken the first `taken` of them. The others are given to it again, no sooner than after `retry_after_s`.
     """
 
     def __init__(self, text: str, *, taken: int = 0, retry_after_s: float = 0.0) -> None:
@@ -52,21 +52,21 @@ class Poisonous(UpwellError):
 
 
 class Sink(Protocol):
-    """Takes messages in the order of each pipeline, from one thread. What it has taken is remembered under its `name`.
+    """Takes messages in the order of each pipeline, from one thread. Its progress is stored under its `name`.
 
-    `leaves_device`: messages go to another machine, so that the policy is asked once more before each delivery.
+    `leaves_device`: messages go to another machine, so the policy is checked again before each delivery.
     """
 
     name: str
     leaves_device: bool
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """Take these: when this returns, they are where they belong, and would survive the end of this process.
+        """Deliver these messages. When this returns, they have arrived and would survive the end of this process.
 
-        Comes back within a time of its own. Raises `SinkUnavailable`, and `Poisonous` for one message.
+        Returns within a timeout of its own. Raises `SinkUnavailable`, and `Poisonous` for one message.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections and threads."""
+        """Release connections and threads."""
         ...

@@ -23,9 +23,9 @@ _DIGEST_CHARACTERS = 16
 
 
 class JsonlFile:
-    """Appends each message's body as one line. It is on disk before it counts; never half a line.
+    """Appends each message's body as one line. A line counts once it is on disk, and is never written by halves.
 
-    The file is rotated when it has half of its limit: the one before is `<name>.1`. Both have mode 0600. What a dying
+    The file is rotated at half of its limit; the previous one is `<name>.1`. Both have mode 0600. A line that a dying
     process left unfinished is removed at the next start. The file may be moved away at any time.
     """
 
@@ -36,13 +36,13 @@ class JsonlFile:
         self._half_bytes = settings.limit_bytes // 2
         self.name = f"jsonl:{settings.path.absolute()}"
         if self._path.exists():
-            # Opening cuts a torn line. Where it fails, `deliver` says so.
+            # Opening cuts off a torn line. A failure shows again in `deliver`.
             with suppress(OSError), open_log(self._path):
                 pass
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """Append these."""
-        lines = [message.body.replace(b"\n", b" ") + b"\n" for message in messages]  # within a string JSON has none
+        """Append these messages."""
+        lines = [message.body.replace(b"\n", b" ") + b"\n" for message in messages]  # JSON strings have no newline
         taken = 0
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,10 +54,10 @@ class JsonlFile:
             raise SinkUnavailable(f"{self._path}: {error.strerror or error}", taken=taken) from None
 
     def close(self) -> None:
-        """Nothing is open in between."""
+        """Do nothing: no file stays open."""
 
     def _append(self, lines: Sequence[bytes]) -> int:
-        """Append those that fit into the file, after rotating it if none does; how many these are."""
+        """Append as many as fit into the file, at least one after rotating it if none does; return their number."""
         with open_log(self._path) as file:
             size_bytes = os.fstat(file).st_size
             fitting: list[bytes] = []
@@ -77,10 +77,10 @@ class JsonlFile:
 
 
 class PictureFolder:
-    """Writes the picture of each message that has one, whole or not at all, and removes the oldest to make room.
+    """Writes the picture of each message that has one, atomically, and removes the oldest pictures to make room.
 
-    A file is called `<UTC time of capture>-<event>-<id>.jpg`, so that the order of names is that of time, and a second
-    delivery replaces the first. Other files of the folder are left alone, and not counted.
+    A file is named `<UTC time of capture>-<event>-<id>.jpg`, so that names sort by time and a second delivery
+    replaces the first. Other files of the folder are neither touched nor counted.
     """
 
     leaves_device = False
@@ -94,7 +94,7 @@ class PictureFolder:
         self.name = f"pictures:{settings.folder.absolute()}"
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """Write the pictures of these."""
+        """Write the pictures of these messages."""
         for index, message in enumerate(messages):
             size_bytes = len(message.picture)
             if size_bytes > self._limit_bytes:
@@ -107,7 +107,7 @@ class PictureFolder:
                     raise SinkUnavailable(text, taken=index) from None
 
     def close(self) -> None:
-        """Nothing is open in between."""
+        """Do nothing: no file stays open."""
 
     def _write(self, name: str, picture: bytes) -> None:
         sizes = self._look()
@@ -121,13 +121,13 @@ class PictureFolder:
         self._held_bytes += len(picture)
 
     def _remove(self, name: str, sizes: dict[str, int]) -> None:
-        with suppress(FileNotFoundError):  # somebody tidied up
+        with suppress(FileNotFoundError):  # deleted by someone else
             (self._folder / name).unlink()
         self._names.remove(name)
         self._held_bytes -= sizes.pop(name)
 
     def _look(self) -> dict[str, int]:
-        """The size of each picture in the folder, read once; what a dying process left unfinished is removed."""
+        """The size of each picture in the folder, read once. Removes what a dying process left unfinished."""
         if self._sizes is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sizes: dict[str, int] = {}
@@ -141,7 +141,7 @@ class PictureFolder:
 
 
 def picture_name(message: Message) -> str:
-    """The name of the file for the message's picture, whatever its event and id are called."""
+    """The file name for the message's picture; safe for any event and id."""
     try:
         captured = datetime.fromtimestamp(float(parse_json(message.body)["captured_unix_s"]), timezone.utc)
     except (ValueError, TypeError, KeyError, OverflowError, OSError):
@@ -151,7 +151,7 @@ def picture_name(message: Message) -> str:
 
 
 def _part(text: str) -> str:
-    """The text as a part of a file name: without separators, and not too long."""
+    """The text as a part of a file name: without separators, and bounded in length."""
     escaped = quote(text, safe="", errors="replace")
     if len(escaped) <= _PART_CHARACTERS:
         return escaped

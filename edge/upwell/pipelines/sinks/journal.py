@@ -1,4 +1,4 @@
-"""The outbox's database as its threads use it: opened again when the disk is back, begun anew when it is damaged."""
+"""Shares the outbox's database between threads: reopens it when the disk is back, replaces it if it is damaged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OutboxUnavailable(UpwellError):
 
 @dataclass(frozen=True)
 class OutboxLimits:
-    """How much an outbox holds, and how its sinks are tried again.
+    """How much an outbox holds, and how often its sinks are retried.
 
     Messages beyond `limit_bytes` or `max_age_s` are dropped, the oldest first. The n-th failure of a sink in a row is
     followed by a pause of `first_pause_s`·2ⁿ⁻¹ (at most `longest_pause_s`), times a random factor in [0.5, 1].
@@ -44,7 +44,7 @@ class OutboxLimits:
 
 
 class _Job(Generic[T]):
-    """A piece of work, and how it ended. What it did is on disk then if it is `durable`."""
+    """A piece of work and its result. If `durable`, its effects are on disk when it ends."""
 
     def __init__(self, work: Callable[[OutboxStore], T], durable: bool) -> None:
         self.work = work
@@ -54,25 +54,25 @@ class _Job(Generic[T]):
         self._error: Exception | None = None
 
     def run(self, store: OutboxStore) -> None:
-        """Do the work, which does not count yet."""
+        """Do the work within the transaction, which may still fail."""
         self._result = self.work(store)
 
     def end(self, error: Exception | None = None) -> None:
-        """Note how the transaction ended."""
+        """Record how the transaction ended."""
         self._error, self.is_done = error, True
 
     def result(self) -> T:
-        """What the work gave. Raises what went wrong."""
+        """The result of the work. Raises the error if it failed."""
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]  # `run` has set it
 
 
 class Journal:
-    """Does work on the outbox's store, in order, many pieces per transaction. Safe to use from any thread.
+    """Does work on the outbox's store, in order, many pieces per transaction. Thread-safe.
 
-    There is no thread of its own: who asks does all that waits, the others' work included. So puts that come together
-    cost one flush of the disk together (group commit), and who asks often does not starve the others.
+    It has no thread of its own: a caller does all the work that waits, including that of others. So concurrent puts
+    share one flush of the disk (group commit), and a frequent caller does not starve the others.
     """
 
     def __init__(self, path: Path, sinks: Mapping[str, Sequence[str]], limits: OutboxLimits) -> None:
@@ -91,74 +91,73 @@ class Journal:
         self._sequence_lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
         self.counted = threading.Condition()
-        """Is notified when a count has changed."""
+        """Notified when a count has changed."""
         self.epoch = 0
-        """Rises when the database is begun anew. Numbers of messages mean nothing beyond; to be read within work."""
+        """Rises when the database is replaced, which makes message numbers from before invalid. Read it within work."""
         with contextlib.suppress(OutboxUnavailable):
             self.ask(lambda _: None)
 
     def next_sequence(self, pipeline: str) -> int:
-        """The next number of the pipeline. They rise, also over restarts."""
+        """The next sequence number of the pipeline. Numbers rise, also over restarts."""
         with self._sequence_lock:
-            # Where nothing could be read they go on above all that has been given out before.
+            # If nothing could be read, numbers go on above all those given out before.
             last = self._sequences.get(pipeline)
             number = self._sequences[pipeline] = (_high_sequence() if last is None else last) + 1
             return number
 
     def now_s(self) -> float:
-        """The outbox's clock, by which age counts; for work alone."""
+        """The outbox's clock, by which ages count. Only for use within work."""
         return self._clock.at(time.monotonic())
 
     @property
     def problem(self) -> str:
-        """Why nothing can be kept now; empty where it can."""
+        """Why nothing can be stored now; empty if it can."""
         return self._health.problem
 
     def ask(self, work: Callable[[OutboxStore], T], *, durable: bool = False) -> T:
-        """Have `work` done; its result, once the transaction has ended.
+        """Have `work` done, and return its result once the transaction has ended.
 
-        What is not `durable` may be lost when the power goes, though not when the process is killed. Raises
-        `OutboxUnavailable`.
+        If it is not `durable`, a power cut may lose it, but not a kill of the process. Raises `OutboxUnavailable`.
         """
         job = _Job(work, durable)
         self._jobs.append(job)
         with self._lock:
-            while not job.is_done:  # who held the lock before may have done it
+            while not job.is_done:  # the former holder of the lock may have done it
                 if time.monotonic() >= self._expire_s:
                     self._expire_s = time.monotonic() + _EXPIRE_S
                     self._jobs.appendleft(_Job(self._expire, False))
                 group = [self._jobs.popleft() for _ in range(min(_GROUP, len(self._jobs)))]
                 try:
                     self._serve(group)
-                finally:  # whoever asks may be interrupted in the middle of the others' work
+                finally:  # this caller may be interrupted while it does the others' work
                     for one in group:
                         if not one.is_done:
                             one.end(OutboxUnavailable("interrupted"))
         return job.result()
 
     def change(self, sinks: Mapping[str, Sequence[str]]) -> None:
-        """Have these sinks, by pipeline, from now on. What waited for one that is gone is dropped."""
+        """Have these sinks, by pipeline, from now on. Messages that wait for a removed one are dropped."""
         self._sinks = sinks
-        with contextlib.suppress(OutboxUnavailable):  # it begins with them when the disk is back
+        with contextlib.suppress(OutboxUnavailable):  # applied when the disk is back
             _tell_of(self.ask(lambda store: store.change(sinks), durable=True))
 
     def count(self, sinks: Iterable[str], name: str, number: int = 1) -> None:
-        """Count something that is not on disk."""
+        """Count an event that is not on disk."""
         self._tally({(sink, name): number for sink in sinks})
 
     def count_of(self, sink: str, name: str) -> int:
-        """How often something has happened for the sink."""
+        """How often this outcome has occurred for the sink."""
         with self.counted:
             return self._counts[sink, name]
 
     def waiting(self, sink: str) -> int:
-        """How many messages the sink has yet to take."""
+        """The number of messages that the sink has not taken yet."""
         with self.counted:
             come = self._counts[sink, "resumed"] + self._counts[sink, "put"]
             return come - sum(self._counts[sink, name] for name in (*get_args(Outcome), "damaged"))
 
     def close(self) -> None:
-        """Close the database. Work that comes later fails."""
+        """Close the database. Later work fails."""
         with self._lock:
             self._closed = True
             self._close_store()
@@ -189,8 +188,8 @@ class Journal:
         self._tally(store.counted)
         for job in group:
             job.end()
-        if not is_durable:  # nobody who puts waits for it
-            with contextlib.suppress(sqlite3.Error):  # another time
+        if not is_durable:  # no put waits for it
+            with contextlib.suppress(sqlite3.Error):  # next time
                 store.shrink()
         else:
             self._health.note_written()
@@ -215,7 +214,7 @@ class Journal:
             with store.transaction(durable=True):
                 beginning = store.begin(first_sequence)
                 latest_s = store.latest_s()
-        except BaseException:  # whatever it is, the file does not stay open
+        except BaseException:  # the file must not stay open, whatever the error
             store.close()
             raise
         self._store = store
@@ -228,7 +227,7 @@ class Journal:
         return store
 
     def _begin_anew(self, error: Exception) -> OutboxStore:
-        """Set a damaged database aside. Sequences go on above those of it, which receivers have seen."""
+        """Move a damaged database aside. Sequences go on above its own, which receivers have seen."""
         self._close_store()
         self._reopen_s = 0.0
         self.epoch += 1
@@ -238,7 +237,7 @@ class Journal:
         return self._open(_high_sequence())
 
     def _began_anew(self, error: Exception) -> bool:
-        """Whether the database turned out to be damaged, and there is a new one."""
+        """Whether the database was damaged and has been replaced."""
         if not isinstance(error, sqlite3.Error) or not is_damage(error) or self._store is None:
             return False
         try:
@@ -251,13 +250,13 @@ class Journal:
     def _close_store(self) -> None:
         store, self._store = self._store, None
         if store is not None:
-            with contextlib.suppress(sqlite3.Error):  # a full disk: the log stays, and is read at the next start
+            with contextlib.suppress(sqlite3.Error):  # on a full disk the log stays, and is read at the next start
                 store.close()
 
     def _what_happened(self, error: Exception) -> Exception:
-        """What a caller is told."""
+        """The error for the caller."""
         if not isinstance(error, (sqlite3.Error, OSError, OutboxUnavailable)):
-            return error  # a defect, for whoever asked
+            return error  # a defect, raised to the caller
         if not self._closed:
             self._health.note_failed(error)
         return OutboxUnavailable(f"{self._path}: {error}")
@@ -276,5 +275,5 @@ def _tell_of(gone: Mapping[str, int]) -> None:
 
 
 def _high_sequence() -> int:
-    """A number above all that were given out one by one until now."""
+    """A number above all those given out so far."""
     return int(time.time() * 1e3)

@@ -1,4 +1,4 @@
-"""Events by Kafka."""
+"""Sends events to Kafka."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class KafkaPublisher:
-    """Produces each message's body with an idempotent producer; it counts once all replicas in sync have it.
+    """Produces each message's body with an idempotent producer. A message counts once all in-sync replicas have it.
 
-    The key is the pipeline, so that its events are in one partition and keep their order; the headers
-    `idempotency-key` and `event` have the message's own. Raises `ConfigError`.
+    The key is the pipeline, so that its events share a partition and keep their order. The headers `idempotency-key`
+    and `event` hold the message's own. Raises `ConfigError`.
     """
 
     leaves_device = True
@@ -39,9 +39,9 @@ class KafkaPublisher:
         self.name = f"kafka:{self._brokers}:{settings.topic}"
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """Produce these and wait for the brokers, for `timeout_s` at most where none is too large."""
+        """Produce these messages and wait for the brokers, at most `timeout_s` unless one is too large."""
         taken, error = self._produce(messages)
-        if _is_poisonous(error) and len(messages) > 1:  # said of a whole batch, by one of its messages
+        if _is_poisonous(error) and len(messages) > 1:  # said of a whole batch because of one message
             error = None
             while error is None and taken < len(messages):
                 one, error = self._produce(messages[taken : taken + 1])
@@ -53,14 +53,14 @@ class KafkaPublisher:
         raise SinkUnavailable(f"{self._brokers}: {error.str()}", taken=taken)
 
     def close(self) -> None:
-        """Forget what is not sent yet, which the outbox still has, and disconnect."""
+        """Discard what is not sent yet, which is still in the outbox, and disconnect."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
             producer.flush(0)
 
     def _produce(self, messages: Sequence[Message]) -> tuple[int, KafkaError | None]:
-        """How many of the first messages the brokers have, and the first error."""
+        """How many messages from the start the brokers have, and the first error."""
         if self._producer is None:
             self._producer = Producer(self._options, logger=_log)
         outcomes: dict[int, KafkaError | None] = {}
@@ -80,8 +80,8 @@ class KafkaPublisher:
         for index in range(len(messages)):
             error = outcomes.get(index, _SILENCE)
             if error is not None:
-                # What the producer still holds it would send some time, whatever the policy says by then; and behind
-                # what failed nothing may overtake it.
+                # The producer would still send later what it holds, whatever the policy says by then. And nothing may
+                # overtake the message that failed.
                 self.close()
                 return index, error
         return len(messages), None
@@ -100,7 +100,7 @@ def _options(settings: KafkaSettings) -> dict[str, Any]:
         "bootstrap.servers": ",".join(settings.brokers),
         "client.id": "upwell",
         "enable.idempotence": True,
-        "message.timeout.ms": 0,  # who gives up is `deliver`: a message that timed out would be overtaken by the next
+        "message.timeout.ms": 0,  # `deliver` times out: the next message would overtake one timed out here
         "socket.timeout.ms": max(1000, round(1e3 * settings.timeout_s)),
         "security.protocol": "plaintext" if settings.tls is None else "ssl",
     }

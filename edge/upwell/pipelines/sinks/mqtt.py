@@ -1,4 +1,4 @@
-"""Events by MQTT 5."""
+"""Publishes events by MQTT 5."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from upwell.shared.errors import ConfigError
 _KEEPALIVE_S = 30
 _CLOSE_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 20.0
-_QUICK: int | None = getattr(socket, "TCP_QUICKACK", None)  # on Linux alone
+_QUICK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux only
 _PLACES = re.compile(r"\{(pipeline|event)\}")
 _HEADERS_BYTES = 128
-"""What a packet has beside its topic, its key and its body, at most."""
+"""Maximum size of a packet beyond its topic, its key and its body, in bytes."""
 
 _POISONOUS = frozenset({0x90, 0x95, 0x99})
-"""Answers that speak of the message alone: topic name invalid, packet too large, payload format invalid."""
+"""Reason codes that concern the message alone: topic name invalid, packet too large, payload format invalid."""
 
 
 class MqttPublisher:
-    """Publishes each message's body with QoS 1; it counts once the broker has acknowledged it.
+    """Publishes each message's body with QoS 1. A message counts once the broker has acknowledged it.
 
-    In the topic `{pipeline}` and `{event}` are percent-encoded, so that neither can add a level or a wildcard. The user
-    property `idempotency-key` has the message's key. A retained message at `<prefix>/status`, the prefix being the
-    levels before the first place in the topic, says `{"status": "online"}`, `"stopped"` after `close`, and `"died"`, by
-    the broker's hand, when the process or its link has ended without. The connection is made, and made anew, by
-    a thread of its own. Raises `ConfigError`.
+    In the topic `{pipeline}` and `{event}` are percent-encoded, so that neither can add a level or a wildcard. The
+    user property `idempotency-key` has the message's key. A retained message at `<prefix>/status` says `{"status":
+    "online"}`, after `close` `"stopped"`, and after the process or its link died `"died"` (the broker sends that
+    one). The prefix is the levels of the topic before the first placeholder. A thread of its own connects and
+    reconnects. Raises `ConfigError`.
     """
 
     leaves_device = True
@@ -63,14 +63,14 @@ class MqttPublisher:
         self.name = f"mqtt:{self._host}:{self._port}:{settings.topic}"
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """Publish these and wait for the broker, for `timeout_s` at most."""
+        """Publish these messages and wait for the broker, at most `timeout_s`."""
         if not self._wait_online():
             raise SinkUnavailable(f"no connection to the broker {self._host}:{self._port}{self._refusal}")
         fitting = self._fitting(messages)
         try:
             taken = self._publish(messages[:fitting])
-        except BaseException:  # also an interrupt
-            # What the client still holds it would send some time, whatever the policy says by then.
+        except BaseException:  # even an interrupt
+            # The client would still send later what it holds, whatever the policy says by then.
             self._end_client(says_goodbye=False)
             self._client = self._connecting()
             raise
@@ -78,7 +78,7 @@ class MqttPublisher:
             raise Poisonous(taken, f"the broker accepts at most {self._limit_bytes} bytes")
 
     def close(self) -> None:
-        """Say that the end is meant, and disconnect."""
+        """Publish that the end is intended, and disconnect."""
         self._end_client(says_goodbye=True)
 
     def _connecting(self) -> Client:
@@ -116,7 +116,7 @@ class MqttPublisher:
             return self._changed.wait_for(lambda: self._is_online, self._settings.timeout_s)
 
     def _fitting(self, messages: Sequence[Message]) -> int:
-        """How many messages there are before the first one that is too large for the broker."""
+        """How many messages come before the first one that is too large for the broker."""
         for index, message in enumerate(messages):
             size_bytes = len(message.body) + len(message.key) + len(self._topic(message)) + _HEADERS_BYTES
             if 0 < self._limit_bytes < size_bytes:
@@ -125,7 +125,7 @@ class MqttPublisher:
 
     def _publish(self, messages: Sequence[Message]) -> int:
         with self._changed:
-            self._answers.clear()  # those to what was said of the status
+            self._answers.clear()  # those to the status message
         sent: list[int] = []
         for message in messages:
             properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]  # paho has no types there
@@ -180,8 +180,8 @@ class MqttPublisher:
     def _on_publish(self, client: Client, _: Any, mid: int, code: ReasonCode, properties: Properties) -> None:
         del properties
         if _QUICK and (connected := client.socket()) is not None:
-            # A broker that leaves Nagle's algorithm on holds the next answer back until our kernel has acknowledged
-            # this one, which it would put off for 40 ms.
+            # A broker with Nagle's algorithm on holds its next answer back until our kernel has acknowledged this
+            # one, which would take up to 40 ms.
             with suppress(OSError):
                 connected.setsockopt(socket.IPPROTO_TCP, _QUICK, 1)  # type: ignore[attr-defined]  # paho leaves it out
         with self._changed:

@@ -1,4 +1,4 @@
-"""Sinks by their settings. What a sink needs is imported when it is opened, and not before."""
+"""Opens sinks from their settings. The package of a sink is imported when the sink is opened, not before."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ GROUP = "upwell.sinks"
 def open_sinks(
     settings: Mapping[str, Sequence[SinkSettings]], known: Sequence[tuple[SinkSettings, Sink]] = ()
 ) -> dict[str, list[Sink]]:
-    """The sinks by pipeline, of which those in `known` are open. Pipelines that set the same one share it.
+    """The sinks by pipeline; those in `known` are already open. Pipelines with the same settings share a sink.
 
-    Raises `ConfigError`; then none stays open that was not before.
+    On `ConfigError` no sink stays open that was not open before.
     """
     opened: list[tuple[SinkSettings, Sink]] = [*known]
 
@@ -42,14 +42,14 @@ def open_sinks(
 
     try:
         return {pipeline: [of(wanted) for wanted in of_pipeline] for pipeline, of_pipeline in settings.items()}
-    except BaseException:  # whatever it is, no sink stays open
+    except BaseException:  # no sink must stay open, whatever the error
         for _, sink in opened[len(known) :]:
             sink.close()
         raise
 
 
 def open_sink(settings: SinkSettings) -> Sink:
-    """The sink that is set so. Raises `ConfigError`, also where a package is missing."""
+    """Open the sink with these settings. Raises `ConfigError`, also if a package is missing."""
     if isinstance(settings, JsonlSettings):
         return JsonlFile(settings)
     if isinstance(settings, PicturesSettings):

@@ -1,4 +1,4 @@
-"""The outbox: what pipelines have to say is on disk before anybody is told, and told until it is taken."""
+"""The outbox: events are on disk before any sink gets them, and stay until each sink has accepted them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from upwell.pipelines.sinks.relay import SinkRelay
 from upwell.shared.errors import ConfigError
 
 _CLOSE_S = 2.0
-"""How long shutdown waits for deliveries in progress; less than they would wait for a silent broker."""
+"""How long shutdown waits for deliveries in progress; less than their own timeout for a silent broker."""
 
 
 @dataclass(frozen=True)
 class SinkCounts:
-    """What became of the messages for one sink, in numbers of messages since the process began.
+    """Outcomes of the messages for one sink since the process began, in messages.
 
-    `resumed + put = waiting + delivered + denied + poisoned + dropped_size + dropped_age + removed +
-    damaged`.
+    `resumed + put = waiting + delivered + denied + poisoned + dropped_size + dropped_age + removed + damaged`.
     """
 
     resumed: int
@@ -42,16 +41,16 @@ class SinkCounts:
     refused: int
     """Never stored because of a disk error. These are not in `put`."""
     failures: int
-    """Failed deliveries, which are tried again."""
+    """Failed deliveries, which are retried."""
     waiting: int
 
 
 class Outbox:
-    """Keeps messages in the SQLite file at `path` until each sink of their pipeline has them. Safe from any thread.
+    """Keeps messages in the SQLite file at `path` until each sink of their pipeline has them. Thread-safe.
 
-    Every message is delivered at least once, in the order of its pipeline, whatever ends in between: the process, the
-    link, the power. There is a thread for each sink, so that none waits for another. `may_send` says whether the policy
-    of now lets a message leave the device. A damaged database is moved aside and begun anew. Raises `ConfigError` where
+    Every message is delivered at least once, in the order of its pipeline, even if the process, the link or the power
+    fails in between. Each sink has its own thread, so none waits for another. `may_send` says whether the current
+    policy lets a message leave the device. A damaged database is moved aside and replaced. Raises `ConfigError` if
     two sinks have one name.
     """
 
@@ -69,11 +68,10 @@ class Outbox:
         self._relays = {name: self._relay(sink) for name, sink in by_name.items()}
 
     def change(self, sinks: Mapping[str, Sequence[Sink]]) -> None:
-        """Have these sinks from now on, by pipeline; those that were there before go on undisturbed.
+        """Have these sinks from now on, by pipeline; existing ones go on undisturbed.
 
-        One that another takes the place of must have been ended. What waits for a pipeline or a sink that is not among
-        them is dropped. From one thread at a time. Raises `ConfigError` where two sinks have one name, and changes
-        nothing then.
+        `end` a sink before another takes its name. Messages that wait for a removed pipeline or sink are dropped.
+        Call it from one thread at a time. Raises `ConfigError` if two sinks have one name, and then changes nothing.
         """
         by_name = _by_name(sinks)
         self._names = _names(sinks)
@@ -87,7 +85,7 @@ class Outbox:
         self._relays = {**self._relays, **new}
 
     def end(self, names: Sequence[str]) -> None:
-        """Close the sinks of these names, after a delivery under way. What waits for them goes on to wait."""
+        """Close the sinks of these names after the deliveries in progress. Their messages keep waiting."""
         ended = [self._relays[name] for name in names]
         self._relays = {name: relay for name, relay in self._relays.items() if name not in names}
         _end(ended)
@@ -96,13 +94,14 @@ class Outbox:
         return SinkRelay(self._journal, sink, self._pipelines_of(sink.name), self._limits, self._may_send)
 
     def next_sequence(self, pipeline: str) -> int:
-        """The number of the pipeline's next event. They rise, also over restarts."""
+        """The number of the pipeline's next event. Numbers rise, also over restarts."""
         return self._journal.next_sequence(pipeline)
 
     def put(self, messages: Sequence[Message]) -> bool:
-        """Keep these, in this order; they are on disk when this returns. Waits for the disk, and never for a sink.
+        """Store these messages, in this order; they are on disk when this returns. Waits for the disk, never for a
+        sink.
 
-        All or none: what the disk refuses is counted as `refused`, and the answer is False.
+        All or none: if the disk refuses, they are counted as `refused` and the result is False.
         """
         try:
             self._journal.ask(lambda store: store.add(messages, self._journal.now_s()), durable=True)
@@ -117,29 +116,31 @@ class Outbox:
         return True
 
     def last_sequences(self) -> Mapping[str, int]:
-        """The sequence of the last event that was kept, by pipeline; empty where the disk cannot be read."""
+        """The sequence of the last stored event, by pipeline; empty if the disk cannot be read."""
         try:
             return self._journal.ask(lambda store: store.last_sequences())
         except OutboxUnavailable:
             return {}
 
     def counts(self) -> Mapping[str, SinkCounts]:
-        """What became of the messages, by the name of the sink."""
+        """The outcomes of the messages, by the name of the sink."""
         return {name: self._counts_of(name) for name in self._relays}
 
     def problems(self) -> list[str]:
-        """What keeps events from being kept, or from sinks; their names have no credentials."""
+        """What prevents storing or delivery of events. Names of sinks hold no credentials."""
         found = [self._journal.problem, *(relay.problem for relay in self._relays.values())]
         return [one for one in found if one]
 
     def flush(self, timeout_s: float, names: Iterable[str] | None = None) -> bool:
-        """Wait until nothing waits for any sink, or for those of `names`, or the time is up; whether nothing does."""
+        """Wait until nothing waits for any sink, or for those of `names`, or until the timeout; whether nothing
+        does.
+        """
         names = list(self._relays if names is None else names)
         with self._journal.counted:
             return self._journal.counted.wait_for(lambda: not any(map(self._journal.waiting, names)), timeout_s)
 
     def close(self) -> None:
-        """Deliver nothing more, and close the sinks and the database. What waits stays on disk. Harmless twice."""
+        """Stop delivering, and close the sinks and the database. Undelivered messages stay on disk. Harmless twice."""
         _end(self._relays.values())
         self._journal.close()
 

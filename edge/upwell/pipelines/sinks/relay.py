@@ -1,4 +1,4 @@
-"""Taking messages from the outbox to one sink."""
+"""Delivers messages from the outbox to one sink."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from upwell.shared.platform.background_thread import BackgroundThread
 _IDLE_S = 30.0
 _BATCH_STAYING = 256
 _BATCH_LEAVING = 32
-"""Batch size for messages that leave the device: the policy is checked before each batch, and must not be outdated."""
+"""Batch size for messages that leave the device: the policy is checked before each batch and must not be outdated."""
 
 _LONGEST_RETRY_AFTER_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
 class SinkRelay:
-    """Gives one sink the messages of its pipelines, each pipeline's in order, at least once, from a thread of its own.
+    """Gives one sink the messages of its pipelines, each pipeline's in order, at least once, from its own thread.
 
-    A sink that cannot take a message is given it again after growing, jittered pauses; those behind it wait. What the
-    policy no longer lets leave is not sent, and what the sink can never take is set aside.
+    If a sink cannot take a message, it is retried after growing, jittered pauses, and later messages wait. Messages
+    that the policy no longer lets leave are not sent; those that the sink can never take are set aside.
     """
 
     def __init__(
@@ -60,33 +60,33 @@ class SinkRelay:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look for messages now: there are new ones."""
+        """Look for new messages now."""
         with self._changed:
             self._has_news = True
             self._changed.notify_all()
 
     def serve(self, pipelines: Sequence[str]) -> None:
-        """Take the messages of these pipelines from now on."""
+        """Deliver the messages of these pipelines from now on."""
         self._pipelines = tuple(pipelines)
         self.wake()
 
     @property
     def pipelines(self) -> Sequence[str]:
-        """Whose messages it takes."""
+        """The pipelines whose messages it delivers."""
         return self._pipelines
 
     @property
     def sink(self) -> Sink:
-        """Who takes them."""
+        """The sink that it delivers to."""
         return self._sink
 
     @property
     def problem(self) -> str:
-        """Why it takes no events now; empty where it does."""
+        """Why it delivers nothing now; empty if it does."""
         return self._problem
 
     def stop(self) -> None:
-        """Deliver nothing more. A delivery under way goes on to its end."""
+        """Stop delivering. A delivery in progress goes on to its end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -111,7 +111,7 @@ class SinkRelay:
                 self._save_owed()
             had_some = False
             pipelines = self._pipelines
-            for _ in pipelines:  # each in turn, so that none waits behind all of another's
+            for _ in pipelines:  # in turn, so that no pipeline waits behind all of another's
                 self._turn += 1
                 had_some |= self._deliver_some(pipelines[self._turn % len(pipelines)])
             had_some |= self._deliver_retries()
@@ -136,7 +136,9 @@ class SinkRelay:
         return bool(batch)
 
     def _deliver_retries(self) -> bool:
-        """Deliver what was set aside and is to be sent again; whether there was any. Each is alone: order is past."""
+        """Deliver messages set aside that are to be sent again; whether there were any. One at a time: order no
+        longer matters.
+        """
         retries = self._journal.ask(lambda store: store.ordered_retries(self._sink.name))
         for one in retries:
             if self._closing:
@@ -165,7 +167,7 @@ class SinkRelay:
         return not self._sink.leaves_device or self._may_send(waiting.message)
 
     def _deliver(self, pipeline: str, run: list[PendingMessage]) -> None:
-        """Deliver all of these. Raises `SinkUnavailable` after what was taken has been noted."""
+        """Deliver all of these. Raises `SinkUnavailable` after recording what was taken."""
         while run and not self._closing:
             try:
                 self._call_sink([waiting.message for waiting in run])
@@ -186,7 +188,7 @@ class SinkRelay:
         except (SinkUnavailable, Poisonous):
             raise
         except Exception as error:  # noqa: BLE001 (the boundary to any sink: it is given the same again later)
-            if not self._failures:  # its place, not its text, which may hold a part of an event
+            if not self._failures:  # log the place of the error, not its text, which may hold part of an event
                 place = "".join(traceback.format_tb(error.__traceback__))
                 _log.error("the sink %s failed with %s at\n%s", self._sink.name, type(error).__name__, place)
             raise SinkUnavailable(type(error).__name__) from None
@@ -212,7 +214,7 @@ class SinkRelay:
                 work(store)
 
         self._owed.append(save)
-        with suppress(OutboxUnavailable):  # what the disk refuses is known here, and saved later
+        with suppress(OutboxUnavailable):  # if the disk refuses, this is known in memory and saved later
             self._save_owed()
 
     def _save_owed(self) -> None:

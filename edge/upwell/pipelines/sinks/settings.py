@@ -1,4 +1,4 @@
-"""How each kind of sink is set, as values; a pipeline's file is read elsewhere."""
+"""The settings of each kind of sink, as values. The pipeline's file is read elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from upwell.shared.config.security import TlsFiles
 
 @dataclass(frozen=True)
 class JsonlSettings:
-    """Lines of JSON in the file at `path` and its one predecessor, `<name>.1`, of `limit_bytes` together at most."""
+    """Lines of JSON in the file at `path` and its predecessor `<name>.1`, together at most `limit_bytes`."""
 
     path: Path
     limit_bytes: int = 256 << 20
@@ -22,8 +22,8 @@ class JsonlSettings:
 class WebhookSettings:
     """A POST of each event to `url`.
 
-    `secret_file` has the key of the signature, one line, read again when it changes. `ca` has the issuers of the
-    server's certificate (PEM; the system's where None). A POST may take `timeout_s`, its answer included.
+    `secret_file` holds the key of the signature in one line and is read again when it changes. `ca` holds the issuers
+    of the server's certificate (PEM; None for the system's). A POST may take `timeout_s`, including the reply.
     """
 
     url: str
@@ -34,9 +34,9 @@ class WebhookSettings:
 
 @dataclass(frozen=True)
 class MqttSettings:
-    """MQTT 5 to `broker`, `mqtt://HOST[:PORT]` or `mqtts://HOST[:PORT]`, the latter with `tls`.
+    """MQTT 5 to `broker`, `mqtt://HOST[:PORT]`, or `mqtts://HOST[:PORT]` with `tls`.
 
-    `topic` may have `{pipeline}` and `{event}`. The file at `password_file` has the password, and nothing else.
+    `topic` may have `{pipeline}` and `{event}`. The file at `password_file` holds the password and nothing else.
     Messages that are not acknowledged within `timeout_s` are sent again.
     """
 
@@ -52,7 +52,7 @@ class MqttSettings:
 class KafkaSettings:
     """Kafka at `brokers`, each HOST:PORT, into `topic`, with TLS unless that is None.
 
-    With a `user` (SASL/PLAIN) the file at `password_file` has the password, and nothing else.
+    With a `user` (SASL/PLAIN), the file at `password_file` holds the password and nothing else.
     """
 
     brokers: tuple[str, ...]
@@ -65,7 +65,7 @@ class KafkaSettings:
 
 @dataclass(frozen=True)
 class PicturesSettings:
-    """The events' pictures in a folder, of `limit_bytes` together at most."""
+    """The events' pictures in a folder, together at most `limit_bytes`."""
 
     folder: Path
     limit_bytes: int = 1 << 30
@@ -73,7 +73,7 @@ class PicturesSettings:
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """A sink of somebody else: the entry point `name` of the group `upwell.sinks`, which is called with `options`."""
+    """A custom sink: the entry point `name` of the group `upwell.sinks`, called with `options`."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The outbox's tables: messages in the order of their arrival, and how far each sink is with each pipeline."""
+"""The outbox's tables: messages in order of arrival, and each sink's progress in each pipeline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FREE_PAGES = 2048
 _PAGES_AT_ONCE = 256
 
 Outcome: TypeAlias = Literal["delivered", "denied", "poisoned", "dropped_size", "dropped_age", "removed"]
-"""How a message ended for one sink."""
+"""The outcome of a message for one sink."""
 
 SCHEMA: tuple[Migration, ...] = (
     Migration(
@@ -40,7 +40,7 @@ SCHEMA: tuple[Migration, ...] = (
                 size_bytes INTEGER NOT NULL, key TEXT NOT NULL, event TEXT NOT NULL, sequence INTEGER NOT NULL,
                 model TEXT NOT NULL, tags TEXT NOT NULL, body BLOB NOT NULL, picture BLOB NOT NULL
             )""",
-            "CREATE INDEX messages_pipeline ON messages (pipeline)",  # and by number, which ends each index
+            "CREATE INDEX messages_pipeline ON messages (pipeline)",  # also by number, which ends each index
             """CREATE TABLE cursors (
                 pipeline TEXT NOT NULL, sink TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (pipeline, sink)
             ) WITHOUT ROWID""",
@@ -68,13 +68,14 @@ SCHEMA: tuple[Migration, ...] = (
         down=("DROP TABLE retries",),
     ),
 )
-"""`retries` has the model and tags of each poisoned message for the policy check, and whether it was ordered to be sent
-again."""
+"""`retries` holds the model and tags of each poisoned message for the policy check, and whether a person asked to
+send it again.
+"""
 
 
 @dataclass(frozen=True)
 class PendingMessage:
-    """A message that a sink has yet to take, and its place in the order of arrival."""
+    """A message that a sink has not taken yet, and its number in order of arrival."""
 
     number: int
     message: Message
@@ -82,8 +83,9 @@ class PendingMessage:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What lies in an outbox when it is opened: the last sequence by pipeline, and the number of messages that wait by
-    sink, apart for the sinks that are no longer there."""
+    """The contents of an outbox when it is opened: the last sequence by pipeline, and the number of waiting messages
+    by sink, with removed sinks apart.
+    """
 
     sequences: Mapping[str, int]
     waiting: Mapping[str, int]
@@ -93,7 +95,7 @@ class Beginning:
 class OutboxStore:
     """One connection. Every method but `close` runs inside `transaction`, in one thread at a time.
 
-    `sinks` are the names of the sinks by pipeline. `counted` has, by sink and outcome, what the transaction under way
+    `sinks` are the names of the sinks by pipeline. `counted` holds, by sink and outcome, what the current transaction
     did; it counts once that has ended.
     """
 
@@ -105,31 +107,31 @@ class OutboxStore:
         self.counted: Counter[tuple[str, str]] = Counter()
 
     def close(self) -> None:
-        """Close the connection, with all of the log moved into the database."""
+        """Move the write-ahead log into the database and close the connection."""
         self._connection.close()
 
     @contextmanager
     def transaction(self, *, durable: bool) -> Iterator[None]:
-        """All or nothing; what is `durable` is on disk when it ends. Raises `sqlite3.Error`."""
-        # What is not would be lost with the power alone: messages are delivered once more then, and no flush of the
-        # disk is spent on each delivery. Nor does it take the lock for writing at once: a disk that went read-only can
-        # still be read, and what is on it delivered.
+        """A transaction; if `durable`, it is on disk when it ends. Raises `sqlite3.Error`."""
+        # Anything else is lost only by a power cut. Messages are then delivered once more, which costs less than a
+        # flush for each delivery. Nor is the write lock taken at once: a disk that went read-only can still be read
+        # and its messages delivered.
         self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
         self.counted = Counter()
         self._connection.execute("BEGIN IMMEDIATE" if durable else "BEGIN")
         try:
             yield
             self._connection.execute("COMMIT")
-        except BaseException:  # whatever it is, nothing of it stays
+        except BaseException:  # roll back, whatever the error
             self._held_bytes, self.counted = None, Counter()
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
 
     def begin(self, first_sequence: int) -> Beginning:
-        """Get to know the sinks, and forget those that are gone, with what waited for them alone.
+        """Register the sinks, and forget removed ones together with the messages that only they awaited.
 
-        A sink that is new gets what comes from now on. The sequences of a new pipeline go on after `first_sequence`.
+        A new sink gets messages from now on. The sequences of a new pipeline start after `first_sequence`.
         """
         known = {(pipeline, sink) for pipeline, sink in self._connection.execute("SELECT pipeline, sink FROM cursors")}
         wanted = {(pipeline, sink) for pipeline, sinks in self._sinks.items() for sink in sinks}
@@ -146,7 +148,7 @@ class OutboxStore:
         return Beginning(self.last_sequences(), self._waiting_by_sink(wanted, last), gone)
 
     def change(self, sinks: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
-        """Have these sinks from now on, as `begin` does; the number of messages given up by sink that is gone."""
+        """Have these sinks from now on, as `begin` does; the number of messages dropped, by removed sink."""
         self._sinks = sinks
         gone = self.begin(0).gone
         for sink, number in gone.items():
@@ -158,11 +160,11 @@ class OutboxStore:
         return dict(self._connection.execute("SELECT pipeline, last FROM sequences").fetchall())
 
     def latest_s(self) -> float:
-        """The latest instant of the outbox's clock at which a message was kept; 0 without any."""
+        """The latest time, by the outbox's clock, at which a message was stored; 0 without any."""
         return float(self._connection.execute("SELECT coalesce(max(kept_s), 0) FROM messages").fetchone()[0])
 
     def add(self, messages: Sequence[Message], now_s: float) -> None:
-        """Keep these, in this order, and make room for them by dropping the oldest."""
+        """Store these messages in this order, and drop the oldest to make room."""
         for message in messages:
             self._connection.execute(
                 "INSERT INTO sequences VALUES (?1, ?2) ON CONFLICT (pipeline) DO UPDATE SET last = max(last, ?2)",
@@ -188,13 +190,13 @@ class OutboxStore:
             self._drop(self._number("SELECT min(number) FROM messages"), "dropped_size")
 
     def expire(self, oldest_s: float) -> None:
-        """Drop what was kept before that instant."""
-        # Looked for in the order of arrival, which needs no index: the clock does not go backward.
+        """Drop messages stored before that instant."""
+        # Found in order of arrival, which needs no index: the clock does not go backward.
         query = "SELECT coalesce((SELECT number FROM messages WHERE kept_s >= ? ORDER BY number LIMIT 1), 9e18)"
         self._drop(self._number(query, oldest_s) - 1, "dropped_age")
 
     def waiting(self, pipeline: str, after: int, limit: int) -> list[PendingMessage]:
-        """Up to `limit` messages of the pipeline after that number, in order, of about 1 MiB together at most."""
+        """Up to `limit` messages of the pipeline after that number, in order, together at most about 1 MiB."""
         found: list[PendingMessage] = []
         total_bytes = 0
         for number, size_bytes, key, event, sequence, model, tags, body, picture in self._connection.execute(
@@ -211,23 +213,23 @@ class OutboxStore:
         return found
 
     def cursor(self, pipeline: str, sink: str) -> int:
-        """The number of the last message of the pipeline that is over for the sink."""
-        query = "SELECT coalesce((SELECT number FROM cursors WHERE pipeline = ? AND sink = ?), 9e18)"  # taken out
+        """The number of the last message of the pipeline that the sink is done with."""
+        query = "SELECT coalesce((SELECT number FROM cursors WHERE pipeline = ? AND sink = ?), 9e18)"  # removed
         return self._number(query, pipeline, sink)
 
     def settle(self, pipeline: str, sink: str, until: int, outcome: Outcome) -> None:
-        """Note that for the sink all messages up to that number are over; those that no sink awaits are deleted."""
+        """Record that the sink is done with all messages up to that number. Those that no sink awaits are deleted."""
         after = self.cursor(pipeline, sink)
         if until <= after:
             return
-        self.counted[sink, outcome] += self._count(pipeline, after, until)  # without those dropped meanwhile
+        self.counted[sink, outcome] += self._count(pipeline, after, until)  # not those dropped meanwhile
         self._connection.execute(
             "UPDATE cursors SET number = ? WHERE pipeline = ? AND sink = ?", (until, pipeline, sink)
         )
         self._forget(pipeline)
 
     def set_aside(self, pipeline: str, sink: str, poison: PendingMessage, error: str) -> None:
-        """Keep a message that the sink can never take for a person to look at; it is over for the sink."""
+        """Set aside a message that the sink can never take, for a person to look at. The sink is done with it."""
         message = poison.message
         inserted = self._connection.execute(
             "INSERT INTO poisoned VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -244,7 +246,7 @@ class OutboxStore:
         self.settle(pipeline, sink, poison.number, "poisoned")
 
     def ordered_retries(self, sink: str) -> list[PendingMessage]:
-        """Some of the messages set aside that a person wants this sink to be given again."""
+        """Some of the messages set aside that a person wants sent to this sink again."""
         return [
             PendingMessage(number, Message(key, pipeline, event, sequence, body, picture, model, json.loads(tags)))
             for number, key, pipeline, event, sequence, body, picture, model, tags in self._connection.execute(
@@ -255,7 +257,7 @@ class OutboxStore:
         ]
 
     def end_retry(self, number: int, error: str) -> None:
-        """The sink has taken this one; with an `error` it has not, and the message stays set aside."""
+        """The sink has taken this message. With an `error` it has not, and the message stays set aside."""
         if error:
             self._connection.execute("UPDATE poisoned SET error = ? WHERE number = ?", (error, number))
             self._connection.execute("UPDATE retries SET is_ordered = 0 WHERE number = ?", (number,))
@@ -264,7 +266,7 @@ class OutboxStore:
                 self._connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))  # noqa: S608 (as above)
 
     def shrink(self) -> None:
-        """Give the disk back some of what an outage has made the file grow. Outside of any transaction."""
+        """Return to the disk some of the space that an outage made the file take. Outside of any transaction."""
         excess = self._number("PRAGMA freelist_count") - _FREE_PAGES
         if excess > 0:
             self._connection.execute(f"PRAGMA incremental_vacuum({min(excess, _PAGES_AT_ONCE)})").fetchall()
@@ -313,6 +315,6 @@ class OutboxStore:
 
 
 def size_of(message: Message) -> int:
-    """What the message takes on disk, in bytes, about."""
+    """The approximate size of the message on disk, in bytes."""
     texts = (message.key, message.pipeline, message.event, message.model, *message.tags, *message.tags.values())
     return OVERHEAD_BYTES + len(message.body) + len(message.picture) + sum(map(len, texts))

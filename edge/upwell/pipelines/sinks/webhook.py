@@ -1,4 +1,4 @@
-"""Events by HTTP, each in a POST of its own."""
+"""Sends events by HTTP, each in its own POST."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from upwell.shared.oip.http.proxies import proxy_for
 from upwell.shared.oip.http.tls import watch_client_context
 
 _ANSWER_BYTES = 64 << 10
-"""Maximum bytes of an answer to read, so that the connection can be reused; it is closed after a longer one."""
+"""Maximum bytes of a reply to read so that the connection can be reused; after a longer one it is closed."""
 
 _POISONOUS = frozenset({400, 409, 413, 415, 422})
 """Statuses that reject the event itself. Others may change once the receiver is fixed."""
@@ -35,11 +35,11 @@ _PORTS = {"http": 80, "https": 443}
 class Webhook:
     """POSTs each message's body as `application/json`, one after the other over one connection.
 
-    Any 2xx means that it is taken; 400, 409, 413, 415 and 422 that it never will be. After anything else, a redirect
-    included, it is tried again, and not before the time that `Retry-After` names.
-    `Idempotency-Key` is the message's key, percent-encoded. `Upwell-Signature` is `t=<unix seconds>,v1=<hex>`, where v1
-    is HMAC-SHA256 of `<t>.<body>` with the secret (Stripe's scheme): a receiver can refuse what is forged or old.
-    A proxy is taken from HTTPS_PROXY and NO_PROXY. Raises `ConfigError`, which does not show the URL: it may be secret.
+    Any 2xx means accepted; 400, 409, 413, 415 and 422 mean never accepted. After anything else, including a redirect,
+    the message is retried, no sooner than `Retry-After` says. `Idempotency-Key` is the message's key,
+    percent-encoded. `Upwell-Signature` is `t=<unix seconds>,v1=<hex>`, where v1 is HMAC-SHA256 of `<t>.<body>` with
+    the secret (Stripe's scheme), so a receiver can refuse forged or old messages. A proxy is taken from HTTPS_PROXY
+    and NO_PROXY. Raises `ConfigError`, which does not show the URL: it may be secret.
     """
 
     leaves_device = True
@@ -57,7 +57,7 @@ class Webhook:
         self.name = f"webhook:{self._host}:{digest}"
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """POST these. Takes `timeout_s` for each at most."""
+        """POST these messages. Each takes at most `timeout_s`."""
         for index, message in enumerate(messages):
             try:
                 status, retry_after_s = self._post(message)
@@ -74,13 +74,13 @@ class Webhook:
         self._pool.close()
 
     def _post(self, message: Message) -> tuple[int, float]:
-        """The status of the answer, and after how many seconds it wants to be asked again."""
+        """The status of the reply, and the seconds to wait before a retry."""
         context = self._context.get() if self._context else None
         wire = self._pool.take(context)
         if wire is not None:
             try:
                 return self._exchange(wire, message, context)
-            except ConnectionError:  # given up by the other end just then; a second POST has the same key
+            except ConnectionError:  # closed by the peer just then; a second POST has the same key
                 pass
         return self._exchange(self._route.dial(context, time.monotonic() + self._timeout_s, _hold), message, context)
 
@@ -120,7 +120,7 @@ def signature(secret: bytes, unix_s: int, body: bytes) -> str:
 
 
 def _parse_url(url: str) -> tuple[Address, str]:
-    """The server, and what is asked of it: path and query."""
+    """The server, and the request target: path and query."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS[parts.scheme]
@@ -142,11 +142,11 @@ def _host_header(address: Address) -> str:
 
 
 def _hold(_: socket.socket) -> None:
-    """Nobody else ends the wait."""
+    """Do nothing: no other thread ends the wait."""
 
 
 def _retry_after_s(value: str | None) -> float:
-    """`Retry-After` in seconds from now, which a server gives in seconds or as a date; 0 where it says nothing."""
+    """`Retry-After` in seconds from now, given in seconds or as a date; 0 if missing."""
     if value is None:
         return 0.0
     try:
@@ -160,7 +160,7 @@ def _retry_after_s(value: str | None) -> float:
 
 
 def _what_happened(error: Exception) -> str:
-    """A sentence without anything of the URL or the secret."""
+    """The failure as a sentence, without any part of the URL or the secret."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {error.verify_message}"
     if isinstance(error, HTTPException):

@@ -1,1 +1,1 @@
-"""Where the frames of a pipeline come from: videos and cameras, folders of pictures, and what others bring."""
+"""Where the frames of a pipeline come from: videos, cameras, folders of pictures, topics and series."""

@@ -1,4 +1,4 @@
-"""One interface for whatever brings frames, and what a person sets for each kind of source."""
+"""The interface of all sources, and the settings of each kind."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _REMOTE = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.D
 
 
 class SourceEnded(UpwellError):
-    """No frame will come any more: the file or the folder is over, or the source was closed."""
+    """No more frames will come: the file or the folder has ended, or the source was closed."""
 
 
 class SourceState(str, Enum):
-    """How it stands with a source."""
+    """The state of a source."""
 
     CONNECTING = "connecting"
     """Opened, but no frame yet."""
@@ -46,16 +46,16 @@ class SourceState(str, Enum):
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """What a source is doing, and what became of every frame of it.
+    """The state of a source, and the fate of each of its frames.
 
-    `explained` says why it is lost, without credentials; else it is empty. `decoder` is the one really used, such as
+    `explained` says why it is lost, without credentials; otherwise it is empty. `decoder` is the one in use, such as
     `h264`, `h264_v4l2m2m` or `folder`; empty before the first connection. `width` and `height` are those of the last
-    picture in pixels, 0 before there is one. `reconnects` counts the times it was lost and tried again.
+    picture in pixels, 0 before there is one. `reconnects` counts how often it was lost and tried again.
 
     Every captured frame has one fate: captured = given + superseded + undecodable + gap + source_lost, where `given`
-    are those that `next` returned. `gap` are windows of a series that were left out, as a part of them is missing.
-    `source_lost` are frames that were captured and never given, because the source was lost or closed first. A frame
-    that waits to be given is captured once its fate is known.
+    counts those that `next` returned. `gap` counts windows of a series that were left out because a part of them is
+    missing. `source_lost` counts frames that were captured and never given, because the source was lost or closed
+    first. A waiting frame counts as captured once its fate is known.
     """
 
     state: SourceState
@@ -72,46 +72,46 @@ class SourceStatus:
 
     @property
     def captured(self) -> int:
-        """How many frames there were."""
+        """The number of captured frames."""
         return self.given + self.superseded + self.undecodable + self.gap + self.source_lost
 
 
 class Source(Protocol):
-    """Something that brings frames. `next` and `done` are one thread's; any thread may ask for `status` or close it."""
+    """A source of frames. Call `next` and `done` from one thread, `status` and `close` from any."""
 
     def next(self, timeout_s: float) -> Frame | None:
-        """The next frame, the newest or in order as the source keeps them; None where none came in that time.
+        """The next frame, the newest one or in order, as the source keeps them; None if none came in that time.
 
-        Raises `SourceEnded` when no frame will ever come again. A lost source is no end: it may come back.
+        Raises `SourceEnded` if no frame will ever come again. A lost source has not ended: it may come back.
         """
         ...
 
     def done(self, frame: Frame) -> None:
-        """The frame is answered, or needs no answer: a folder moves or marks its file. Others have nothing to do."""
+        """The frame is answered, or needs no answer: a folder moves or marks its file, other sources do nothing."""
         ...
 
     @property
     def status(self) -> SourceStatus:
-        """What it is doing now."""
+        """The current state."""
         ...
 
     def close(self) -> None:
-        """Leave no process, descriptor or memory behind; `next` raises `SourceEnded` then. Twice is harmless."""
+        """Leave no process, descriptor or memory behind; `next` raises `SourceEnded` from then on. Harmless twice."""
         ...
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a live source may bring nothing, and when it is tried again.
+    """How long a live source may deliver nothing, and when it is tried again.
 
-    It is lost where no frame differs from the one before for `silent_s`, or where a new connection brings no frame
-    within `open_s`. Pauses double from `first_pause_s` to `longest_pause_s`, each cut short by up to half at random, so
-    that many cameras behind one switch do not come back at one instant.
+    It is lost if all frames have been equal for `silent_s`, or if a new connection delivers no frame within `open_s`.
+    Pauses double from `first_pause_s` to `longest_pause_s`, each shortened by up to half at random, so that many
+    cameras behind one switch do not come back at the same instant.
 
-    An attempt that hangs must not keep a source away that is back, nor may a slow one be given up: where a connection
-    has brought nothing for `rival_s`, another is tried beside it, for as long, again and again, and takes its place
-    with its first frame. A broker has `rival_s` to answer. So a source is back within the longer of `longest_pause_s`
-    and `rival_s`, and the time to connect.
+    An attempt that hangs must not keep a source away that is back, and a slow one must not be given up. So if a
+    connection has delivered nothing for `rival_s`, another one is tried beside it for as long, again and again, and
+    replaces it with its first frame. A broker has `rival_s` to answer. A source is therefore back within the longer
+    of `longest_pause_s` and `rival_s`, plus the time to connect.
     """
 
     silent_s: float = 10.0
@@ -125,11 +125,11 @@ class Patience:
 class VideoSettings:
     """A stream or a file that PyAV opens: `rtsp://`, `http://` and other addresses are live, the rest are files.
 
-    `fps` is how many frames a second are given on at most, 0 for all; frames left out by it are not captured. `keep` is
-    None for the default: `latest` for a live source, `all` for a file. `decoder` asks for one by its name in FFmpeg,
-    such as `h264_v4l2m2m`, or by its end, `v4l2m2m`; where that cannot be used the usual one is, and the status says
-    which. With a space in it, it is a command line of GStreamer that opens `{address}` and ends with raw video.
-    `patience` is for live sources: of a file nothing is tried again.
+    `fps` is the maximum rate of frames passed on per second, 0 for all; frames that it leaves out do not count as
+    captured. `keep` is None for the default: `latest` for a live source, `all` for a file. `decoder` selects one by
+    its name in FFmpeg, such as `h264_v4l2m2m`, or by its suffix, `v4l2m2m`. If that one cannot be used, the usual one
+    is, and the status says which. With a space in it, it is a GStreamer command line that opens `{address}` and ends
+    with raw video. `patience` is for live sources: files are not retried.
     """
 
     address: str
@@ -142,7 +142,7 @@ class VideoSettings:
 
 @dataclass(frozen=True)
 class CameraSettings:
-    """A camera of Video4Linux. `width` and `height` ask it for a size, 0 for its own; `fps` asks it for a rate, too."""
+    """A Video4Linux camera. `width` and `height` request a size, 0 for the camera's own; `fps` also requests a rate."""
 
     device: str = "/dev/video0"
     width: int = 0
@@ -156,11 +156,11 @@ class CameraSettings:
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """A folder of JPEG, PNG and WebP pictures, read in the order of their names. No frame of it is left out.
+    """A folder of JPEG, PNG and WebP pictures, read in the order of their names. No picture is left out.
 
-    `answered` says what happens to a file once its frame is done: it is moved into `done_dir` (`<path>/done` by
-    default), an empty file `<name>.done` is made beside it, or it is left, and read again after a restart. Files that
-    cannot be read are moved into `<path>/failed`. With `watch` new files are waited for; without it the source ends
+    `answered` says what happens to a file once its frame is done: it is moved to `done_dir` (`<path>/done` by
+    default), an empty file `<name>.done` is created beside it, or it is left, and read again after a restart.
+    Unreadable files are moved to `<path>/failed`. With `watch` the source waits for new files; without it, it ends
     with the last one. A file is read once its size and time have not changed for `settle_s`.
     """
 
@@ -177,8 +177,8 @@ class FolderSettings:
 class MqttTopicSettings:
     """A `topic` of the broker `mqtt://HOST[:PORT]`, or `mqtts://` with `tls`.
 
-    The file at `password_file` has the password, and nothing else. A message of more than `max_bytes` is undecodable;
-    the broker drops most of them.
+    The file at `password_file` holds the password and nothing else. A message of more than `max_bytes` is
+    undecodable; the broker drops most of them.
     """
 
     broker: str
@@ -193,7 +193,7 @@ class MqttTopicSettings:
 
 @dataclass(frozen=True)
 class MqttPicturesSettings(MqttTopicSettings):
-    """Pictures as JPEG, PNG or WebP, a message each. `fps` is as for `VideoSettings`.
+    """Pictures as JPEG, PNG or WebP, one per message. `fps` is as for `VideoSettings`.
 
     A picture of more than `max_pixels` is undecodable.
     """
@@ -204,11 +204,11 @@ class MqttPicturesSettings(MqttTopicSettings):
 
 @dataclass(frozen=True)
 class SeriesShape:
-    """Which numbers of a sample are taken, and how windows are cut of them.
+    """Which numbers of a sample are taken, and how windows are cut from them.
 
-    A sample is an object of JSON or a row of CSV. `time` names its time stamp, a number in `unit_s` seconds or a text
-    of ISO 8601, and `fields` its numbers, `a.b` being `b` within `a`. With `fills` a window with a gap is given, NaN
-    where it lies; without it such a window is left out and counted.
+    A sample is a JSON object or a CSV row. `time` names its time stamp, a number in units of `unit_s` seconds or an
+    ISO 8601 text, and `fields` its numbers; `a.b` is `b` within `a`. With `fills` a window with a gap is given with
+    NaN in the gap; without it such a window is left out and counted.
     """
 
     fields: tuple[str, ...]
@@ -220,7 +220,7 @@ class SeriesShape:
 
 @dataclass(frozen=True)
 class SeriesFileSettings:
-    """A file of samples in order: CSV with a row of names, or JSON, one object a line (`.jsonl`, `.ndjson`)."""
+    """A file of samples in order: CSV with a header row, or JSON with one object per line (`.jsonl`, `.ndjson`)."""
 
     path: Path
     shape: SeriesShape
@@ -229,7 +229,7 @@ class SeriesFileSettings:
 
 @dataclass(frozen=True)
 class SeriesTopicSettings:
-    """A topic of MQTT each message of which is a sample, or a list of some, as JSON."""
+    """An MQTT topic; each message is a sample or a list of samples, as JSON."""
 
     topic: MqttTopicSettings
     shape: SeriesShape
@@ -237,7 +237,7 @@ class SeriesTopicSettings:
 
 @dataclass(frozen=True)
 class CustomSettings:
-    """A source of somebody else: the name of an entry point of the group `upwell.sources`, and what it is given."""
+    """A custom source: the name of an entry point of the group `upwell.sources`, and its options."""
 
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -263,13 +263,14 @@ def is_live(address: str) -> bool:
 def shown_address(address: str) -> str:
     """The address without what may be secret: everything before the last `@`, the values of the query, the fragment.
 
-    A password with an unquoted `/` or `?` must not be taken for a path, so an `@` in a path costs the host before it.
+    A password with an unquoted `/` or `?` must not be taken for a path, so an `@` in a path also hides the host
+    before it.
     """
     found = _REMOTE.fullmatch(address)
     if found is None:
         return address
     place, _, query = found["rest"].rpartition("@")[2].partition("#")[0].partition("?")
-    # A word without a value may be the secret itself, and end in = where it is base64.
+    # A word without a value may itself be the secret, and end in = if it is base64.
     keys = [key if value.strip("=") else "…" for key, _, value in (one.partition("=") for one in query.split("&"))]
     values = "&".join(f"{key}=…" if key != "…" else key for key in keys)
     return f"{found['scheme']}://{place}" + (f"?{values}" if query else "")

@@ -1,4 +1,4 @@
-"""When a frame was captured, from when it came and what its stream says of time. No clock is read here."""
+"""When a frame was captured, computed from its arrival and the time in its stream. Reads no clock."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ _AHEAD = 0.5
 
 
 class CaptureClock:
-    """Maps the time of a stream (RTP, or its container) to the monotonic clock. Times are seconds.
+    """Maps the time of a stream (RTP, or its container) to the monotonic clock. Times are in seconds.
 
     With a_i the arrival of frame i by the monotonic clock and s_i its time in the stream,
 
         offset_i   = min over frames k ≤ i with a_k > a_i - window_s of (a_k - s_k)
         captured_i = max(captured_(i-1), s_i + offset_i)
 
-    as in the first step of clock filtering in NTP (RFC 5905, section 10) and jitter buffers of RTP: of all delays the
-    least one has the least queueing in it. So captured_i never lies after a_i and never runs backwards.
+    as in the first step of NTP's clock filter (RFC 5905, section 10) and in RTP jitter buffers: the smallest delay
+    has the least queueing in it. So captured_i never lies after a_i and never runs backwards.
 
-    **Error.** Let d_k be the delay from capture to arrival of frame k, and ρ how much faster the stream's clock runs
-    than this one. Then captured_i - (true capture) is at least -|ρ|·window_s, and at most (the least d_k of the
-    window) + |ρ|·window_s. Right after a delay that is less than all before it may be more, up to d_i, which it never
-    exceeds. The least delay itself cannot be seen from this side: it is the encoder's and the decoder's, 50 to 300 ms
-    for most cameras, and frames are that much older than they are said to be.
+    **Error.** Let d_k be the delay from capture to arrival of frame k, and ρ the rate by which the stream's clock
+    runs faster than this one. Then captured_i - (true capture) is at least -|ρ|·window_s, and at most (the least d_k
+    of the window) + |ρ|·window_s. Right after a delay smaller than all before it may be larger, but never more than
+    d_i. The least delay itself cannot be observed here: it is that of the encoder and the decoder, 50 to 300 ms for
+    most cameras, and frames are older than reported by that much.
 
-    **Jumps.** Where the stream's time goes backwards, or steps further than the arrivals did by more than `jump_s`,
-    its clock was set: what was known is forgotten, and that frame counts as captured when it came. A stall of the
-    network is no jump, as the stream's own step stays small: frames that come late in a burst are said to be old.
+    **Jumps.** If the stream's time goes backwards, or advances by over `jump_s` more than the arrivals did, its clock
+    was set: the history is dropped, and that frame counts as captured on arrival. A stall of the network is no jump,
+    since the stream's own step stays small: frames that come late in a burst are reported as old.
 
-    A stream without time (`stream_s` None) counts as captured when it came.
+    A frame without a time (`stream_s` None) counts as captured on arrival.
     """
 
     def __init__(self, window_s: float = DEFAULT_WINDOW_S, jump_s: float = DEFAULT_JUMP_S) -> None:
         self._window_s = window_s
         self._jump_s = jump_s
-        # (arrival, offset), offsets growing: each is the least of all that came after the one before it.
+        # (arrival, offset), offsets rising: each is the least of all that came after the entry before it.
         self._least: deque[tuple[float, float]] = deque()
         self._last: tuple[float, float] | None = None
         self._captured_s = -math.inf
         self.jumps = 0
 
     def captured_s(self, arrival_s: float, stream_s: float | None) -> float:
-        """When the frame was captured that came at `arrival_s`, which never decreases from call to call."""
+        """When the frame that came at `arrival_s` was captured. `arrival_s` never decreases from call to call."""
         if stream_s is None:
             self._last = None
             self._least.clear()
@@ -65,7 +65,7 @@ class CaptureClock:
         self._least.append((arrival_s, offset_s))
         while self._least[0][0] <= arrival_s - self._window_s:
             self._least.popleft()
-        # `min`: the sum is rounded, and a frame cannot be captured after it has come.
+        # `min`: the sum is rounded, and a frame cannot be captured after its arrival.
         self._captured_s = max(self._captured_s, min(arrival_s, stream_s + self._least[0][1]))
         return self._captured_s
 
@@ -76,30 +76,30 @@ class CaptureClock:
 
 
 def published_capture_time(said: str | None, arrival_s: float, arrival_unix_s: float) -> tuple[float, float]:
-    """When a picture was captured by the monotonic clock, and in seconds since 1970, from what its publisher says.
+    """When a picture was captured, by the monotonic clock and in seconds since 1970, from what its publisher says.
 
         age = arrival_unix - said,  captured = arrival - age    where 0 ≤ age ≤ one day
 
-    Both arrivals are this device's clocks at one instant, so a step of its clock spoils nothing but what is on its way
-    just then. A publisher's clock that is slow by x makes pictures x older than they are, and so late for their
-    deadline; one that is fast by x makes them x younger, never younger than their arrival. What says more than a day,
-    lies in the future, or is no number at all is not believed: then the arrival counts.
+    Both arrivals are this device's clocks at one instant, so a step of its clock affects only pictures in flight. A
+    publisher's clock that is slow by x makes pictures x older than they are, and so late for their deadline; one that
+    is fast by x makes them x younger, but never younger than their arrival. A time more than a day old, in the
+    future, or not a number is ignored, and the arrival counts.
     """
     try:
         age_s = arrival_unix_s - float(said) if said is not None else 0.0
     except ValueError:
         age_s = 0.0
-    if not 0 <= age_s <= _OLDEST_S:  # nor where it is not a number
+    if not 0 <= age_s <= _OLDEST_S:  # also not a number
         age_s = 0.0
     return arrival_s - age_s, arrival_unix_s - age_s
 
 
 class FrameRate:
-    """Leaves out frames, so that at most about `fps` a second are left; 0 leaves all.
+    """Drops frames so that at most about `fps` per second remain; 0 keeps all.
 
-    Frame i at time t_i is kept where t_i ≥ due - 1/(2·fps); then due grows by 1/fps. The turns lie on a fixed grid, so
-    that 25 frames a second become 10 on average and not 8, and a camera whose frames come a little early or late keeps
-    its rate. Where time runs backwards, or a frame comes more than a period after its turn, the grid starts anew.
+    Frame i at time t_i is kept if t_i ≥ due - 1/(2·fps); then due grows by 1/fps. The due times lie on a fixed grid,
+    so 25 frames a second become 10 on average and not 8, and a camera whose frames come a little early or late keeps
+    its rate. If time runs backwards, or a frame comes more than a period after its due time, the grid restarts.
     """
 
     def __init__(self, fps: float) -> None:
@@ -107,7 +107,7 @@ class FrameRate:
         self._due_s: float | None = None
 
     def keeps(self, time_s: float) -> bool:
-        """Whether the frame of this time is one of those that are left."""
+        """Whether to keep the frame of this time."""
         period_s = self._period_s
         if not period_s:
             return True

@@ -1,11 +1,11 @@
-"""The process that opens one source and decodes it, so that a stuck or crashing decoder takes nobody with it.
+"""The process that opens one source and decodes it, so that a stuck or crashing decoder harms nothing else.
 
-It takes one JSON object in a line of standard input (`DecoderRequest`), then for each picture that is wanted the width
-and height that it is to have (`WANTED`), and ends with that stream. On
-standard output it says, a JSON object a line: `{"opening": true}` before it connects, `{"decoder": name, "instead":
-why}` once it has, `{"frame": number, "captured_s", "media_s", "unix_s", "width", "height", "pixels": [width, height],
-"turns"}` when a picture lies in the slot, to be turned counterclockwise so often by 90 degrees, and `{"ended": why}`.
-`why` is empty where all went well, and never has the address in it.
+It reads one JSON object in a line of standard input (`DecoderRequest`), then for each picture wanted its width and
+height (`WANTED`), and exits when that stream ends. On standard output it writes one JSON object per line:
+`{"opening": true}` before it connects, `{"decoder": name, "instead": why}` once it has, `{"frame": number,
+"captured_s", "media_s", "unix_s", "width", "height", "pixels": [width, height], "turns"}` when a picture is in the
+slot (`turns` is the number of counterclockwise turns by 90 degrees that it needs), and `{"ended": why}`. `why` is
+empty if all went well, and never contains the address.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _WITHOUT_TIME = frozenset(
 """Containers without times, for which FFmpeg assumes 25 frames per second."""
 
 _ALIGNED_PIXELS = 128 * (1 << 17)
-"""By how much a decoder's own limit, which is on what it takes memory for, lies above that on pictures.
+"""How far the decoder's own limit, which concerns allocated memory, exceeds the limit on pictures.
 
-It rounds both sides up to at most the next 128 pixels, and neither is longer than 65,535. What lies between the two
-limits is refused when it has been decoded.
+The decoder rounds both sides up to at most the next 128 pixels, and neither exceeds 65,535. A picture between the two
+limits is refused once it is decoded.
 """
 
 _UNDECODABLE = (av.error.InvalidDataError, av.error.ArgumentError, av.error.PatchWelcomeError)
 """Errors of a decoder for damaged, impossible or unsupported data."""
 
 _SCALED = 0x2 | 0x2000 | 0x40000
-"""How pictures are shrunk, in one pass with the colors: swscale's bilinear filter, full chroma, accurate rounding.
+"""How pictures are shrunk, in one pass with the colours: swscale's bilinear filter, full chroma, accurate rounding.
 
-Like Pillow's it is a triangle as wide as the step from one pixel to the next. Photographs differ by at most 24 of 255
-in any pixel from those that Pillow shrinks, by 1.2 on average.
+Like Pillow's, it is a triangle as wide as the step between output pixels. Photographs differ from those that Pillow
+shrinks by at most 24 of 255 in any pixel, by 1.2 on average.
 """
 
 _EACH_ROW = 8
@@ -76,7 +76,7 @@ _Given: TypeAlias = tuple[int, float, float | None, VideoFrame]
 
 @dataclass(frozen=True)
 class DecoderRequest:
-    """What to open and how. `slot` is an inherited descriptor; `parent` the process that this one ends with."""
+    """What to open and how. `slot` is an inherited descriptor; `parent` is the process whose end also ends this one."""
 
     address: str
     format: str
@@ -92,10 +92,10 @@ class DecoderRequest:
 
 
 class Handover:
-    """Hands decoded frames over, one at a time and only when one is wanted. Nothing is converted that nobody takes.
+    """Hands over decoded frames, one at a time and only on request. Nothing is converted that nobody takes.
 
-    States: a frame waits or none does; a picture is wanted or none is. Never both: who sees both hands over. The thread
-    that decodes offers; the one that reads what is wanted takes. Conversion lies outside the lock, so that a decoder
+    States: a frame waits or none does; a picture is wanted or none is. Never both: whoever sees both hands over. The
+    decoding thread offers, the thread that reads requests takes. Conversion happens outside the lock, so a decoder
     that replaces frames never waits for it.
     """
 
@@ -111,7 +111,7 @@ class Handover:
         self._reformatter = VideoReformatter()
 
     def want(self, wanted: Wanted) -> None:
-        """A picture is wanted, shrunk like this: hand the one over that waits, or the next one."""
+        """A picture is wanted, shrunk like this: hand over the waiting one, or the next one."""
         with self._change:
             self._wanted = wanted
             waiting, self._waiting = self._waiting, None
@@ -125,7 +125,7 @@ class Handover:
                 self._change.notify_all()
 
     def offer(self, frame: VideoFrame, captured_s: float, media_s: float | None = None) -> None:
-        """A frame was decoded, at `media_s` of a file. Waits for the one before it to be taken where all are kept."""
+        """A frame was decoded, at `media_s` of a file. If all are kept, wait until the one before it is taken."""
         with self._change:
             if self._keeps_all:
                 self._change.wait_for(lambda: self._waiting is None)
@@ -137,13 +137,13 @@ class Handover:
             self._give(given)
 
     def wait_until_taken(self) -> None:
-        """Return when no frame waits any more, nor is on its way."""
+        """Return when no frame waits or is being handed over."""
         with self._change:
             self._change.wait_for(lambda: self._waiting is None and not self._is_giving)
 
     def _give(self, given: _Given) -> None:
         number, captured_s, media_s, frame = given
-        turns = round(frame.rotation / 90) % 4  # a phone says how it was held
+        turns = round(frame.rotation / 90) % 4  # phones record how they were held
         wanted = self._wanted.turned if turns % 2 else self._wanted
         pixels = write_picture(frame, self._slot, wanted, self._reformatter)
         self._say(
@@ -161,9 +161,9 @@ class Handover:
 
 
 def write_picture(frame: VideoFrame, slot: FrameSlot, wanted: Wanted, reformatter: VideoReformatter) -> Size:
-    """Put a decoded frame into the slot, as RGB of the size wanted and luma of its own; the size that it has.
+    """Write a decoded frame to the slot, RGB in the wanted size and luma in its own; return the RGB size.
 
-    The luma is the decoder's own plane where it has one of 8 bits, so mostly from 16 to 235 (ITU-R BT.601, 2.5).
+    The luma is the decoder's own 8-bit plane if it has one, and so mostly in 16 to 235 (ITU-R BT.601, 2.5).
     """
     slot.grow(frame.width, frame.height)
     picture, size = slot.picture(frame.width, frame.height), wanted.size(frame.width, frame.height)
@@ -176,11 +176,11 @@ def write_picture(frame: VideoFrame, slot: FrameSlot, wanted: Wanted, reformatte
 
 
 def coarse_digest(frame: VideoFrame) -> int:
-    """A checksum of some rows of the first plane, in which the luma lies in most formats."""
+    """A checksum of some rows of the first plane, which in most formats is the luma."""
     plane, digest = frame.planes[0], 0
     rows, line_bytes = memoryview(plane), plane.line_size
     for start in range(0, frame.height * line_bytes, _EACH_ROW * line_bytes):
-        digest = zlib.crc32(rows[start : start + frame.width], digest)  # what follows is padding, which says nothing
+        digest = zlib.crc32(rows[start : start + frame.width], digest)  # the rest is padding
     return digest
 
 
@@ -197,7 +197,7 @@ def _copy(frame: VideoFrame, to: memoryview, row_bytes: int) -> None:
 
 
 def decode_all(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: Say) -> str:
-    """Decode until the stream ends; why it did, empty at the end of a file."""
+    """Decode until the stream ends; return why it did, empty at the end of a file."""
     say({"opening": True})
     try:
         if not request.command:
@@ -212,7 +212,7 @@ def decode_all(request: DecoderRequest, slot: FrameSlot, handover: Handover, say
 
 
 def _decode_program(program: GStreamer, request: DecoderRequest, slot: FrameSlot, handover: Handover, say: Say) -> str:
-    """As `_decode`, what a program writes."""
+    """Decode what a GStreamer command line writes, like `_decode`."""
 
     def tell(message: dict[str, Any]) -> None:
         say({**message, "decoder": program.decoder()} if "decoder" in message else message)
@@ -229,7 +229,7 @@ def _decode_program(program: GStreamer, request: DecoderRequest, slot: FrameSlot
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong. Not the whole text of the error, which has the address in it, and so perhaps a password."""
+    """What went wrong. Never the whole text of the error: it contains the address, and so perhaps a password."""
     return getattr(error, "strerror", None) or type(error).__name__
 
 
@@ -249,7 +249,7 @@ def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: S
         if frame.width * frame.height > request.max_pixels:
             return _too_large((frame.width, frame.height), request.max_pixels)
         coarse = coarse_digest(frame)
-        if coarse != seen or not request.is_live:  # a file may show one picture for as long as it likes
+        if coarse != seen or not request.is_live:  # a file may show one picture for any length of time
             slot.set_changed(now_s)
             seen = coarse
         stream_s = frame.time if has_time else None
@@ -260,7 +260,7 @@ def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: S
 
 
 def opened_decoder(stream: VideoStream, request: DecoderRequest) -> tuple[VideoCodecContext, str]:
-    """The decoder asked for, else the stream's own, and why it is that one."""
+    """The requested decoder or else the stream's own, and the reason if it is not the requested one."""
     own = stream.codec_context
     limits = {"max_pixels": str(request.max_pixels + _ALIGNED_PIXELS)}
     instead = ""
@@ -277,15 +277,13 @@ def opened_decoder(stream: VideoStream, request: DecoderRequest) -> tuple[VideoC
             instead = f"{request.decoder} cannot be used: {reason(error)}"
     own.options = limits
     if not request.is_live:
-        own.thread_type = (
-            "AUTO"  # several frames at a time, each of which is late by that: only where none is waited for
-        )
+        own.thread_type = "AUTO"  # frame threads add latency: only for files
     own.open(strict=False)
     return own, instead
 
 
 def _full_name(decoder: str, codec: str) -> str:
-    """`v4l2m2m` of a stream of H.264 is `h264_v4l2m2m`; every other name is whole."""
+    """The codec's own version of a suffix, `h264_v4l2m2m` for `v4l2m2m`; other names are returned unchanged."""
     return name if (name := f"{codec}_{decoder}") in av.codecs_available else decoder
 
 
@@ -310,17 +308,17 @@ def _too_large(size: tuple[int, int], max_pixels: int) -> str:
 
 
 def _end_with(parent: int) -> None:
-    """Be ended by the kernel when the thread that waits for this process ends."""
+    """Have the kernel end this process when the parent's thread that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended before that was said
+        if os.getppid() != parent:  # the parent had already ended
             os._exit(1)
 
 
 def _listen(handover: Handover) -> None:
-    """Pass on what is wanted, until nobody is there to want anything."""
+    """Pass requests on until the parent closes the pipe."""
     try:
-        while (size := os.read(0, WANTED.size)) and len(size) == WANTED.size:  # a pipe never tears what is so short
+        while (size := os.read(0, WANTED.size)) and len(size) == WANTED.size:  # a pipe never splits a write this short
             handover.want(Wanted(*WANTED.unpack(size)))
     finally:
         os._exit(0)  # the decoder may be in the middle of anything
@@ -328,11 +326,11 @@ def _listen(handover: Handover) -> None:
 
 def main() -> None:
     """Decode as told on standard input."""
-    map_large_blocks()  # pictures of FFmpeg's, between small blocks that outlive them
+    map_large_blocks()  # for FFmpeg's pictures, which small, longer-lived blocks separate
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     line = b""
     while not line.endswith(b"\n"):
-        if not (more := os.read(0, 1)):  # byte by byte: what follows is read by a thread, without a buffer
+        if not (more := os.read(0, 1)):  # byte by byte: a thread reads what follows, unbuffered
             return
         line += more
     request = DecoderRequest(**json.loads(line))
@@ -355,7 +353,7 @@ def main() -> None:
     if not request.is_live:
         handover.wait_until_taken()
     say({"ended": why})
-    os._exit(0)  # a decoder that hangs when it is closed is closed all the same
+    os._exit(0)  # a decoder may hang when it is closed
 
 
 if __name__ == "__main__":

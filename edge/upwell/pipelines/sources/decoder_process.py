@@ -1,4 +1,4 @@
-"""A decoder's process as its parent has it: started, told that a picture is wanted, listened to, and ended."""
+"""A decoder's process as seen by its parent: starts it, requests pictures, receives its messages, and ends it."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ class DecoderJob:
 
 
 class DecoderProcess:
-    """One child. One thread starts, hears and ends it; `ask`, `read` and `free` are called under the source's lock.
+    """One child process. One thread starts, receives and ends it; call `ask`, `read` and `free` under the source's
+    lock.
 
-    The address goes through a pipe: a command line can be read by every user of the machine. What FFmpeg writes to
-    standard error has the address in it, and is dropped.
+    The address goes through a pipe, since every user of the machine can read a command line. Standard error is
+    dropped, since FFmpeg writes the address to it.
     """
 
     def __init__(self, job: DecoderJob) -> None:
@@ -60,7 +61,7 @@ class DecoderProcess:
                 pass_fds=(self._slot.descriptor,),
                 bufsize=0,
             )
-        except BaseException:  # whatever it is, the memory is given back
+        except BaseException:  # release the memory, whatever the error
             self._slot.close()
             raise
         request = {**asdict(job), "options": dict(job.options or {}), "slot": self._slot.descriptor}
@@ -68,22 +69,22 @@ class DecoderProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     @property
     def counts(self) -> SlotCounts:
-        """What the child has done so far, and what it had done once it is over."""
+        """The child's counts so far, also after its end."""
         return self._slot.counts
 
     def ask(self, wanted: Wanted) -> None:
-        """Want the next picture, shrunk like this. The slot is the child's until it says `frame`."""
+        """Request the next picture, shrunk like this. The slot belongs to the child until it sends `frame`."""
         self._send(WANTED.pack(*wanted))
 
     def read(self, size: Size, rgb_size: Size, turns: int = 0) -> tuple[Array, Array]:
         """A copy of the picture in the slot: RGB uint8 [height, width, 3] of `rgb_size`, luma of `size`, both turned.
 
-        Raises `SlotUnusable` for a size that it cannot have.
+        Raises `SlotUnusable` for an impossible size.
         """
         (width, height), (rgb_width, rgb_height) = size, rgb_size
         if width < 1 or height < 1 or width * height > self._job.max_pixels:
@@ -99,7 +100,7 @@ class DecoderProcess:
         return np.rot90(pixels, turns).copy(), np.rot90(luma, turns).copy()
 
     def receive(self, timeout_s: float) -> list[dict[str, Any]] | None:
-        """What the child has said, perhaps nothing in that time; None once it is over and everything was received."""
+        """The child's messages, perhaps none within the timeout; None once it is over and everything was received."""
         out = self._process.stdout
         assert out is not None  # noqa: S101 (it was asked for)
         with selectors.DefaultSelector() as selector:
@@ -116,13 +117,13 @@ class DecoderProcess:
         return [message for line in lines if isinstance(message := _parsed(line), dict)]
 
     def kill(self) -> None:
-        """End the process, from any thread; whoever receives sees that it is over."""
+        """End the process, from any thread; `receive` will report it."""
         self._process.kill()
 
     def end(self) -> int:
-        """End the process and wait for it; the signal that had ended it before, 0 for none. The slot stays."""
+        """End the process and wait for it. Returns the signal that had ended it before, 0 for none. The slot stays."""
         if self._has_hung_up:
-            with suppress(subprocess.TimeoutExpired):  # it is ending: let it say how
+            with suppress(subprocess.TimeoutExpired):  # it may be ending: let it exit by itself
                 self._process.wait(_HANGING_UP_S)
         by_itself = self._process.poll()
         self._process.kill()
@@ -135,13 +136,13 @@ class DecoderProcess:
         return -by_itself if by_itself is not None and by_itself < 0 else 0
 
     def free(self) -> None:
-        """Give the shared memory back. The counts stay."""
+        """Release the shared memory. The counts stay."""
         self._slot.close()
 
     def _send(self, data: bytes) -> None:
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 (it was asked for)
-        with self._lock, suppress(OSError, ValueError):  # it is over, which whoever receives sees
+        with self._lock, suppress(OSError, ValueError):  # it is over, which `receive` will report
             pipe.write(data)
 
 

@@ -1,4 +1,4 @@
-"""A folder of pictures, each of which is a frame."""
+"""A folder of pictures; each picture is a frame."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _SCAN_S = 1.0
 """How often the folder is scanned without change notifications, as on a network file system."""
 
 _WAIT_MS = 100
-"""How quickly a wait for changes notices that it must end."""
+"""How soon a wait for changes notices that it must end."""
 
 Signature: TypeAlias = tuple[int, int, int]
 """Size, modification time and inode; if these differ, the file was replaced or is still being written."""
 
 _log = logging.getLogger(__name__)
-logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts every change of a folder
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every change of a folder
 
 
 @dataclass(frozen=True)
 class _Sighting:
-    """A file as it was seen first with this signature."""
+    """A file, and when it was first seen with this signature."""
 
     signature: Signature
     since_s: float
 
 
 class PictureFolder:
-    """A `Source` of the pictures in a folder, in the order of their names as far as they are there at a time.
+    """A `Source` of the pictures in a folder, in the order of the names that are there at a time.
 
-    No thread: `next` looks. A frame counts as captured when its file is read. A file that was given is not given again
-    while it stays as it is, whatever becomes of it.
+    It has no thread: `next` scans the folder. A frame counts as captured when its file is read. A file that was given
+    is not given again while it stays unchanged, whatever happens to its frame.
     """
 
     def __init__(self, settings: FolderSettings) -> None:
@@ -82,7 +82,9 @@ class PictureFolder:
         raise SourceEnded(f"{self._settings.path} has ended" + (f": {why}" if why else ""))
 
     def done(self, frame: Frame) -> None:
-        """Move the file of the frame, mark it or leave it, as set. A folder that cannot be changed is only logged."""
+        """Move, mark or leave the file of the frame, as configured. If the folder cannot be changed, that is only
+        logged.
+        """
         if frame.path is None or self._settings.answered == "leave":
             return
         try:
@@ -95,22 +97,22 @@ class PictureFolder:
 
     @property
     def status(self) -> SourceStatus:
-        """What it is doing now."""
+        """The current state."""
         return self._status
 
     def close(self) -> None:
-        """Stop watching. Twice is harmless."""
+        """Stop watching. Harmless twice."""
         self._closed.set()
         changes, self._changes = self._changes, None
         if changes is not None:
             try:
                 changes.close()
             except ValueError:
-                return  # it is just waiting in another thread, and sees the event
+                return  # another thread is waiting and sees the event
         self._status = replace(self._status, state=SourceState.ENDED)
 
     def _scan(self) -> None:
-        """Look through the folder: queue what is settled, note what is not."""
+        """Scan the folder: queue settled files, remember the others."""
         now_s, wall_s = time.monotonic(), time.time()
         self._scanned_s = now_s
         try:
@@ -118,7 +120,7 @@ class PictureFolder:
                 found = {entry.name: entry for entry in entries}
                 stats = {name: found[name].stat() for name in found if _is_picture(name)}
         except FileNotFoundError:
-            if self._settings.path.is_dir():  # a file went while it was looked at
+            if self._settings.path.is_dir():  # a file vanished during the scan
                 self._scanned_s = float("-inf")
                 return
             self._lose("there is no such folder")
@@ -156,10 +158,10 @@ class PictureFolder:
         self._sightings = {}
 
     def _frame(self, path: Path, signature: Signature) -> Frame | None:
-        """The frame of a file; None where it has gone or changed, or where it is no picture and was moved away."""
+        """The frame of a file; None if the file is gone or changed, or if it is no picture and was moved away."""
         try:
             data, read = _contents(path, self._settings.max_bytes)
-        except OSError:  # gone, or not to be read: the next look says which
+        except OSError:  # gone or unreadable: the next scan tells
             data, read = None, None
         if read != signature:
             self._is_settled = False
@@ -188,31 +190,31 @@ class PictureFolder:
             _log.warning("%s cannot be moved: %s", path, error.strerror)
 
     def _wait(self, left_s: float) -> None:
-        """Wait until the folder may have changed, something in it may have settled, or the time is up."""
+        """Wait until the folder may have changed, a file may have settled, or the time is up."""
         until_s = time.monotonic() + left_s
         if not self._is_settled:
             until_s = min(until_s, self._scanned_s + self._settings.settle_s)
         until_s = min(until_s, self._scanned_s + _SCAN_S)
         if self._begins_to_watch():
-            return  # what came between the last look and now was not told
+            return  # changes between the last scan and now were not notified
         while not self._closed.is_set() and (left_s := until_s - time.monotonic()) > 0:
             changes = self._changes
             if changes is None or left_s < _WAIT_MS / 1000:
                 self._closed.wait(min(left_s, _WAIT_MS / 1000))
             elif (told := next(changes, None)) is None:
-                self._changes = None  # it has ended by itself
+                self._changes = None  # it ended by itself
             elif told:
                 return
 
     def _begins_to_watch(self) -> bool:
-        """Have changes told, where there is a folder; whether that has just begun."""
-        from watchfiles import watch  # of an extra
+        """Start change notifications if the folder exists; whether they have just begun."""
+        from watchfiles import watch  # needs an extra
 
         try:
             inode = self._settings.path.stat().st_ino
             if inode == self._watched and self._changes is not None:
                 return False
-            if self._changes is not None:  # another folder of that name
+            if self._changes is not None:  # another folder by that name
                 self._changes.close()
             self._watched = inode
             self._changes = watch(
@@ -220,20 +222,20 @@ class PictureFolder:
                 rust_timeout=_WAIT_MS, yield_on_timeout=True, recursive=False,
             )  # fmt: skip
             next(self._changes, None)
-        except OSError:  # gone, or there are no watches left: the folder is looked through now and then all the same
+        except OSError:  # gone, or out of watches: the folder is still scanned from time to time
             self._changes = None
             return False
         return True
 
 
 def _is_picture(name: str) -> bool:
-    """By its name. Hidden files are those that others have not finished."""
+    """Judged by name. Hidden files are unfinished."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES
 
 
 def _contents(path: Path, max_bytes: int) -> tuple[bytes | None, Signature]:
-    """What is in a file, None where it is too much, and the signature it had when that had been read."""
-    # Not to hang where the name is a pipe's by now.
+    """The bytes of a file, None if there are too many, and its signature after reading."""
+    # Do not hang if the name now belongs to a pipe.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -244,7 +246,7 @@ def _contents(path: Path, max_bytes: int) -> tuple[bytes | None, Signature]:
 
 
 def _move(path: Path, folder: Path) -> None:
-    """Move a file, beside another of its name where there is one."""
+    """Move a file; keep another of its name if there is one."""
     folder.mkdir(parents=True, exist_ok=True)
     target, count = folder / path.name, 0
     while target.exists():

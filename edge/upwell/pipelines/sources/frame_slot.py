@@ -1,14 +1,16 @@
 """The memory that a decoder's process and its reader share: counters, and a slot for one picture.
 
-It is a file without a name (`memfd_create`; elsewhere a temporary file that is already deleted), open in both processes
-and nowhere else, so that the kernel frees it with the last of them, however they end. `multiprocessing.shared_memory`
-has names, and a tracker process that would unlink them behind the back of whoever lives on.
+It is a file without a name (`memfd_create`; elsewhere a temporary file that is already deleted), open in both
+processes and nowhere else, so the kernel frees it with the last of them, however they end.
+`multiprocessing.shared_memory` uses names, and a tracker process that may unlink them while another process still
+uses them.
 
-Who writes is settled outside: the reader asks for a picture, from then on the slot is the decoder's until that says
-what is in it, and then the reader's until it asks again. The counters are the decoder's alone; each is one aligned
+Who may write is settled outside: when the reader asks for a picture, the slot belongs to the decoder until that says
+what is in it, and then to the reader until it asks again. Only the decoder writes the counters; each is one aligned
 word, which is never seen half written.
 
-No numpy here: importing it is half of what starting a decoder costs, again for each try while a camera is away.
+No numpy here: importing it is half the cost of starting a decoder, which recurs with each retry while a camera is
+away.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if sys.platform == "linux":
     import fcntl
 
 _HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
-"""The counters have a separate mapping, which stays when pictures get another one."""
+"""The counters have a separate mapping, which stays when the picture's mapping is replaced."""
 BYTES_PER_PIXEL = 4
 """Bytes per pixel: three of RGB and one of luma."""
 
@@ -35,9 +37,10 @@ Size: TypeAlias = tuple[int, int]
 
 
 class Wanted(NamedTuple):
-    """The width and height to which larger pictures are to be shrunk, both 0 for not at all.
+    """The width and height to which larger pictures are shrunk; both 0 for no shrinking.
 
-    With `keeps_shape` a picture gets as large as fits into that, else each side is shrunk on its own.
+    With `keeps_shape` a picture keeps its proportions and fits into that size, otherwise each side is shrunk by
+    itself.
     """
 
     width: int
@@ -46,11 +49,11 @@ class Wanted(NamedTuple):
 
     @property
     def turned(self) -> Wanted:
-        """The same for pictures that lie on their side."""
+        """The same for pictures that are turned by 90 degrees."""
         return Wanted(self.height, self.width, self.keeps_shape)
 
     def size(self, width: int, height: int) -> Size:
-        """What a picture of that size gets; none is made larger. As `resize` of model.yaml rounds."""
+        """The size that a picture of this size gets; none is enlarged. Rounds like `resize` of model.yaml."""
         if not self.width or not self.height:
             return width, height
         if not self.keeps_shape:
@@ -71,15 +74,16 @@ _DECODED, _SUPERSEDED, _UNDECODABLE, _CHANGED_NS = range(4)
 
 
 class SlotUnusable(ValueError):
-    """What was said to lie in the slot cannot lie there."""
+    """A picture of that size cannot be in the slot."""
 
 
 @dataclass(frozen=True)
 class SlotCounts:
-    """What a decoder has done so far: frames decoded, of these the replaced ones, and others that cannot be decoded.
+    """A decoder's counts so far: frames decoded, how many of them were replaced, and frames that could not be
+    decoded.
 
-    `changed_s` is when a frame last differed from the one before, by the monotonic clock, which all processes share; 0
-    before there is one.
+    `changed_s` is when a frame last differed from the one before, by the monotonic clock, which all processes share;
+    0 before the first frame.
     """
 
     decoded: int = 0
@@ -89,7 +93,7 @@ class SlotCounts:
 
 
 class FrameSlot:
-    """One side's view of the shared memory. It owns the descriptor that it is made with, until `close`."""
+    """One side's view of the shared memory. It owns the descriptor passed to it until `close`."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -100,10 +104,10 @@ class FrameSlot:
 
     @classmethod
     def create(cls) -> FrameSlot:
-        """A slot without room for any picture yet. What has been added can never be taken away (on Linux).
+        """A slot without room for a picture yet. It can grow but never shrink (on Linux).
 
-        Without that seal a decoder that a hostile stream has taken over could shrink the file under its reader, which
-        would end with SIGBUS.
+        Without that seal, a decoder taken over by a hostile stream could shrink the file under its reader, which
+        would then die of SIGBUS.
         """
         if sys.platform == "linux":
             descriptor = os.memfd_create("upwell-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -122,10 +126,10 @@ class FrameSlot:
             os.truncate(self.descriptor, size_bytes)
 
     def picture(self, width: int, height: int) -> memoryview:
-        """The picture in the slot, to be written or read: RGB, 3 bytes a pixel row by row, then luma, a byte a pixel.
+        """The picture in the slot, to write or read: RGB, 3 bytes a pixel row by row, then luma, a byte a pixel.
 
-        The luma has that size, the RGB that or a smaller one. Valid until the next call. Raises `SlotUnusable` where
-        the slot has no room for that size.
+        The luma has `size`, the RGB that or a smaller one. Valid until the next call. Raises `SlotUnusable` if the
+        slot has no room for that size.
         """
         size_bytes = BYTES_PER_PIXEL * width * height
         if size_bytes > self._capacity_bytes:
@@ -140,31 +144,31 @@ class FrameSlot:
 
     @property
     def counts(self) -> SlotCounts:
-        """The counters as they are."""
+        """The current counts."""
         decoded, superseded, undecodable, changed_ns = self._counters
         return SlotCounts(decoded, superseded, undecodable, changed_ns / 1e9)
 
     def count_decoded(self, *, supersedes: bool = False) -> int:
-        """A frame was decoded, and replaces one that waited or does not; its number among all, from 1 on."""
-        # The replaced one first: this process may be killed between the two, and no frame may then have two fates.
+        """Count a decoded frame, which may replace a waiting one; return its number, from 1 on."""
+        # The replaced one first: this process may be killed in between, and no frame may have two fates.
         self._counters[_SUPERSEDED] += int(supersedes)
         self._counters[_DECODED] += 1
         return self._counters[_DECODED] + self._counters[_UNDECODABLE]
 
     def count_undecodable(self) -> None:
-        """A frame came that cannot be decoded."""
+        """Count a frame that cannot be decoded."""
         self._counters[_UNDECODABLE] += 1
 
     def set_changed(self, now_s: float) -> None:
-        """A frame came that differs from the one before."""
+        """Record that a frame differs from the one before."""
         self._counters[_CHANGED_NS] = int(now_s * 1e9)
 
     def close(self) -> None:
-        """Unmap and close. Twice is harmless."""
+        """Unmap and close. Harmless twice."""
         if self.descriptor < 0:
             return
         self._unmap()
-        counted = memoryview(bytes(self._counters)).cast("Q")  # what was counted can still be read
+        counted = memoryview(bytes(self._counters)).cast("Q")  # the counts remain readable
         self._counters.release()
         self._counters = counted
         self._memory.close()
@@ -173,6 +177,6 @@ class FrameSlot:
 
     def _unmap(self) -> None:
         if self._pictures is not None:
-            with contextlib.suppress(BufferError):  # a view that an error still holds: unmapped when that is dropped
+            with contextlib.suppress(BufferError):  # an error still holds a view: unmapped when that is dropped
                 self._pictures.close()
             self._pictures, self._capacity_bytes = None, 0

@@ -1,4 +1,4 @@
-"""A command line of GStreamer in place of the decoder: run without a shell, it gives raw frames through a pipe."""
+"""A GStreamer command line in place of the decoder: runs without a shell and delivers raw frames through a pipe."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ _TO_YUV4MPEG = (
     "! videoconvert ! videoscale ! video/x-raw,format=I420,width=[8,65528,8],height=[2,65534,2] "
     "! identity drop-allocation=true ! y4menc"
 )
-"""`y4menc` writes the padding of rows as if it were pixels. There is none without a buffer of the decoder's own layout,
-which the last but one element refuses, and with these sizes: others are scaled to the nearest one."""
+"""`y4menc` writes the padding of rows as if it were pixels. There is no padding without a buffer of the decoder's own
+layout, which the last element but one refuses, and with sizes like these; others are scaled to the nearest one.
+"""
 _MAX_LINES = 200
 _CAPS = re.compile(r"^(?P<path>/GstPipeline:\S+)\.Gst\w*Pad:(?P<pad>\w+): caps = (?P<kind>[\w/-]+)")
 
 
 def command_of(text: str) -> tuple[str, ...]:
-    """The arguments of a command line, quoted as in a shell, and run without one. Raises `ValueError`."""
+    """The arguments of a command line, quoted as in a shell but run without one. Raises `ValueError`."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -47,10 +48,10 @@ def command_of(text: str) -> tuple[str, ...]:
 
 
 class GStreamer:
-    """One run of `gst-launch-1.0`, whose raw video is read from `descriptor` as YUV4MPEG2, which states its size.
+    """One run of `gst-launch-1.0`. Its raw video is read from `descriptor` as YUV4MPEG2, which states its size.
 
-    What is appended to the command line turns whatever it ends with into that. It ends with the process that runs it.
-    Raises `OSError` where it cannot be started.
+    Elements appended to the command line convert its output to that format. It ends with the process that runs it.
+    Raises `OSError` if it cannot be started.
     """
 
     def __init__(self, command: Sequence[str], address: str) -> None:
@@ -68,7 +69,7 @@ class GStreamer:
                 text=True,
                 errors="replace",
             )
-        except BaseException:  # whatever it is, no descriptor stays
+        except BaseException:  # no descriptor stays open, whatever the error
             os.close(self.descriptor)
             raise
         finally:
@@ -84,9 +85,9 @@ class GStreamer:
             thread.start()
 
     def decoder(self) -> str:
-        """The element that really decodes, such as `avdec_h264`: what goes in is encoded, and what comes out is raw.
+        """The element that decodes, such as `avdec_h264`: its input is encoded and its output is raw.
 
-        The program's name where nothing is decoded, as with a camera that gives raw frames.
+        The program's name if nothing is decoded, as with a camera that delivers raw frames.
         """
         self._is_flowing.wait(_CAPS_S)
         for path, pads in list(self._caps.items()):
@@ -96,7 +97,7 @@ class GStreamer:
         return PROGRAM
 
     def why_over(self) -> str:
-        """Why it ended, empty where it ended well; waits a moment for that."""
+        """Why it ended, empty if it ended well; waits a moment for the end."""
         try:
             code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -137,10 +138,10 @@ def _read(pipe: IO[str] | None, take: Callable[[str], None]) -> None:
 
 
 def _ended_with_this() -> Callable[[], None] | None:
-    """What the new process does first, so that the kernel ends it with this one."""
+    """A function for the new process to run first, so that the kernel ends it with this one."""
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: after the fork nothing must be loaded
+    prctl = ctypes.CDLL(None).prctl  # looked up here: nothing may be loaded after the fork
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What is published to a topic of MQTT 5 as frames: a picture a message, or samples of a series, cut into windows."""
+"""Messages of an MQTT 5 topic as frames: each one a picture, or samples of a series that is cut into windows."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from upwell.shared.signature import image_codec
 UNACKNOWLEDGED = 1
 """With `keep: all`, the number of unacknowledged messages that the broker may send (Receive Maximum).
 
-One, as mosquitto 2.0 answers each acknowledgement with as many messages as this says instead of one: with 8 and a slow
-reader there were soon 50 under way. Its price is a round trip between two messages, most of which passes while the one
-before is worked on.
+One, because mosquitto 2.0 answers each acknowledgement with as many messages as this says instead of one: with 8 and
+a slow reader there were soon 50 in flight. This costs a round trip between two messages, most of which overlaps with
+the work on the first.
 """
 
 _WAITING = 16
-"""With `keep: all`, maximum waiting frames: for QoS 0, and for brokers that ignore the above."""
+"""With `keep: all`, maximum number of waiting frames, for QoS 0 and for brokers that ignore the limit above."""
 
 _SESSION_S = 300
 """How long the broker keeps unacknowledged messages while the link is down."""
@@ -64,12 +64,12 @@ _log = logging.getLogger(__name__)
 
 
 Content = TypeVar("Content")
-"""What a frame is made of once somebody takes it."""
+"""The content of a frame once somebody takes it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arrived:
-    """A message, when it came by both clocks, and what it says of its capture; empty where it says nothing."""
+    """A message, its arrival by both clocks, and its claimed capture time; empty if it claims none."""
 
     body: bytes
     arrival_s: float
@@ -79,7 +79,7 @@ class Arrived:
 
 @dataclass(frozen=True, eq=False)
 class PendingFrame(Generic[Content]):
-    """A frame that nobody has taken. `mid` is 0 where nothing is to be acknowledged."""
+    """A frame that nobody has taken yet. `mid` is 0 if nothing is to be acknowledged."""
 
     content: Content
     captured_s: float
@@ -89,34 +89,34 @@ class PendingFrame(Generic[Content]):
 
 
 class MqttTopic(ABC, Generic[Content]):
-    """A `Source` of the messages of one topic. What frames are in a message, and how they look, is its heir's.
+    """A `Source` of the messages of one topic. Subclasses turn messages into frames.
 
-    **Which QoS.** `keep: latest` subscribes with QoS 0: a message that was lost on its way is too old to be sent again,
-    and one that came twice would be two frames. `keep: all` subscribes with QoS 1 and acknowledges a message when
-    `next` has taken the last frame of it, never before. The broker sends one ahead and keeps the others, up to a limit
-    of its own (mosquitto: 1000 messages), beyond which it drops them where nobody here can count them. It keeps them
-    for five minutes while the link is down, and sends again what was not acknowledged; a message whose acknowledgement
-    was lost with the link comes twice. Messages that are *published* with QoS 0 cannot be made to wait: where too many
-    do, the oldest frame gives way and counts as superseded. `close` ends the session.
+    **QoS.** `keep: latest` subscribes with QoS 0: a lost message would be too old when sent again, and a duplicate
+    would be a second frame. `keep: all` subscribes with QoS 1 and acknowledges a message when `next` has taken its
+    last frame, never before. The broker sends one message ahead and keeps the others, up to a limit of its own
+    (mosquitto: 1000 messages), beyond which it drops them uncounted. It keeps them for five minutes while the link is
+    down and sends unacknowledged messages again; a message whose acknowledgement was lost arrives twice. Messages
+    *published* with QoS 0 cannot be held back: if too many wait, the oldest frame is dropped and counts as
+    superseded. `close` ends the session.
 
-    **What is retained** is of any age, and is not asked for; what is published as retained while this listens comes as
-    any other.
+    **Retained messages** may have any age and are not requested. One published as retained while this source listens
+    is handled like any other.
 
-    **Lost** is the source without the broker, and where no message came that differs from the one before for
-    `silent_s`. Then with `latest` the connection stays as long as the broker answers: a new one may miss a message.
-    With `all` it is made again, as nothing is missed, and mosquitto 2.0 sends no more after a message that was too
-    large until then. Connections are made again after the pauses of `Patience`; a half-open one breaks by the
-    keepalive, within a minute.
+    **Lost.** The source is lost without the broker, and if no message has differed from the one before for
+    `silent_s`. In the latter case `latest` keeps the connection as long as the broker answers: a new one might miss a
+    message. `all` reconnects, since it misses nothing, and since mosquitto 2.0 sends nothing more after a message
+    that was too large until then. Reconnections wait for the pauses of `Patience`; the keepalive breaks a half-open
+    connection within a minute.
 
-    **Memory.** The broker is told the largest packet to send (Maximum Packet Size), and drops larger ones unseen. At
-    most 16 frames wait with `keep: all`, and one with `latest`. A broker that does not keep to its word can send 256
-    MiB, which MQTT allows at most; that counts as undecodable.
+    **Memory.** The broker is told the largest packet to send (Maximum Packet Size) and drops larger ones. At most 16
+    frames wait with `keep: all`, and one with `latest`. A broker that ignores the limit can send up to 256 MiB,
+    MQTT's maximum; such a message counts as undecodable.
 
-    One thread talks to the broker. What changes is under `_change`. Raises `ConfigError`.
+    One thread talks to the broker. `_change` guards all mutable state. Raises `ConfigError`.
     """
 
     COMES_AGAIN: ClassVar[bool]
-    """Whether a message that is sent again makes the frame again that waited when the link broke."""
+    """Whether a message that is sent again yields the same frame that waited when the link broke."""
 
     def __init__(self, settings: MqttTopicSettings) -> None:
         self._settings = settings
@@ -125,7 +125,7 @@ class MqttTopic(ABC, Generic[Content]):
             raise ConfigError.at(None, "expected the topic of one camera or sensor, without wildcards", "topic")
         self._password = read_password(settings.password_file) if settings.password_file else None
         if self._is_tls:
-            client_context(settings.tls)  # to say now what is wrong with its files
+            client_context(settings.tls)  # reports problems of its files now
         self._shown = f"{self._host}:{self._port} {settings.topic}"
         self._client_id = f"upwell{secrets.token_hex(8)}"  # 22 characters: all brokers take 23
         self._keeps_all = settings.keep == "all"
@@ -161,18 +161,18 @@ class MqttTopic(ABC, Generic[Content]):
                 return frame
 
     def done(self, frame: Frame) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     @property
     def status(self) -> SourceStatus:
-        """What it is doing now."""
+        """The current state."""
         with self._change:
             return self._status
 
     def close(self) -> None:
-        """Leave the broker, and count what was waiting as lost. Twice is harmless.
+        """Leave the broker, and count waiting frames as lost. Harmless twice.
 
-        It waits for a broker that does not answer for two seconds; the thread ends by itself then.
+        Waits two seconds for a broker that does not answer; the thread then ends by itself.
         """
         with self._change:
             self._is_closed = True
@@ -190,16 +190,16 @@ class MqttTopic(ABC, Generic[Content]):
 
     @abstractmethod
     def _frame(self, waiting: PendingFrame[Content]) -> Frame | None:
-        """The frame that is given; None where there is none after all, which is counted."""
+        """The frame to return; None if it cannot be decoded, which is counted."""
 
     def _count_undecodable(self, why: str) -> None:
         self._status = replace(self._status, undecodable=self._status.undecodable + 1)
-        if self._is_readable:  # once until there is another: a publisher must not fill the log
+        if self._is_readable:  # log once until one is readable: a publisher must not fill the log
             _log.warning("source %s: skipped a message: %s", self._shown, why)
         self._is_readable = False
 
     def _acknowledge(self, client: Client, mid: int) -> None:
-        """Tell the broker, where the message is from the connection that there is; any thread may."""
+        """Acknowledge the message if it came over the current connection. From any thread."""
         with self._change:
             is_current = mid and client is self._client
         if is_current:
@@ -210,23 +210,23 @@ class MqttTopic(ABC, Generic[Content]):
         while not self._is_closed:
             began_s = time.monotonic()
             live_for_s = self._connect_once()
-            # An attempt that hung was a pause as well.
+            # An attempt that hung counts as a pause.
             tried_s = 0.0 if live_for_s else time.monotonic() - began_s
             with self._change:
                 self._change.wait_for(lambda: self._is_closed, pauses.next_s(live_for_s) - tried_s)
 
     def _connect_once(self) -> float:
-        """Have one connection from its beginning to its end; for how many seconds it was subscribed."""
+        """Open one connection and use it until it ends; return for how many seconds it was subscribed."""
         self._live_s, self._refusal = 0.0, ""
         try:
             client = self._new_client()
-        except ConfigError as error:  # a certificate was taken away
+        except ConfigError as error:  # a certificate was removed
             self._lose(None, str(error))
             return 0.0
         why = "the source failed"
         try:
             why = self._follow(client)
-        except (OSError, ValueError) as error:  # a name that cannot be looked up is the latter
+        except (OSError, ValueError) as error:  # ValueError if a name cannot be looked up
             why = str(error)
         except Exception as error:  # noqa: BLE001 (a broken packet raises anything from paho)
             why = f"a message of the broker cannot be read: {type(error).__name__}"
@@ -243,7 +243,7 @@ class MqttTopic(ABC, Generic[Content]):
         client.on_subscribe = self._on_subscribe
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
-        # With it paho sends in `loop` alone, which another thread that acknowledges only wakes.
+        # This makes paho send only within `loop`; another thread that acknowledges just wakes it.
         client.on_socket_register_write = _ignore
         client.connect_timeout = settings.patience.rival_s
         if self._is_tls:
@@ -253,7 +253,7 @@ class MqttTopic(ABC, Generic[Content]):
         return client
 
     def _follow(self, client: Client) -> str:
-        """Connect and receive until the connection is over; why. Raises `OSError` and whatever paho does."""
+        """Connect and receive until the connection ends; return why. Raises `OSError` and whatever paho raises."""
         patience = self._settings.patience
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho has no types there
         properties.MaximumPacketSize = self._settings.max_bytes + _PACKET_BYTES
@@ -265,7 +265,7 @@ class MqttTopic(ABC, Generic[Content]):
         least_s, most_s = _KEEPALIVE_S
         keepalive_s = int(min(max(patience.silent_s, least_s), most_s))
         began_s = time.monotonic()
-        # Never clean where there is a session: mosquitto does not write down one that began so.
+        # Never clean if there is a session: mosquitto does not persist one that began clean.
         client.connect(
             self._host, self._port, keepalive_s, clean_start=not self._keeps_all, properties=properties
         )  # fmt: skip
@@ -288,9 +288,9 @@ class MqttTopic(ABC, Generic[Content]):
         return "closed"
 
     def _silence(self, now_s: float) -> str:
-        """What is wrong with what comes; empty while nothing is."""
+        """What is wrong with the messages; empty if nothing is."""
         if self._keeps_all and self._waiting:
-            self._changed_s = now_s  # the broker waits for whoever takes it: that is no silence of the publisher
+            self._changed_s = now_s  # the broker waits for the reader: the publisher is not silent
         silent_s = self._settings.patience.silent_s
         is_silent = self._live_s and now_s - max(self._changed_s, self._live_s) > silent_s
         return f"no new picture for {silent_s:g} s" if is_silent else ""
@@ -329,7 +329,7 @@ class MqttTopic(ABC, Generic[Content]):
             self._refusal = f"the broker answered: {code}"
             return
         with self._change:
-            if not flags.session_present:  # what it had is forgotten there, and wanted here
+            if not flags.session_present:  # the broker lost its session, so nothing is sent again
                 self._waiting.extendleft(replace(one, mid=0) for one in reversed(self._held))
                 self._change.notify_all()
             self._held.clear()
@@ -356,13 +356,13 @@ class MqttTopic(ABC, Generic[Content]):
         )
         mid = message.mid if message.qos else 0
         with self._change:
-            # A broker that does not know better sends what is retained: nobody knows its age.
+            # A broker that ignores the option sends retained messages, whose age is unknown.
             gone = [mid] if self._is_closed or message.retain else self._taken_in(client, arrived, mid)
         for one in gone:
             self._acknowledge(client, one)
 
     def _taken_in(self, client: Client, message: Arrived, mid: int) -> list[int]:
-        """Have the frames of a message wait; the messages that are to be acknowledged, this one or older ones."""
+        """Queue the frames of a message; return the messages to acknowledge, this one or older ones."""
         if len(message.body) > self._settings.max_bytes:
             self._count_undecodable(f"{len(message.body)} bytes; at most {self._settings.max_bytes} are allowed")
             return [mid]
@@ -375,7 +375,7 @@ class MqttTopic(ABC, Generic[Content]):
             self._last, self._changed_s = message.body, message.arrival_s
             self._set_state(SourceState.LIVE)
         for content, captured_s, captured_unix_s in frames:
-            later_s = max(0.0, self._captured_s - captured_s)  # trackers know no time that runs backwards
+            later_s = max(0.0, self._captured_s - captured_s)  # trackers need time that never runs backwards
             self._captured_s = captured_s + later_s
             self._waiting.append(PendingFrame(content, self._captured_s, captured_unix_s + later_s, client, 0))
         if not frames:
@@ -388,7 +388,7 @@ class MqttTopic(ABC, Generic[Content]):
 
 
 def _hang_up(client: Client, *, ends_session: bool) -> None:
-    """Say goodbye where that can be sent at once, and close the socket."""
+    """Send a DISCONNECT if that is possible at once, and close the socket."""
     properties = None
     if ends_session:
         properties = Properties(PacketTypes.DISCONNECT)  # type: ignore[no-untyped-call]
@@ -400,7 +400,7 @@ def _hang_up(client: Client, *, ends_session: bool) -> None:
 
 
 def _ignore(*_: Any) -> None:
-    """Nothing: `loop` looks by itself."""
+    """Do nothing: `loop` polls by itself."""
 
 
 CAPTURED = "captured_unix_s"
@@ -408,7 +408,7 @@ CAPTURED = "captured_unix_s"
 
 
 class MqttPictures(MqttTopic[bytes]):
-    """A `Source` of pictures, a message each.
+    """A `Source` of pictures, one per message.
 
     The size of a picture is read from its header before it is decoded, in the thread that takes it.
     """
@@ -442,11 +442,11 @@ class MqttPictures(MqttTopic[bytes]):
 
 
 class MqttSeries(MqttTopic[SampleWindow]):
-    """A `Source` of windows of a series: a message has a sample as an object of JSON, or several as a list.
+    """A `Source` of windows of a series: a message holds a sample as a JSON object, or a list of samples.
 
-    A window is captured at the time of its last point, as far as `published_capture_time` believes that; else when the
-    message came that completes it. A message that is sent again adds nothing, as its samples are not later than what is
-    there. One that cannot be read counts as undecodable, and leaves a gap.
+    A window is captured at the time of its last point if `published_capture_time` accepts that, otherwise when the
+    message that completes it arrives. A repeated message adds nothing, since its samples are not later than those
+    already there. An unreadable one counts as undecodable and leaves a gap.
     """
 
     COMES_AGAIN = False

@@ -1,4 +1,4 @@
-"""The right source for what a person has set."""
+"""Opens the source for given settings."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from upwell.pipelines.sources.video import VideoSource
 from upwell.shared.errors import ConfigError
 
 GROUP = "upwell.sources"
-"""The entry-point group of sources: each entry names a `SourceFactory`, by its kind of source."""
+"""The entry-point group of sources: each entry names a `SourceFactory` by its kind of source."""
 
 SourceFactory: TypeAlias = Callable[[Mapping[str, Any]], Source]
 """Opens a source from the options under its kind. Raises `ConfigError` for unknown options."""
 
 
 def open_source(settings: SourceSettings, wanted: Callable[[], Wanted] = lambda: WHOLE) -> Source:
-    """The source, which begins at once to look for frames; the caller closes it. It is no error that it has none yet.
+    """Open the source, which begins at once to look for frames; the caller closes it. Having none yet is no error.
 
     `wanted` is a size to which cameras and videos may shrink each picture: see `VideoSource`.
 
-    Raises `ConfigError` for a kind that nobody has installed, whose package is missing, or whose files cannot be used.
+    Raises `ConfigError` for a kind that is not installed, a missing package, or unusable files.
     """
     if isinstance(settings, CustomSettings):
         return _plugin(settings)
@@ -53,14 +53,14 @@ def open_source(settings: SourceSettings, wanted: Callable[[], Wanted] = lambda:
 
 
 def _check_installed(what: str, package: str) -> None:
-    """Say it here: a decoder's process that lacks its package would just die."""
+    """Raise here: a decoder's process without its package would just die."""
     if find_spec(package) is None:
         install = "pip install 'upwell[pipelines]'"
         raise ConfigError.at(None, f"{what} needs the package {package}, which is not installed: {install}")
 
 
 def _plugin(settings: CustomSettings) -> Source:
-    """A source of somebody else. Raises `ConfigError`, whatever its factory raises."""
+    """Open a custom source. Raises `ConfigError`, whatever its factory raises."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if settings.kind not in found:
         installed = ", ".join(sorted(found)) or "none"

@@ -1,4 +1,4 @@
-"""Samples of a series, as objects of JSON and as rows of CSV."""
+"""Samples of a series, from JSON objects and CSV rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATEST_S = 1e11
 
 
 def samples_of(message: bytes, shape: SeriesShape) -> list[Sample]:
-    """The samples of a message: one, or a list of them. Raises `InvalidRequest`; then none of it is taken."""
+    """The samples of a message: one, or a list of them. Raises `InvalidRequest`; then none of them is taken."""
     try:
         parsed = json.loads(message)
     except (ValueError, RecursionError):
@@ -31,7 +31,7 @@ def samples_of(message: bytes, shape: SeriesShape) -> list[Sample]:
 
 
 def sample_of(record: object, shape: SeriesShape) -> Sample:
-    """One sample. Raises `InvalidRequest` that names what is missing or wrong."""
+    """One sample. Raises `InvalidRequest`, which names what is missing or wrong."""
     if not isinstance(record, Mapping):
         raise InvalidRequest(f"expected an object with {shape.time} and {', '.join(shape.fields)}")
     stamp = _found(record, shape.time)
@@ -39,7 +39,7 @@ def sample_of(record: object, shape: SeriesShape) -> Sample:
 
 
 def _found(record: Mapping[str, Any], name: str) -> object:
-    """What stands under a name, or under its parts, one in the other."""
+    """The value of a name, or of its dotted parts in nested objects."""
     if name in record:
         return record[name]
     value: object = record
@@ -78,7 +78,7 @@ def _seconds(stamp: object, shape: SeriesShape) -> float:
 
 
 def rows_of(file: IO[str], is_csv: bool, max_line_bytes: int) -> Iterator[tuple[int, object]]:
-    """Line and record of each row. A row that is none is None. Raises `InvalidRequest` for an endless line."""
+    """The line number and record of each row; None for an invalid row. Raises `InvalidRequest` for an endless line."""
 
     def lines() -> Iterator[str]:
         while line := file.readline(max_line_bytes + 1):

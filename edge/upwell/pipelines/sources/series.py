@@ -1,4 +1,4 @@
-"""A file of samples, cut into windows, each of which is a frame."""
+"""A file of samples, cut into windows; each window is a frame."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class SeriesFile:
-    """A `Source` of the windows of a file, in order; the file is read as they are taken, and none is left out.
+    """A `Source` of the windows of a file, in order. The file is read as windows are taken, and none is left out.
 
-    A window counts as captured when its last sample is read, as a frame of a video file does. `captured_unix_s` is the
-    time of its last point all the same. No thread: `next` reads. Raises `ConfigError`.
+    A window counts as captured when its last sample is read, like a frame of a video file. `captured_unix_s` is still
+    the time of its last point. It has no thread: `next` reads. Raises `ConfigError`.
     """
 
     def __init__(self, settings: SeriesFileSettings) -> None:
@@ -37,7 +37,7 @@ class SeriesFile:
         self._reading = self._read(is_csv=suffix == ".csv")
 
     def next(self, timeout_s: float) -> Frame | None:
-        """The next window; None where none was complete in that time. Raises `SourceEnded`."""
+        """The next window; None if none was complete in that time. Raises `SourceEnded`."""
         until_s = time.monotonic() + timeout_s
         while not self._waiting or self._is_closed:
             if self._is_closed or not next(self._reading, False):
@@ -53,22 +53,22 @@ class SeriesFile:
         return Frame.of_window(self._status.captured, captured, window.values, window.missing, window.end_s)
 
     def done(self, frame: Frame) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     @property
     def status(self) -> SourceStatus:
-        """What it is doing now."""
+        """The current state."""
         return self._status
 
     def close(self) -> None:
-        """Read no more. Twice is harmless."""
+        """Stop reading. Harmless twice."""
         self._is_closed = True
-        with suppress(ValueError):  # another thread is just reading, and closes the file
+        with suppress(ValueError):  # another thread is reading, and closes the file
             self._reading.close()
         self._status = replace(self._status, state=SourceState.ENDED)
 
     def _read(self, *, is_csv: bool) -> Generator[bool, None, None]:
-        """Take one sample after the other, until the file is over; each is said with True."""
+        """Take one sample after the other until the file ends; yields True for each."""
         settings = self._settings
         try:
             with settings.path.open(encoding="utf-8-sig", newline="" if is_csv else None) as file:
@@ -92,7 +92,7 @@ class SeriesFile:
         self._waiting += whole
 
     def _leave_out(self, line: int, why: str) -> None:
-        if not self._status.undecodable:  # once: a file of other columns must not fill the log
+        if not self._status.undecodable:  # once: a file with other columns must not fill the log
             _log.warning("%s:%d: skipped a sample: %s", self._settings.path, line, why)
         self._status = replace(self._status, undecodable=self._status.undecodable + 1)
 

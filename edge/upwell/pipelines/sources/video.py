@@ -1,4 +1,4 @@
-"""Videos and cameras: a decoder's process per source, watched, and started again for as long as the source is lost."""
+"""Videos and cameras: one decoder process per source, watched, and restarted while the source is lost."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A picture that lies in the slot: the child's number of the frame, its times in seconds, its size in pixels.
+    """A picture in the slot: the child's number of the frame, its times in seconds, its size in pixels.
 
-    `rgb_size` is that of what lies there in colors, perhaps a smaller one. Both lie there `turns` times 90 degrees
-    clockwise from how they are to be seen.
+    `rgb_size` is that of the RGB data, perhaps smaller. Both planes are stored `turns` times 90 degrees clockwise
+    from their upright position.
     """
 
     number: int
@@ -65,10 +65,11 @@ class Arrival:
 
 @dataclass
 class Connection:
-    """One decoder from its start to its end, and how the frames stand between it and its reader.
+    """One decoder from its start to its end, and the state of the frames between it and its reader.
 
-    `taken` counts the pictures that came from it. It stands still while nobody takes its pictures, and that is no
-    silence of the source: `blocked_s` is how long it had to in all, `blocked_at_change_s` that at its last change.
+    `taken` counts the pictures that came from it. While nobody takes its pictures the decoder pauses, and that does
+    not count as silence of the source: `blocked_s` is the total time of such pauses, `blocked_at_change_s` that at
+    its last change.
     """
 
     decoder: DecoderProcess
@@ -87,7 +88,7 @@ class Connection:
     decoded_at_change: int = 0
 
     def ask(self, now_s: float, wanted: Wanted) -> None:
-        """Want a picture like that, if none is wanted yet and the slot is free."""
+        """Request such a picture, if none is requested yet and the slot is free."""
         if self.is_asked or self.arrival is not None:
             return
         if self.blocked_since_s is not None:
@@ -97,20 +98,20 @@ class Connection:
         self.decoder.ask(wanted)
 
     def arrived(self, arrival: Arrival, now_s: float) -> None:
-        """The picture that was asked for lies in the slot."""
+        """The requested picture is in the slot."""
         self.arrival, self.is_asked = arrival, False
         self.taken += 1
         self.blocked_since_s = now_s
 
     def replace_stale(self) -> None:
-        """Drop the picture in the slot where a newer frame waits behind it."""
+        """Drop the picture in the slot if a newer frame waits behind it."""
         counts = self.decoder.counts
         if self.arrival is not None and counts.decoded - counts.superseded > self.taken:
             self.arrival = None
             self.superseded += 1
 
     def silence(self, patience: Patience, now_s: float, *, may_block: bool) -> str:
-        """What is wrong with what the decoder brings; empty while nothing is."""
+        """What is wrong with the decoder's frames; empty if nothing is."""
         counts = self.decoder.counts
         if not self.opening_s:
             return "the decoder does not start" if now_s - self.began_s > _START_S else ""
@@ -135,12 +136,12 @@ class Connection:
 class VideoSource:
     """A `Source` of whatever PyAV opens.
 
-    One thread starts the decoder, receives what it says, watches it and starts it again. What changes is under
-    `_change`; a picture is copied out of shared memory only when somebody takes it.
+    One thread starts the decoder, receives its messages, watches it and restarts it. `_change` guards all mutable
+    state. A picture is copied out of shared memory only when somebody takes it.
 
-    `wanted` says, whenever a picture is asked for, how a larger one is to be shrunk, `WHOLE` for not at all. The
-    decoder does that while the reader is busy, with the colors, and what nobody wants is not even copied. Where it says
-    something else from now on, the picture that is asked for is still as it said before.
+    `wanted` is called for each picture requested and says how to shrink a larger one, `WHOLE` for not at all. The
+    decoder does that together with the colour conversion while the reader is busy, and does not even copy what nobody
+    wants. A picture already requested keeps the size that `wanted` gave for it.
     """
 
     def __init__(self, settings: VideoSettings | CameraSettings, wanted: Callable[[], Wanted] = lambda: WHOLE) -> None:
@@ -157,7 +158,7 @@ class VideoSource:
         self._thread.start()
 
     def next(self, timeout_s: float) -> Frame | None:
-        """The next frame; None where none came in that time. Raises `SourceEnded`."""
+        """The next frame; None if none came in that time. Raises `SourceEnded`."""
         until_s = time.monotonic() + timeout_s
         with self._change:
             while True:
@@ -176,11 +177,11 @@ class VideoSource:
                 self._change.wait(left_s)
 
     def done(self, frame: Frame) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     @property
     def status(self) -> SourceStatus:
-        """What it is doing now."""
+        """The current state."""
         with self._change:
             if self._connection is None:
                 return self._status
@@ -192,7 +193,7 @@ class VideoSource:
             )
 
     def close(self) -> None:
-        """End the decoder, and count what it had captured. Twice is harmless."""
+        """End the decoder, and count what it had captured. Harmless twice."""
         with self._change:
             self._is_closed = True
             for connection in (self._connection, self._rival):
@@ -205,7 +206,7 @@ class VideoSource:
             self._status = replace(self._status, state=SourceState.ENDED)
 
     def _taken(self, connection: Connection, arrival: Arrival) -> Frame | None:
-        """The frame of the picture in the slot, which is free then; None where no such picture can be there."""
+        """The frame of the picture in the slot, which is then free; None if no such picture can be there."""
         try:
             pixels, luma = connection.decoder.read(arrival.size, arrival.rgb_size, arrival.turns)
         except SlotUnusable:
@@ -234,13 +235,13 @@ class VideoSource:
             self._end_rival()
 
     def _connect_once(self) -> float:
-        """Have one decoder from its start to its end, perhaps the rival; for how many seconds it was live."""
+        """Run one decoder to its end, perhaps a rival's; return for how many seconds it was live."""
         with self._change:
             connection, self._rival = self._rival, None
             if connection is None:
                 try:
                     connection = Connection(DecoderProcess(self._job), 0, time.monotonic())
-                except OSError as error:  # no descriptors, no memory
+                except OSError as error:  # out of descriptors or memory
                     self._over(f"the decoder cannot be started: {error.strerror}")
                     return 0.0
             connection.first_number = self._first_number
@@ -256,12 +257,12 @@ class VideoSource:
         return time.monotonic() - connection.live_s if connection.live_s else 0.0
 
     def _follow(self, connection: Connection) -> str:
-        """Receive until the decoder is over or is to be ended; why, empty at the end of a file."""
+        """Receive until the decoder ends or must be ended; return why, empty at the end of a file."""
         look_s = min(_LOOK_S, self._patience.silent_s / 4)
         while not self._is_closed:
             messages = connection.decoder.receive(look_s)
             if messages is None:
-                return ""  # the process is over without a word: `_bury` says how
+                return ""  # the process ended without a message: `_bury` says how
             now_s = time.monotonic()
             with self._change:
                 for message in messages:
@@ -280,13 +281,13 @@ class VideoSource:
         return "closed"
 
     def _is_beaten(self, connection: Connection, now_s: float) -> bool:
-        """Have another connection tried beside one that brings nothing; whether that has brought a frame."""
+        """Try another connection beside one that delivers nothing; whether that one delivered a frame."""
         rival_s, rival = self._patience.rival_s, self._rival
         if connection.live_s or not connection.opening_s or now_s - connection.opening_s < rival_s:
             self._end_rival()
             return False
         if rival is None:
-            with suppress(OSError), self._change:  # no descriptors, no memory: it is tried again
+            with suppress(OSError), self._change:  # out of descriptors or memory: tried again
                 if not self._is_closed:
                     self._rival = Connection(DecoderProcess(self._job), 0, now_s)
             return False
@@ -326,7 +327,7 @@ class VideoSource:
             self._change.notify_all()
 
     def _ended(self, connection: Connection, why: str) -> str:
-        """The decoder has said all. The last picture of a file is still to be taken."""
+        """The decoder has sent everything. The last picture of a file is still to be taken."""
         if not self._job.is_live:
             if not connection.live_s and connection.decoder.counts.decoded:
                 connection.live_s = time.monotonic()
@@ -336,7 +337,7 @@ class VideoSource:
         return why
 
     def _bury(self, connection: Connection, why: str) -> None:
-        """End the decoder, give each of its frames its fate, and say how it stands."""
+        """End the decoder, give each of its frames its fate, and record the state of the source."""
         signal_number = connection.decoder.end()
         if not why:
             why = f"the decoder was killed by signal {signal_number}" if signal_number else "the decoder died"
@@ -346,7 +347,7 @@ class VideoSource:
             self._over(why)
 
     def _settle(self, connection: Connection) -> None:
-        """Count the frames of a decoder that is over, and give back what it held."""
+        """Count the frames of a decoder that has ended, and release its resources."""
         counts = connection.decoder.counts
         given = connection.taken - connection.superseded - (connection.arrival is not None)
         superseded = counts.superseded + connection.superseded
@@ -383,9 +384,9 @@ class VideoSource:
 
 
 class Pauses:
-    """How long to wait before each next try: p_n = u · min(first · 2^n, longest), u uniform in [0.5, 1].
+    """The pauses before retries: p_n = u · min(first · 2^n, longest), u uniform in [0.5, 1].
 
-    After a connection that was live for longer than the longest pause they begin anew. `Random` is what u is from.
+    After a connection that was live for longer than the longest pause, n restarts at 0. u comes from `Random`.
     """
 
     def __init__(self, patience: Patience, source_of_chance: random.Random | None = None) -> None:
@@ -394,7 +395,7 @@ class Pauses:
         self._pause_s = patience.first_pause_s
 
     def next_s(self, live_for_s: float) -> float:
-        """The pause after a connection that was live for so long, 0 where it never was."""
+        """The pause after a connection that was live for `live_for_s`, 0 if it never was."""
         if live_for_s > self._patience.longest_pause_s:
             self._pause_s = self._patience.first_pause_s
         pause_s = min(self._pause_s, self._patience.longest_pause_s)
@@ -403,7 +404,7 @@ class Pauses:
 
 
 def job_of(settings: VideoSettings | CameraSettings) -> DecoderJob:
-    """What the decoder is told. Raises `ConfigError` for a command line that cannot be used."""
+    """The decoder's job. Raises `ConfigError` for an unusable command line."""
     if " " not in settings.decoder:
         return _own_job(settings)
     try:
@@ -428,10 +429,10 @@ def _own_job(settings: VideoSettings | CameraSettings) -> DecoderJob:
     if live:
         scheme = settings.address.partition(":")[0].lower()
         options = {"protocol_whitelist": f"{scheme},{_NETWORK}", "rtsp_transport": "tcp"}
-        # Do not wait for 20 frames to learn the rate, which is said by their times.
+        # Do not wait for 20 frames to learn the rate, which follows from their times.
         options |= {"fpsprobesize": "0", "analyzeduration": _ANALYZED_US}
         if not keeps_all:
-            options["fflags"] = "nobuffer"  # what was read to learn the format is too old by then
+            options["fflags"] = "nobuffer"  # the data read to detect the format is outdated by then
     return DecoderJob(
         settings.address, live, keeps_all, settings.max_pixels, settings.fps, settings.decoder, "", options
     )

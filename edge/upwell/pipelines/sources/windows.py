@@ -1,4 +1,6 @@
-"""A series of samples as windows: resampled by their times on an even grid, gaps marked. No clock is read here."""
+"""Cuts a series of samples into windows: resamples them to an even grid by their times and marks gaps. Reads no
+clock.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ _EXACT = 1e-6
 
 @dataclass(frozen=True)
 class WindowShape:
-    """How a series is cut: `size` points of a grid of `rate_hz`, a window each `step` points.
+    """How a series is cut: into windows of `size` points on a grid of `rate_hz`, one every `step` points.
 
-    Between two samples that are more than `gap_s` apart there is a gap.
+    Between two samples more than `gap_s` apart there is a gap.
     """
 
     rate_hz: float
@@ -29,7 +31,7 @@ class WindowShape:
 
 @dataclass(frozen=True, eq=False)
 class SampleWindow:
-    """`values` are float64 [size, fields], NaN where there is a gap; `missing` counts those points.
+    """A window. `values` are float64 [size, fields], NaN in a gap; `missing` counts the points in gaps.
 
     `end_s` is the time of its last point.
     """
@@ -47,13 +49,14 @@ class Windows:
 
         x(g_k) = x_a + (x_b - x_a)·(g_k - t_a) / (t_b - t_a)    where t_b - t_a ≤ gap, or g_k = t_b,
 
-    else the point is missing. Window n is the points n·step to n·step + size - 1, and is there with the first sample
-    at or after its last point. A window of which every point is missing is none: hours of silence cost nothing.
+    otherwise the point is missing. Window n is the points n·step to n·step + size - 1. It is complete with the first
+    sample at or after its last point. A window whose points are all missing is skipped: hours of silence cost
+    nothing.
 
     Interpolation is linear, without a filter: a sensor that is faster than the grid must be band-limited by itself.
 
-    A sample that is not later than the one before is left out, as one that came twice. If it is earlier by more than
-    a window, the clock was set: the grid begins anew with it, and windows that were not complete are forgotten.
+    A sample that is not later than the one before is dropped as a duplicate. If it is earlier by more than a window,
+    the clock was set: the grid restarts with it, and incomplete windows are dropped.
     """
 
     def __init__(self, shape: WindowShape) -> None:
@@ -84,10 +87,10 @@ class Windows:
         return list(self._complete())
 
     def _resampled(self, start_s: float, time_s: float, sample: Array) -> Iterator[SampleWindow]:
-        """Add the points between the sample before and this one; what is complete by then."""
+        """Add the points between the sample before and this one; return the windows that are then complete."""
         rate_hz, (last_s, last) = self._shape.rate_hz, self._last
         position = (time_s - start_s) * rate_hz
-        # Seconds since 1970 have a resolution of their own, which is something of a short period.
+        # Seconds since 1970 have a limited resolution in float64, which is a noticeable part of a short period.
         near = min(0.25, _EXACT + 2 * math.ulp(time_s) * rate_hz)
         is_on_grid = abs(position - round(position)) <= near and round(position) >= self._next
         end = round(position) if is_on_grid else max(self._next, math.floor(position) + 1)
@@ -102,7 +105,7 @@ class Windows:
         yield from self._complete()
 
     def _pass_over(self, end: int, missing: Array) -> Iterator[SampleWindow]:
-        """Add a gap up to the point `end`, of which only what windows with samples need is kept."""
+        """Add a gap up to the point `end`. Only the points needed by windows with samples are kept."""
         size, step = self._shape.size, self._shape.step
         if end - self._next > size:
             self._add([missing] * size)

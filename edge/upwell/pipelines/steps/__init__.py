@@ -1,1 +1,1 @@
-"""What is done to a frame and to the objects on it, step by step. Pure: an instant is an argument."""
+"""The steps of a pipeline: what is done to a frame and its objects. Pure: time is an argument."""

@@ -1,4 +1,4 @@
-"""Whether a frame shows anything that the last one did not, judged on its brightness alone."""
+"""Whether a frame shows anything new, judged by its brightness alone."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ DIFFERENT_LEVELS = 10.0
 
 
 class ChangeDetector:
-    """Lets a frame through where enough of it differs from the last frame that was let through.
+    """Lets a frame through if enough of it differs from the last frame that was let through.
 
-    What is compared is the mean brightness of cells of at least 8 × 8 pixels. The noise of a sensor is independent
-    from pixel to pixel, so that the mean of a cell has an eighth of it, and the difference of two means √2 eighths:
-    with a deviation of 10 levels for a pixel, which is a bad camera at night, that is 1.8. A cell counts as different
-    from 10 levels on, more than 5 deviations away, so that one in a million does by noise. An object that differs from
-    its background by 40 levels counts where it fills a quarter of a cell.
+    It compares the mean brightness of cells of at least 8 × 8 pixels. The noise of a sensor is independent from pixel
+    to pixel, so the mean of a cell has an eighth of it, and the difference of two means √2 eighths: at a standard
+    deviation of 10 levels per pixel, which is a bad camera at night, that is 1.8. A cell counts as different from 10
+    levels on, more than 5 standard deviations away, so noise alone makes less than one in a million differ. An object
+    that differs from its background by 40 levels counts if it fills a quarter of a cell.
 
-    The comparison is with the last frame let through, not with the one before: what moves too slowly to be seen from
-    frame to frame adds up until it is. What is left over at the right and at the bottom, less than a cell, is not
-    looked at.
+    It compares with the last frame let through, not with the previous one: motion too slow to be seen from frame to
+    frame adds up until it is seen. The remainder at the right and at the bottom, less than a cell, is ignored.
 
-    `above` is the share of the cells, from 0 to 1, of which more must differ. Where `at_least_s` is given, a frame is
-    let through that long after the last one, whatever it shows. `ignore` are polygons in fractions of the picture: a
-    cell with its middle in one of them neither differs nor counts.
+    `above` is a share of the cells, from 0 to 1: more than this must differ. If `at_least_s` is given, a frame is let
+    through that long after the last one, whatever it shows. `ignore` are polygons in fractions of the picture: a cell
+    whose centre is in one of them neither differs nor counts.
     """
 
     def __init__(self, above: float, at_least_s: float | None, ignore: Sequence[Polygon] = ()) -> None:
@@ -46,7 +45,9 @@ class ChangeDetector:
         self._last_s = 0.0
 
     def is_changed(self, frame: Frame) -> bool:
-        """Whether to let the frame through: the first one, one of another size, one that differs, one that is due."""
+        """Whether to let the frame through: the first one, one of another size, one that differs, or one that
+        is due.
+        """
         means = _means(frame.luma)
         if frame.luma.shape != self._shape:
             self._shape, self._looked_at = frame.luma.shape, self._mask(frame.luma.shape, means.shape)
@@ -63,7 +64,7 @@ class ChangeDetector:
         return self._at_least_s is not None and at_s - self._last_s >= self._at_least_s
 
     def _mask(self, shape: tuple[int, ...], cells: tuple[int, ...]) -> Array:
-        """Which cells [rows, columns] are looked at."""
+        """Which cells [rows, columns] are compared."""
         side = _cell_pixels(shape)
         mask = np.ones(cells, np.bool_)
         if self._ignore:

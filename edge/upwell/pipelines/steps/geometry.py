@@ -1,7 +1,8 @@
 """Zones and lines on a picture: what is inside, and what crosses.
 
-Every answer is exact: where rounding could decide on which side of a line a point lies, fractions do. So a point on
-the edge between two zones is in exactly one of them, and a path through the point where two lines meet crosses one.
+Every answer is exact: where rounding could decide on which side of a line a point lies, fractions are used. So a
+point on the edge between two zones is in exactly one of them, and a path through the point where two lines meet
+crosses one.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ _ROUNDING = (3 + 16 * 2.0**-53) * 2.0**-53
 """Relative error that the sign of a 2 × 2 determinant may suffer (Shewchuk 1997, `orient2d`, ccwerrboundA)."""
 
 _TINY = 1e-300
-"""Products below this may have lost digits, which the bound above does not allow for."""
+"""Products below this may have lost digits, which the bound above does not cover."""
 
 
 def anchor(box: Box) -> Point:
-    """The point that says where an object stands: the middle of its bottom edge."""
+    """The point at which an object stands: the middle of its box's bottom edge."""
     return (box[0] + box[2]) / 2, box[3]
 
 
 def _turn(start: Point, end: Point, point: Point) -> int:
-    """+1, 0, -1: whether `point` is to the right of the way from `start` to `end`, on it, or to its left.
+    """+1, 0, -1: whether `point` is to the right of the line from `start` to `end`, on it, or to its left.
 
-    As the picture is seen, with y downwards. The sign of (end - start) × (point - start), by floating point where its
-    error bound proves that sign, else by fractions.
+    As seen in the picture, with y pointing down. The sign of (end - start) × (point - start), in floating point if
+    its error bound proves that sign, otherwise in fractions.
     """
     first = (end[0] - start[0]) * (point[1] - start[1])
     second = (end[1] - start[1]) * (point[0] - start[0])
@@ -52,8 +53,8 @@ def _turn(start: Point, end: Point, point: Point) -> int:
 def contains(polygon: Polygon, point: Point) -> bool:
     """Whether the point is in the polygon: even-odd rule, by the edges that a ray to the right crosses.
 
-    Half open: a point on a left or an upper edge is inside, one on a right or a lower edge is not, so that polygons
-    that share an edge share no point. O(corners).
+    Half open: a point on a left or upper edge is inside, one on a right or lower edge is not, so polygons that share
+    an edge share no point. O(corners).
     """
     inside = False
     y = point[1]
@@ -61,19 +62,18 @@ def contains(polygon: Polygon, point: Point) -> bool:
         start = polygon[number - 1]
         if (start[1] > y) != (end[1] > y):
             upper, lower = (start, end) if start[1] < end[1] else (end, start)
-            inside ^= _turn(upper, lower, point) > 0  # the right hand of somebody who walks down points to the left
+            inside ^= _turn(upper, lower, point) > 0  # walking down the edge, the right hand points left
     return inside
 
 
 def crossing(line: Line, before: Point, after: Point) -> int:
-    """+1 or -1 where the step from `before` to `after` crosses the line, 0 where it does not.
+    """+1 or -1 if the step from `before` to `after` crosses the line, 0 if it does not.
 
-    +1 is from the left hand to the right of somebody who looks from the line's first point to its second: for
-    `[[0, 0.5], [1, 0.5]]`, downwards. Two segments cross where each has its ends on different sides of the other. What
-    lies exactly on the other one belongs to its right, in an order of the ends that depends on neither direction.
-    That makes it half open: steps that meet on the line, or run along it, cross once in sum; lines that meet are
-    crossed once at the place where they meet, or by +1 and -1 where a path only touches them there; and the way back
-    undoes the way there.
+    +1 is from the left to the right as seen from the line's first point towards its second: for `[[0, 0.5], [1,
+    0.5]]`, downwards. Two segments cross if each has its ends on different sides of the other. An end exactly on the
+    other segment counts as on its right, in an order of the ends that depends on neither direction. That makes the
+    rule half open: steps that meet on the line, or run along it, cross once in total. Where lines meet, a path
+    crosses once, or by +1 and -1 if it only touches them. The way back undoes the way there.
     """
     start, end = sorted(line)
     first, second = sorted((before, after))
@@ -84,9 +84,9 @@ def crossing(line: Line, before: Point, after: Point) -> int:
 
 
 def line_distance(line: Line, box: Box) -> float:
-    """How far the object's anchor is from the straight through the line, in sizes of its box.
+    """How far the object's anchor is from the infinite line through `line`, in sizes of its box.
 
-    Widths of the box along x, heights along y: the same for any shape of picture and any distance from the camera.
+    Box widths along x, box heights along y: independent of the picture's shape and the distance from the camera.
     """
     (x1, y1), (x2, y2) = (_in_boxes(point, box) for point in line)
     length = math.hypot(x2 - x1, y2 - y1)
@@ -116,7 +116,7 @@ def _from_origin(start: Point, end: Point) -> float:
 class Zones:
     """The polygons and the lines of a pipeline, by name. Immutable.
 
-    Raises `ValueError` for one that is no polygon or no line, and for a name that is used twice.
+    Raises `ValueError` for an invalid polygon or line, and for a name that is used twice.
     """
 
     def __init__(self, polygons: Mapping[str, Polygon], lines: Mapping[str, Line]) -> None:
@@ -139,11 +139,11 @@ class Zones:
         )
 
     def locate(self, objects: Iterable[FoundObject]) -> tuple[FoundObject, ...]:
-        """The objects, each with the zones that its anchor is in."""
+        """The objects, each with the zones that contain its anchor."""
         return tuple(replace(found, zones=self.around(anchor(found.box))) for found in objects)
 
     def around(self, point: Point) -> frozenset[str]:
-        """The names of the zones that the point is in; none for one that is no finite number."""
+        """The names of the zones that contain the point; none if it is not finite."""
         if not (math.isfinite(point[0]) and math.isfinite(point[1])):
             return frozenset()
         return frozenset(name for name, polygon in self.polygons.items() if contains(polygon, point))

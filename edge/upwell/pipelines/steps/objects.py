@@ -1,4 +1,4 @@
-"""What several steps ask of the objects of a frame: which are kept, and how much their boxes overlap."""
+"""Operations on the objects of a frame that several steps share: selection, and overlap of boxes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LOST_S = 2.0
 def keep(
     objects: Iterable[FoundObject], labels: Collection[str] | None = None, min_score: float = 0.0
 ) -> tuple[FoundObject, ...]:
-    """The objects with one of these labels (None: any) and at least this score. A score that is no number is none."""
+    """The objects with one of these labels (None: any) and at least this score. A score that is NaN never passes."""
     return tuple(found for found in objects if (labels is None or found.label in labels) and found.score >= min_score)
 
 
 def has_area(found: FoundObject) -> bool:
-    """Whether its box is of finite numbers and not empty, so that overlaps with it are defined."""
+    """Whether its box is finite and not empty, so that overlaps with it are defined."""
     x1, y1, x2, y2 = found.box
     return x1 < x2 and y1 < y2 and math.isfinite(x2 - x1) and math.isfinite(y2 - y1)
 

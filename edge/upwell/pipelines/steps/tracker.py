@@ -1,19 +1,19 @@
 """Which object of a frame is which object of the frames before: ByteTrack, by time instead of by frames.
 
-Boxes are followed by a Kalman filter in seconds: where a box is, how fast it moves, and how sure that is.
+A Kalman filter in seconds follows each box: its place, its speed, and their uncertainty.
 
-A box is (cx, cy, aspect, height): its centre, its width by its height, and its height, as SORT and ByteTrack have it.
-Each of the four is a filter of its own, since none of the noise couples them. A state is float64 [n, 4, 5]: for each
-of the four the value x and its rate v per second, then their covariance: var(x), cov(x, v), var(v).
+A box is (cx, cy, aspect, height): its centre, its width divided by its height, and its height, as in SORT and
+ByteTrack. Each of the four has its own filter, since no noise couples them. A state is float64 [n, 4, 5]: for each of
+the four the value x and its rate v per second, then their covariance: var(x), cov(x, v), var(v).
 
-Motion: x moves by v·dt; v and x are also pushed at random, v with the density a² per second (white acceleration) and x
-with p² per second. Over dt seconds that adds to the covariance
+Motion: x moves by v·dt; v and x also take random steps, v with density a² per second (white acceleration) and x with
+p² per second. Over dt seconds that adds to the covariance
 
     var(x): p²·dt + a²·dt³/3      cov(x, v): a²·dt²/2      var(v): a²·dt
 
-which is exact for any dt: one long step is the same as several short ones. ByteTrack (arXiv 2110.06864) counts frames
-instead, with the noise per frame in shares of the height: h/20 of position, h/160 of speed. Here are those figures at
-30 frames a second, so that a source of 5 frames a second, or one of which frames are left out, is followed as well.
+which is exact for any dt: one long step equals several short ones. ByteTrack (arXiv 2110.06864) counts frames
+instead, with the noise per frame in shares of the height: h/20 for position, h/160 for speed. These figures are taken
+at 30 frames a second, so a source of 5 frames a second, or one with frames left out, is followed as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MIN_HEIGHT, _MIN_ASPECT = 1e-6, 1e-3
 
 
 def _std(height: Array, of_height: float, of_aspect: float) -> Array:
-    """Standard deviation [n, 4]: a share of the height, but a figure of its own for the aspect."""
+    """Standard deviation [n, 4]: a share of the height, with its own figure for the aspect."""
     return height[:, None] * (of_height * _OF_HEIGHT) + of_aspect * _OF_ASPECT
 
 
@@ -57,7 +57,7 @@ def as_boxes(states: Array) -> Array:
 
 
 def begin(measured: Array) -> Array:
-    """The states of boxes that are seen for the first time, which may move at any speed."""
+    """The states of boxes that are seen for the first time and may move at any speed."""
     height = measured[:, 3]
     states = np.zeros((*measured.shape, 5))
     states[:, :, 0] = measured
@@ -73,7 +73,7 @@ def predict(states: Array, dt_s: float) -> Array:
     push = _std(height, _FPS**0.5 / 20, _FPS**0.5 * 1e-2) ** 2  # p²
     acceleration = _std(height, _FPS**1.5 / 160, _FPS**1.5 * 1e-5) ** 2  # a²
     x = x + v * dt_s
-    # A box that shrinks for as long as it is hidden must not turn inside out.
+    # A box that shrinks while it is hidden must not turn inside out.
     x[:, 2], x[:, 3] = np.maximum(x[:, 2], _MIN_ASPECT), np.maximum(x[:, 3], _MIN_HEIGHT)
     return np.stack(
         (
@@ -88,9 +88,9 @@ def predict(states: Array, dt_s: float) -> Array:
 
 
 def correct(states: Array, measured: Array) -> Array:
-    """The states once they have been measured [n, 4], with ByteTrack's noise of measuring: h/20, and 0.1 of aspect.
+    """The states after a measurement [n, 4], with ByteTrack's measurement noise: h/20, and 0.1 for the aspect.
 
-    Gain k = cov(·, x) / (var(x) + r); what remains of the covariance is what the measurement does not explain.
+    Gain k = cov(·, x) / (var(x) + r); the remaining covariance is what the measurement does not explain.
     """
     x, v, xx, xv, vv = np.moveaxis(states, 2, 0)
     total = xx + _std(x[:, 3], 1 / 20, 1e-1) ** 2
@@ -102,23 +102,25 @@ def correct(states: Array, measured: Array) -> Array:
 
 
 _NEW_SPEED = 2.5
-"""How far a new object may go in a second, in sizes of its box, which is grown by as much on each side."""
+"""How far a new object may go in a second, in sizes of its box; the box is extended by that on each side."""
 
 _MOST_GROWTH = 0.5
 
 _LONGEST_STEP_S = 1.0
-"""How far ahead a gap without any look moves the boxes: who moved on would have been looked at."""
+"""Maximum time by which a gap without frames moves the boxes: had something moved on, there would have been frames."""
 
 MAX_OBJECTS = 500
-"""Objects of a look that are followed, those of the highest scores; and half of the tracks that are kept at most."""
+"""Maximum number of objects followed per frame, those with the highest scores; at most twice as many tracks are
+kept.
+"""
 
 
 @dataclass(eq=False)
 class _Track:
-    """One object over time. `id` is 0 until a second look confirms it."""
+    """One object over time. `id` is 0 until a second observation confirms it."""
 
     label: str
-    state: Array  # [4, 5], as the module says
+    state: Array  # [4, 5], see the module's docstring
     last_box: Array  # [4], where it was last seen
     id: int = 0
     missed_since_s: float | None = None
@@ -126,7 +128,9 @@ class _Track:
 
 @dataclass(frozen=True)
 class _Stage:
-    """How a look is compared with tracks: the overlap that a pair needs, with which of their boxes, grown by what."""
+    """How objects are compared with tracks: the overlap that a pair needs, and which boxes are compared, extended by
+    what.
+    """
 
     least_iou: float
     where_last_seen: bool = False
@@ -137,10 +141,10 @@ _PREDICTED, _LOW_SCORES, _WHERE_LAST_SEEN = _Stage(0.2), _Stage(0.5), _Stage(0.3
 
 
 def assign(similarity: Array, least: float) -> list[tuple[int, int]]:
-    """The pairs (row, column) of which the similarities have the largest sum; none below `least`, which is positive.
+    """The pairs (row, column) with the largest sum of similarities; none below `least`, which is positive.
 
-    What is below counts as 0 before the assignment, not after it: else a pair that is then taken apart could have
-    kept another one from forming. The Hungarian method of scipy, O(n³).
+    Similarities below count as 0 before the assignment, not after it: otherwise a pair that is then rejected could
+    have prevented another one. The Hungarian method of scipy, O(n³).
     """
     admissible = np.where(similarity >= least, similarity, 0.0)
     rows, columns = linear_sum_assignment(admissible, maximize=True)
@@ -150,23 +154,28 @@ def assign(similarity: Array, least: float) -> list[tuple[int, int]]:
 class Tracker:
     """Multi-object tracking after ByteTrack (Zhang et al., ECCV 2022, arXiv 2110.06864).
 
-    Of each look at a frame, in this order, always between objects of the same label:
+    For each frame, in this order, always between objects of the same label:
 
-    1. Objects of a score of at least `high` are assigned to the confirmed tracks, by IoU with the boxes that a Kalman
+    1. Objects with a score of at least `high` are assigned to the confirmed tracks, by IoU with the boxes that a
+    Kalman
        filter predicts for the instant.
-    2. Objects of a score from `low` to `high` are assigned to the tracks that are left and were seen in the look
-       before: what is partly hidden has a low score, and so has what is no object, which is why these begin no track.
-    3. What is left of (1) is compared with the places where the tracks that are left were last seen: an object that
-       stopped while it was hidden, or while frames alike were left out, is not where its speed would have taken it
+    2. Objects with a score from `low` to `high` are assigned to the remaining tracks that were seen in the previous
+    frame.
+       A partly hidden object has a low score, and so has a false detection, which is why these begin no track.
+    3. The remaining objects of (1) are compared with the places where the remaining tracks were last seen. An object
+    that
+       stopped while it was hidden, or while equal frames were left out, is not where its speed would have taken it
        (observation-centric recovery of OC-SORT, arXiv 2203.14360).
-    4. Then with the objects that the look before saw for the first time; one that is seen again is confirmed. As it
-       is not known where these go, boxes are grown by how far they may have gone (buffered IoU, arXiv 2211.14317):
-       at 5 frames a second somebody who walks past is half his width further on, and would not overlap enough.
-    5. What is left then is a new object.
+    4. Then with the objects that the previous frame saw for the first time; one that is seen again is confirmed.
+    Since
+       their direction is unknown, boxes are extended by how far they may have gone (buffered IoU, arXiv 2211.14317):
+       at 5 frames a second a person walking past is half a width further on, and would not overlap enough.
+    5. What is left is a new object.
 
-    Time is the instant of capture in seconds, not a count of frames. A track is over when it has not been seen for
-    more than `lost_s` since the first look that missed it: a gap between looks alone ends nothing, as frames may be
-    left out because nothing changed. Sizes and noise are shares of the box's height, x and y fractions of the picture.
+    Time is the instant of capture in seconds, not a count of frames. A track ends when it has not been seen for more
+    than `lost_s` since the first frame that missed it. A gap between frames alone ends nothing, since frames may be
+    left out because nothing changed. Sizes and noise are shares of the box's height, x and y fractions of the
+    picture.
     """
 
     def __init__(self, lost_s: float = LOST_S, high: float = 0.5, low: float = 0.1) -> None:
@@ -176,10 +185,10 @@ class Tracker:
         self._at_s: float | None = None
 
     def update(self, objects: Sequence[FoundObject], captured_s: float) -> tuple[FoundObject, ...]:
-        """Those of a frame's objects that belong to a confirmed track, in their order, each with its `track`.
+        """The objects of a frame that belong to a confirmed track, in their order, each with its `track`.
 
-        Ids count from 1 in the order of confirmation and are never used again. A box that is empty or no finite number
-        is passed over. A `captured_s` before the last one counts as the last one.
+        Ids count from 1 in the order of confirmation and are never reused. A box that is empty or not finite is
+        skipped. A `captured_s` before the last one counts as the last one.
         """
         before_s = captured_s if self._at_s is None else self._at_s
         now_s = self._at_s = max(captured_s, before_s)
@@ -195,7 +204,7 @@ class Tracker:
         look.match([track for track in self._tracks if not track.id], high, new)
         self._settle(look, now_s)
         self._tracks += [_begun(objects[number]) for number in high if number not in look.track_of]
-        if len(self._tracks) > 2 * MAX_OBJECTS:  # those that are missed the longest go first
+        if len(self._tracks) > 2 * MAX_OBJECTS:  # those missed for longest go first
             self._tracks.sort(
                 key=lambda track: now_s - (now_s if track.missed_since_s is None else track.missed_since_s)
             )
@@ -207,12 +216,12 @@ class Tracker:
             return
         states = np.stack([track.state for track in self._tracks])
         hidden = [track.missed_since_s is not None for track in self._tracks]
-        states[hidden, 2:, 1] = 0.0  # what is hidden keeps its size, as in ByteTrack
+        states[hidden, 2:, 1] = 0.0  # a hidden object keeps its size, as in ByteTrack
         for track, state in zip(self._tracks, predict(states, dt_s), strict=True):
             track.state = state
 
     def _settle(self, look: _Look, now_s: float) -> None:
-        """Correct what was seen, confirm what was seen again, and end what has been missed for too long."""
+        """Correct the tracks that were seen, confirm those seen again, and end those missed for too long."""
         if look.track_of:
             numbers, tracks = sorted(look.track_of), [look.track_of[number] for number in sorted(look.track_of)]
             boxes = look.boxes[numbers]
@@ -234,7 +243,7 @@ class Tracker:
 
 
 class _Look:
-    """The objects of one frame, and the tracks that they turn out to belong to: `track_of`, by an object's number."""
+    """The objects of one frame, and the tracks they are assigned to: `track_of`, by an object's number."""
 
     def __init__(self, objects: Sequence[FoundObject]) -> None:
         usable = [number for number, found in enumerate(objects) if has_area(found) and found.score > 0]
@@ -245,7 +254,7 @@ class _Look:
         self._labels = [found.label for found in objects]
 
     def match(self, tracks: Sequence[_Track], numbers: Sequence[int], stage: _Stage) -> None:
-        """Assign what is left of the objects `numbers` to what is left of the tracks."""
+        """Assign the remaining ones of the objects `numbers` to the remaining ones of the tracks."""
         taken = set(map(id, self.track_of.values()))
         free = [track for track in tracks if id(track) not in taken]
         open_ = [number for number in numbers if number not in self.track_of]
@@ -262,7 +271,7 @@ class _Look:
 
 
 def _grown(boxes: Array, share: float) -> Array:
-    """The boxes [n, 4] with that share of their size more on each side."""
+    """The boxes [n, 4], extended on each side by that share of their size."""
     around = share * (boxes[:, 2:] - boxes[:, :2])
     return np.hstack((boxes[:, :2] - around, boxes[:, 2:] + around))
 

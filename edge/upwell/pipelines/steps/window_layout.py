@@ -1,4 +1,4 @@
-"""How a window of a series lies in the tensor that a model takes."""
+"""Fits a window of a series into the tensor that a model takes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from upwell.shared.tensors import Array
 
 
 def laid_out(window: Array, shape: Sequence[int]) -> Array:
-    """The window [size, fields] as a tensor of this shape without its rows, in which -1 takes any number.
+    """The window [size, fields] as a tensor of this shape without its batch dimension, in which -1 takes any number.
 
-    As it is, else with the fields first, else flat, point by point; dimensions of 1 may stand anywhere. Raises
-    `ValueError` where none of these fits.
+    Unchanged, or with the fields first, or flattened point by point; dimensions of 1 may stand anywhere. Raises
+    `ValueError` if none of these fits.
     """
     for turned in (window, window.T, window.reshape(-1)):
         wanted = _filled(shape, turned.shape)
@@ -26,7 +26,7 @@ def laid_out(window: Array, shape: Sequence[int]) -> Array:
 
 
 def _filled(shape: Sequence[int], given: Sequence[int]) -> tuple[int, ...] | None:
-    """The shape with a number for each -1; None where what is given does not fit."""
+    """The shape with a number for each -1; None if the window does not fit."""
     if len(shape) == len(given):
         return tuple(given) if all(one in (-1, size) for one, size in zip(shape, given, strict=True)) else None
     sizes = [size for size in given if size != 1]
