@@ -515,6 +515,49 @@ def test_a_model_of_trees(tmp_path: Path, in_process: InProcess, name: str) -> N
     np.testing.assert_allclose(answers[scores.name], expected[name], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("sklearn_raw", "logits", "raw scores"),
+        ("xgboost_raw", "logits", "raw scores"),
+        ("sklearn_distances", "tensor", ""),
+    ],
+)
+def test_scores_that_are_no_probabilities(
+    tmp_path: Path, in_process: InProcess, name: str, kind: str, said: str
+) -> None:
+    model = Path(shutil.copy(FOLDER / f"{name}.onnx", tmp_path / "model.onnx"))
+    report = init(in_process, model)
+    outputs, _ = asked(model, {report["inputs"][0]["name"]: arrays("trees.npz")["rows"]})
+    assert [one.kind for one in outputs] == ["tensor", kind]
+    assert [one["comment"][: len(said)] for one in report["check"]] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind"), [("Softmax", "probabilities"), ("Sigmoid", "tensor"), ("Identity", "tensor")]
+)
+@pytest.mark.parametrize("rows", ["N", 1])
+def test_a_name_alone_makes_no_probabilities(
+    tmp_path: Path, in_process: InProcess, operator: str, kind: str, rows: str | int
+) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node(operator, ["y"], ["probabilities"])]
+    weights = {"w": np.arange(12, dtype=np.float32).reshape(4, 3) - 5}
+    save(tmp_path / "model.onnx", nodes, [tensor("x", [rows, 4])], [tensor("probabilities", [rows, 3])], weights)
+    report = init(in_process, tmp_path / "model.onnx")
+    outputs, _ = asked(tmp_path / "model.onnx", {"x": np.ones((1, 4), np.float32)})
+    assert outputs[0].kind == kind
+    assert len(report["check"]) == (operator == "Identity")
+    assert len(report["not_known"]) == (operator == "Sigmoid")
+
+
+def test_a_softmax_over_rows_makes_no_probabilities(tmp_path: Path, in_process: InProcess) -> None:
+    nodes = [helper.make_node("Softmax", ["x"], ["probabilities"], axis=0)]
+    save(tmp_path / "model.onnx", nodes, [tensor("x", [2, 4])], [tensor("probabilities", [2, 4])])
+    init(in_process, tmp_path / "model.onnx")
+    outputs, _ = asked(tmp_path / "model.onnx", {"x": np.ones((2, 4), np.float32)})
+    assert outputs[0].kind == "tensor"
+
+
 def test_a_zipmap_is_refused_with_what_leaves_it_out(tmp_path: Path, in_process: InProcess) -> None:
     model = Path(shutil.copy(FOLDER / "sklearn_zipmap.onnx", tmp_path / "model.onnx"))
     assert "options={'zipmap': False}" in refused(in_process("model", "init", model))

@@ -137,19 +137,32 @@ def trees() -> None:
     import xgboost
     from onnxmltools.convert.common.data_types import FloatTensorType
     from skl2onnx import to_onnx
+    from sklearn.cluster import KMeans
     from sklearn.datasets import load_iris
     from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
 
     rows, classes = load_iris(return_X_y=True)
     rows = rows.astype(np.float32)
     forest = RandomForestClassifier(3, max_depth=3, random_state=0).fit(rows, classes)
     boosted = xgboost.XGBClassifier(n_estimators=2, max_depth=2).fit(rows, classes)
     light = lightgbm.LGBMClassifier(n_estimators=2, max_depth=2, verbose=-1).fit(rows, classes)
+    linear = LogisticRegression(max_iter=500).fit(rows, classes)
+    raw = xgboost.train(
+        {"objective": "multi:softmax", "num_class": 3, "max_depth": 2}, xgboost.DMatrix(rows, classes), 2
+    )
     takes = [("input", FloatTensorType([None, 4]))]
     for name, model in {
         "sklearn": to_onnx(forest, rows[:1], options={"zipmap": False}, target_opset={"": 17, "ai.onnx.ml": 3}),
         "sklearn_zipmap": to_onnx(forest, rows[:1], target_opset={"": 17, "ai.onnx.ml": 3}),
+        "sklearn_raw": to_onnx(
+            linear, rows[:1], options={"zipmap": False, "raw_scores": True}, target_opset={"": 17, "ai.onnx.ml": 3}
+        ),
+        "sklearn_distances": to_onnx(
+            KMeans(3, n_init=1, random_state=0).fit(rows), rows[:1], target_opset={"": 17, "ai.onnx.ml": 3}
+        ),
         "xgboost": onnxmltools.convert_xgboost(boosted, initial_types=takes),
+        "xgboost_raw": onnxmltools.convert_xgboost(raw, initial_types=takes),
         "lightgbm": onnxmltools.convert_lightgbm(light, initial_types=takes, zipmap=False),
     }.items():
         (FOLDER / f"{name}.onnx").write_bytes(model.SerializeToString())

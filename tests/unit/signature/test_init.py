@@ -29,16 +29,16 @@ def started(inputs: list[Spec], outputs: list[Spec]) -> tuple[str, Processor]:
         (
             [("x", "FP32", (1, 28, 28, 1))],
             [("softmax_out", "FP32", (1, 10))],
-            ["image", "probabilities"],
+            ["image", "tensor"],
             ["color: gray"],
         ),
         (
             [("x:0", "UINT8", (1, 8, 8, 3))],
             [("y:0", "UINT8", (1, 10))],
-            ["image", "probabilities"],
+            ["image", "tensor"],
             ['dequantize: {from: "y:0"'],
         ),
-        ([("x", "INT8", (1, 8, 8, 1))], [("y", "INT8", (1, 10))], ["image", "probabilities"], ["zero_point: -128"]),
+        ([("x", "INT8", (1, 8, 8, 1))], [("y", "INT8", (1, 10))], ["image", "tensor"], ["zero_point: -128"]),
         (
             [("images", "FP32", (1, 3, 640, 640))],
             [("output0", "FP32", (1, 84, 8400))],

@@ -18,6 +18,11 @@ LABELS_NAME, TOKENIZER_NAME = "labels.txt", "tokenizer.json"
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 """Hugging Face's names of a tokenizer's tensors; the first is always present."""
 
+NAMED_AS_PROBABILITIES = re.compile("prob|softmax", re.IGNORECASE)
+ScoresKind = Literal["", "probabilities", "logits", "raw", "each", "tensor", "shares", "unlike"]
+"""What scores are: `raw` ones of classes, whose softmax nobody trained; one by itself for `each` class; a `tensor` of
+other numbers; `shares` of 0 to 1 that do not sum to 1; something else `unlike` probabilities. Empty: nobody knows."""
+
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _RESERVED = frozenset(("null", "true", "false"))
 _MIN_BOXES = 64
@@ -65,7 +70,7 @@ class ExporterFacts:
     source: str = ""
     labels: tuple[str, ...] = ()
     picture: PictureFacts = PictureFacts()
-    scores: Literal["", "probabilities", "logits"] = ""
+    scores: ScoresKind = ""
     classifies: bool = False
     boxes: Mapping[str, str] | None = None
     activation: str = ""
@@ -302,17 +307,24 @@ def _dequantize(spec: TensorSpec, quantization: tuple[float, int] | None) -> lis
 
 
 def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
-    name = _text(spec.name)
-    if known.facts.scores:
-        return [f"{name}: {{kind: {known.facts.scores}{labels}}}"]
-    if spec.datatype not in FLOATS:
-        return ["# tensor, where these are no class scores", f"{name}: {{kind: probabilities{labels}}}"]
+    name, scores = _text(spec.name), known.facts.scores
+    if scores in ("probabilities", "logits"):
+        return [f"{name}: {{kind: {scores}{labels}}}"]
+    if scores == "raw":
+        return ["# raw scores: softmax tells their order, not how sure they are", f"{name}: {{kind: logits{labels}}}"]
+    if scores in ("each", "tensor"):
+        return [f"{name}: {{kind: tensor}}"]
     if re.search("embed|pooled", spec.name, re.IGNORECASE):
         return [f"{name}: {{kind: embedding}}"]
-    if re.search("prob|softmax", spec.name, re.IGNORECASE):
+    named = bool(NAMED_AS_PROBABILITIES.search(spec.name)) or (not scores and spec.datatype not in FLOATS)
+    if (named or scores == "shares") and not labels:
+        kinds = "logits" if scores else "probabilities, where a row sums to 1; logits"
+        return [f"# {kinds}, where these are scores of classes", f"{name}: {{kind: tensor}}"]
+    if named and not scores:
         return ["# logits, where a row does not sum to 1", f"{name}: {{kind: probabilities{labels}}}"]
+    check = "" if scores else "probabilities, where a row sums to 1; "
     return [
-        "# probabilities, where a row sums to 1; embedding or tensor, where these are no class scores",
+        f"# {check}embedding or tensor, where these are no class scores",
         f"{name}: {{kind: logits{labels}}}",
     ]
 

@@ -19,13 +19,20 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_named
 from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.init import LABELS_NAME, TOKENIZER_NAME, ExporterFacts, starting_description
+from upwell.shared.signature.init import (
+    LABELS_NAME,
+    TOKENIZER_NAME,
+    ExporterFacts,
+    ScoresKind,
+    starting_description,
+)
 from upwell.shared.signature.keys import MAX_TOKENIZER_BYTES
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.describe.exporters import facts_of, own_metadata, tflite_facts
 from upwell.tools.describe.foreign import model_file
-from upwell.tools.describe.trial import TrialResult, scores_of, try_sample
+from upwell.tools.describe.scores import scores_of
+from upwell.tools.describe.trial import TrialResult, try_sample
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
 MAX_LABELS_BYTES = 1 << 20
@@ -74,10 +81,22 @@ def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float,
     if any(spec.datatype == "FP16" and len(spec.shape) == 4 for spec in runtime.inputs):
         note = "its pictures are FP16, which no step makes: its input is a tensor here; export it with inputs of FP32"
         facts = replace(facts, notes=(*facts.notes, note))
-    if facts.scores or facts.boxes is not None:
+    if facts.boxes is not None:
         return facts
-    found = scores_of(runtime, quantization)
-    return replace(facts, scores="logits" if facts.classifies and not found else found)
+    return _with_scores(facts, scores_of(runtime, quantization, file))
+
+
+def _with_scores(facts: ExporterFacts, found: ScoresKind) -> ExporterFacts:
+    """The facts with what the scores were found to be, where no file says it, or one without the softmax says it."""
+    if facts.scores and (facts.scores, found) != ("logits", "probabilities"):
+        return facts
+    if found == "each":
+        note = "each class has a probability by itself, which no kind says: its scores are a tensor here"
+        return replace(facts, scores=found, labels=(), notes=(*facts.notes, note))
+    if found == "tensor":
+        return replace(facts, scores=found, labels=())
+    is_known = found in ("probabilities", "raw")
+    return replace(facts, scores="logits" if facts.classifies and not is_known else found)
 
 
 def _described(

@@ -7,20 +7,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
+from upwell.edge.models.plausible import implausible
 from upwell.edge.runtimes.base import Runtime
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_named
 from upwell.shared.signature.description import load_description
 from upwell.shared.signature.detections import CORNERS, FIELDS, KEYPOINT
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.segments import UNSEEN
 from upwell.shared.signature.signature import LogicalOutput
-from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.shared.tensors import Array
 
 MAX_PICTURE_BYTES = 64 << 20
 _BEST = 5
@@ -28,8 +28,6 @@ _SCORE, _CLASS = 4, 5
 _LINE = 3
 _SEEN = 0.5
 _TINT = 120
-_RUNS = 3
-_SLACK = 0.03  # the steps of an int8 output add up to so much
 _COLOUR = "#e4572e"
 
 
@@ -39,41 +37,6 @@ class TrialResult:
 
     lines: tuple[str, ...]
     drawn: Path | None = None
-
-
-def scores_of(runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> Literal["", "probabilities"]:
-    """Whether the model's only scores are probabilities, by runs on random inputs: each row is positive and sums to 1.
-
-    Empty where they are not, there are several, or nobody says how large an input is. Whole numbers beside them, the
-    class that converters of scikit-learn add, count for nothing.
-    """
-    outputs = [one for one in runtime.outputs if len(one.shape) != 1 or one.datatype not in ("INT64", "BYTES")]
-    if len(outputs) != 1 or len(outputs[0].shape) != 2 or 0 <= outputs[0].shape[1] < 2:
-        return ""
-    if any(size < 0 for spec in runtime.inputs for size in spec.shape[1:]):
-        return ""
-    chance = np.random.default_rng(0)
-    scale, zero_point = quantization.get(outputs[0].name, (1.0, 0))
-    for _ in range(_RUNS):
-        inputs = {spec.name: _random(spec, chance) for spec in runtime.inputs}
-        try:
-            rows = (runtime.run(inputs)[outputs[0].name].astype(np.float64) - zero_point) * scale
-        except UpwellError:
-            return ""
-        if rows.min() < -_SLACK or np.abs(rows.sum(axis=1) - 1).max() > _SLACK:
-            return ""
-    return "probabilities"
-
-
-def _random(spec: TensorSpec, chance: np.random.Generator) -> Array:
-    shape = [max(size, 1) for size in spec.shape]
-    dtype = numpy_dtype(spec.datatype)
-    if dtype.kind == "f":
-        return chance.uniform(-1, 1, shape).astype(dtype)
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return chance.integers(max(limits.min, 0), min(limits.max, 127), shape, endpoint=True).astype(dtype)
-    return np.full(shape, b"", object) if dtype == np.object_ else np.zeros(shape, dtype)
 
 
 def try_sample(runtime: Runtime, description: Path, sample: str) -> TrialResult:
@@ -100,10 +63,10 @@ def _answered(runtime: Runtime, processor: Processor, data: bytes) -> Mapping[st
 
 
 def _shown(outputs: Sequence[LogicalOutput], answer: Mapping[str, Array]) -> TrialResult:
-    """The best classes, where there are some, else what each output is."""
+    """The best classes and what contradicts them, where there are some, else what each output is."""
     scores = next((one for one in outputs if one.kind in ("probabilities", "logits")), None)
     if scores is not None:
-        return TrialResult(_classes(scores, answer[scores.name][0]))
+        return TrialResult((*_classes(scores, answer[scores.name][0]), *implausible(outputs, answer)))
     return TrialResult(tuple(_described(answer)))
 
 

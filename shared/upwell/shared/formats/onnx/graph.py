@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,11 @@ _LENGTH = 2
 _GRAPH, _METADATA, _FUNCTION = 7, 14, 25
 _NODE, _INITIALIZER, _SPARSE, _INPUT, _OUTPUT, _VALUE = 1, 5, 15, 11, 12, 13
 _NAME, _OPERATOR, _ATTRIBUTE = 3, 4, 5
-_TENSOR, _BODY, _BODIES = 5, 6, 11
+_TEXT, _TENSOR, _BODY, _BODIES = 4, 5, 6, 11
 """Fields of ModelProto, GraphProto, NodeProto and AttributeProto."""
 _LEVELS = 3
 """Levels from a graph to the body of one of its nodes: node, attribute, graph."""
+_LONGEST_SETTING = 64
 _LOCATIONS = {0: False, 1: True}
 """Values of `data_location`, and whether the data is external. Protobuf skips any other."""
 
@@ -50,7 +51,7 @@ _LOCATIONS = {0: False, 1: True}
 class OnnxNode:
     """One node. `inputs` and `outputs` are names of tensors, empty where an optional one is left out.
 
-    `bodies` are the graphs that it runs (If, Loop, Scan).
+    `bodies` are the graphs that it runs (If, Loop, Scan); `settings` are its attributes that are short texts.
     """
 
     name: str
@@ -59,6 +60,7 @@ class OnnxNode:
     inputs: Sequence[str]
     outputs: Sequence[str]
     bodies: Sequence[OnnxGraph] = ()
+    settings: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def is_standard(self) -> bool:
@@ -173,6 +175,12 @@ def read_metadata(path: Path) -> dict[str, str]:
         return {_text_of(data, span, 1): _text_of(data, span, 2) for span in entries}
 
 
+def read_producer(path: Path) -> str:
+    """The name of the program that wrote the ONNX file at `path`, as the file says it. Raises as `read_graph`."""
+    with opened(path) as data:
+        return _text_of(data, (0, data.size), 2)
+
+
 def named_apart(data: bytes) -> bytes:
     """The ONNX file `data` with a name for each node of its main graph that has none, or one that another has.
 
@@ -254,6 +262,7 @@ def _node(path: Path, data: Contents, span: Span, depth: int) -> tuple[OnnxNode,
     """A node, and the tensor that an attribute of it holds."""
     texts: dict[int, list[str]] = {1: [], 2: [], _NAME: [""], _OPERATOR: [""], 7: [""]}
     bodies: list[OnnxGraph] = []
+    settings: dict[str, bytes] = {}
     constant = None
     for number, part in _parts(data, [span]):
         if number in texts:
@@ -265,8 +274,12 @@ def _node(path: Path, data: Contents, span: Span, depth: int) -> tuple[OnnxNode,
                 _graph(path, data, spans, depth + _LEVELS) for spans in ([one] if one else []) + [[at] for at in many]
             ]
             constant = _constant(data, *tensor)[1] if tensor else constant
+            short = [
+                data[begin:end] for kind, (begin, end) in held if kind == _TEXT and end - begin <= _LONGEST_SETTING
+            ]
+            settings |= {_text_of(data, part, 1): text for text in short}
     name, operator, domain = (texts[kind][-1] for kind in (_NAME, _OPERATOR, 7))
-    return OnnxNode(name, operator, domain, tuple(texts[1]), tuple(texts[2]), tuple(bodies)), constant
+    return OnnxNode(name, operator, domain, tuple(texts[1]), tuple(texts[2]), tuple(bodies), settings), constant
 
 
 def _constant(data: Bytes, *spans: Span) -> tuple[str, Constant]:

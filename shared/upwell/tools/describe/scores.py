@@ -1,0 +1,123 @@
+"""What a model's only scores are, by runs on random inputs and by what its graph ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from upwell.edge.runtimes.base import Runtime
+from upwell.shared.errors import UpwellError
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.graph import OnnxNode, read_graph, read_producer
+from upwell.shared.signature.init import NAMED_AS_PROBABILITIES, ScoresKind
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+_SCALES = (1.0, 1.0, 1.0, 30.0, 1000.0)
+"""Factors of the random inputs: a tree is not walked through by numbers of one size."""
+_SLACK = 0.03  # the steps of an int8 output add up to so much
+_PICTURE, _OTHER = 224, 8
+"""Sizes tried where a tensor does not fix one."""
+
+_SAME = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_CLASSIFIERS = ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
+_REGRESSORS = ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor", "TreeEnsemble")
+_CONVERTERS = ("skl2onnx", "OnnxMLTools")
+
+_Seen = Literal["", "sum to 1", "within 0 and 1", "neither"]
+_Made = Literal["", "softmax", "each", "raw", "numbers"]
+
+
+def scores_of(runtime: Runtime, quantization: Mapping[str, tuple[float, int]], model: Path) -> ScoresKind:
+    """What the scores are. Empty where there are several outputs, or neither runs nor the graph tell.
+
+    Whole numbers beside them, the class that converters of scikit-learn add, count for nothing. Runs decide: rows that
+    are positive and sum to 1 are probabilities. What they are otherwise, the graph says, if anything does.
+    """
+    outputs = [one for one in runtime.outputs if len(one.shape) != 1 or one.datatype not in ("INT64", "BYTES")]
+    if len(outputs) != 1 or len(outputs[0].shape) != 2 or 0 <= outputs[0].shape[1] < 2:
+        return ""
+    name = outputs[0].name
+    seen, made = _seen(runtime, name, quantization.get(name, (1.0, 0))), _made_by(model, name)
+    if made == "numbers":
+        return "tensor"
+    if seen == "sum to 1" or (not seen and made == "softmax"):
+        return "probabilities"
+    if made == "raw":
+        return "raw"
+    if made == "each":
+        return "each"
+    return {"": "", "within 0 and 1": "shares"}.get(seen, "unlike")  # type: ignore[return-value]  # of its words
+
+
+def _seen(runtime: Runtime, name: str, quantization: tuple[float, int]) -> _Seen:
+    """What is true of every row that random inputs bring, if its numbers are finite; empty where none can be had."""
+    chance = np.random.default_rng(0)
+    scale, zero_point = quantization
+    found = []
+    flat = all(len(spec.shape) <= 2 for spec in runtime.inputs)
+    for factor in _SCALES if flat else _SCALES[:3]:
+        inputs = {spec.name: _random(spec, chance, factor) for spec in runtime.inputs}
+        try:
+            rows = (runtime.run(inputs)[name].astype(np.float64) - zero_point) * scale
+        except UpwellError:
+            return ""
+        if np.isfinite(rows).all():
+            found.append(rows)
+    if not found:
+        return ""
+    if min(rows.min() for rows in found) < -_SLACK:
+        return "neither"
+    if all(np.abs(rows.sum(axis=1) - 1).max() <= _SLACK for rows in found):
+        return "sum to 1"
+    return "within 0 and 1" if max(rows.max() for rows in found) <= 1 + _SLACK else "neither"
+
+
+def _random(spec: TensorSpec, chance: np.random.Generator, factor: float) -> Array:
+    unsaid = _PICTURE if len(spec.shape) == 4 else _OTHER
+    shape = [size if size > 0 else unsaid if place else 1 for place, size in enumerate(spec.shape)]
+    dtype = numpy_dtype(spec.datatype)
+    if "mask" in spec.name:
+        return np.ones(shape, dtype)
+    if dtype.kind == "f":
+        return (factor * chance.uniform(-1, 1, shape)).astype(dtype)
+    if dtype.kind in "iu" and spec.name != "token_type_ids":
+        limits = np.iinfo(dtype)
+        return chance.integers(max(limits.min, 0), min(limits.max, 127), shape, endpoint=True).astype(dtype)
+    return np.full(shape, b"", object) if dtype == np.object_ else np.zeros(shape, dtype)
+
+
+def _made_by(model: Path, name: str) -> _Made:
+    """What an ONNX graph makes that output with, behind what keeps its numbers."""
+    if model.suffix != ".onnx":
+        return ""
+    try:
+        nodes, converter = read_graph(model).nodes, read_producer(model) in _CONVERTERS
+    except (BadOnnxFile, OSError):
+        return ""  # the runtime has read it, so this is no error here
+    if converter and not NAMED_AS_PROBABILITIES.search(name):
+        return "numbers"  # they name all scores of classes so, and nothing else: distances, regressions, components
+    return _of_node(_maker(nodes, name)) or ("raw" if converter else "")
+
+
+def _maker(nodes: Sequence[OnnxNode], name: str) -> OnnxNode | None:
+    makers = {output: node for node in nodes for output in node.outputs}
+    node = makers.get(name)
+    while node is not None and node.operator in _SAME and node.inputs:
+        node = makers.pop(node.inputs[0], None)  # a ring has an end, too
+    return node
+
+
+def _of_node(node: OnnxNode | None) -> _Made:
+    if node is None:
+        return ""
+    ends = node.settings.get("post_transform", b"NONE")
+    if node.operator == "Softmax" or ends.startswith(b"SOFTMAX"):
+        return "softmax"
+    if node.operator == "Sigmoid" or ends == b"LOGISTIC":
+        return "each"
+    if node.operator in _REGRESSORS:
+        return "numbers"
+    return "raw" if node.operator in _CLASSIFIERS or node.operator == "LogSoftmax" else ""
