@@ -1,1 +1,1 @@
-"""Many devices from one place: who they are, how they fare, and which release each is to run."""
+"""Many devices managed from one place: their identity, their state, and the release that each is to run."""

@@ -46,7 +46,7 @@ def serve(
 
 
 def extra_missing(what: str, error: ModuleNotFoundError) -> Exception:
-    """The sentence that says which extra to install, unless a module of our own is missing."""
+    """The message that names the extra to install, unless one of our own modules is missing."""
     if error.name is None or error.name.startswith("upwell"):
         return error
     return ConfigError.at(None, f"{what} needs {error.name}: pip install 'upwell[fleet]'")

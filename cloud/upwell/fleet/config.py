@@ -1,4 +1,4 @@
-"""`fleet.yaml`: what a person writes to run the fleet service."""
+"""`fleet.yaml`: the configuration of the fleet service."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class FleetServiceSection(FilePart):
     @model_validator(mode="before")
     @classmethod
     def _named_by_this_file(cls, data: Any) -> Any:
-        """Paths that are not written are relative to the file, too."""
+        """Default paths are relative to the file, too."""
         return {"authority": {}, "database": {}, **data} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
@@ -144,5 +144,5 @@ class FleetConfig(FilePart):
     @model_validator(mode="before")
     @classmethod
     def _named_by_this_file(cls, data: Any) -> Any:
-        """The same where nothing of the service is written."""
+        """The same if the file says nothing of the service."""
         return {"fleet": {}, **data} if isinstance(data, dict) else data

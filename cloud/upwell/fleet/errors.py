@@ -1,4 +1,4 @@
-"""What can be wrong with a call to the service, beside what `upwell.shared.errors` knows."""
+"""Errors of calls to the service, beyond those of `upwell.shared.errors`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from upwell.shared.errors import Refused, UpwellError
 
 
 class NotFound(UpwellError):
-    """No device, group, user, token or question of that name."""
+    """No device, group, user, token or question has that name."""
 
 
 class DatabaseUnavailable(Refused):
-    """The database does not answer, or takes nothing, as where its disk is full; it may again later."""
+    """The database does not answer or cannot be written, for example because its disk is full; a retry may succeed."""
 
 
 class Conflict(UpwellError):
-    """It cannot be done as things stand: the name is taken, or two things would contradict each other."""
+    """The current state does not allow it: the name is taken, or two things would contradict each other."""

@@ -1,1 +1,1 @@
-"""The REST interface for people and programs; its OpenAPI document is made from the same table as its routes."""
+"""The REST interface for people and programs. One table yields both its routes and its OpenAPI document."""

@@ -1,4 +1,4 @@
-"""The operations on budgets of the fleet."""
+"""The operations on fleet budgets."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Periods = Literal["s", "min", "h", "day", "week", "month"]
 
 
 class UplinkBody(Taken):
-    """So many bytes in each period of the calendar, in UTC."""
+    """A number of bytes in each calendar period (UTC)."""
 
     size_bytes: Annotated[int, Field(ge=0, le=2**60)]
     period: Periods
 
 
 class BudgetBody(Taken):
-    """What devices are to keep to together: one of `cloud_share`, `uplink` and `max_risk`.
+    """The common limit of some devices: one of `cloud_share`, `uplink` and `max_risk`.
 
-    `curves` have pairs of a share and the risk there, ascending from share 0, for models whose calibration the devices
-    do not report.
+    `curves` hold pairs of a share and its risk, ascending from share 0, for models whose calibration the devices do
+    not report.
     """
 
     group: Text | None = None
@@ -51,7 +51,7 @@ class BudgetBody(Taken):
 
     @property
     def goal(self) -> BudgetGoal:
-        """What it is for."""
+        """The goal as the budget store takes it."""
         if self.uplink is not None:
             return BudgetGoal("uplink", float(self.uplink.size_bytes), self.uplink.period)
         if self.cloud_share is not None:
@@ -60,7 +60,7 @@ class BudgetBody(Taken):
 
 
 class BudgetEntry(Given):
-    """A budget. `result` is what the shares come to by the devices' own accounts: null until it was shared out."""
+    """A budget. `result` is what the shares amount to by the devices' own reports: null until they are computed."""
 
     name: str
     group: str | None
@@ -74,7 +74,7 @@ class BudgetEntry(Given):
 
 
 class BudgetMemberEntry(Given):
-    """A device of a budget, and the share of each model's requests that it may send up."""
+    """A device of a budget, and by model the share of requests that it may offload."""
 
     device: str
     name: str

@@ -37,9 +37,9 @@ Labels: TypeAlias = Annotated[dict[Text, Text], Field(max_length=64)]
 
 
 class DeviceSummary(Given):
-    """A device, as it was last heard of. `wanted` is the release that it is to run, `release` the one that it runs.
+    """A device, as of its last report. `wanted` is the release that it is to run, `release` the one that it runs.
 
-    `shares` has by model what budgets let it send up of its requests.
+    `shares` maps each model to the share of its requests that budgets let the device offload.
     """
 
     id: str
@@ -60,10 +60,10 @@ class DeviceSummary(Given):
 
 
 class DeviceDetails(DeviceSummary):
-    """All that is known of a device.
+    """Everything known of a device.
 
-    `beside` is a release that runs beside the one that is served; `drift` has the report of each model that is watched,
-    null where it was not told.
+    `beside` is a shadow release that runs beside the served one; `drift` has the report of each watched model, null
+    if it was never reported.
     """
 
     instance_uid: str
@@ -83,14 +83,14 @@ class DeviceDetails(DeviceSummary):
 
 
 class Devices(Given):
-    """Devices; `next` is given as `after` for those that follow, empty where there are none."""
+    """Devices. Pass `next` as `after` to get those that follow; it is empty if there are none."""
 
     devices: list[DeviceSummary]
     next: str
 
 
 class DevicesQuery(Taken):
-    """Which devices: of one group, or for which an expression holds."""
+    """Select the devices of one group, or those that match an expression."""
 
     group: Text | None = None
     where: Annotated[str, StringConstraints(max_length=1000)] | None = None
@@ -99,26 +99,26 @@ class DevicesQuery(Taken):
 
 
 class LabelsBody(Taken):
-    """Labels to give; null takes one away."""
+    """Labels to set; null removes one."""
 
     labels: Annotated[dict[Text, Text | None], Field(max_length=64)]
 
 
 class AssignBody(Taken):
-    """The release to run, and from when; null for none in particular."""
+    """The release to run, and from when; null for no particular one."""
 
     release: Sequence | None
     not_before_unix_s: UnixSeconds | None = None
 
 
 class QuestionBody(Taken):
-    """The id of a request, or how it begins."""
+    """The id of a request, or its beginning."""
 
     request_id: Text
 
 
 class Question(Given):
-    """A question to a device; `answer` is null until it has polled and answered."""
+    """A question to a device; `answer` is null until the device has polled and answered."""
 
     id: str
     device_id: str
@@ -130,13 +130,13 @@ class Question(Given):
 
 
 class GroupBody(Taken):
-    """The devices of the group, as an expression in CEL over labels, name, version, os and arch."""
+    """The devices of the group, as a CEL expression over labels, name, version, os and arch."""
 
     expression: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 class Group(Given):
-    """A group, and how many devices are in it."""
+    """A group, and the number of its devices."""
 
     name: str
     expression: str
@@ -152,14 +152,14 @@ class Groups(Given):
 
 
 class TokenBody(Taken):
-    """What the device that enrols with the token gets, and how long the token is good for."""
+    """The labels that the token gives a device on enrolment, and how long the token is valid."""
 
     labels: Labels = Field(default_factory=dict)
     valid_s: Annotated[float, Field(ge=60, le=366 * 86400.0)] = enrolment.DEFAULT_TOKEN_S
 
 
 class NewToken(Given):
-    """An enrolment token, shown this once."""
+    """An enrolment token, shown only once."""
 
     id: str
     token: str
@@ -167,7 +167,7 @@ class NewToken(Given):
 
 
 class Token(Given):
-    """What is known of an enrolment token."""
+    """An enrolment token, without the secret itself."""
 
     id: str
     labels: dict[str, str]
@@ -184,13 +184,13 @@ class Tokens(Given):
 
 
 class UserBody(Taken):
-    """What the user may do."""
+    """The user's role."""
 
     role: Role
 
 
 class NewUser(Given):
-    """A user's token, shown this once."""
+    """A user's token, shown only once."""
 
     name: str
     role: Role
@@ -212,20 +212,20 @@ class Users(Given):
 
 
 class Since(Taken):
-    """What comes after a number; -1 for the last ones."""
+    """Entries after a number; -1 for the last ones."""
 
     after: Annotated[int, Field(ge=-1, le=2**62)] = 0
     limit: Annotated[int, Field(ge=1, le=1000)] = 200
 
 
 class EventsQuery(Since):
-    """Events, perhaps of one device."""
+    """Events, optionally of one device."""
 
     device: Annotated[str, StringConstraints(max_length=200)] | None = None
 
 
 class DeviceEvent(Given):
-    """What happened to a device."""
+    """An event of a device."""
 
     id: int
     at_unix_s: float
@@ -241,7 +241,7 @@ class Events(Given):
 
 
 class AuditEntry(Given):
-    """What somebody did."""
+    """An action of a user."""
 
     id: int
     at_unix_s: float
@@ -252,19 +252,19 @@ class AuditEntry(Given):
 
 
 class Audit(Given):
-    """What was done, the oldest first."""
+    """Actions of users, the oldest first."""
 
     entries: list[AuditEntry]
 
 
 class HistoryQuery(Taken):
-    """How many."""
+    """The number of entries."""
 
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
 class HistoryEntry(Given):
-    """What a device had counted by then, since an instant; another one for each process and release."""
+    """The counts of a device at that time, since `since`. The start differs for each process and release."""
 
     at_unix_s: float
     release: int | None
@@ -273,13 +273,13 @@ class HistoryEntry(Given):
 
 
 class History(Given):
-    """What a device counted, the newest first."""
+    """The counts of a device over time, the newest first."""
 
     history: list[HistoryEntry]
 
 
 def check_name(name: str) -> None:
-    """Raises `InvalidRequest` for what cannot name a group, a user or a budget."""
+    """Raise `InvalidRequest` for an invalid name of a group, a user or a budget."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest("expected a name of at most 100 letters, digits, dots, dashes, underscores and @")
 
@@ -326,7 +326,7 @@ def _show_device(call: AdmittedCall[Nothing, Nothing]) -> DeviceDetails:
 
 
 class _View:
-    """A device in brief, as it is listed."""
+    """A device as it is listed."""
 
     def __init__(
         self, presence: Presence, now_unix_s: float, assigned: list[Mapping[str, Any]], doubles: Mapping[str, list[str]]

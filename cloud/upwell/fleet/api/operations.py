@@ -1,7 +1,7 @@
-"""One table of operations: the routes of the REST interface and its OpenAPI document are made from it.
+"""One table of operations, which yields the routes of the REST interface and its OpenAPI document.
 
-To add operations (another part of the service may have a table of its own): write an `Operation` each, with pydantic
-models for what it takes and gives and a function of a `AdmittedCall`, and name the table in `service/application.py`.
+To add operations (each part of the service may have its own table): write one `Operation` each, with pydantic models
+for its input and output and a function of an `AdmittedCall`, and name the table in `service/application.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Query = TypeVar("Query", bound=BaseModel)
 
 
 class Taken(BaseModel):
-    """What a caller sends: unknown keys are errors, and no value is turned into another type."""
+    """A caller's input: unknown keys are errors, and no value is converted to another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Given(BaseModel):
-    """What the service answers."""
+    """An answer of the service."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,7 +40,7 @@ class Nothing(Taken):
 
 @dataclass(frozen=True)
 class AdmittedCall(Generic[Body, Query]):
-    """A call that was let in: by whom and when, the parts of its path, its body and its parameters, both checked."""
+    """A call that passed authentication: the caller, the time, and the checked path, body and parameters."""
 
     user: User
     now_unix_s: float
@@ -51,7 +51,7 @@ class AdmittedCall(Generic[Body, Query]):
 
     @property
     def actor(self) -> Actor:
-        """The caller, for the record of what was done."""
+        """The caller, for the audit log."""
         return Actor(self.user.name, self.now_unix_s)
 
 

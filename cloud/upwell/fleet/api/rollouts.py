@@ -20,14 +20,14 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class LimitsBody(Taken):
-    """Of a share: how much above the release before it may be, and what it may be where there is none before."""
+    """The limits of a share: how far it may exceed that of the previous release, and its maximum if there was none."""
 
     worse_by: Share
     at_most: Share
 
 
 class GateBody(Taken):
-    """What a device has to show before it counts as passed, and what halts the roll-out."""
+    """What a device must show to pass, and what halts the roll-out."""
 
     requests: Annotated[int, Field(ge=1, le=10**9)] = DEFAULT_GATE.requests
     audits: Annotated[int, Field(ge=0, le=10**9)] = DEFAULT_GATE.audits
@@ -40,14 +40,16 @@ class GateBody(Taken):
 
 
 class WindowBody(Taken):
-    """Hours such as 22:00-06:00 in each device's own time zone (its label `timezone`), and on which days."""
+    """Hours such as 22:00-06:00 in each device's own time zone (its label `timezone`), and the days on which they
+    apply.
+    """
 
     hours: Annotated[str, StringConstraints(max_length=11)]
     days: Annotated[list[str], Field(max_length=7)] = Field(default_factory=list)
 
 
 class RolloutBody(Taken):
-    """A release for the devices of a group, or for those for which an expression in CEL holds; wave by wave."""
+    """A release for the devices of a group, or for those that match a CEL expression, wave by wave."""
 
     release: Sequence
     group: Text | None = None
@@ -60,7 +62,9 @@ class RolloutBody(Taken):
 
 
 class BoundEntry(Given):
-    """A bound: `bad` of `total`, what the release before has and what is allowed; it halts at `threshold`."""
+    """A bound: `bad` of `total`, the previous release's share and the allowed one. It halts the roll-out at
+    `threshold`.
+    """
 
     signal: str
     bad: int
@@ -72,7 +76,7 @@ class BoundEntry(Given):
 
 
 class WaveEntry(Given):
-    """A wave: as it was written, how many devices are at which stage, and its bounds."""
+    """A wave: its text, the number of devices at each stage, and its bounds."""
 
     text: str
     began_unix_s: float | None
@@ -81,7 +85,7 @@ class WaveEntry(Given):
 
 
 class RolloutEntry(Given):
-    """A roll-out in brief."""
+    """A summary of a roll-out."""
 
     id: str
     release: int
@@ -125,13 +129,13 @@ class Rollouts(Given):
 
 
 class NewRollout(Given):
-    """The id of a roll-out that has begun."""
+    """The id of a started roll-out."""
 
     id: str
 
 
 class RolloutsQuery(Taken):
-    """How many."""
+    """The number of entries."""
 
     limit: Annotated[int, Field(ge=1, le=1000)] = 50
 

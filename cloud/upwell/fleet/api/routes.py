@@ -1,4 +1,4 @@
-"""From a table of operations to routes: who calls, is it allowed, is it well formed; errors as problem+json."""
+"""From a table of operations to routes: authentication, authorization, validation; errors as problem+json."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _log = logging.getLogger(__name__)
 
 
 class Gate:
-    """Lets callers in by their token. `attempts` counts the wrong ones by address."""
+    """Admits callers by their token. `attempts` counts wrong tokens by address."""
 
     def __init__(self, state: FleetState) -> None:
         self._state = state
         self._attempts = Attempts()
 
     def user(self, request: Request, role: Role) -> User:
-        """Who calls. Raises `Unauthenticated`, `NotAllowed`, and `Refused` after too many wrong tokens."""
+        """The caller. Raises `Unauthenticated`, `NotAllowed`, and `Refused` after too many wrong tokens."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("a token is required: send the header `Authorization: Bearer <token>`")
@@ -59,7 +59,9 @@ class Gate:
         return user
 
     def by_token(self, token: str, address: str) -> User:
-        """Whose token that is. Raises `Unauthenticated`, and `Refused` after too many wrong ones from the address."""
+        """The user with that token. Raises `Unauthenticated`, and `Refused` after too many wrong ones from the
+        address.
+        """
         now_s = time.monotonic()
         wait_s = self._attempts.wait_s(address, now_s)
         if wait_s > 0:
@@ -78,7 +80,7 @@ def routes(table: Table, state: FleetState, gate: Gate) -> list[Route]:
 
 
 def problem(error: UpwellError) -> Response:
-    """An error for the caller (RFC 9457)."""
+    """An error as problem+json (RFC 9457)."""
     status = STATUSES.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
     retry_s = getattr(error, "retry_after_s", None)
     headers = {"Retry-After": str(max(1, round(retry_s)))} if retry_s else {}
@@ -88,7 +90,7 @@ def problem(error: UpwellError) -> Response:
 
 
 def problem_of(status: HTTPStatus, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The same from its parts."""
+    """An error as problem+json, from its parts."""
     body = {"type": "about:blank", "title": status.phrase, "status": status.value, "detail": detail}
     return JSONResponse(body, status.value, dict(headers or {}), PROBLEM)
 
@@ -121,7 +123,7 @@ class _Endpoint:
 
 
 def _printable(texts: Mapping[str, Any]) -> dict[str, str]:
-    """What stands in a URL. Raises `InvalidRequest` for control characters, which some databases do not take."""
+    """A part of a URL. Raises `InvalidRequest` for control characters, which some databases reject."""
     if not all(str(text).isprintable() for text in texts.values()):
         raise InvalidRequest("the URL contains unprintable characters")
     return dict(texts)

@@ -1,4 +1,4 @@
-"""The operations on releases that run beside."""
+"""The operations on shadow releases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from upwell.shared.errors import InvalidRequest
 
 
 class ShadowBody(Taken):
-    """Some devices of a group, or of those for which an expression in CEL holds, are to run a release beside."""
+    """Some devices of a group, or of those that match a CEL expression, which are to run a shadow release."""
 
     release: Annotated[Sequence, Field(ge=1)]
     group: Text | None = None
@@ -26,13 +26,13 @@ class ShadowBody(Taken):
 
 
 class ShadowBegun(Given):
-    """The ids of the devices that run it beside."""
+    """The ids of the devices that run the shadow release."""
 
     devices: list[str]
 
 
 class ShadowEntry(Given):
-    """A release that runs beside on so many devices, and the lines that came of it so far."""
+    """A shadow release, the number of its devices, and the number of its lines so far."""
 
     release: int
     devices: int
@@ -40,20 +40,20 @@ class ShadowEntry(Given):
 
 
 class Shadows(Given):
-    """Them all."""
+    """All shadow releases."""
 
     shadows: list[ShadowEntry]
 
 
 class LinesQuery(Taken):
-    """From the first after `after` on, at most so many."""
+    """Lines after number `after`, up to a maximum."""
 
     after: Annotated[int, Field(ge=0)] = 0
     limit: Annotated[int, Field(ge=1, le=1000)] = 1000
 
 
 class ShadowLines(Given):
-    """Lines of a request log; `next` is what to ask for after them, 0 at the end."""
+    """Lines of a request log; pass `next` to get those that follow, 0 at the end."""
 
     lines: list[dict[str, Any]]
     next: int

@@ -1,1 +1,1 @@
-"""What the fleet may spend as a whole, shared out among its devices. Pure."""
+"""What the fleet may spend as a whole, shared among its devices. Pure."""

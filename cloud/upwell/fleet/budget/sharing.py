@@ -1,4 +1,4 @@
-"""Shares one wish of the whole fleet out among its devices, by what each gains from the next request that goes up."""
+"""Shares one goal of the whole fleet among its devices, by what each gains from its next offloaded request."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Operating points of a device: `shares` of its requests that go up, ascending, and the `risks` there, the shares
-    of all its requests that it keeps and gets wrong though the cloud is right.
+    """Operating points of a device: `shares` of its requests that are offloaded, ascending, and the `risks` there. A
+    risk is the share of all requests that the device keeps and gets wrong although the cloud is right.
 
-    Made by `envelope`, so that the risk falls ever more slowly: what the next request gains is never more than what the
-    one before it did.
+    Made by `envelope`, so it is convex: the next request never gains more than the one before it.
     """
 
     shares: tuple[float, ...]
     risks: tuple[float, ...]
 
     def risk(self, share: float) -> float:
-        """The risk at a share, between two points in proportion: a device that mixes two thresholds reaches it."""
+        """The risk at a share, interpolated between two points: a device that mixes two thresholds reaches it."""
         for index in range(1, len(self.shares)):
             left, right = self.shares[index - 1], self.shares[index]
             if share <= right:
@@ -29,15 +28,15 @@ class Curve:
         return self.risks[-1]
 
     def segments(self) -> list[tuple[float, float]]:
-        """Width in share, and gain per share, of each stretch between two points; the gains descend."""
+        """Width in share, and gain per share, of each segment between two points; the gains descend."""
         pairs = zip(self.shares, self.shares[1:], self.risks, self.risks[1:])  # noqa: B905  neighbours
         return [(right - left, (high - low) / (right - left)) for left, right, high, low in pairs]
 
 
 def envelope(points: Sequence[tuple[float, float]]) -> Curve:
-    """The lower convex hull of (share, risk) points, which need not be in order: Shoham & Gersho 1988, "Efficient bit
-    allocation for an arbitrary set of quantizers". Points above it are never worth their share. It ends where the risk
-    is least. Raises `ValueError` without a point at share 0, and for a share or a risk outside 0 to 1.
+    """The lower convex hull of (share, risk) points, in any order: Shoham & Gersho 1988, "Efficient bit allocation
+    for an arbitrary set of quantizers". Points above it are never worth their share. It ends at the least risk.
+    Raises `ValueError` without a point at share 0, and for a share or a risk outside 0 to 1.
     """
     if not points or min(share for share, _ in points) > 0.0:
         raise ValueError("a curve starts with the device alone, but the point at share 0 is missing")
@@ -68,8 +67,9 @@ _WORTH_TELLING = 0.01
 class Demand:
     """A device as the budget sees it.
 
-    `requests_per_s` and `request_bytes` are what it has had lately. `most_share` is its own limit (policy, budgets), 1
-    where it has none; `uplink_bytes_per_s` what its link carries beside everything else, infinite where nobody knows.
+    `requests_per_s` and `request_bytes` are recent averages. `most_share` is the device's own limit (policy,
+    budgets), 1 without one; `uplink_bytes_per_s` is what its link can carry beside all other traffic, infinite if
+    unknown.
     """
 
     device: str
@@ -80,7 +80,7 @@ class Demand:
     uplink_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for what cannot be."""
+        """Raises `ValueError` for impossible values."""
         if not (0 <= self.requests_per_s < math.inf and 0 <= self.request_bytes < math.inf):
             raise ValueError(f"device {self.device}: requests and bytes must be finite and not negative")
         if not (0.0 <= self.most_share <= 1.0 and self.uplink_bytes_per_s >= 0.0):
@@ -88,17 +88,17 @@ class Demand:
 
     @property
     def limit(self) -> float:
-        """The share that neither its own limit nor its link lets it exceed."""
+        """The maximum share under its own limit and its link."""
         needs = self.requests_per_s * self.request_bytes
         return min(self.most_share, self.uplink_bytes_per_s / needs if needs > 0 else math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetGoal:
-    """What the fleet is to keep to; one of the three is given, the others are infinite or NaN.
+    """The goal of the fleet. Exactly one of the three is given; the others are infinite or NaN.
 
-    `cloud_share` of all requests; `bytes_per_s` in the uplinks together; `max_risk`, the share of all requests that may
-    be kept and wrong where the cloud is right, with as few requests up as possible.
+    `cloud_share` of all requests; `bytes_per_s` of all uplinks together; or `max_risk`, the share of all requests
+    that may be kept and wrong where the cloud is right, with as few offloaded requests as possible.
     """
 
     cloud_share: float = math.inf
@@ -106,7 +106,7 @@ class FleetGoal:
     max_risk: float = math.nan
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` unless it is one wish."""
+        """Raises `ValueError` unless exactly one goal is given."""
         given = [value for value in (self.cloud_share, self.bytes_per_s, self.max_risk) if math.isfinite(value)]
         if len(given) != 1 or given[0] < 0:
             raise ValueError("expected one non-negative goal: cloud_share, bytes_per_s or max_risk")
@@ -114,10 +114,10 @@ class FleetGoal:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Device -> the share of its requests that may go up, and what it comes to. `slope` is the gain of the last request
-    that still went up, per request or per byte: the price λ at which every device alone would choose the same.
+    """Device -> the share of its requests that it may offload, and the total. `slope` is the gain of the last
+    offloaded request, per request or per byte: the price λ at which every device alone would choose the same.
 
-    `is_met` is False where not even every device at its own limit reaches a `max_risk`.
+    `is_met` is False if even every device at its own limit misses a `max_risk`.
     """
 
     shares: Mapping[str, float]
@@ -130,7 +130,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Part of a device's curve: so many requests per second, each of which gains and costs so much."""
+    """A segment of a device's curve: its requests per second, and the gain and cost of each."""
 
     device: str
     requests_per_s: float
@@ -139,16 +139,17 @@ class _Stretch:
 
 
 def share_out(demands: Sequence[Demand], wish: FleetGoal) -> Allocation:
-    """The shares with the least risk over the whole fleet that keep to `wish`, or for a `max_risk` the fewest requests.
+    """The shares that minimize the risk of the whole fleet under the goal, or for a `max_risk` the offloaded
+    requests.
 
-    With curves r_d that fall ever more slowly, minimize Σ n_d r_d(s_d) subject to Σ c_d n_d s_d ≤ B and s_d ≤ limit_d:
-    the stretches of all curves are taken in the order of what they gain per unit of cost, until B is used up. By
-    Lagrange (Everett 1963, "Generalized Lagrange multiplier method for solving problems of optimum allocation of
-    resources"; the greedy order: Fox 1966, "Discrete optimization via marginal analysis") this is exact: every stretch
-    taken gains λ per unit or more and every one left λ or less, and since a curve's own gains descend, none is taken
-    before the one below it. One device at most ends within a stretch.
+    With convex curves r_d, minimize Σ n_d r_d(s_d) subject to Σ c_d n_d s_d ≤ B and s_d ≤ limit_d: the segments of
+    all curves are taken in the order of their gain per unit of cost until B is used up. By Lagrange (Everett 1963,
+    "Generalized Lagrange multiplier method for solving problems of optimum allocation of resources"; the greedy
+    order: Fox 1966, "Discrete optimization via marginal analysis") this is exact: every segment taken gains λ per
+    unit or more, every other one λ or less, and since a curve's own gains descend, none is taken before the one below
+    it. At most one device ends within a segment.
 
-    n_d requests/s, c_d 1 or bytes per request. It takes O(S log S) for S stretches.
+    n_d is in requests/s; c_d is 1 or bytes per request. Takes O(S log S) for S segments.
     """
     in_bytes = math.isfinite(wish.bytes_per_s)
     total_per_s = sum(one.requests_per_s for one in demands)
@@ -182,7 +183,7 @@ def share_out(demands: Sequence[Demand], wish: FleetGoal) -> Allocation:
 
 
 def _stretches(demands: Sequence[Demand], in_bytes: bool) -> list[_Stretch]:
-    """Those of all devices within their limits, the most gain per cost first; of equals in the devices' order."""
+    """The segments of all devices within their limits, the most gain per cost first, ties in the devices' order."""
     found = []
     for one in demands:
         room = one.limit
@@ -196,8 +197,9 @@ def _stretches(demands: Sequence[Demand], in_bytes: bool) -> list[_Stretch]:
 
 
 def worth_telling(told: Mapping[str, float], now: Mapping[str, float]) -> Mapping[str, float]:
-    """The shares that differ by more than a point from what the device was told last: links change all the time, and a
-    device is not to hear of every flicker. Those that fall are always told, so that what was promised is kept."""
+    """The shares that differ from the last ones sent by more than a percentage point: links change all the time, and
+    devices need not hear of every fluctuation. A lower share is always sent, so that the goal is kept.
+    """
     return {
         device: share
         for device, share in now.items()

@@ -1,4 +1,4 @@
-"""Budgets in the database: set, and shared out anew as devices say what they are asked and what that is worth."""
+"""Budgets in the database: set by users, and shared again as devices report their demand and their curves."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from upwell.shared.routing.estimators.budget import period_bounds
 from upwell.shared.routing.policy.settings import Period
 
 Points = Sequence[tuple[float, float]]
-"""(share, risk) of a model."""
+"""(share, risk) points of a model."""
 
 _STEPS = 20
 ALIKE = envelope([(step / _STEPS, 0.1 * (1 - step / _STEPS) ** 2) for step in range(_STEPS + 1)])
-"""The curve of a model of which nobody knows one: every request gains less than the one before, so that devices of
-which nothing is known get equal shares."""
+"""The curve of a model without a known one. Every request gains less than the one before, so devices of which nothing
+is known get equal shares.
+"""
 
 _DECIMALS = 1000.0
 _MORE = 1.25
@@ -36,8 +37,9 @@ _MORE = 1.25
 
 @dataclass(frozen=True)
 class BudgetGoal:
-    """What devices are to keep to together: `cloud_share` of all requests, `uplink` bytes in each period (UTC), or
-    `max_risk`, the share of all requests that may be kept and wrong where the cloud is right."""
+    """The common limit of some devices: `cloud_share` of all requests, `uplink` bytes in each period (UTC), or
+    `max_risk`, the share of all requests that may be kept and wrong where the cloud is right.
+    """
 
     quantity: Literal["cloud_share", "uplink", "max_risk"]
     amount: float
@@ -46,7 +48,7 @@ class BudgetGoal:
 
 @dataclass(frozen=True)
 class BudgetSpec:
-    """A budget as somebody set it: for which devices, what for, and the curves of models that devices do not know."""
+    """A budget as a user set it: its devices, its goal, and the curves of models that devices do not know."""
 
     expression: str
     group: str | None
@@ -56,7 +58,7 @@ class BudgetSpec:
 
 @dataclass
 class _Member:
-    """A device of a budget: what it was told by model, and its count of bytes when last looked at."""
+    """A device of a budget: the shares sent to it by model, and its byte count when last checked."""
 
     device: Stored
     told: Mapping[str, float]
@@ -65,7 +67,7 @@ class _Member:
 
 
 def put_budget(connection: Connection, actor: Actor, name: str, spec: BudgetSpec) -> None:
-    """Set a budget or change it; it is shared out within seconds. Raises `InvalidRequest`."""
+    """Set or change a budget; it is shared within seconds. Raises `InvalidRequest`."""
     membership(spec.expression)
     for model, points in spec.curves.items():
         try:
@@ -88,7 +90,7 @@ def put_budget(connection: Connection, actor: Actor, name: str, spec: BudgetSpec
 
 
 def drop_budget(connection: Connection, actor: Actor, name: str) -> None:
-    """Take a budget back; its devices go by their policies, and by what other budgets leave. Raises `NotFound`."""
+    """Remove a budget. Its devices follow their policies and the remaining budgets. Raises `NotFound`."""
     if one_row(connection, select(BUDGETS).where(BUDGETS.c.name == name).with_for_update()) is None:
         raise NotFound(f"no budget {name!r}")
     members = [one["device_id"] for one in members_of(connection, name)]
@@ -112,13 +114,13 @@ def find_budget(connection: Connection, name: str) -> Row:
 
 
 def members_of(connection: Connection, name: str) -> Sequence[Row]:
-    """The devices of a budget: `device_id` and `shares`, what each may send up by model."""
+    """The devices of a budget: `device_id` and `shares`, what each may offload by model."""
     chosen = select(BUDGET_MEMBERS).where(BUDGET_MEMBERS.c.budget == name)
     return all_rows(connection, chosen.order_by(BUDGET_MEMBERS.c.device_id))
 
 
 def solve_all(connection: Connection, now_unix_s: float, every_s: float) -> None:
-    """Share out every budget that was not for `every_s` seconds, by what its devices said last."""
+    """Share every budget that was not shared for `every_s` seconds, by the last reports of its devices."""
     locked = all_rows(connection, select(BUDGETS).order_by(BUDGETS.c.name).with_for_update())  # replicas take turns
     due = [
         one for one in locked
@@ -134,7 +136,7 @@ def solve_all(connection: Connection, now_unix_s: float, every_s: float) -> None
 
 
 def _solve(connection: Connection, budget: Row, devices: Sequence[Stored], now_unix_s: float) -> set[str]:
-    """Share one budget out; the ids of the devices whose shares are others now."""
+    """Share one budget; return the ids of the devices whose shares have changed."""
     name, goal = budget["name"], BudgetGoal(**budget["goal"])
     group = one_row(connection, select(GROUPS).where(GROUPS.c.name == budget["group"]))
     expression = budget["expression"] if group is None else group["expression"]
@@ -169,22 +171,22 @@ def _member(device: Stored, row: Row | None) -> _Member:
 
 
 def _counted(device: Stored) -> tuple[float, int]:
-    """Since when a device counts, and the bytes it sent up by then."""
+    """The start of a device's count, and the bytes it has sent since."""
     statistics = device["statistics"] or {}
     sent = statistics.get("counts", {}).get("uplink_bytes", 0)
     return float(statistics.get("since_unix_s", 0.0)), sent if type(sent) is int and sent >= 0 else 0
 
 
 def _came(member: _Member) -> int:
-    """Bytes that a device sent up since it was last looked at; its count begins anew with a process or a release."""
+    """Bytes that a device sent since the last check. Its count restarts with each process and release."""
     since_unix_s, sent = _counted(member.device)
     return max(0, sent - member.uplink_bytes) if since_unix_s == member.since_unix_s else sent
 
 
 def _goal_now(budget: Row, goal: BudgetGoal, came_bytes: int, now_unix_s: float) -> tuple[float | None, int, FleetGoal]:
-    """The start of the period under way, what is spent in it, and the goal for what is left of it.
+    """The start of the current period, the bytes spent in it, and the goal for the rest of it.
 
-    Of the period in which a budget was set only the part that was left counts.
+    Of the period in which a budget was set, only the remaining part counts.
     """
     if goal.quantity == "cloud_share":
         return None, 0, FleetGoal(cloud_share=goal.amount)
@@ -198,8 +200,9 @@ def _goal_now(budget: Row, goal: BudgetGoal, came_bytes: int, now_unix_s: float)
 
 
 def _demands(members: Sequence[_Member], curves: Mapping[str, Any], *, in_bytes: bool) -> list[tuple[str, str, Demand]]:
-    """(device, model, demand) of all that said what they are asked. A message whose size its device does not know yet
-    is as large as those of the others; where nobody knows, nothing is shared out in bytes."""
+    """(device, model, demand) of all devices that reported their demand. If a device does not know the size of its
+    messages, it gets the average of the others; if none knows, nothing is shared in bytes.
+    """
     said = [
         (one, model, found)
         for one in members
@@ -227,7 +230,7 @@ def _demands(members: Sequence[_Member], curves: Mapping[str, Any], *, in_bytes:
 
 
 def _curve(found: ModelDemand, given: Any) -> Curve:
-    """What the device's own calibration says, else what was given with the budget, else one that is alike for all."""
+    """The curve from the device's own calibration, or else from the budget, or else the default for all."""
     for points in (list(zip(found.shares, found.risks, strict=True)), [(share, risk) for share, risk in given or ()]):
         try:
             return envelope(points)
@@ -237,14 +240,14 @@ def _curve(found: ModelDemand, given: Any) -> Curve:
 
 
 def _link_bytes_per_s(device: Stored) -> float:
-    """What the device says that its link carries; infinite where it does not know."""
+    """The device's estimate of its uplink; infinite if it has none."""
     now = (device["statistics"] or {}).get("counts", {}).get("now", {})
     found = now.get("up_bytes_per_s") if isinstance(now, dict) else None
     return float(found) if isinstance(found, (int, float)) and found > 0 else math.inf
 
 
 def _rounded(share: float, goal: BudgetGoal) -> float:
-    """To a thousandth, to the side that keeps the goal."""
+    """To a thousandth, rounded so that the goal is kept."""
     to = math.ceil if goal.quantity == "max_risk" else math.floor
     return min(1.0, to(share * _DECIMALS + (-1e-9 if to is math.ceil else 1e-9)) / _DECIMALS)
 
@@ -256,7 +259,7 @@ def _write_members(
     known: Mapping[str, Row],
     shares: Mapping[str, Mapping[str, float]],
 ) -> set[str]:
-    """Write who is in a budget and what they are told; whose shares have changed."""
+    """Write the devices of a budget and the shares sent to them; return those whose shares have changed."""
     touched = set(known) - {one.device["id"] for one in members}
     for device_id in touched:
         of_it = (BUDGET_MEMBERS.c.budget == name) & (BUDGET_MEMBERS.c.device_id == device_id)
@@ -288,7 +291,7 @@ def _write_members(
 
 
 def _tell(connection: Connection, device_ids: Sequence[str] | set[str]) -> None:
-    """Put what the budgets leave a device together: of several the least, for each model; null where it is in none."""
+    """Send a device the least share of its budgets for each model; null if it is in none."""
     values = []
     for device_id in sorted(device_ids):
         rows = all_rows(connection, select(BUDGET_MEMBERS.c.shares).where(BUDGET_MEMBERS.c.device_id == device_id))

@@ -1,1 +1,1 @@
-"""Cases that devices bring home through the fleet service, or by addresses of object storage that it signs."""
+"""Cases that devices upload through the fleet service, or to object storage with URLs that it signs."""

@@ -1,7 +1,7 @@
-"""Cases from devices: kept in a folder, or let through to a bucket by an address signed for each.
+"""Cases from devices: stored in a folder, or uploaded to a bucket with a URL signed for each.
 
-A device proves itself by its certificate. Names are `<id of the device>/<id of the case>.case`, so that what is sent
-twice is kept once, and none can touch what another one sent.
+A device authenticates by its certificate. Names are `<device id>/<case id>.case`, so a duplicate upload is stored
+once, and no device can touch another's cases.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class CaseIntake:
-    """What devices call. Raises `ConfigError` where the credentials of the bucket are wrong now."""
+    """The endpoints that devices call. Raises `ConfigError` if the credentials of the bucket are invalid now."""
 
     def __init__(self, section: CaseIntakeSection, database: Database) -> None:
         self._section, self._database = section, database
@@ -80,14 +80,14 @@ class CaseIntake:
         return JSONResponse({"kept": name})
 
     async def sign(self, request: Request) -> Response:
-        """`POST /v1/cases/{id}/url?size_bytes=N`: where to put it."""
+        """`POST /v1/cases/{id}/url?size_bytes=N`: where to upload it."""
         try:
             bucket = self._section.bucket
             if bucket is None:
                 raise NotFound("this service has no object storage; expected `cases.bucket` in fleet.yaml")
             name, size_bytes = await self._named(request), self._size(request.query_params.get("size_bytes"))
             url = await run_in_threadpool(_signed, bucket, name, size_bytes)
-        except ConfigError as error:  # the credentials were changed to something wrong
+        except ConfigError as error:  # the credentials were changed to invalid ones
             _log.error("addresses cannot be signed: %s", error)
             return _later(HTTPStatus.SERVICE_UNAVAILABLE, "the service cannot sign addresses for now")
         except UpwellError as error:
@@ -95,7 +95,7 @@ class CaseIntake:
         return JSONResponse({"url": url})
 
     async def _named(self, request: Request) -> str:
-        """The name of a case by who sends it. Raises `Unauthenticated` and `InvalidRequest`."""
+        """The name of a case, by its sender. Raises `Unauthenticated` and `InvalidRequest`."""
         certificate = request.scope.get(PEER)
         if not certificate:
             raise Unauthenticated("expected the certificate of a device that has enrolled")
@@ -125,7 +125,7 @@ class _Full(Exception):
 
 
 class _CaseFolder:
-    """The folder. What lies there is counted once and then added up, and again, seldom, where it seems full."""
+    """The folder. Its size is counted once and then added up; when it seems full, it is counted again, at intervals."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
@@ -134,7 +134,7 @@ class _CaseFolder:
         self._counted_at_s = 0.0
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep it. Raises `_Full`, and what lies there stays."""
+        """Store a case. Raises `_Full`; stored cases stay."""
         path = self._folder / name
         try:
             self._reserve(len(data))
@@ -160,7 +160,7 @@ class _CaseFolder:
 
 
 async def _body(request: Request, size_bytes: int) -> bytes:
-    """All of it; the server holds a body to its Content-Length."""
+    """The whole body; the server enforces its Content-Length."""
     data = bytearray()
     async for piece in request.stream():
         data += piece

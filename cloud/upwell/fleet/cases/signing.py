@@ -1,4 +1,4 @@
-"""Addresses of S3-compatible object storage that are good for one request and a short time."""
+"""Signed URLs of S3-compatible object storage, each valid for one request and a short time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 @dataclass(frozen=True)
 class Credentials:
-    """Whose permission an address carries. `session_token` is empty where the key is not a temporary one."""
+    """The credentials whose permission a URL carries. `session_token` is empty unless the key is temporary."""
 
     key_id: str
     secret: str = field(repr=False)
@@ -29,7 +29,8 @@ class Credentials:
 
 
 def read_credentials(path: Path | None, profile: str) -> Credentials:
-    """Those of a file in the format of `~/.aws/credentials`, or without a file of the environment's `AWS_…`.
+    """Credentials from a file in the format of `~/.aws/credentials`, or without a file from the environment's
+    `AWS_…`.
 
     Raises `ConfigError`, which shows none of them.
     """
@@ -46,7 +47,7 @@ def read_credentials(path: Path | None, profile: str) -> Credentials:
 
 
 def _of_file(path: Path, profile: str) -> dict[str, str]:
-    """What the file says; all empty where it cannot be read as such a file, of which nothing is shown."""
+    """The credentials in the file; all empty if it cannot be parsed, in which case nothing of it is shown."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(read_file(path, "the credentials of the object storage", 64 << 10).decode())
@@ -59,7 +60,7 @@ def _of_file(path: Path, profile: str) -> dict[str, str]:
 class ObjectRequest:
     """One request to the storage, with exactly these `headers` beside `Host`.
 
-    The path of `url` is escaped already, and its port left out where it is the default.
+    The path of `url` is already escaped, and its port omitted if it is the default.
     """
 
     method: str
@@ -68,14 +69,14 @@ class ObjectRequest:
 
 
 def sign_url(request: ObjectRequest, credentials: Credentials, region: str, *, at: datetime, expires_s: int) -> str:
-    """The request's URL with a signature that is good from `at` (UTC) for `expires_s`.
+    """The request's URL with a signature valid from `at` (UTC) for `expires_s`.
 
     AWS Signature Version 4 in the query, with an unsigned payload:
 
         signature = HMAC(HMAC(HMAC(HMAC(HMAC("AWS4" + secret, date), region), "s3"), "aws4_request"), text)
 
-    where HMAC is HMAC-SHA256 and `text` names algorithm, time and scope, and has the SHA-256 of the request in its
-    canonical form. Source: AWS, Authenticating Requests: Using Query Parameters.
+    where HMAC is HMAC-SHA256 and `text` holds algorithm, time, scope, and the SHA-256 of the request in its canonical
+    form. Source: AWS, Authenticating Requests: Using Query Parameters.
     """
     parts = urlsplit(request.url)
     stamp, day = at.strftime("%Y%m%dT%H%M%SZ"), at.strftime("%Y%m%d")

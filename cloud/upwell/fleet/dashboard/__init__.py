@@ -1,1 +1,1 @@
-"""Pages for people: the fleet, its devices and roll-outs, on what the REST interface knows, too."""
+"""Pages for people: the fleet, its devices and roll-outs, on the data of the REST interface."""

@@ -1,4 +1,4 @@
-"""The routes of the pages. What they show and do is what the REST interface does, by the same operations."""
+"""The routes of the pages. They show and do what the REST interface does, through the same operations."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ from upwell.shared.errors import InvalidRequest, NotAllowed, UpwellError
 
 @dataclass(frozen=True)
 class Glance:
-    """How many devices run which release and version, and what they served since they started; `up` of the requests
-    went to the cloud, `degraded` by reason did not. `rtt_s` is the median of those that know theirs, `waiting` the
-    cases that wait in their spools. `drifting` counts devices that report drift; None where none says whether it
-    does."""
+    """How many devices run which release and version, and what they have served since they started. `up` of the
+    requests went to the cloud, `degraded` counts those that did not, by reason. `rtt_s` is the median of the devices
+    that know theirs, `waiting` the number of cases in their spools. `drifting` counts devices that report drift; None
+    if none reports on it.
+    """
 
     devices: int
     releases: Mapping[str, int]
@@ -55,7 +56,7 @@ class Glance:
 
 
 def glance(every: Iterable[Stored]) -> Glance:
-    """The figures of these devices, without those that were revoked."""
+    """The totals of these devices, without revoked ones."""
     here = [one for one in every if one["revoked_unix_s"] is None]
     releases = Counter("none" if one["release"] is None else str(one["release"]) for one in here)
     versions = Counter(one["attributes"].get("service.version", "") or "unknown" for one in here)
@@ -81,7 +82,7 @@ def _counts(device: Stored) -> Mapping[str, Any]:
 
 
 def _now(device: Stored) -> Mapping[str, Any]:
-    """How link and spool stood when the device last said it."""
+    """The state of link and spool in the device's last report."""
     found = _counts(device).get("now")
     return found if isinstance(found, dict) else {}
 
@@ -170,7 +171,7 @@ class _Pages:
         return Response(self._static[name], media_type=_FILES[name], headers=headers)
 
     def _page(self, show: Callable[[Request, Session], Response]) -> Callable[[Request], Any]:
-        """A page for those who are logged in; others are sent to where one does that."""
+        """A page for logged-in users; others are redirected to the login."""
 
         async def answer(request: Request) -> Response:
             session = await run_in_threadpool(self._session, request)
@@ -181,7 +182,7 @@ class _Pages:
         return answer
 
     def _form(self, do: Callable[[Request, Session, Mapping[str, str]], Response]) -> Callable[[Request], Any]:
-        """Something that changes something: it takes a form of this session's own pages."""
+        """A change: accepts a form from this session's own pages."""
 
         async def answer(request: Request) -> Response:
             session = await run_in_threadpool(self._session, request)
@@ -240,7 +241,7 @@ class _Pages:
     def _done(
         self, name: str, session: Session, path: Mapping[str, str], query: Mapping[str, Any] = _NO_QUERY, **values: Any
     ) -> Any:
-        """What an operation of the REST interface gives; its body is in `values`."""
+        """The result of an operation of the REST interface, whose body is in `values`."""
         operation = _OPERATIONS[name]
         if not session.user.may(operation.role):
             raise NotAllowed(f"{session.user.name!r} is a {session.user.role}; this needs the role {operation.role}")
@@ -305,14 +306,14 @@ class _Pages:
 
 
 def _to_login(request: Request) -> Response:
-    """A page that only refreshes a part of itself has to be told to go as a whole."""
+    """Redirect to the login. A page that refreshes only a part of itself is told to reload as a whole."""
     if "hx-request" in request.headers:
         return Response(headers={**_HEADERS, "HX-Redirect": "/login"})
     return RedirectResponse("/login", HTTPStatus.SEE_OTHER, headers=dict(_HEADERS))
 
 
 async def _form_of(request: Request) -> Mapping[str, str] | None:
-    """The fields of a form; None for what is none, or too long."""
+    """The fields of a form; None if it is invalid or too long."""
     data = bytearray()
     try:
         async for piece in request.stream():
@@ -326,7 +327,7 @@ async def _form_of(request: Request) -> Mapping[str, str] | None:
 
 
 def _when(unix_s: float | None) -> str:
-    """An instant for a `time` element; the page's script shows it in the viewer's own zone."""
+    """A time for a `time` element; the page's script shows it in the viewer's own zone."""
     return "" if unix_s is None else datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -343,7 +344,7 @@ def _ms(seconds: object) -> str:
 
 
 def _points(history: list[fleet.HistoryEntry]) -> str:
-    """Times, and between two reports the shares late and degraded in percent, as JSON for the plot."""
+    """Times, and between two reports the late and degraded shares in percent, as JSON for the plot."""
     times: list[float] = []
     late: list[float] = []
     degraded: list[float] = []

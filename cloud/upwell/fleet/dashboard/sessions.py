@@ -1,4 +1,4 @@
-"""Who is logged in: a signed cookie, good at every replica, until it expires or the user is removed."""
+"""Login sessions: a signed cookie, valid at every replica until it expires or the user is removed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _FACT = "dashboard key"
 
 @dataclass(frozen=True)
 class Session:
-    """Somebody who is logged in; `csrf` has to come with whatever they change."""
+    """A logged-in user; every change must carry `csrf`."""
 
     user: User
     csrf: str
 
 
 class Sessions:
-    """Makes and checks cookies. The key is in the database, so that replicas share it."""
+    """Issues and checks cookies. The key is in the database, so replicas share it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -45,7 +45,7 @@ class Sessions:
         return f"{body}.{self._sign('session', body)}"
 
     def session(self, cookie: str, now_unix_s: float) -> Session | None:
-        """Whose cookie that is; None for a forged one, an old one, and one of somebody who has another token by now."""
+        """The session of a cookie; None if it is forged or expired, or if the user now has another token."""
         body, _, signature = cookie.partition(".")
         if not hmac.compare_digest(signature.encode(), self._sign("session", body).encode()):
             return None

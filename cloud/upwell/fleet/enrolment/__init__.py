@@ -1,1 +1,1 @@
-"""How a device comes to belong to the fleet, and how it proves that it does."""
+"""How a device joins the fleet, and how it proves its membership."""

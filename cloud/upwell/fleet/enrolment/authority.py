@@ -22,14 +22,14 @@ from upwell.shared.files import read_file, write_whole
 MAX_CSR_BYTES = 16 << 10
 _AUTHORITY_S = 20 * 365 * 86400.0
 _SERVER_S = 398 * 86400.0
-"""Lifetime of the service's certificate: some clients refuse longer ones, and a new one is made every hour."""
+"""Lifetime of the service's certificate. Some clients refuse longer ones, and a new one is made every hour."""
 _SKEW_S = 3600.0
 """How far certificates are backdated, for devices with a slow clock."""
 
 
 @dataclass(frozen=True)
 class IssuedCertificate:
-    """A device's certificate: PEM, its serial number in hexadecimal, and until when it holds (Unix seconds)."""
+    """A device's certificate: PEM, its serial number in hexadecimal, and its end of validity (Unix seconds)."""
 
     pem: bytes
     serial: str
@@ -38,7 +38,7 @@ class IssuedCertificate:
 
 @dataclass(frozen=True)
 class SigningRequest:
-    """What a device asks to have signed: a key on P-256 that it has proved to hold."""
+    """A device's request for a certificate: a P-256 key that it has proved to hold."""
 
     key: ec.EllipticCurvePublicKey
     key_sha256: str
@@ -85,7 +85,7 @@ class Authority:
 
 
 def open_authority(files: AuthoritySection, now_unix_s: float) -> Authority:
-    """The authority of these files, which are made where both are missing. Raises `ConfigError`."""
+    """The authority of these files, which are created if both are missing. Raises `ConfigError`."""
     if not files.cert.exists() and not files.key.exists():
         _make(files, now_unix_s)
     where = "fleet.authority.cert"
@@ -102,7 +102,7 @@ def open_authority(files: AuthoritySection, now_unix_s: float) -> Authority:
 
 
 def read_request(pem: bytes) -> SigningRequest:
-    """What a device wants signed. Raises `InvalidRequest`."""
+    """The certificate request of a device. Raises `InvalidRequest`."""
     if len(pem) > MAX_CSR_BYTES:
         raise InvalidRequest(f"the certificate signing request is larger than {MAX_CSR_BYTES} bytes")
     try:
@@ -118,12 +118,12 @@ def read_request(pem: bytes) -> SigningRequest:
 
 
 def serial_of(certificate: x509.Certificate) -> str:
-    """The serial number as the registry keeps it."""
+    """The serial number as the registry stores it."""
     return f"{certificate.serial_number:x}"
 
 
 def serial_of_der(data: bytes) -> str:
-    """The same of a certificate that TLS has verified."""
+    """The serial number of a DER certificate that TLS has verified."""
     return serial_of(x509.load_der_x509_certificate(data))
 
 
@@ -144,7 +144,7 @@ def _make(files: AuthoritySection, now_unix_s: float) -> None:
     try:
         for path in (files.key, files.cert):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(files.key, _key_pem(key), 0o600)  # first: with the key alone nothing has been promised yet
+        write_whole(files.key, _key_pem(key), 0o600)  # first: the key alone promises nothing yet
         write_whole(files.cert, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     except OSError as error:
         where = error.filename or files.cert

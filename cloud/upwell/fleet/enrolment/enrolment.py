@@ -1,4 +1,4 @@
-"""Enrolment: a one-time token for a certificate, and the renewal of that before it ends."""
+"""Enrolment: exchanges a one-time token for a certificate, and renews certificates before they expire."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_AN_HOUR = 10
 
 
 def add_token(connection: Connection, actor: Actor, labels: Mapping[str, str], valid_s: float) -> dict[str, Any]:
-    """A token that enrols one device within `valid_s` and gives it these labels; shown this once."""
+    """A token that enrols one device within `valid_s` and gives it these labels; shown only once."""
     token, token_id = new_secret("upwe"), new_id()
     expires = actor.now_unix_s + valid_s
     connection.execute(
@@ -37,7 +37,7 @@ def add_token(connection: Connection, actor: Actor, labels: Mapping[str, str], v
 
 
 def drop_token(connection: Connection, actor: Actor, token_id: str) -> None:
-    """Take back a token that was not used. Raises `NotFound`."""
+    """Revoke an unused token. Raises `NotFound`."""
     unused = (ENROLMENT_TOKENS.c.id == token_id) & ENROLMENT_TOKENS.c.used_unix_s.is_(None)
     if not connection.execute(delete(ENROLMENT_TOKENS).where(unused)).rowcount:
         raise NotFound(f"no unused token {token_id!r}")
@@ -45,7 +45,7 @@ def drop_token(connection: Connection, actor: Actor, token_id: str) -> None:
 
 
 def all_tokens(connection: Connection) -> Sequence[Row]:
-    """The tokens, without what they are, the newest first."""
+    """The tokens without their secrets, the newest first."""
     return all_rows(connection,
         select(
             ENROLMENT_TOKENS.c.id, ENROLMENT_TOKENS.c.labels, ENROLMENT_TOKENS.c.created_unix_s,
@@ -55,7 +55,7 @@ def all_tokens(connection: Connection) -> Sequence[Row]:
 
 
 class Enrolment:
-    """Lets devices in. Each method runs in the caller's transaction; `age_s` is how long certificates hold."""
+    """Admits devices. Each method runs in the caller's transaction; `age_s` is the validity of certificates."""
 
     def __init__(self, authority: Authority, age_s: float) -> None:
         self._authority = authority
@@ -64,10 +64,10 @@ class Enrolment:
     def enrol(
         self, connection: Connection, token: str, request: SigningRequest, now_unix_s: float
     ) -> tuple[Stored, IssuedCertificate]:
-        """Take a token for a certificate.
+        """Exchange a token for a certificate.
 
-        The same key may show its token again: the answer that it waited for may have been lost. Raises
-        `Unauthenticated` for a token that is unknown, used or over, `NotAllowed` for a key that was revoked.
+        The same key may present its token again, since the reply may have been lost. Raises `Unauthenticated` for a
+        token that is unknown, used or expired, `NotAllowed` for a revoked key.
         """
         digest = digest_of(token)
         found = one_row(connection,
@@ -93,7 +93,7 @@ class Enrolment:
     ) -> IssuedCertificate:
         """Another certificate for the same key.
 
-        Raises `NotAllowed` for another key, which is that of another device, and `Refused` for too many.
+        Raises `NotAllowed` for another key, which would belong to another device, and `Refused` for too many.
         """
         if request.key_sha256 != device["key_sha256"]:
             raise NotAllowed("the request is for another key than the device enrolled with; enrol the device again")

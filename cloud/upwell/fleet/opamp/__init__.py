@@ -1,1 +1,1 @@
-"""The Open Agent Management Protocol (OpAMP) over plain HTTP, the server's side."""
+"""The server side of the Open Agent Management Protocol (OpAMP) over plain HTTP."""

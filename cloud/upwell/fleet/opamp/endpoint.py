@@ -1,4 +1,4 @@
-"""`POST /v1/opamp`: the size of what comes is bounded before it is read, and each refusal is one clear sentence."""
+"""`POST /v1/opamp`: bounds the size of a message before reading it, and refuses with one clear sentence."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ BODY_S = 10.0
 """Time limit for receiving a body."""
 
 MOST_AT_ONCE, MOST_BODIES = 64, 512
-"""Polls worked on at once, and those whose bodies are still coming; one more is told to come back later, since waiting
-would only make all of them late."""
+"""Polls in progress, and polls whose bodies are still arriving. Beyond that a device must retry later, since waiting
+would only make all of them late.
+"""
 
 PEER = "upwell.peer_certificate"
 """The key of a request's scope under which its server puts the client's certificate (DER), or None."""
 
 
 class TooLarge(InvalidRequest):
-    """The message is larger than what is read."""
+    """The message exceeds the limit."""
 
 
 _STATUSES: Mapping[type[UpwellError], HTTPStatus] = MappingProxyType(
@@ -111,7 +112,7 @@ def _peer(request: Request) -> Peer:
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:
-    """The body, unpacked. Raises `InvalidRequest`, `TooLarge` among these."""
+    """The decompressed body. Raises `InvalidRequest`, of which `TooLarge` is one."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != CONTENT_TYPE:
         raise InvalidRequest(f"expected Content-Type: {CONTENT_TYPE}")
@@ -130,7 +131,7 @@ async def _body(request: Request, max_bytes: int) -> bytes:
 
 
 def unpacked(data: bytes, max_bytes: int) -> bytes:
-    """What gzip packed, of which no more is unpacked than may be. Raises `InvalidRequest`, `TooLarge` among these."""
+    """The decompressed gzip data, never more than the limit. Raises `InvalidRequest`, of which `TooLarge` is one."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
         found = unpacker.decompress(data, max_bytes + 1)

@@ -1,4 +1,4 @@
-"""What a poll does: who asks, what they report, and what they are told."""
+"""Handles a poll: identifies the device, records its report, and composes the reply."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from upwell.shared.opamp.names import EXPLAIN
 from upwell.shared.opamp.wish import STATISTICS_S, Wish, digest_of
 
 BUDGET_POLLS = 5
-"""Every how many polls a device with part of a budget reports its demand."""
+"""A device with a share of a budget reports its demand in one of this many polls."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Instant:
-    """Now, by both clocks."""
+    """The current time by both clocks."""
 
     unix_s: float
     monotonic_s: float
@@ -41,7 +41,7 @@ class Instant:
 
 @dataclass(frozen=True)
 class FleetState:
-    """What polls and the REST interface work on."""
+    """The state shared by polls and the REST interface."""
 
     database: Database
     enrolment: Enrolment
@@ -51,7 +51,7 @@ class FleetState:
 
 
 class PollHandler:
-    """Answers polls. Safe to use from many threads."""
+    """Answers polls. Thread-safe."""
 
     def __init__(self, state: FleetState, settings: ConnectionSettings, now: Callable[[], Instant]) -> None:
         self._state = state
@@ -59,14 +59,16 @@ class PollHandler:
         self._now = now
 
     def answer(self, poll: Incoming, peer: Peer) -> PollReply:
-        """What the device is told. Raises `Unauthenticated` and `NotAllowed`, and `InvalidRequest` for a wrong CSR."""
+        """The reply to the device. Raises `Unauthenticated` and `NotAllowed`, and `InvalidRequest` for an invalid
+        CSR.
+        """
         now = self._now()
         device, certificate = self._device(poll, peer, now)
         report, presence = poll.report, self._state.presence
         heard = presence.heard(device["id"], report.sequence_num, now.unix_s, device["last_seen_unix_s"])
         if report.counted is not None:
             presence.counted(device["id"], now.unix_s, report.counted)
-        if report.drift is not None:  # before it is written at once: no batch brings older drift after that
+        if report.drift is not None:  # before the immediate write, so that no batch overwrites it with older drift
             presence.drifted(device["id"], report.drift)
         if certificate is None:
             self._note(device, poll, now)
@@ -85,7 +87,7 @@ class PollHandler:
         )
 
     def _device(self, poll: Incoming, peer: Peer, now: Instant) -> tuple[Stored, IssuedCertificate | None]:
-        """Who asks, and the certificate that they get. What they report with it is written in the same transaction."""
+        """The device that polls, and its new certificate if any. Its report is written in the same transaction."""
         database, enrolment = self._state.database, self._state.enrolment
         if not peer.serial and not (peer.token and poll.csr):
             raise Unauthenticated("a device enrols with its token and a certificate signing request in one message")
@@ -118,7 +120,7 @@ class PollHandler:
             self._state.questions.answered(device["id"])
 
     def _wish(self, device: Stored, poll: Incoming, now: Instant) -> bytes | None:
-        """What is wished of the device, where it has not heard of that yet."""
+        """What is wanted of the device, if it has not heard of that yet."""
         if not poll.accepts_configuration:
             return None
         found = self._state.assignments.wanted(device, now.monotonic_s)

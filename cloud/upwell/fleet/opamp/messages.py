@@ -1,4 +1,4 @@
-"""OpAMP's messages to and from what the registry works with. What a stranger wrote is cut and cleaned here."""
+"""Converts OpAMP's messages to and from the registry's values. Text from outside is truncated and cleaned here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PACKAGE_STATUSES = ("installed", "pending", "installing", "failed", "downloadin
 
 @dataclass(frozen=True)
 class Incoming:
-    """One message of an agent, read. `csr` is empty where it wants no certificate."""
+    """One message of an agent, parsed. `csr` is empty if it requests no certificate."""
 
     report: Report
     csr: bytes
@@ -56,7 +56,7 @@ class Incoming:
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """How the agent is to reach the service: its pace and, where it asked for one, its certificate."""
+    """How the agent is to reach the service: its poll interval and, if requested, its certificate."""
 
     url: str
     poll_s: float
@@ -66,7 +66,7 @@ class ConnectionSettings:
 
 @dataclass(frozen=True)
 class PollReply:
-    """What the service says to a poll; None for what there is nothing to say of."""
+    """The service's reply to a poll; None for fields that it leaves out."""
 
     instance_uid: str
     new_instance_uid: bytes = b""
@@ -77,7 +77,7 @@ class PollReply:
 
 
 def read(data: bytes) -> Incoming:
-    """The message of an agent. Raises `InvalidRequest`."""
+    """Parse an agent's message. Raises `InvalidRequest`."""
     try:
         message = opamp_pb2.AgentToServer.FromString(data)
     except DecodeError:
@@ -124,7 +124,7 @@ def _report(message: opamp_pb2.AgentToServer, capabilities: int, known: list[str
 
 
 def clean(text: str, longest: int = LONGEST_VALUE) -> str:
-    """At most so many characters, and none that a terminal or a database would take for a command."""
+    """The text, truncated, without characters that a terminal or a database would interpret."""
     return "".join(one if one.isprintable() else "\ufffd" for one in text[:longest])
 
 
@@ -140,13 +140,13 @@ def _attributes(description: opamp_pb2.AgentDescription) -> dict[str, str]:
 def _value(value: anyvalue_pb2.AnyValue) -> str:
     kind = value.WhichOneof("value")
     if kind in (None, "array_value", "kvlist_value", "bytes_value"):
-        return ""  # no attribute of use here has such a value
+        return ""  # no attribute used here has such a value
     found = getattr(value, kind)
     return str(found).lower() if isinstance(found, bool) else str(found)
 
 
 def _health(health: opamp_pb2.ComponentHealth, depth: int) -> dict[str, Any]:
-    """Without its time, which would be news with every poll."""
+    """The health without its time, which would differ in every poll."""
     found: dict[str, Any] = {"healthy": health.healthy}
     if health.status:
         found["status"] = clean(health.status, LONGEST_KEY)
@@ -164,7 +164,9 @@ def _first(entries: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _configuration(configuration: opamp_pb2.EffectiveConfig) -> dict[str, str]:
-    """Digests by file. What is no digest becomes one: the registry keeps no configuration, which may hold secrets."""
+    """Digests by file. Anything else is replaced by its digest: the registry stores no configuration, which may hold
+    secrets.
+    """
     found: dict[str, str] = {}
     for name, file in _first(configuration.config_map.config_map):
         is_digest = file.content_type == DIGEST_TYPE and len(file.body) <= LONGEST_KEY and file.body.isascii()
@@ -196,7 +198,7 @@ def _release(packages: Mapping[str, Any]) -> int | None:
 
 
 def _custom(message: opamp_pb2.CustomMessage | None, capability: str, kind: str) -> dict[str, Any] | None:
-    """The JSON object of a custom message of that kind; None for another one. Raises `InvalidRequest`."""
+    """The JSON object of a custom message of that kind; None for another kind. Raises `InvalidRequest`."""
     if message is None or message.capability != capability or message.type != kind:
         return None
     if len(message.data) > MAX_CUSTOM_BYTES[capability]:
@@ -278,7 +280,7 @@ class _ShadowMessage(BaseModel):
 
 
 def write(reply: PollReply) -> bytes:
-    """The message to the agent."""
+    """Encode the message to the agent."""
     message = opamp_pb2.ServerToAgent(instance_uid=bytes.fromhex(reply.instance_uid), capabilities=_CAPABILITIES)
     message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN, DRIFT, SHADOW))
     if reply.wants_full_state:
@@ -309,7 +311,7 @@ def _write_settings(offers: opamp_pb2.ConnectionSettingsOffers, settings: Connec
 
 
 def write_error(text: str, *, retry_s: float) -> bytes:
-    """What is said instead where a message is refused; with `retry_s` it may be tried again after so long."""
+    """Encode the refusal of a message; `retry_s` is the time after which it may be retried."""
     unavailable, bad = opamp_pb2.ServerErrorResponseType_Unavailable, opamp_pb2.ServerErrorResponseType_BadRequest
     kind = unavailable if retry_s else bad
     error = opamp_pb2.ServerErrorResponse(type=kind, error_message=text)

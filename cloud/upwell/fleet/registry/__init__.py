@@ -1,1 +1,1 @@
-"""The devices: what they said last, the groups that they are in, the release that each is to run."""
+"""The devices: their last reports, their groups, and the release that each is to run."""

@@ -1,4 +1,4 @@
-"""The devices in the database: found, and changed by what they report and what people say of them."""
+"""The devices in the database: looked up, and changed by their reports and by users."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from upwell.fleet.users.audit import Actor, record
 from upwell.shared.opamp.names import AGENT_NAME, LABEL
 
 Stored = Row
-"""A row of the devices."""
+"""A device's row."""
 
 
 def labels_of(device: Stored) -> dict[str, str]:
-    """The labels of a device: those that the service gave it win over those that it reports."""
+    """The labels of a device: those set in the service win over those that it reports."""
     return {**device["reported_labels"], **device["labels"]}
 
 
 def variables_of(device: Stored) -> dict[str, Any]:
-    """What expressions of groups read."""
+    """The variables that expressions of groups read."""
     attributes = device["attributes"]
     return {
         "labels": labels_of(device),
@@ -38,13 +38,13 @@ def variables_of(device: Stored) -> dict[str, Any]:
 
 
 def drift_of(models: Mapping[str, Any] | None) -> dict[str, str]:
-    """What was found of each model that drifts, by its name."""
+    """The findings for each model that drifts, by its name."""
     lists = {name: ", ".join(map(str, one["findings"])) for name, one in (models or {}).items()}
     return {name: found for name, found in lists.items() if found}
 
 
 def by_certificate(connection: Connection, serial: str) -> Stored | None:
-    """The device that holds a certificate which is in force; None where nobody does."""
+    """The device with a valid certificate of that serial number; None if there is none."""
     found = (
         select(DEVICES)
         .join(CERTIFICATES, CERTIFICATES.c.device_id == DEVICES.c.id)
@@ -55,7 +55,7 @@ def by_certificate(connection: Connection, serial: str) -> Stored | None:
 
 
 def find(connection: Connection, name: str) -> Stored:
-    """The device of that id or, where only one has it, of that name. Raises `NotFound` and `Conflict`."""
+    """The device with that id, or with that name if it is unique. Raises `NotFound` and `Conflict`."""
     found = one_row(connection, select(DEVICES).where(DEVICES.c.id == name))
     if found is not None:
         return found
@@ -68,14 +68,14 @@ def find(connection: Connection, name: str) -> Stored:
 
 
 def all_devices(connection: Connection, after: str = "", limit: int | None = None) -> Sequence[Stored]:
-    """The devices in the order of their ids, from the first after `after` on."""
+    """The devices in the order of their ids, starting after `after`."""
     return all_rows(connection,
         select(DEVICES).where(DEVICES.c.id > after).order_by(DEVICES.c.id).limit(limit)
     )  # fmt: skip
 
 
 def shared_uids(connection: Connection) -> dict[str, list[str]]:
-    """Instance UIDs that several devices, each with a key of its own, say they have: UID -> ids of the devices."""
+    """Instance UIDs that several devices, each with its own key, claim: UID -> ids of the devices."""
     twice = (
         select(DEVICES.c.instance_uid)
         .where(DEVICES.c.revoked_unix_s.is_(None))
@@ -94,7 +94,7 @@ def shared_uids(connection: Connection) -> dict[str, list[str]]:
 
 
 def changes_of(device: Stored, report: Report, now_unix_s: float) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The columns that a report changes, and what is to be noted of it."""
+    """The columns that a report changes, and the events to record."""
     said: dict[str, Any] = {"instance_uid": report.instance_uid}
     if report.capabilities:
         said["capabilities"] = report.capabilities
@@ -158,7 +158,7 @@ def _happened(device: Stored, changed: Mapping[str, Any]) -> list[tuple[str, str
 
 
 def _twin(device: Stored, started_unix_ns: int, now_unix_s: float) -> dict[str, Any]:
-    """A process that was taken for ended and speaks again: so two of them have the key."""
+    """Record that a process thought to have ended speaks again: two processes have the key."""
     if not started_unix_ns or started_unix_ns == device["started_unix_ns"]:
         return {}
     changed = {"started_unix_ns": started_unix_ns, "former_started_unix_ns": device["started_unix_ns"]}
@@ -168,7 +168,7 @@ def _twin(device: Stored, started_unix_ns: int, now_unix_s: float) -> dict[str, 
 
 
 def set_labels(connection: Connection, actor: Actor, device: Stored, labels: Mapping[str, str | None]) -> None:
-    """Give a device labels, or take those away that are None here."""
+    """Set labels of a device; None removes one."""
     merged = {**device["labels"], **labels}
     kept = {name: value for name, value in merged.items() if value is not None}
     connection.execute(update(DEVICES).where(DEVICES.c.id == device["id"]).values(labels=kept))
@@ -176,7 +176,7 @@ def set_labels(connection: Connection, actor: Actor, device: Stored, labels: Map
 
 
 def revoke(connection: Connection, actor: Actor, device: Stored) -> None:
-    """Let a device in no more; it needs a new token to come back, with a new key."""
+    """Stop admitting a device. To come back it needs a new token and a new key."""
     now = actor.now_unix_s
     connection.execute(update(DEVICES).where(DEVICES.c.id == device["id"]).values(revoked_unix_s=now))
     connection.execute(
@@ -191,9 +191,9 @@ def revoke(connection: Connection, actor: Actor, device: Stored) -> None:
 def assign(
     connection: Connection, actor: Actor, device: Stored, release: int | None, not_before_unix_s: float | None
 ) -> None:
-    """Say which release a device is to run, and from when; None: whatever its groups say.
+    """Set which release a device is to run, and from when; None: as its groups say.
 
-    Raises `Conflict` for a device in a roll-out under way, which says that by itself.
+    Raises `Conflict` for a device in an active roll-out, which decides that itself.
     """
     if device["rollout"] is not None:
         raise Conflict(f"device {device['name']!r} is in roll-out {device['rollout']}, which has not ended")
@@ -205,7 +205,7 @@ def assign(
 
 
 def write_batch(connection: Connection, batch: PresenceUpdate) -> None:
-    """When devices were last seen, how their models drift, and what they counted."""
+    """Write when devices were last seen, the drift of their models, and their counts."""
     if batch.seen:
         statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(last_seen_unix_s=bindparam("at"))
         connection.execute(statement, [{"the_id": one, "at": at} for one, at in sorted(batch.seen.items())])
@@ -239,11 +239,11 @@ def _counted(one: DeviceCounts) -> dict[str, Any]:
 
 
 def history(connection: Connection, device_id: str, limit: int) -> Sequence[Row]:
-    """What a device counted, the newest first."""
+    """The counts of a device over time, the newest first."""
     chosen = select(STATISTICS).where(STATISTICS.c.device_id == device_id)
     return all_rows(connection, chosen.order_by(STATISTICS.c.at_unix_s.desc()).limit(limit))
 
 
 def forget_history(connection: Connection, before_unix_s: float) -> None:
-    """Drop what was counted before that."""
+    """Delete counts older than that."""
     connection.execute(delete(STATISTICS).where(STATISTICS.c.at_unix_s < before_unix_s))

@@ -1,4 +1,4 @@
-"""What happened to devices, for whoever follows."""
+"""Events of devices, for dashboards and programs that follow them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEPT_S = 30 * 86400.0
 
 
 def note(connection: Connection, device_id: str, now_unix_s: float, happened: Sequence[tuple[str, str]]) -> None:
-    """Note what happened to a device: kinds and texts."""
+    """Record events of a device: kinds and texts."""
     if happened:
         rows = [
             {"at_unix_s": now_unix_s, "device_id": device_id, "kind": kind, "text": text[:500]}
@@ -23,7 +23,7 @@ def note(connection: Connection, device_id: str, now_unix_s: float, happened: Se
 
 
 def events(connection: Connection, after: int, limit: int, device_id: str | None = None) -> list[Row]:
-    """The events after that number, the oldest first; with -1 the last ones."""
+    """The events after that number, the oldest first; for -1 the last ones."""
     chosen = select(EVENTS) if device_id is None else select(EVENTS).where(EVENTS.c.device_id == device_id)
     if after < 0:
         return all_rows(connection, chosen.order_by(EVENTS.c.id.desc()).limit(limit))[::-1]
@@ -31,5 +31,5 @@ def events(connection: Connection, after: int, limit: int, device_id: str | None
 
 
 def forget_events(connection: Connection, now_unix_s: float) -> None:
-    """Drop those of more than a month ago."""
+    """Delete events older than a month."""
     connection.execute(delete(EVENTS).where(EVENTS.c.at_unix_s < now_unix_s - KEPT_S))

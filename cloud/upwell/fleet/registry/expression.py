@@ -1,4 +1,4 @@
-"""Groups as expressions over what is known of a device, in CEL: `labels.site == "hamburg" && version != "0.1.0"`."""
+"""Groups as CEL expressions over what is known of a device: `labels.site == "hamburg" && version != "0.1.0"`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NOTHING = MappingProxyType({"labels": {}, "name": "", "version": "", "os": "", 
 
 
 class Membership:
-    """One compiled expression. A label that a device lacks, and any error, means that the device is not in the group.
+    """One compiled expression. If a label is missing or evaluation fails, the device is not in the group.
 
-    Raises `InvalidRequest` that says what is wrong with the expression, and where in it.
+    Raises `InvalidRequest`, which says what is wrong with the expression and where.
     """
 
     def __init__(self, source: str) -> None:
@@ -31,7 +31,7 @@ class Membership:
         except ValueError as error:
             raise InvalidRequest(f"the expression: {error}") from None
         result = self._program.eval(data=dict(_NOTHING))
-        # It may need a label that is not there, but the types are always these.
+        # It may need a label that is missing here, but the types are always these.
         if result.type() not in (cel.Type.BOOL, cel.Type.ERROR):
             raise InvalidRequest(f"the expression: {no_verdict(result.value())}")
 

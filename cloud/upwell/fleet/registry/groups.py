@@ -1,4 +1,4 @@
-"""Groups of devices, and the release that a device is to run by what was said of it and of its groups."""
+"""Groups of devices, and the release that a device is to run by its own assignment and those of its groups."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from upwell.fleet.storage.tables import GROUPS
 from upwell.fleet.users.audit import Actor, record
 
 FRESH_S = 2.0
-"""Maximum age of a poll's view of the groups, and so the delay until other replicas follow a change."""
+"""Maximum age of the groups as polls see them, and so the delay until other replicas follow a change."""
 
 _MOST_REMEMBERED = 50_000
 
 
 @dataclass(frozen=True)
 class AssignedRelease:
-    """The release that a device is to run (None: the newest of its own source), from when, and by whose word.
+    """The release that a device is to run (None: the newest of its own source), from when, and who decided it.
 
-    Where groups contradict each other, `conflict` says so, and nothing is wanted.
+    If groups contradict each other, `conflict` says so, and no release is wanted.
     """
 
     release: int | None = None
@@ -49,7 +49,7 @@ def find_group(connection: Connection, name: str) -> Row:
 
 
 def put_group(connection: Connection, actor: Actor, name: str, expression: str) -> None:
-    """Make a group, or give it another expression. Raises `InvalidRequest` for a wrong one."""
+    """Create a group, or change its expression. Raises `InvalidRequest` for an invalid one."""
     membership(expression)
     changed = connection.execute(update(GROUPS).where(GROUPS.c.name == name).values(expression=expression))
     if not changed.rowcount:
@@ -58,7 +58,7 @@ def put_group(connection: Connection, actor: Actor, name: str, expression: str) 
 
 
 def drop_group(connection: Connection, actor: Actor, name: str) -> None:
-    """Forget a group; its devices stay. Raises `NotFound`."""
+    """Delete a group; its devices stay. Raises `NotFound`."""
     if not connection.execute(delete(GROUPS).where(GROUPS.c.name == name)).rowcount:
         raise NotFound(f"no group {name!r}")
     record(connection, actor, "drop group", name)
@@ -67,7 +67,7 @@ def drop_group(connection: Connection, actor: Actor, name: str) -> None:
 def assign_group(
     connection: Connection, actor: Actor, name: str, release: int | None, not_before_unix_s: float | None
 ) -> None:
-    """Say which release the devices of a group are to run, those that come later included. Raises `NotFound`."""
+    """Set which release the devices of a group are to run, including later ones. Raises `NotFound`."""
     values = {"release": release, "not_before_unix_s": not_before_unix_s}
     if not connection.execute(update(GROUPS).where(GROUPS.c.name == name).values(**values)).rowcount:
         raise NotFound(f"no group {name!r}")
@@ -75,7 +75,7 @@ def assign_group(
 
 
 def members(connection: Connection, expression: str) -> list[Stored]:
-    """The devices in a group, but for those that were revoked."""
+    """The devices in a group, without revoked ones."""
     group = membership(expression)
     return [
         device
@@ -85,7 +85,7 @@ def members(connection: Connection, expression: str) -> list[Stored]:
 
 
 def wanted(device: Stored, groups: Sequence[Row]) -> AssignedRelease:
-    """What a device is to run: its own assignment, else that of the groups that it is in."""
+    """The release that a device is to run: by its own assignment, or else by that of its groups."""
     if device["assigned"] is not None:
         return AssignedRelease(device["assigned"], device["assigned_not_before_unix_s"], "device")
     variables = variables_of(device)
@@ -101,7 +101,7 @@ def wanted(device: Stored, groups: Sequence[Row]) -> AssignedRelease:
 
 
 class Assignments:
-    """What polls ask: `wanted` with what was known of the groups not long ago. Safe to use from many threads."""
+    """Answers polls: `wanted`, with the groups cached for a short time. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -111,7 +111,7 @@ class Assignments:
         self._remembered: dict[str, AssignedRelease] = {}
 
     def wanted(self, device: Stored, now_s: float) -> AssignedRelease:
-        """What a device is to run; `now_s` is monotonic."""
+        """The release that a device is to run; `now_s` is monotonic."""
         if device["assigned"] is not None:
             return wanted(device, ())
         groups = self._current(now_s)

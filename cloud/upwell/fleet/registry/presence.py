@@ -1,4 +1,4 @@
-"""When each device was last heard of, and in which order: in memory, and from there to the database in batches."""
+"""When each device last polled, and in which order: in memory, and written to the database in batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ POLLS_A_WRITE = 15
 """Maximum number of polls before a device's last contact is written; at once if it reports more."""
 
 FULL_STATE_S = 600.0
-"""Minimum time between checks of a device that skips a number: with several replicas it may have polled another one."""
+"""Minimum time between requests for the full state of a device that skips a number: it may have polled another
+replica.
+"""
 
 
 MOST_POLLS_A_MINUTE = 120
@@ -33,8 +35,9 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a poll's place in the order says: whether it is the first that this process sees of the device, and whether
-    something was missed, so that the device is to report its full state."""
+    """Where a poll stands in the sequence: whether it is the device's first to this process, and whether a message
+    was missed, so that the device must report its full state.
+    """
 
     is_first: bool
     wants_full_state: bool
@@ -42,7 +45,7 @@ class Heard:
 
 @dataclass
 class PresenceUpdate:
-    """What is to be written: when devices were last seen, what each counted last, at an instant, and its drift."""
+    """What is to be written: when devices were last seen, their last counts, each with its time, and their drift."""
 
     seen: dict[str, float] = field(default_factory=dict)
     counted: dict[str, tuple[float, DeviceCounts]] = field(default_factory=dict)
@@ -50,9 +53,9 @@ class PresenceUpdate:
 
 
 class Presence:
-    """Of every device that polled this process. Safe to use from many threads; time is an argument (Unix seconds).
+    """The presence of every device that polled this process. Thread-safe; time is an argument (Unix seconds).
 
-    A device takes about 300 bytes. `is_shared` says that devices may speak to other replicas, too.
+    A device takes about 300 bytes. `is_shared` says that devices may also poll other replicas.
     """
 
     def __init__(self, poll_s: float, *, is_shared: bool) -> None:
@@ -65,9 +68,9 @@ class Presence:
         self.polls = 0
 
     def heard(self, device_id: str, sequence_num: int, now_unix_s: float, written_unix_s: float | None) -> Heard:
-        """Note a poll; `written_unix_s` is when the database last heard of the device.
+        """Record a poll; `written_unix_s` is the last contact in the database.
 
-        Raises `Refused` for a device that polls without a pause.
+        Raises `Refused` for a device that polls too often.
         """
         with self._lock:
             self.polls += 1
@@ -100,7 +103,7 @@ class Presence:
         return is_behind or not self._is_shared or now_unix_s - seen.asked_unix_s >= FULL_STATE_S
 
     def counted(self, device_id: str, now_unix_s: float, counted: DeviceCounts) -> None:
-        """Keep what a device counted for the next batch."""
+        """Keep a device's counts for the next batch."""
         with self._lock:
             self._batch.counted[device_id] = now_unix_s, counted
             self._batch.seen[device_id] = now_unix_s
@@ -108,7 +111,7 @@ class Presence:
                 self._seen[device_id].written_unix_s = now_unix_s
 
     def drifted(self, device_id: str, models: Mapping[str, Any]) -> None:
-        """Keep what a device says of the drift of its models for the next batch."""
+        """Keep a device's report of drift for the next batch."""
         with self._lock:
             self._batch.drift[device_id] = models
 
@@ -119,19 +122,19 @@ class Presence:
             return self._batch == PresenceUpdate()
 
     def take(self) -> PresenceUpdate:
-        """What is to be written now."""
+        """Take the batch to write now."""
         with self._lock:
             batch, self._batch = self._batch, PresenceUpdate()
         return batch
 
     def give_back(self, batch: PresenceUpdate) -> None:
-        """It could not be written, and goes into the next batch; what devices counted comes again anyway."""
+        """Writing failed: put the batch back into the next one. Counts are reported again anyway."""
         with self._lock:
             self._batch.seen = {**batch.seen, **self._batch.seen}
             self._batch.drift = {**batch.drift, **self._batch.drift}
 
     def last_seen(self, stored: Mapping[str, Any]) -> float | None:
-        """When a device was last heard of: by this process, or by what the database says."""
+        """When a device was last seen, by this process or by the database."""
         seen = self._seen.get(stored["id"])
         known: float | None = stored["last_seen_unix_s"]
         return known if seen is None else max(seen.last_seen_unix_s, known or 0.0)

@@ -1,4 +1,4 @@
-"""Questions to devices: why one request was answered as it was. A device takes them with its next poll."""
+"""Questions to devices: why a request was answered as it was. A device gets them with its next poll."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_OPEN = 1000
 
 
 def ask(connection: Connection, actor: Actor, device: Stored, request_id: str) -> str:
-    """Put a question; its id."""
+    """Add a question; return its id."""
     question_id = new_id()
     connection.execute(
         insert(QUESTIONS).values(
@@ -37,7 +37,7 @@ def ask(connection: Connection, actor: Actor, device: Stored, request_id: str) -
 
 
 def question(connection: Connection, question_id: str) -> Row:
-    """The question and, once it is there, its answer. Raises `NotFound`."""
+    """The question and, once it has arrived, its answer. Raises `NotFound`."""
     found = one_row(connection, select(QUESTIONS).where(QUESTIONS.c.id == question_id))
     if found is None:
         raise NotFound(f"no question {question_id!r}")
@@ -45,7 +45,7 @@ def question(connection: Connection, question_id: str) -> Row:
 
 
 def answer(connection: Connection, device_id: str, explained: Explained, now_unix_s: float) -> None:
-    """Keep a device's answer, where it was asked that and has not answered yet."""
+    """Store a device's answer, if it was asked that and has not answered yet."""
     connection.execute(
         update(QUESTIONS)
         .where(QUESTIONS.c.id == explained.question_id, QUESTIONS.c.device_id == device_id)
@@ -55,12 +55,12 @@ def answer(connection: Connection, device_id: str, explained: Explained, now_uni
 
 
 def forget_questions(connection: Connection, now_unix_s: float) -> None:
-    """Drop those of more than a day ago."""
+    """Delete questions older than a day."""
     connection.execute(delete(QUESTIONS).where(QUESTIONS.c.asked_unix_s < now_unix_s - KEPT_S))
 
 
 class OpenQuestions:
-    """What polls ask: the oldest open question of a device, by what was known a second ago."""
+    """Answers polls: the oldest open question of a device, cached for a second."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -77,7 +77,7 @@ class OpenQuestions:
             return self._open.get(device_id)
 
     def answered(self, device_id: str) -> None:
-        """The device has answered the one that it was asked; others are found the next time."""
+        """The device has answered its question; others are found the next time."""
         with self._lock:
             self._open = {one: asked for one, asked in self._open.items() if one != device_id}
 

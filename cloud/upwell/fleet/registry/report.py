@@ -1,4 +1,4 @@
-"""What a device says of itself in one poll, whatever protocol it came by. None: it said nothing of that this time."""
+"""A device's report in one poll, independent of the protocol. None: not reported this time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ConfigurationStatus:
-    """What became of the remote configuration with that hash: `applied`, `applying`, `failed` or `unset`."""
+    """The status of the remote configuration with that hash: `applied`, `applying`, `failed` or `unset`."""
 
     config_hash: str
     status: str
@@ -18,8 +18,9 @@ class ConfigurationStatus:
 
 @dataclass(frozen=True)
 class DeviceCounts:
-    """What a device counted since an instant (Unix seconds), under one release (None: without one), and by model what
-    a budget is shared out by."""
+    """A device's counts since an instant (Unix seconds) under one release (None: without one), and by model the
+    demand and curves by which budgets are shared.
+    """
 
     release: int | None
     since_unix_s: float
@@ -29,7 +30,7 @@ class DeviceCounts:
 
 @dataclass(frozen=True)
 class Explained:
-    """A device's answer to a question of that id."""
+    """A device's answer to the question with that id."""
 
     question_id: str
     answer: Mapping[str, Any]
@@ -37,7 +38,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class Shadowed:
-    """What a release said that runs beside: lines of a request log, and why it does not run, if it does not."""
+    """The report of a shadow release: lines of a request log, and why it does not run, if it does not."""
 
     release: int
     lines: Sequence[str]
@@ -46,7 +47,7 @@ class Shadowed:
 
 @dataclass(frozen=True)
 class Report:
-    """One poll. `instance_uid` is 32 hexadecimal digits; `started_unix_ns` is 0 where the device does not say."""
+    """One poll. `instance_uid` is 32 hexadecimal digits; `started_unix_ns` is 0 if unknown."""
 
     instance_uid: str
     sequence_num: int

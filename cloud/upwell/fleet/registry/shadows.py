@@ -1,4 +1,4 @@
-"""Releases that run beside what devices serve, and the lines of a request log that come of it."""
+"""Shadow releases, which run beside those that devices serve, and the request-log lines that they produce."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ KEPT_S = 30 * 86400.0
 def begin(
     connection: Connection, actor: Actor, release: int, expression: str, choose: Callable[[Sequence[Stored]], list[str]]
 ) -> list[str]:
-    """Have devices for which the expression holds, of which `choose` takes some, run a release beside; their ids.
+    """Have devices that match the expression, as selected by `choose`, run a shadow release; return their ids.
 
-    Raises `InvalidRequest` where there is none, `Conflict` where one of them runs another release beside.
+    Raises `InvalidRequest` if there is none, `Conflict` if one of them runs another shadow release.
     """
     chosen = choose(members(connection, expression))
     if not chosen:
@@ -43,14 +43,14 @@ def begin(
 
 
 def end(connection: Connection, actor: Actor, release: int) -> None:
-    """Have it run beside on no device any more; its lines stay. Raises `NotFound`."""
+    """Stop a shadow release on all devices; its lines stay. Raises `NotFound`."""
     if not connection.execute(update(DEVICES).where(DEVICES.c.shadow == release).values(shadow=None)).rowcount:
         raise NotFound(f"no device runs shadow release {release}")
     record(connection, actor, "end shadow", str(release))
 
 
 def shadows(connection: Connection) -> list[tuple[int, int, int]]:
-    """Releases that run beside or have lines: sequence, devices, lines."""
+    """Shadow releases that run or have lines: sequence, devices, lines."""
     devices = select(DEVICES.c.shadow, func.count()).where(DEVICES.c.shadow.is_not(None)).group_by(DEVICES.c.shadow)
     lines = select(SHADOW_LINES.c.release, func.count()).group_by(SHADOW_LINES.c.release)
     running: dict[int, int] = {one[0]: one[1] for one in connection.execute(devices)}
@@ -59,13 +59,13 @@ def shadows(connection: Connection) -> list[tuple[int, int, int]]:
 
 
 def lines_of(connection: Connection, release: int, after: int, limit: int) -> list[Row]:
-    """Lines of a release, from the first after `after` on."""
+    """Lines of a release, starting after `after`."""
     found = select(SHADOW_LINES).where(SHADOW_LINES.c.release == release, SHADOW_LINES.c.id > after)
     return all_rows(connection, found.order_by(SHADOW_LINES.c.id).limit(limit))
 
 
 def keep_lines(connection: Connection, device: Stored, shadowed: Shadowed, now_unix_s: float) -> None:
-    """Keep what a device says of the release that it was asked to run beside, and of no other."""
+    """Store a device's report on the shadow release that it was asked to run, and on no other."""
     if shadowed.release != device["shadow"]:
         return
     if shadowed.problem:
@@ -78,5 +78,5 @@ def keep_lines(connection: Connection, device: Stored, shadowed: Shadowed, now_u
 
 
 def forget_lines(connection: Connection, now_unix_s: float) -> None:
-    """Drop those of more than thirty days ago."""
+    """Delete lines older than thirty days."""
     connection.execute(delete(SHADOW_LINES).where(SHADOW_LINES.c.at_unix_s < now_unix_s - KEPT_S))

@@ -1,4 +1,6 @@
-"""The gate between two waves: whether a release is worse than the one before, asked as often as one likes."""
+"""The gate between two waves: tests whether a release is worse than the one before, at any time and as often as
+needed.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ SHARES: tuple[Share, ...] = get_args(Share)
 """The shares counted in requests or audits per wave; `failed` counts starts over all waves."""
 
 FALSE_HALT_LEVEL = 0.02
-"""Of roll-outs of healthy releases at most this share is ever halted: half of it for `failed`, the rest in equal parts
-for each share in each wave."""
+"""At most this share of the roll-outs of healthy releases is ever halted: half of it for `failed`, the rest in equal
+parts for each share in each wave.
+"""
 DOUBT = 4.0
 """A wave with this much evidence against it continues collecting until it is halted or has less."""
 
@@ -31,7 +34,7 @@ _LOWEST, _HIGHEST = 0.001, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a device served. Late, degraded and disagreed are counted among `requests`, `requests` and `audits`."""
+    """A device's counts. Late and degraded requests are part of `requests`, disagreements part of `audits`."""
 
     requests: int = 0
     late: int = 0
@@ -40,7 +43,7 @@ class Counts:
     disagreed: int = 0
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for counts that cannot be."""
+        """Raises `ValueError` for impossible counts."""
         if min(self.requests - self.late, self.requests - self.degraded, self.audits - self.disagreed) < 0:
             raise ValueError(f"more late, degraded or disagreed than requests or audits: {self}")
         if min(self.requests, self.late, self.degraded, self.audits, self.disagreed) < 0:
@@ -53,14 +56,16 @@ class Counts:
         )  # fmt: skip
 
     def then(self, delta: Counts) -> Counts:
-        """With `delta`, and half of what was before forgotten once that is much: what the control group does now."""
+        """The sum with `delta`, where the former counts are halved once they are large: the recent state of the
+        control group.
+        """
         if self.requests < _MEMORY_REQUESTS:
             return self + delta
         halves = (self.requests, self.late, self.degraded, self.audits, self.disagreed)
         return Counts(*(count // 2 for count in halves)) + delta
 
     def of(self, signal: Share) -> tuple[int, int]:
-        """How many were bad, and of how many."""
+        """The bad ones, and the total."""
         if signal == "disagreed":
             return self.disagreed, self.audits
         return (self.late if signal == "late" else self.degraded), self.requests
@@ -72,7 +77,7 @@ NO_COUNTS = Counts()
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """Of one share: by how much (a fraction) it may be above the reference, and what it may be where there is none."""
+    """The limits of one share: how far (as a fraction) it may exceed the reference, and its maximum without one."""
 
     worse_by: float
     at_most: float
@@ -80,10 +85,11 @@ class GateLimits:
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """What a device has to show, and what is too bad.
+    """What a device must show, and what halts the roll-out.
 
-    It has passed once it served so many `requests` and, where it was audited before, `audits`, in so many `reports` at
-    least: a report is one observation, however much it holds. `patience_s` is how long it has from the offer on.
+    It has passed once it has served `requests` requests and, if it was audited before, `audits` audits, in at least
+    `reports` reports. A report is one observation, whatever its size. `patience_s` is the time limit from the offer
+    on.
     """
 
     requests: int = 200
@@ -96,18 +102,19 @@ class GateSettings:
     failed: float = 0.002
 
     def limits(self, signal: Share) -> GateLimits:
-        """Of that share."""
+        """The limits of that share."""
         return {"late": self.late, "degraded": self.degraded, "disagreed": self.disagreed}[signal]
 
 
 DEFAULT_GATE = GateSettings()
-"""The default bounds."""
+"""The default limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """Why a roll-out was halted: `bad` of `total` (requests, audits or starts), where the release before would have
-    given `reference` and `allowed` was the most; `evidence` reached `threshold`."""
+    """Why a roll-out was halted: `bad` of `total` (requests, audits or starts), while the previous release would have
+    had `reference` and at most `allowed` was accepted; `evidence` reached `threshold`.
+    """
 
     signal: Signal
     bad: int
@@ -133,18 +140,18 @@ class Breach:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bet that a share is above what is allowed. Immutable.
+    """A bet that a share exceeds what is allowed. Immutable.
 
-    Each report of a device is one observation X: the share of its requests since the last report that were bad. The
-    null hypothesis: given all that came before, the mean of X is at most m. Each of several odds begins with a capital
-    of 1 and is multiplied by `bet(X, m, odds)` (Waudby-Smith & Ramdas 2024, arXiv 2010.09686); their average
+    Each report of a device is one observation X: the share of bad ones among its requests since the last report. The
+    null hypothesis: given all that came before, the mean of X is at most m. Several odds each start with a capital of
+    1, which is multiplied by `bet(X, m, odds)` (Waudby-Smith & Ramdas 2024, arXiv 2010.09686); their average
 
         M_t = (1/K) Σ_k Π_{i ≤ t} L_k(X_i)
 
-    is a nonnegative supermartingale that begins at 1, so it ever reaches 1/δ with probability δ at most (Ville 1939),
-    whenever and however often one looks. A report counts once, however many requests it has, since requests of one
-    minute on one device share their fate: nothing is assumed of how they hang together. m may differ from report to
-    report and from device to device: it is the `reference` and what is allowed above it.
+    is a nonnegative supermartingale that starts at 1, so it ever reaches 1/δ with a probability of at most δ (Ville
+    1939), whenever and however often it is checked. A report counts once, however many requests it covers, since
+    requests of one minute on one device share their fate: nothing is assumed about their dependence. m may differ
+    from report to report and from device to device: it is the `reference` plus the allowed excess.
 
     `bad`, `total` are sums; `reference` and `allowed` are averages over the observations.
     """
@@ -163,11 +170,11 @@ class Bound:
 
     @property
     def evidence(self) -> float:
-        """M_t: so many to one against the release."""
+        """M_t: the odds against the release."""
         return sum(self.capitals) / len(self.capitals)
 
     def add(self, signal: Signal, counted: tuple[int, int], reference: float, allowed: float) -> Bound:
-        """After one more report with `counted` = (bad, total), total > 0."""
+        """The bound after one more report with `counted` = (bad, total), total > 0."""
         bad, total = counted
         n = self.observations + 1
         capitals = tuple(
@@ -196,8 +203,9 @@ def threshold(signal: Signal, waves: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a device is compared with: its `own` counts under the release before, those of all devices of the roll-out
-    (`pooled`), and what devices that still run the release before have had of late (`control`)."""
+    """What a device is compared with: its `own` counts under the previous release, those of all devices of the
+    roll-out (`pooled`), and the recent counts of devices that still run the previous release (`control`).
+    """
 
     own: Counts = NO_COUNTS
     pooled: Counts = NO_COUNTS
@@ -205,22 +213,22 @@ class Before:
 
 
 def _upper(bad: int, total: int) -> float:
-    """The upper end of the score interval of a share (Wilson 1927), one-sided at 99 %."""
+    """The upper end of a share's score interval (Wilson 1927), one-sided at 99 %."""
     share, spread = bad / total, _Z * _Z / total
     centre = share + spread / 2
     return (centre + math.sqrt(spread * (share * (1.0 - share) + spread / 4))) / (1.0 + spread)
 
 
 def reference(signal: Share, before: Before) -> float | None:
-    """The share that the release before would have given on this device; None where nothing is known of it.
+    """The share that the previous release would have on this device; None if nothing is known of it.
 
-    The device's own share before, k of n, drawn towards that of all devices, π (the upper end of its 99 % interval), as
-    if that were twenty requests more, and one standard error for how little n may be:
+    The device's own former share, k of n, shrunk towards that of all devices, π (the upper end of its 99 % interval),
+    as if by twenty more requests, plus one standard error, since n may be small:
 
         p = (k + 20 π) / (n + 20),   own = p + √(p (1 − p) / (n + 20)).
 
-    Where the control group has of late w > 1 times the odds that all devices had before, the reference has w times
-    the odds of `own`: a bad day of the whole site is not laid at the release's door.
+    If the control group recently has w > 1 times the odds that all devices had before, the reference has w times the
+    odds of `own`: the release is not blamed for a bad day of the whole site.
     """
     bad, total = before.pooled.of(signal)
     if total < _FEWEST_BEFORE:
@@ -236,12 +244,12 @@ def reference(signal: Share, before: Before) -> float | None:
 
 
 def _odds_of(bad: int, total: int) -> float:
-    """With half a case more on either side, so that none of either kind is no hindrance (Haldane 1956)."""
+    """The odds with half a case added on either side, so that zero counts are allowed (Haldane 1956)."""
     return (bad + 0.5) / (total - bad + 0.5)
 
 
 def judge_report(settings: GateSettings, bounds: Bounds, delta: Counts, before: Before) -> Bounds:
-    """The bounds of a wave after a report with `delta`, which are counts since the report before."""
+    """The bounds of a wave after a report with `delta`, the counts since the report before."""
     after = dict(bounds)
     for signal in SHARES:
         counted = delta.of(signal)
@@ -255,10 +263,10 @@ def judge_report(settings: GateSettings, bounds: Bounds, delta: Counts, before: 
 
 
 def judge_starts(settings: GateSettings, good: int, failed: int) -> Bound:
-    """The bound of `failed` over all devices that were offered the release, of which so many have failed by now.
+    """The bound of `failed` over all devices that were offered the release, given how many have failed by now.
 
     A device counts once, as good until it fails. So at any time this is at most the bet on the final fates of those
-    devices in the order of their offers, which is a supermartingale: the level holds, whenever one looks.
+    devices in the order of their offers, which is a supermartingale: the level holds, whenever it is checked.
     """
     m, total = settings.failed, good + failed
     capitals = tuple(min(bet(0.0, m, odds) ** good * bet(1.0, m, odds) ** failed, 1e30) for odds in _FAILED_ODDS)
@@ -266,7 +274,7 @@ def judge_starts(settings: GateSettings, good: int, failed: int) -> Bound:
 
 
 def breach(signal: Signal, bound: Bound, waves: int) -> Breach | None:
-    """Why this bound of a roll-out of so many waves does not hold; None where it does."""
+    """Why this bound of a roll-out with so many waves is broken; None if it holds."""
     halts = threshold(signal, waves)
     if bound.evidence < halts:
         return None

@@ -1,4 +1,4 @@
-"""The state machine of a roll-out: an event and an instant in, the next state and what is to be done out."""
+"""The state machine of a roll-out: takes an event and a time, returns the next state and the actions."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ Step = tuple[Rollout, tuple[Action, ...]]
 
 
 class NotPossible(ValueError):
-    """The roll-out cannot do that as it stands; the text says why."""
+    """The roll-out cannot do that in its current state; the text says why."""
 
 
 class AlreadyRollingOut(ValueError):
-    """A device is in another roll-out that is not over; the text names both."""
+    """A device is in another active roll-out; the text names both."""
 
 
 def begin(plan: RolloutPlan, members: Mapping[str, Member], others: Iterable[Rollout], now_unix_s: float) -> Rollout:
     """A roll-out in its first wave, of those `members` that do not run its release already.
 
-    Raises `AlreadyRollingOut` where one of `others` that is not over has one of its devices, `ValueError` without any.
+    Raises `AlreadyRollingOut` if an active roll-out among `others` has one of its devices, `ValueError` without any
+    device.
     """
     if not members:
         raise ValueError("no device matches")
@@ -74,7 +75,7 @@ def begin(plan: RolloutPlan, members: Mapping[str, Member], others: Iterable[Rol
 
 
 def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
-    """The roll-out after `event`, and what is to be done. Raises `NotPossible` for what an operator cannot have now."""
+    """The roll-out after `event`, and the actions. Raises `NotPossible` if an operator's request is not allowed now."""
     if isinstance(event, (Paused, Resumed, TakenBack)):
         return _operate(rollout, event)
     if isinstance(event, Joined):
@@ -132,7 +133,7 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
 
 
 def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
-    """What a device does that has not been offered anything: its own past, and the present of a control group."""
+    """Record the counts of a device without an offer: its own past, and the present of a control group."""
     if event.release == rollout.plan.release:
         member = replace(member, stage=Stage.LEFT, problem="the device has the release from elsewhere")
     elif event.release not in (None, member.former):
@@ -147,7 +148,7 @@ def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
 
 
 def _offered(rollout: Rollout, device: str, now_unix_s: float) -> Step:
-    """Offer the release to a device whose turn it is. It has just been heard of, so it will hear of the offer."""
+    """Offer the release to a device that is due. It has just polled, so it will receive the offer."""
     member = rollout.members[device]
     window = rollout.plan.window
     is_turn = rollout.phase is RolloutPhase.RUNNING and member.stage is Stage.WAITING and member.wave <= rollout.wave
@@ -158,7 +159,7 @@ def _offered(rollout: Rollout, device: str, now_unix_s: float) -> Step:
 
 
 def _serve(rollout: Rollout, event: Reported) -> Step:
-    """A device runs the new release: that it started counts, and so does what it has served."""
+    """A device runs the new release: count its start and what it has served."""
     plan, member = rollout.plan, rollout.members[event.device]
     if member.stage is Stage.OFFERED:
         member = replace(member, stage=Stage.STARTED)
@@ -178,7 +179,7 @@ def _has_shown_enough(plan: RolloutPlan, member: Member) -> bool:
 
 
 def _fail(rollout: Rollout, device: str, problem: str) -> Step:
-    """A device does not run the release as it should: it counts, and the device is to have its former one back."""
+    """A device does not run the release as it should: count it, and give the device its former release back."""
     member = replace(rollout.members[device], stage=Stage.FAILED, problem=problem)
     failed = _with(rollout, device, member)
     after, actions = _judge(failed, [("failed", failed.failed)])
@@ -186,7 +187,9 @@ def _fail(rollout: Rollout, device: str, problem: str) -> Step:
 
 
 def _pass_time(rollout: Rollout, now_unix_s: float) -> Step:
-    """Who took the offer and did not start in time, or started and has not been heard of for as long, has failed."""
+    """Fail the devices that took the offer and did not start in time, or that started and were then silent for as
+    long.
+    """
     actions: tuple[Action, ...] = ()
     for device, member in rollout.members.items():
         problem = _overdue(rollout.plan, member, now_unix_s)
@@ -208,7 +211,7 @@ def _overdue(plan: RolloutPlan, member: Member, now_unix_s: float) -> str:
 
 
 def _judge(rollout: Rollout, bounds: Iterable[tuple[Signal, Bound]]) -> Step:
-    """Halt it if one of these bounds does not hold."""
+    """Halt the roll-out if one of these bounds is broken."""
     if rollout.is_over:
         return rollout, ()
     for signal, bound in bounds:
@@ -225,7 +228,7 @@ def _halt(rollout: Rollout, reason: str, found: Breach | None) -> Step:
 
 
 def _advance(rollout: Rollout, now_unix_s: float) -> Step:
-    """Open the gate if the wave has shown enough; the next one begins, or all is done."""
+    """Open the gate if the wave has shown enough: the next wave begins, or the roll-out is finished."""
     actions: tuple[Action, ...] = ()
     while rollout.phase is RolloutPhase.RUNNING and _is_gate_open(rollout, now_unix_s):
         if rollout.wave + 1 == len(rollout.plan.waves):
@@ -239,7 +242,7 @@ def _advance(rollout: Rollout, now_unix_s: float) -> Step:
 
 
 def _stuck(rollout: Rollout) -> str:
-    """Why the gate can never open: more than half of those of the wave that heard of the offer have failed."""
+    """Why the gate can never open: more than half of the wave's devices that heard of the offer have failed."""
     heard = _heard_of_offer(rollout)
     failed = sum(one.stage is Stage.FAILED for one in heard)
     if 2 * failed <= len(heard):
@@ -248,8 +251,10 @@ def _stuck(rollout: Rollout) -> str:
 
 
 def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
-    """Whether at least half of those of the wave that heard of the offer have passed, one at least, and nobody else is
-    to be waited for: who is off is not, nor who had its time and has too little to do. In doubt it stays shut."""
+    """Whether at least half of the wave's devices that heard of the offer have passed, and at least one, and no other
+    device is worth waiting for. Devices that are off are not waited for, nor those that had their time and have too
+    little to do. In doubt the gate stays shut.
+    """
     wave = rollout.wave
     if not any(one.wave == wave and one.stage is not Stage.LEFT for one in rollout.members.values()):
         return True
@@ -266,7 +271,7 @@ def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
 
 
 def _heard_of_offer(rollout: Rollout) -> list[Member]:
-    """Those of the wave of now that know of the release, as they have shown."""
+    """The devices of the current wave whose reports show that they know of the release."""
     shown = (Stage.PASSED, Stage.FAILED)
     of_wave = (one for one in rollout.members.values() if one.wave == rollout.wave and one.stage is not Stage.LEFT)
     return [one for one in of_wave if one.taken_unix_s is not None or one.stage in shown]
@@ -281,7 +286,7 @@ def _with_wave(rollout: Rollout, index: int, wave: WaveState) -> Rollout:
 
 
 def since(earlier: Counts | None, later: Counts) -> Counts:
-    """What was counted between two reports of one process under one release; all of it where there is none before."""
+    """The counts between two reports of one process under one release; all of them if there is none before."""
     if earlier is None:
         return later
     requests, audits = max(0, later.requests - earlier.requests), max(0, later.audits - earlier.audits)

@@ -1,4 +1,4 @@
-"""Who comes when: the waves of a roll-out, and the hours in which a device may change."""
+"""The order of devices: the waves of a roll-out, and the hours in which a device may change."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """A wave as it was written: `3` devices, `5%` of all of them, or those with the label `site=lab`.
+    """A wave as written: `3` devices, `5%` of all of them, or those with the label `site=lab`.
 
-    A number and a share count those of earlier waves too, so that `1, 5%, 100%` reaches 5 % after the second.
+    A number or a share includes earlier waves, so `1, 5%, 100%` reaches 5 % after the second.
     """
 
     text: str
@@ -34,7 +34,7 @@ class Wave:
 
     @classmethod
     def parse(cls, text: str) -> Wave:
-        """Raises `ValueError` that says what would be right."""
+        """Parse a wave. Raises `ValueError`, which says what is expected."""
         text = text.strip()
         if _COUNT.fullmatch(text):
             return cls(text, count=int(text))
@@ -47,12 +47,12 @@ class Wave:
         raise ValueError(f"expected a wave such as 1, 5% or site=lab, got {text!r}")
 
     def size(self, devices: int) -> int:
-        """How many of so many devices have been reached after it; a share of any is one at least."""
+        """How many of all the devices are reached after it; a share is at least one device."""
         return min(devices, self.count or math.ceil(self.share * devices - 1e-9))
 
 
 def parse_waves(texts: Sequence[str]) -> tuple[Wave, ...]:
-    """The waves in their order, of which the last is to be `100%`. Raises `ValueError`."""
+    """The waves in order; the last must be `100%`. Raises `ValueError`."""
     waves = tuple(Wave.parse(text) for text in texts)
     if not waves or waves[-1].share < 1.0:
         raise ValueError("the last wave must be 100%, or some devices would never be updated")
@@ -67,7 +67,7 @@ def parse_waves(texts: Sequence[str]) -> tuple[Wave, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDevice:
-    """A device as the plan sees it. `is_reachable` says whether it was heard of lately."""
+    """A device as the plan sees it. `is_reachable` says whether it polled recently."""
 
     id: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -75,8 +75,9 @@ class RolloutDevice:
 
 
 def deal(rollout_id: str, waves: Sequence[Wave], candidates: Sequence[RolloutDevice]) -> Mapping[str, int]:
-    """Device -> the index of its wave. Who is reachable comes first; else a hash decides, so that not the same devices
-    are the canaries of every roll-out."""
+    """Device -> the index of its wave. Reachable devices come first, then a hash decides, so that the canaries are
+    not the same devices in every roll-out.
+    """
     order = sorted(candidates, key=lambda one: (not one.is_reachable, _hashed(rollout_id, one.id)))
     dealt: dict[str, int] = {}
     for index, wave in enumerate(waves):
@@ -91,7 +92,7 @@ def deal(rollout_id: str, waves: Sequence[Wave], candidates: Sequence[RolloutDev
 
 
 def wave_of_late(waves: Sequence[Wave], labels: Mapping[str, str]) -> int:
-    """The wave of a device that joins a roll-out under way: the first with a label of its own, else the last."""
+    """The wave of a device that joins an active roll-out: the first whose label it has, otherwise the last."""
     for index, wave in enumerate(waves):
         if wave.label is not None and labels.get(wave.label[0]) == wave.label[1]:
             return index
@@ -104,14 +105,15 @@ def _hashed(rollout_id: str, device: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RolloutWindow:
-    """The hours in which a device may be offered a release, in the device's own time zone: `22:00-06:00`, and on which
-    days they begin (none named: every day). A span may cross midnight; its end is not included."""
+    """The hours in which a device may be offered a release, in the device's own time zone: `22:00-06:00`, and the
+    days on which they begin (none given: every day). A span may cross midnight; its end is excluded.
+    """
 
     hours: str
     days: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for what cannot be read."""
+        """Raises `ValueError` for invalid text."""
         if not _HOURS.fullmatch(self.hours):
             raise ValueError(f'expected a span such as "22:00-06:00", got {self.hours!r}')
         for day in self.days:
@@ -119,7 +121,7 @@ class RolloutWindow:
                 raise ValueError(f"expected a day such as mon or sat, got {day!r}")
 
     def is_open(self, unix_s: float, zone: str) -> bool:
-        """Whether a device in that time zone (an IANA name; UTC where it is none) is within it."""
+        """Whether it is open for a device in that time zone (an IANA name; UTC if it is not one)."""
         local = datetime.fromtimestamp(unix_s, _zone(zone))
         start, end = hours_minutes(self.hours)
         minute, day = local.hour * 60 + local.minute, local.weekday()

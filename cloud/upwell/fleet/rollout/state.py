@@ -1,4 +1,4 @@
-"""A roll-out as an immutable value: what it is, what has come of it, what happens to it, and what it asks for."""
+"""A roll-out as an immutable value: its plan, its state, its events and its actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from upwell.fleet.rollout.plan import RolloutWindow, Wave
 
 
 class RolloutPhase(str, Enum):
-    """Where a roll-out as a whole stands. Finished and halted are for good."""
+    """The phase of a roll-out. Finished and halted are final."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -31,7 +31,7 @@ class RolloutPhase(str, Enum):
 
 
 class Stage(str, Enum):
-    """Where a device stands in it. Each comes after the ones above it, and a device never goes up again."""
+    """The stage of a device in it. A device only moves down this list."""
 
     WAITING = "waiting"
     OFFERED = "offered"
@@ -43,17 +43,17 @@ class Stage(str, Enum):
 
 
 ON_NEW = (Stage.OFFERED, Stage.STARTED, Stage.PASSED)
-"""Those whose devices are to run the new release."""
+"""The stages in which a device is to run the new release."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A device in a roll-out. `former` is the release that it ran before, None where it had none.
+    """A device in a roll-out. `former` is the release that it ran before, None without one.
 
-    `before` are its counts under that one, `served` those under the new one, in so many `reports`. `taken_unix_s` is
-    when it is known to have heard of the offer, `reported_unix_s` when it was last heard of. `told_before` is what it
-    had to say against a release before it was offered this one. `problem` says why it failed, `is_back` whether it has
-    been seen on its former release since that was offered again.
+    `before` are its counts under that one, `served` those under the new one, in `reports` reports. `taken_unix_s` is
+    when it is known to have received the offer, `reported_unix_s` when it last polled. `told_before` is its complaint
+    about a release from before the offer. `problem` says why it failed, `is_back` whether it was seen on its former
+    release since that was offered again.
     """
 
     wave: int
@@ -73,7 +73,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What does not change: the release (its sequence), the waves, the gate, and the hours, if any."""
+    """The fixed part: the release (its sequence), the waves, the gate, and the hours, if any."""
 
     id: str
     release: int
@@ -84,8 +84,9 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True)
 class WaveState:
-    """What is known of a wave: when it began, its bounds, and what devices of later waves have counted since then, the
-    control group."""
+    """The state of a wave: when it began, its bounds, and the counts since then of devices of later waves, the
+    control group.
+    """
 
     began_unix_s: float
     bounds: Bounds = field(default_factory=lambda: {signal: Bound.start(signal) for signal in SHARES})
@@ -94,9 +95,9 @@ class WaveState:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A roll-out. `waves` are those that have begun; the last one is the wave that it is in.
+    """A roll-out. `waves` are those that have begun; the last one is the current wave.
 
-    `pooled` is what all devices counted under the release before. `halted_by` says who or what halted it.
+    `pooled` are the counts of all devices under the previous release. `halted_by` says who or what halted it.
     """
 
     plan: RolloutPlan
@@ -109,7 +110,7 @@ class Rollout:
 
     @property
     def wave(self) -> int:
-        """The index of the wave that it is in."""
+        """The index of the current wave."""
         return len(self.waves) - 1
 
     @property
@@ -119,7 +120,7 @@ class Rollout:
 
     @property
     def failed(self) -> Bound:
-        """The bound of devices that fail on the release, over all waves."""
+        """The bound on devices that fail on the release, over all waves."""
         offered = [
             one for one in self.members.values() if one.offered_unix_s is not None and one.stage is not Stage.LEFT
         ]
@@ -127,7 +128,7 @@ class Rollout:
         return judge_starts(self.plan.gate, len(offered) - failed, failed)
 
     def target(self, device: str) -> int | None:
-        """The release that the device is to run by this roll-out; None where it has no say."""
+        """The release that this roll-out wants the device to run; None if it has no say."""
         member = self.members.get(device)
         if member is None:
             return None
@@ -138,11 +139,11 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A device was heard of at `at_unix_s`: it runs `release`, under which it has served `delta` since its report
-    before; None where it does not say.
+    """A device polled at `at_unix_s`: it runs `release`, under which it has served `delta` since its last report;
+    None if it does not say.
 
-    `refused` says why it does not run the release of this roll-out: it could not be fetched or verified, did not
-    start, or was rolled back on its trial; empty where nothing of the kind is known.
+    `refused` says why it does not run the release of this roll-out: it could not be downloaded or verified, did not
+    start, or was rolled back on its trial; empty if nothing of the kind is known.
     """
 
     device: str
@@ -154,7 +155,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Nothing happened but time."""
+    """Only time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """An operator wants them again."""
+    """An operator wants offers again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A device has come to the group, and belongs to that wave."""
+    """A device has joined the group and belongs to that wave."""
 
     device: str
     member: Member
@@ -184,7 +185,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A device has gone from the group, or its certificate was revoked."""
+    """A device has left the group, or its certificate was revoked."""
 
     device: str
 
@@ -202,7 +203,7 @@ class OfferRelease:
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
-    """Offer the device its former release again; None where it had none."""
+    """Offer the device its former release again; None if it had none."""
 
     device: str
     former: int | None
@@ -217,14 +218,14 @@ class NextWave:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """It is over: nobody is offered the release any more. `reason` is a sentence."""
+    """Stop: no more devices are offered the release. `reason` is a sentence."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """It is over: the release is what all devices are to run, also those that come later."""
+    """Finish: all devices are to run the release, including later ones."""
 
     release: int
 

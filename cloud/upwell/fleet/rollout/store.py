@@ -1,4 +1,4 @@
-"""Roll-outs in the database: begun, and stepped by what devices were heard to say, one transaction a step."""
+"""Roll-outs in the database: started, and stepped by the reports of devices, one transaction per step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _MEMBER: TypeAdapter[Member] = TypeAdapter(Member)
 
 
 class RolloutTarget(NamedTuple):
-    """Which devices: those of a group, or those for which an expression holds."""
+    """The devices: those of a group, or those that match an expression."""
 
     expression: str
     group: str | None = None
@@ -68,7 +68,7 @@ class RolloutTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredRollout:
-    """A roll-out as it was read, and what else was stored with it."""
+    """A roll-out as read, and what is stored with it."""
 
     rollout: Rollout
     row: Row
@@ -78,9 +78,9 @@ class StoredRollout:
 def create(
     connection: Connection, actor: Actor, plan: RolloutPlan, target: RolloutTarget, last_seen: Callable[[Stored], bool]
 ) -> str:
-    """Begin a roll-out; its id. `last_seen` says whether a device was heard of lately.
+    """Start a roll-out; return its id. `last_seen` tells when a device last polled.
 
-    Raises `Conflict` where a device is in another one, `InvalidRequest` where there is no device for it.
+    Raises `Conflict` if a device is in another one, `InvalidRequest` if there is no device for it.
     """
     holds = membership(target.expression).holds
     devices = [one for one in _locked(connection) if one["revoked_unix_s"] is None and holds(variables_of(one))]
@@ -114,7 +114,7 @@ def create(
 
 
 def operate(connection: Connection, actor: Actor, rollout_id: str, what: str) -> None:
-    """`pause`, `resume` or take `back`. Raises `NotFound`, and `Conflict` where it cannot be done now."""
+    """`pause`, `resume` or take `back`. Raises `NotFound`, and `Conflict` if it is not possible now."""
     events: Mapping[str, Event] = {"pause": Paused(), "resume": Resumed(), "back": TakenBack(actor.name)}
     opened = _open(connection, rollout_id)
     try:
@@ -126,14 +126,14 @@ def operate(connection: Connection, actor: Actor, rollout_id: str, what: str) ->
 
 
 def followed(connection: Connection) -> list[str]:
-    """The roll-outs that have to be stepped."""
+    """The roll-outs that still need steps."""
     return list(connection.scalars(select(ROLLOUTS.c.id).where(ROLLOUTS.c.is_followed).order_by(ROLLOUTS.c.id)))
 
 
 def advance(
     connection: Connection, rollout_id: str, now_unix_s: float, last_seen: Callable[[Stored], float | None]
 ) -> None:
-    """Step a roll-out by all that was heard of its devices since the last step, and by the time."""
+    """Step a roll-out by all reports of its devices since the last step, and by the time."""
     opened = _open(connection, rollout_id)
     rollout, actions = opened.rollout, list[Action]()
     news = _News.read(connection, opened, last_seen)
@@ -157,7 +157,7 @@ def all_rollouts(connection: Connection, limit: int) -> list[Row]:
 
 
 def _open(connection: Connection, rollout_id: str) -> StoredRollout:
-    """The same, held against every other step until the transaction ends."""
+    """A roll-out, locked against any other step until the transaction ends."""
     row = one_row(connection, select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).with_for_update())
     if row is None:
         raise NotFound(f"no roll-out {rollout_id!r}")
@@ -181,7 +181,7 @@ def _header(rollout: Rollout) -> Any:
 
 
 def _member(connection: Connection, device: Stored, wave: int) -> Member:
-    """A device at the beginning, with what it counted under the release that it runs."""
+    """A device at the start, with its counts under the release that it runs."""
     rows = connection.execute(
         select(STATISTICS.c.since_unix_s, STATISTICS.c.release, STATISTICS.c.counts)
         .where(STATISTICS.c.device_id == device["id"])
@@ -193,8 +193,9 @@ def _member(connection: Connection, device: Stored, wave: int) -> Member:
 
 
 def counts_of(counts: Mapping[str, Any]) -> Counts:
-    """What a device counted; what is no count is 0. More bad ones than there were are cut: a device reads its counters
-    one after another."""
+    """A device's counts; invalid values become 0. Bad ones are capped at the total: a device reads its counters one
+    after another.
+    """
 
     def count(name: str) -> int:
         value = counts.get(name, 0)
@@ -207,7 +208,7 @@ def counts_of(counts: Mapping[str, Any]) -> Counts:
 
 @dataclass(frozen=True)
 class _News:
-    """What happened to the devices of a roll-out since its last step."""
+    """The events of a roll-out's devices since its last step."""
 
     events: Sequence[Event]
     counted: Mapping[str, Any]
@@ -238,7 +239,7 @@ class _News:
 
 
 def _heard(rollout: Rollout, device: Stored, seen_unix_s: float | None, *, has_counted: bool) -> Iterable[Event]:
-    """What a device's row says: that it has polled, what it runs, and why it does not run what it should."""
+    """The events in a device's row: that it has polled, what it runs, and why it does not run what it should."""
     member = rollout.members[device["id"]]
     if device["revoked_unix_s"] is not None:
         if member.stage is not Stage.LEFT:
@@ -251,7 +252,7 @@ def _heard(rollout: Rollout, device: Stored, seen_unix_s: float | None, *, has_c
 
 
 def _refused(rollout: Rollout, device: Stored, member: Member) -> str:
-    """Why the device runs no other release than it does, if it says so and did not say so before the offer."""
+    """Why the device keeps its release, if it says so and did not say so before the offer."""
     package = (device["packages"] or {}).get(RELEASE_PACKAGE, {})
     if package.get("status") != "failed" or device["release"] == rollout.plan.release:
         return ""
@@ -260,7 +261,7 @@ def _refused(rollout: Rollout, device: Stored, member: Member) -> str:
 
 
 def _joined(connection: Connection, rollout: Rollout, row: Row) -> Iterable[Event]:
-    """Devices that enrolled since it began and belong to it."""
+    """Devices that have joined since the start and belong to it."""
     recent = select(DEVICES).where(
         DEVICES.c.enrolled_unix_s >= row["created_unix_s"], DEVICES.c.rollout.is_(None),
         DEVICES.c.revoked_unix_s.is_(None),
@@ -281,7 +282,7 @@ def _save(
     counted: Mapping[str, Any],
     now_unix_s: float,
 ) -> None:
-    """Write what has changed, and have done what is to be done, in the transaction of the step."""
+    """Write what has changed and carry out the actions, in the transaction of the step."""
     rollout_id, before = opened.row["id"], opened.rollout
     new = {name: one for name, one in after.members.items() if name not in before.members}
     _add_members(connection, rollout_id, new, {})
@@ -309,14 +310,15 @@ def _save(
 
 
 def _is_settled(row: Row, now_unix_s: float) -> bool:
-    """Whether every replica knows by now that the group has the release of this roll-out, which is finished."""
+    """Whether every replica must know by now that the group has the release of this finished roll-out."""
     is_finished = row["group"] is not None and row["phase"] == RolloutPhase.FINISHED.value
     return bool(is_finished and now_unix_s - (row["over_unix_s"] or now_unix_s) > 5 * FRESH_S)
 
 
 def _leave_to_group(connection: Connection, after: Rollout) -> None:
-    """From now on the group says what its devices are to run; until now each of them had it said, so that none heard
-    of the group's former release for a moment."""
+    """From now on the group decides what its devices run. Until now each device had its own assignment, so that none
+    saw the group's former release in between.
+    """
     kept = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
     connection.execute(
         update(DEVICES)
@@ -345,7 +347,7 @@ def _add_members(
     ]  # fmt: skip
     connection.execute(insert(ROLLOUT_MEMBERS), rows)
     connection.execute(update(DEVICES).where(DEVICES.c.id.in_(list(members))).values(rollout=rollout_id))
-    # Of whom nothing was asked, the newest release would be taken: whoever waits is to stay with what it has.
+    # Without an assignment a device would take the newest release: those that wait must keep what they have.
     for former in {one.former for one in members.values()}:
         _assign(connection, [name for name, one in members.items() if one.former == former], former or OWN)
 

@@ -1,1 +1,1 @@
-"""The process: sockets, TLS, the application, and what it does beside the requests."""
+"""The process: sockets, TLS, the application, and its background work."""

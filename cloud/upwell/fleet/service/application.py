@@ -1,4 +1,4 @@
-"""The application: every path that the service answers, and what they work on."""
+"""The application: every path that the service answers, and the shared state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Fleet:
             return len(all_rows(connection, select(DEVICES.c.id))), len(all_users(connection))
 
     def close(self) -> None:
-        """Let the database go."""
+        """Close the database."""
         self.state.database.close()
 
 
@@ -76,7 +76,9 @@ def open_fleet(section: FleetServiceSection) -> Fleet:
 
 
 def _check_authority(database: Database, authority: Authority, section: FleetServiceSection) -> None:
-    """Refuse a replica with another authority: it would let nobody in that the others did."""
+    """Refuse to start with another authority than the other replicas: it would reject the devices that they
+    admitted.
+    """
     with database.writing() as connection:
         known = connection.scalar(select(FACTS.c.value).where(FACTS.c.name == "authority"))
         if known is None:
@@ -90,7 +92,7 @@ def _check_authority(database: Database, authority: Authority, section: FleetSer
 
 
 def application(fleet: Fleet, url: str) -> Starlette:
-    """What answers. `url` is where devices reach the service."""
+    """The ASGI application. `url` is where devices reach the service."""
     section, state = fleet.section, fleet.state
     settings = ConnectionSettings(url + PATH, section.poll, fleet.authority.pem)
     exchange = PollHandler(state, settings, lambda: Instant(time.time(), time.monotonic()))

@@ -1,4 +1,4 @@
-"""The service's sockets: HTTP/1.1 over TLS, by uvicorn, where a client may show a certificate of the fleet."""
+"""The service's sockets: HTTP/1.1 over TLS by uvicorn; a client may present a certificate of the fleet."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 class PeerProtocol(H11Protocol):
-    """Tells the application which certificate the client has shown, and waits for no head for ever."""
+    """Passes the client's certificate to the application, and limits the wait for a request's head."""
 
     _patience: asyncio.TimerHandle | None = None
 
@@ -68,8 +68,8 @@ class PeerProtocol(H11Protocol):
         super().__init__(*words, **named)
         self.is_lost = asyncio.Event()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Look at the certificate once for all requests of the connection."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # as uvicorn's own
+        """Read the certificate once for all requests of the connection."""
         super().connection_made(transport)
         tls = transport.get_extra_info("ssl_object")
         certificate = tls.getpeercert(binary_form=True) if tls is not None else None
@@ -90,12 +90,12 @@ class PeerProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """End the connection once what was asked on it is answered, as the server ends.
+        """End the connection once its requests are answered, as the server stops.
 
-        TLS waits for a last word of the client, which one that keeps connections for later does not say: where all has
-        been sent, it has `GOODBYE_S` for it.
+        TLS waits for the client's close_notify, which a client that keeps connections open does not send. Once
+        everything is sent, the client has `GOODBYE_S` for it.
         """
-        if not self.transport.is_closing():  # closed twice, a TLS transport forgets what it has left to send
+        if not self.transport.is_closing():  # closed twice, a TLS transport drops its unsent data
             super().shutdown()
         if self.transport.is_closing() and self._is_all_sent():
             self.loop.call_later(GOODBYE_S, self.transport.abort)
@@ -113,10 +113,10 @@ class PeerProtocol(H11Protocol):
 
 
 class BoundedServer(uvicorn.Server):
-    """Holds at most `MOST_CONNECTIONS`, handshakes among them, and takes one more in each pass of the event loop.
+    """Holds at most `MOST_CONNECTIONS`, including handshakes, and accepts one more in each pass of the event loop.
 
-    So those that have begun get on before new ones begin: asyncio's own server takes a whole burst at once, and all of
-    it is late together. `config` has TLS.
+    So connections that have begun make progress before new ones begin. asyncio's own server accepts a whole burst at
+    once, and all of it is late together. `config` has TLS.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -127,7 +127,7 @@ class BoundedServer(uvicorn.Server):
         self._open: set[asyncio.Task[None]] = set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and end what is open."""
+        """Stop accepting, and end open connections."""
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
@@ -142,7 +142,7 @@ class BoundedServer(uvicorn.Server):
             except ConnectionAbortedError:
                 self._slots.release()
                 continue
-            except OSError as error:  # as when there are too many open files
+            except OSError as error:  # for example too many open files
                 self._slots.release()
                 _log.error("no connection can be accepted: %s", error.strerror)
                 await asyncio.sleep(_NO_SOCKET_S)
@@ -155,7 +155,7 @@ class BoundedServer(uvicorn.Server):
     async def _hold(self, connection: socket.socket) -> None:
         """One connection, until it is lost."""
         try:
-            with suppress(OSError):  # no handshake came of it
+            with suppress(OSError):  # the handshake failed
                 _, protocol = await asyncio.get_running_loop().connect_accepted_socket(
                     self._protocol, connection, ssl=self.config.ssl, ssl_handshake_timeout=HEAD_S
                 )
@@ -170,8 +170,8 @@ class BoundedServer(uvicorn.Server):
 class FleetServer:
     """A running service: made with its sockets bound, serves in `run` until `stop`.
 
-    `addresses` are those that it listens on, `url` the first of them as devices call it. Raises `ConfigError` where an
-    address cannot be had.
+    `addresses` are those that it listens on, `url` is the first of them as devices call it. Raises `ConfigError` if
+    an address is not available.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -194,7 +194,7 @@ class FleetServer:
         self._upkeep = FleetHousekeeping(fleet.state, section, self._renew)
 
     def run(self) -> None:
-        """Serve until `stop`, or a signal where this is the main thread. What was learnt is written then."""
+        """Serve until `stop`, or until a signal in the main thread. Pending data is then written."""
         self._upkeep.start()
         try:
             self._server.run(self._sockets)
@@ -205,9 +205,9 @@ class FleetServer:
             self._fleet.close()
 
     def _renew(self) -> None:
-        """Take over new certificate files, or a new certificate of the service's own, for the next connections.
+        """Use new certificate files, or a new certificate of the service's own, for the next connections.
 
-        In a context of its own: one that handshakes are using would have the key of another certificate for a moment.
+        Builds a new TLS context: one in use by handshakes would for a moment have the key of another certificate.
         """
         try:
             self._renewed = server_context(self._fleet.section, self._fleet.authority)
@@ -215,16 +215,16 @@ class FleetServer:
             _log.error("the service keeps using its former certificate: %s", error)
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
-        """Called once for each connection, when its client has said hello."""
+        """Called once for each connection, after the ClientHello."""
         connection.context = self._renewed
 
     def stop(self) -> None:
-        """Answer what was accepted, and end. May be called from any thread."""
+        """Answer accepted requests, and end. May be called from any thread."""
         self._server.should_exit = True
 
 
 def server_context(section: FleetServiceSection, authority: Authority) -> ssl.SSLContext:
-    """TLS with the service's certificate; a client may show one that the authority has signed. Raises `ConfigError`."""
+    """TLS with the service's certificate; a client may present one signed by the authority. Raises `ConfigError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -245,7 +245,7 @@ def server_context(section: FleetServiceSection, authority: Authority) -> ssl.SS
 
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """`ssl` takes a certificate's key from a file alone."""
+    """Load certificate and key; `ssl` takes a key only from a file."""
     with tempfile.TemporaryDirectory() as folder:
         for name, data in (("cert", certificate), ("key", key)):
             path = Path(folder, name)
@@ -275,9 +275,9 @@ PRUNE_S = 3600.0
 
 
 class FleetHousekeeping:
-    """A thread beside the requests: batches into the database, what is old out of it, steps of roll-outs.
+    """A background thread: writes batches, deletes old rows, and steps roll-outs.
 
-    `hourly` is called every hour, too.
+    It also calls `hourly` every hour.
     """
 
     def __init__(self, state: FleetState, section: FleetServiceSection, hourly: Callable[[], None]) -> None:
@@ -288,7 +288,7 @@ class FleetHousekeeping:
         self._thread = BackgroundThread("fleet-housekeeping", self._loop, self._stop.is_set)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -301,7 +301,7 @@ class FleetHousekeeping:
         prune_at_s = time.monotonic()
         while not self._stop.wait(min(WRITE_S, self._poll_s)):
             self._write()
-            with suppress(DatabaseUnavailable):  # the log says so, and all of it comes again
+            with suppress(DatabaseUnavailable):  # logged there, and all of it comes again
                 self._advance(time.time())
                 self._share_out(time.time())
                 if time.monotonic() >= prune_at_s:
@@ -315,7 +315,7 @@ class FleetHousekeeping:
             return
         try:
             with self._state.database.writing() as connection:
-                batch = presence.take()  # in the transaction: what a poll writes at once comes wholly before or after
+                batch = presence.take()  # inside: a poll's immediate write comes wholly before or after
                 write_batch(connection, batch)
         except DatabaseUnavailable:
             presence.give_back(batch)
@@ -327,7 +327,7 @@ class FleetHousekeeping:
             presence.give_back(batch)
 
     def _advance(self, now_unix_s: float) -> None:
-        """Step the roll-outs, each in a transaction of its own."""
+        """Step the roll-outs, each in its own transaction."""
         database, presence = self._state.database, self._state.presence
         with database.reading() as connection:
             rollouts = followed(connection)
@@ -336,7 +336,7 @@ class FleetHousekeeping:
                 advance(connection, rollout_id, now_unix_s, presence.last_seen)
 
     def _share_out(self, now_unix_s: float) -> None:
-        """Share budgets out anew, about as often as devices poll."""
+        """Share budgets again, about as often as devices poll."""
         database, every_s = self._state.database, min(60.0, self._state.presence.poll_s)
         with database.reading() as connection:
             has_budgets = bool(all_budgets(connection))

@@ -1,1 +1,1 @@
-"""All that the service remembers, in SQL alone, so that replicas stand behind any balancer."""
+"""All persistent state of the service, in SQL alone, so that replicas can stand behind any balancer."""

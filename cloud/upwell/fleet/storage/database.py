@@ -1,4 +1,4 @@
-"""The database: opened, brought to the newest schema, and asked in transactions."""
+"""The database: opened, migrated to the newest schema, and used in transactions."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 class Database:
-    """The service's state. Safe to use from many threads; `is_shared` says that other replicas may use it, too.
+    """The service's state. Thread-safe; `is_shared` says that other replicas may use it, too.
 
-    `writes` counts the statements that changed something, a batch of rows as one. Raises `ConfigError` where it cannot
+    `writes` counts the statements that changed something, a batch of rows as one. Raises `ConfigError` if it cannot
     be opened.
     """
 
@@ -50,13 +50,13 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection to ask with. Raises `DatabaseUnavailable`."""
+        """A connection for reading. Raises `DatabaseUnavailable`."""
         with self._usable(), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction: all of it or nothing. Raises `DatabaseUnavailable`."""
+        """A transaction: all or nothing. Raises `DatabaseUnavailable`."""
         with self._usable(), self._engine.execution_options(is_writing=True).begin() as connection:
             yield connection
         self._trouble = ""
@@ -67,7 +67,7 @@ class Database:
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
-        """Says once in the log why it cannot be used, until it takes something again."""
+        """Log once why the database cannot be used, until it works again."""
         try:
             yield
         except OperationalError as error:
@@ -105,7 +105,7 @@ def all_rows(connection: Connection, chosen: Select[Any]) -> list[Row]:
 
 
 def migrate(connection: Connection, to: str = "head") -> None:
-    """Bring the schema to that step, forward or back, in the connection's transaction."""
+    """Migrate the schema to that step, forward or back, in the connection's transaction."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
     config.attributes["connection"] = connection
@@ -128,7 +128,7 @@ def _sqlite(path: Path) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that begins by reading could not become one that writes while another one does.
+        # A transaction that begins by reading cannot be upgraded while another one writes.
         is_writing = connection.get_execution_options().get("is_writing", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writing else "BEGIN")
 

@@ -1,6 +1,7 @@
 """The tables. Times are Unix seconds, digests lower-case hexadecimal.
 
-To add one: write it here, and the step that makes it as `migrations/versions/vNNNN_name.py`; a test compares the two.
+To add a table, define it here and write the step that creates it as `migrations/versions/vNNNN_name.py`; a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -44,25 +45,25 @@ DEVICES = Table(
     Column("name", String(200), nullable=False, index=True),
     Column("instance_uid", String(32), nullable=False, index=True),
     Column("key_sha256", String(64), nullable=False, unique=True),
-    Column("labels", JSON, nullable=False),  # the service's, which win over those that the device reports
+    Column("labels", JSON, nullable=False),  # set in the service; they win over those that the device reports
     Column("reported_labels", JSON, nullable=False),
     Column("attributes", JSON, nullable=False),
     Column("health", JSON),
-    Column("configuration", JSON),  # name of a file -> its digest
+    Column("configuration", JSON),  # file name -> digest
     Column("packages", JSON),
     Column("capabilities", BigInteger, nullable=False),
     Column("custom_capabilities", JSON, nullable=False),
     Column("config_hash", String(64), nullable=False),
     Column("config_status", String(20), nullable=False),
     Column("config_error", Text, nullable=False),
-    Column("release", BigInteger),  # what it says it runs
-    Column("assigned", BigInteger),  # what it is to run, before what its groups say
+    Column("release", BigInteger),  # the one it reports
+    Column("assigned", BigInteger),  # the one it is to run, before its groups' assignments
     Column("assigned_not_before_unix_s", Float),
-    Column("rollout", String(32), index=True),  # the roll-out under way that it is in: one at most
-    Column("shadow", BigInteger),  # a release that is to run beside
+    Column("rollout", String(32), index=True),  # its active roll-out, at most one
+    Column("shadow", BigInteger),  # a shadow release that it is to run
     Column("statistics", JSON),
-    Column("drift", JSON),  # by model; null where it was never told
-    Column("shares", JSON),  # by model what budgets leave it, the least of all; null in none
+    Column("drift", JSON),  # by model; null if never reported
+    Column("shares", JSON),  # by model the least of its budgets' shares; null without a budget
     Column("started_unix_ns", BigInteger, nullable=False),
     Column("former_started_unix_ns", BigInteger, nullable=False),
     Column("twin_seen_unix_s", Float),
@@ -172,7 +173,7 @@ ROLLOUTS = Table(
     Column("phase", String(20), nullable=False),
     Column("state", JSON, nullable=False),
     Column("statistics_id", BigInteger, nullable=False),  # the last row of the statistics that it has seen
-    Column("is_followed", Boolean, nullable=False, index=True),  # it is under way, or devices are on their way back
+    Column("is_followed", Boolean, nullable=False, index=True),  # active, or devices are on their way back
     Column("created_by", String(100), nullable=False),
     Column("created_unix_s", Float, nullable=False),
     Column("over_unix_s", Float),
@@ -184,7 +185,7 @@ ROLLOUT_MEMBERS = Table(
     Column("rollout_id", String(32), ForeignKey("rollouts.id"), primary_key=True),
     Column("device_id", String(32), ForeignKey("devices.id"), primary_key=True),
     Column("state", JSON, nullable=False),
-    Column("counted", JSON),  # the last statistics of the device that it has seen
+    Column("counted", JSON),  # the device's last statistics that it has seen
 )  # fmt: skip
 """The devices of a roll-out. `state` is a `Member`."""
 

@@ -1,1 +1,1 @@
-"""The people who look and act, and the record of what they did."""
+"""The users of the service, and the audit log of their actions."""

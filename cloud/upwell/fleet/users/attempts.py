@@ -1,4 +1,4 @@
-"""How often somebody may show a wrong token: guessing 256 bits is hopeless, and need not cost the database a search."""
+"""Limits how often wrong tokens may be tried: guessing 256 bits is hopeless, and need not cost database searches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _MOST_ADDRESSES = 10_000
 
 
 class Attempts:
-    """Failures by address in the last minute. Safe to use from many threads; time is an argument (monotonic)."""
+    """Failures by address in the last minute. Thread-safe; time is an argument (monotonic)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """So long nobody at that address may try again; 0 where they may."""
+        """How long the address must wait before it may try again; 0 if it need not."""
         with self._lock:
             times = [one for one in self._failures.get(address, ()) if now_s - one < WINDOW_S]
         return WINDOW_S - (now_s - times[-MOST_FAILURES]) if len(times) >= MOST_FAILURES else 0.0

@@ -1,4 +1,4 @@
-"""The record of what people did: written in the transaction of the change, so that neither is without the other."""
+"""The audit log: written in the transaction of the change, so that neither exists without the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from upwell.fleet.storage.tables import AUDIT
 
 @dataclass(frozen=True)
 class Actor:
-    """Who does something, and when (Unix seconds)."""
+    """Who acts, and when (Unix seconds)."""
 
     name: str
     now_unix_s: float
@@ -23,7 +23,7 @@ class Actor:
 def record(
     connection: Connection, actor: Actor, action: str, subject: str, details: Mapping[str, Any] | None = None
 ) -> None:
-    """Note that `actor` did `action` to `subject`."""
+    """Record that `actor` did `action` to `subject`."""
     connection.execute(
         insert(AUDIT).values(
             at_unix_s=actor.now_unix_s, who=actor.name, action=action, subject=subject, details=dict(details or {})

@@ -1,4 +1,4 @@
-"""Secrets that are shown once and kept as their hash alone."""
+"""Secrets that are shown once and stored only as a hash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 
 
 def new_secret(kind: str) -> str:
-    """A secret of 256 random bits; `kind` is how it begins, so that a scanner of source code finds one."""
+    """A secret of 256 random bits with the prefix `kind`, by which scanners of source code find leaked ones."""
     return f"{kind}_{secrets.token_urlsafe(32)}"
 
 
@@ -17,5 +17,5 @@ def digest_of(secret: str) -> str:
 
 
 def new_id() -> str:
-    """A random name of 64 bits, hexadecimal."""
+    """A random id of 64 bits, in hexadecimal."""
     return secrets.token_hex(8)

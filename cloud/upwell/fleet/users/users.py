@@ -1,4 +1,4 @@
-"""The users: tokens with a role each."""
+"""The users: each has a token and a role."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Role: TypeAlias = Literal["viewer", "operator"]
 
 @dataclass(frozen=True)
 class User:
-    """Somebody who was let in."""
+    """An authenticated user."""
 
     name: str
     role: Role
 
     def may(self, role: Role) -> bool:
-        """Whether they may do what takes that role."""
+        """Whether the user may do what requires that role."""
         return role == "viewer" or self.role == "operator"
 
 
 def add_user(connection: Connection, actor: Actor, name: str, role: Role) -> str:
-    """Let somebody in; their token, which is shown this once. Raises `Conflict` where the name is taken."""
+    """Add a user; return their token, which is shown only once. Raises `Conflict` if the name is taken."""
     token = new_secret("upwu")
     try:
         connection.execute(
@@ -44,7 +44,7 @@ def add_user(connection: Connection, actor: Actor, name: str, role: Role) -> str
 
 
 def remove_user(connection: Connection, actor: Actor, name: str) -> None:
-    """Let them in no more. Raises `NotFound`, and `Conflict` for the last operator."""
+    """Remove a user. Raises `NotFound`, and `Conflict` for the last operator."""
     role = connection.scalar(select(USERS.c.role).where(USERS.c.name == name))
     if role is None:
         raise NotFound(f"no user {name!r}")
@@ -56,12 +56,12 @@ def remove_user(connection: Connection, actor: Actor, name: str) -> None:
 
 
 def user_of(connection: Connection, token: str) -> User | None:
-    """Whose token that is; None for nobody's."""
-    # How long the search takes tells something of the hash alone, which nobody can choose or turn back.
+    """The user with that token; None if there is none."""
+    # The time of the search reveals only something about the hash, which nobody can choose or invert.
     row = connection.execute(select(USERS.c.name, USERS.c.role).where(USERS.c.token_sha256 == digest_of(token))).first()
     return None if row is None else User(row.name, row.role)
 
 
 def all_users(connection: Connection) -> list[Row]:
-    """Name, role and time of each, by name."""
+    """Name, role and time of each user, by name."""
     return all_rows(connection, select(USERS.c.name, USERS.c.role, USERS.c.created_unix_s).order_by(USERS.c.name))

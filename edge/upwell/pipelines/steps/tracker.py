@@ -156,18 +156,14 @@ class Tracker:
 
     For each frame, in this order, always between objects of the same label:
 
-    1. Objects with a score of at least `high` are assigned to the confirmed tracks, by IoU with the boxes that a
-    Kalman
-       filter predicts for the instant.
-    2. Objects with a score from `low` to `high` are assigned to the remaining tracks that were seen in the previous
-    frame.
+    1. Objects with a score of at least `high` are assigned to the confirmed tracks, by IoU with the boxes that the
+       Kalman filter predicts for the instant.
+    2. Objects with a score from `low` to `high` are assigned to the remaining tracks seen in the previous frame.
        A partly hidden object has a low score, and so has a false detection, which is why these begin no track.
-    3. The remaining objects of (1) are compared with the places where the remaining tracks were last seen. An object
-    that
+    3. The remaining objects of (1) are compared with where the remaining tracks were last seen. An object that
        stopped while it was hidden, or while equal frames were left out, is not where its speed would have taken it
        (observation-centric recovery of OC-SORT, arXiv 2203.14360).
-    4. Then with the objects that the previous frame saw for the first time; one that is seen again is confirmed.
-    Since
+    4. Then with the objects that the previous frame saw for the first time; one seen again is confirmed. Since
        their direction is unknown, boxes are extended by how far they may have gone (buffered IoU, arXiv 2211.14317):
        at 5 frames a second a person walking past is half a width further on, and would not overlap enough.
     5. What is left is a new object.

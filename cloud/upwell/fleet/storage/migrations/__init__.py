@@ -1,1 +1,1 @@
-"""How the schema came to be what it is, step by step; applied when the service starts."""
+"""The history of the schema, step by step; applied when the service starts."""

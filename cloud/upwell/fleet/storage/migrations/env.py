@@ -1,4 +1,4 @@
-"""Run by alembic for each migration: in the transaction of the connection that it was given."""
+"""Run by alembic for each migration, in the transaction of the given connection."""
 
 from __future__ import annotations
 

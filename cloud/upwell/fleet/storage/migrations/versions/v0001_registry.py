@@ -1,4 +1,4 @@
-"""The registry, its users and what happened: the first schema."""
+"""The registry, its users and its events: the first schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Releases that run beside, and what they said."""
+"""Shadow releases and their reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets of the fleet, and what of them each device has."""
+"""Budgets of the fleet, and each device's share of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the models of devices drift."""
+"""The drift of devices' models."""
 
 from __future__ import annotations
 
