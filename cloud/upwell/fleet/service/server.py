@@ -68,7 +68,7 @@ class PeerProtocol(H11Protocol):
         super().__init__(*words, **named)
         self.is_lost = asyncio.Event()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # as uvicorn's own
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Read the certificate once for all requests of the connection."""
         super().connection_made(transport)
         tls = transport.get_extra_info("ssl_object")
