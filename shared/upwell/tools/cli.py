@@ -1,7 +1,7 @@
 """The `upwell` command: finds its subcommands by entry point and turns errors into one clear sentence.
 
-Subcommands join by the entry-point group `upwell.commands` (name -> `typer.Typer` or a function); a name with a dot,
-`policy.check`, is a subcommand of a subcommand. Only the one that is asked for is imported, so a device without the
+Subcommands join through the entry-point group `upwell.commands` (name -> `typer.Typer` or a function); a name with a
+dot, `policy.check`, is a subcommand of a subcommand. Only the requested one is imported, so a device without the
 cloud extra has a working command line.
 """
 
@@ -57,7 +57,7 @@ _GROUPS: Mapping[str, str] = MappingProxyType(
 
 
 def _is_asked(name: str, arguments: Sequence[str]) -> bool:
-    """Whether the first arguments name this entry, or the group that it is in where they name no more than that."""
+    """Whether the first arguments name this entry, or its group if they name nothing more."""
     parts = name.split(".")
     known = [argument for argument in arguments[: len(parts)] if not argument.startswith("-")]
     return bool(known) and parts[: len(known)] == known
@@ -71,7 +71,7 @@ def _add(app: typer.Typer, name: str, command: Any) -> None:
 
 
 def _nothing() -> None:
-    """A command whose name is all that is asked for."""
+    """A command of which only the name is needed."""
 
 
 def _print_version(asked: bool) -> None:
@@ -93,7 +93,7 @@ def main() -> None:
     try:
         words = _words_to_complete()
         app = build_app(sys.argv[1:]) if words is None else build_app(words, names_alone=len(words) < 2)
-        signal.signal(signal.SIGINT, _interrupt)  # from here on an interrupt is the command's
+        signal.signal(signal.SIGINT, _interrupt)  # from here on the command handles interrupts
         app(prog_name="upwell")
     except UpwellError as error:
         print_error(f"error: {error}")
@@ -103,16 +103,16 @@ def main() -> None:
 
 
 def _words_to_complete() -> list[str] | None:
-    """The words after `upwell` of a line that a shell wants to have completed; None where no shell asks."""
+    """The words after `upwell` in a line that a shell wants to complete; None if no shell asks."""
     if "_UPWELL_COMPLETE" not in os.environ:
         return None
     return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:
-    """Raise `KeyboardInterrupt`, but within an import not before that has ended.
+    """Raise `KeyboardInterrupt`; during an import, only once that has ended.
 
-    Commands import compiled packages when they need them, and within such an import an interrupt surfaces as an
+    Commands import compiled packages when they need them, and an interrupt within such an import surfaces as an
     ImportError of the package, or is lost.
     """
     outermost = None

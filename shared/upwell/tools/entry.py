@@ -1,4 +1,4 @@
-"""The `upwell` program's first lines: nothing heavy is imported before Ctrl-C ends it quietly.
+"""The `upwell` program's first lines: until Ctrl-C can end it quietly, nothing heavy is imported.
 
 An interrupt inside the import of a compiled package surfaces as an ImportError of that package, so until the command
 runs the process simply ends.

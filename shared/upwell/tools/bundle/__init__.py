@@ -1,1 +1,1 @@
-"""`upwell model init`, `pack`, `sign`, `verify` and `coverage`: describing, making and checking bundles."""
+"""`upwell model init`, `pack`, `sign`, `verify` and `coverage`: describe, make and check bundles."""

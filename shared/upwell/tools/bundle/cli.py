@@ -1,4 +1,4 @@
-"""`upwell model pack`, `sign` and `verify`: bundles, as folders and as files."""
+"""`upwell model pack`, `sign` and `verify`: make and check bundles, as folders or as files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BundleArgument = Annotated[
 
 @contextlib.contextmanager
 def _bytes_bar(total_bytes: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """Gives what is called with the work that begins, and what is called with the bytes that have been handled."""
+    """A progress bar: a function to call when a piece of work begins, and one to call with the bytes handled."""
     with progress(DownloadColumn()) as bar:
         task = bar.add_task("", total=total_bytes)
         yield lambda text: bar.update(task, description=text), lambda count: bar.advance(task, count)
@@ -82,7 +82,7 @@ def pack(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a bundle of FOLDER: load its models, record golden vectors, compare every runtime, list every file."""
+    """Make a bundle of FOLDER: load its models, record golden vectors, compare all runtimes, list every file."""
     if in_place and out is not None:
         raise ConfigError.at(None, "expected either --in-place or --out, not both", "--out")
     requests, truth = read_labelled(golden, labels, right)
@@ -123,9 +123,9 @@ def sign(
     key: Annotated[Path, typer.Option(metavar="KEY.pem", help="The private key, Ed25519 in PEM.")],
     as_json: AsJson = False,
 ) -> None:
-    """Sign BUNDLE: every file of it, its name and its version. A signature that is there is replaced.
+    """Sign BUNDLE: all of its files, its name and its version. An existing signature is replaced.
 
-    The passphrase of an encrypted key is taken from the environment variable UPWELL_KEY_PASSPHRASE, or asked for.
+    The passphrase of an encrypted key is read from the environment variable UPWELL_KEY_PASSPHRASE, or asked for.
     """
     opened_key = private_key(key, passphrase_of_key)
     with _refused(as_json), _checked(bundle, Trust(), None) as found:
@@ -154,11 +154,11 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check BUNDLE as a device would: its files, its signature, its version. Exit code 1 where it is refused."""
+    """Check BUNDLE as a device would: its files, its signature, its version. Exit code 1 if it is refused."""
     trust = Trust(tuple(key or ()), require_signature)
     if trust.keys:
         from upwell.edge.bundle.keys import load_public_key
-    for path in trust.keys:  # also where there is no signature to check: a key that nobody can read is a mistake
+    for path in trust.keys:  # even without a signature to check, an unreadable key is an error
         load_public_key(path)
     with _refused(as_json), _checked(bundle, trust, newer_than) as found:
         is_signed = (found.folder / SIGNATURE_NAME).exists()
@@ -170,7 +170,7 @@ def verify(
 
 @contextlib.contextmanager
 def _checked(path: Path, trust: Trust, newer_than: int | None) -> Iterator[Bundle]:
-    """The bundle at `path`, checked; that of an archive lies in a folder that is gone after the block."""
+    """The bundle at `path`, checked. An archive is unpacked to a folder that is deleted after the block."""
     with tempfile.TemporaryDirectory() as scratch:
         with _bytes_bar(_bytes_at(path)) as (step, advance):
             step(f"reading {path.name}")
@@ -183,7 +183,7 @@ def _checked(path: Path, trust: Trust, newer_than: int | None) -> Iterator[Bundl
 
 @contextlib.contextmanager
 def _refused(as_json: bool) -> Iterator[None]:
-    """A bundle that is refused, or models that disagree, are a failed check: said, and exit code 1."""
+    """A refused bundle, or models that disagree, are a failed check: print the reason, exit with code 1."""
     try:
         yield
     except BundleRefused as error:
@@ -200,13 +200,13 @@ def _refused(as_json: bool) -> Iterator[None]:
 
 
 def passphrase_of_key() -> str:
-    """Of an encrypted key: from the environment, or asked for without an echo; never an argument."""
+    """The passphrase of an encrypted key: from the environment, or asked for without echo; never an argument."""
     given = os.environ.get(PASSPHRASE_VARIABLE)
     return given if given is not None else str(typer.prompt("Passphrase of the key", hide_input=True, err=True))
 
 
 def _bytes_at(path: Path) -> int:
-    """The bytes that opening the bundle handles, as far as they can be told; only for the progress bar."""
+    """The bytes that opening the bundle will handle, if known; only for the progress bar."""
     with contextlib.suppress(OSError):
         return sum(one.stat().st_size for one in path.rglob("*")) if path.is_dir() else 2 * path.stat().st_size
     return 0

@@ -1,4 +1,4 @@
-"""`upwell model coverage`: what of a model an accelerator takes, node by node."""
+"""`upwell model coverage`: which nodes of a model an accelerator runs."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def coverage(
     ] = "0%",
     as_json: AsJson = False,
 ) -> None:
-    """Tell what of MODEL an accelerator takes: share of nodes and work, partitions, each node left on the CPU.
+    """Show what an accelerator runs of MODEL: share of nodes and work, partitions, and each node left on the CPU.
 
-    The runtime's own word on where each node runs decides, not a list of supported operators. Work is an estimate:
-    the multiplications of one run.
+    The runtime's own node assignment decides, not a list of supported operators. Work is an estimate: the
+    multiplications of one run.
     """
     needed = share("--at-least", at_least)
     if runtime == "onnx" and package is not None:
@@ -72,7 +72,7 @@ def coverage(
     options = RuntimeOptions(runtime=runtime, package=package, batch=batch)
     wanted = AcceleratorOptions(provider=accelerator, library=library, options=key_values("--option", option))
     try:
-        with quiet(), _tried_out(model, options, wanted):  # vendors' libraries print, to standard output too
+        with quiet(), _tried_out(model, options, wanted):  # vendors' libraries print, even to standard output
             found = coverage_of(model, options, wanted)
     except AcceleratorNotUsable as reason:
         _fail(f"{accelerator} cannot be used for {model}: {reason}")
@@ -85,7 +85,7 @@ def coverage(
 
 
 def document(model: Path, found: Coverage) -> dict[str, Any]:
-    """The coverage as JSON can hold it: null where work is not known, `partition` null on the CPU."""
+    """The coverage as JSON: null if the work is unknown, `partition` null on the CPU."""
     return {
         "model": str(model),
         "accelerator": found.accelerator,
@@ -105,9 +105,9 @@ def document(model: Path, found: Coverage) -> dict[str, Any]:
 
 @contextmanager
 def _tried_out(model: Path, options: RuntimeOptions, wanted: AcceleratorOptions) -> Iterator[None]:
-    """Hold the device of a library that is named, once a process of its own has opened the model with it.
+    """Hold the device of the given library, after a separate process has opened the model with it.
 
-    Raises `AcceleratorNotUsable` where that crashed or hung, or somebody has the device open.
+    Raises `AcceleratorNotUsable` if that process crashed or hung, or if the device is in use.
     """
     if wanted.library is None:
         yield
@@ -125,7 +125,7 @@ def _tried_out(model: Path, options: RuntimeOptions, wanted: AcceleratorOptions)
 
 
 def _run_apart(subject: probe.ProbeSubject, lock: device_lock.DeviceLock) -> None:
-    """Raise where the library would take this process down or keep it for ever. A refusal is found out again here."""
+    """Raise if the library would crash this process or hang it. A refusal is left to be found again here."""
     started_s = time.monotonic()
     try:
         probe.run_child(subject, probe.TIMEOUT_S, lock)

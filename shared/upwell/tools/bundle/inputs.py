@@ -1,4 +1,4 @@
-"""What golden vectors are recorded from: the user's own requests, or seeded random ones where there are none."""
+"""The requests that golden vectors are recorded from: the user's own, or seeded random ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from upwell.tools.terminal import share
 _ROWS = 8
 _VARYING = 8
 _PICTURE_SIDE = 64
-_PATCH = 8  # pixels on a side: noise of single pixels would be averaged away before the model sees it
+_PATCH = 8  # pixels per side: noise of single pixels would be averaged away
 _BELOW = 2  # random indexes stay within the smallest table
 
 
@@ -33,7 +33,7 @@ def read_requests(path: Path) -> Mapping[str, Array]:
 def read_labelled(
     path: Path | None, labels: str | None, right: str
 ) -> tuple[Mapping[str, Array] | None, Labels | None]:
-    """The requests of `--golden`, and of them the array `labels`, which is no input. Raises `ConfigError`."""
+    """The requests of `--golden`, and its array `labels`, which is no input. Raises `ConfigError`."""
     if path is None:
         if labels is not None:
             raise ConfigError.at(None, "expected --golden as well: labels refer to its requests", "--labels")
@@ -52,9 +52,10 @@ def _nobody() -> ModelMetadata:
 
 
 def random_requests(signature: Signature) -> Mapping[str, Array]:
-    """Random rows of every input, the same at each call: pictures of coloured patches, texts of made-up
-    words, numbers of a normal
-    distribution, whole numbers of 0 and 1. A dimension that varies is 8. Raises `ConfigError` for an input of bytes."""
+    """Random rows for every input, the same at each call: pictures of coloured patches, texts of made-up words,
+    normally distributed numbers, integers 0 and 1. A dimension that varies is 8. Raises `ConfigError` for an input of
+    bytes.
+    """
     random = np.random.default_rng(0)
     return {one.name: _random(one, signature.has_rows, random) for one in signature.inputs}
 

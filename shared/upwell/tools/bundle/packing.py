@@ -1,4 +1,4 @@
-"""Making a bundle of a folder: the models are loaded, asked and compared before anything is written."""
+"""Makes a bundle of a folder: the models are loaded, run and compared before anything is written."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from upwell.tools.bundle.variants import Models, VariantCheck, are_own_answers, 
 
 @dataclass(frozen=True)
 class PackRequest:
-    """What to make: a bundle of this name and version, with what it may bring along.
+    """What to make: a bundle of this name and version, and its optional contents.
 
-    `requests` are what golden vectors are recorded from; with None the folder's own golden vectors hold, or else
-    random requests. `reference` is the folder of another model that answers them, where the model itself is not to, and
-    `labels` are their classes, to be held against its answers. `policy` is a policy whose calibrations go along, and
+    Golden vectors are recorded from `requests`; with None the folder's own golden vectors are used, or else random
+    requests. `reference` is the folder of another model that answers them in place of the model itself, and `labels`
+    are their classes, to compare with the answers. `policy` is a policy whose calibrations are included, and
     `package` the one TFLite package to check on.
     """
 
@@ -52,10 +52,10 @@ class PackRequest:
 
 @dataclass(frozen=True)
 class Packed:
-    """A bundle in a folder of its own, how each runtime answered, and where the golden vectors come from.
+    """A bundle in a folder of its own, the answers of each runtime, and the origin of the golden vectors.
 
-    `is_own_word`: they are nothing but what the model itself answers, and find no model that is wrong. `made` are the
-    files, by their paths, that the folder it was made of did not have or had otherwise.
+    `is_own_word`: they are just what the model itself answers, so they cannot reveal a wrong model. `made` are the
+    paths of the files that the source folder lacked or had with other contents.
     """
 
     bundle: Bundle
@@ -69,11 +69,11 @@ class Packed:
 def packed(
     folder: Path, wanted: PackRequest, beside: Path, step: Callable[[str], None], progress: Progress = nobody
 ) -> Iterator[Packed]:
-    """The bundle of `folder`, unsigned, in a new folder beside `beside` that is gone after the block.
+    """The unsigned bundle of `folder`, in a new folder beside `beside` that is deleted after the block.
 
-    Raises `ConfigError`, `BundleRefused` (`UNCONFINED`) and `Disagreement`; `folder` is left as it is.
+    Raises `ConfigError`, `BundleRefused` (`UNCONFINED`) and `Disagreement`; `folder` stays unchanged.
     """
-    new_manifest(wanted.name, wanted.version, {})  # what is wrong with the name is said before minutes are spent
+    new_manifest(wanted.name, wanted.version, {})  # checks the name before minutes of work
     sizes = sizes_in(folder)
     try:
         stage = Path(tempfile.mkdtemp(dir=beside.parent, prefix=f".{beside.name}."))
@@ -95,9 +95,9 @@ def packed(
 
 
 def put_in_place(made: Packed, folder: Path) -> None:
-    """Put what packing made, and the signature where there is one, into the folder that the bundle was made of.
+    """Put the files that packing made, and the signature if there is one, into the source folder of the bundle.
 
-    The signature of what was there before goes first, so that it is never beside files that it does not sign.
+    An existing signature is removed first, so that it never lies beside files that it does not sign.
     """
     try:
         (folder / SIGNATURE_NAME).unlink(missing_ok=True)
@@ -111,7 +111,7 @@ def put_in_place(made: Packed, folder: Path) -> None:
 
 
 def default_name(folder: Path) -> str:
-    """A name for a bundle after its folder: what a bundle may be called, made of what the folder is called."""
+    """A name for a bundle, derived from the name of its folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:64] or "model"
 
 
@@ -124,7 +124,7 @@ def _checked(
         if wanted.policy is not None:
             digests = {model_digest(stage / one.file) for one in models.variants}
             text = calibrations_text(wanted.policy, digests, wanted.name)
-            (stage / CALIBRATIONS_NAME).unlink(missing_ok=True)  # another name of the user's own file
+            (stage / CALIBRATIONS_NAME).unlink(missing_ok=True)  # may be a hard link to the user's file
             (stage / CALIBRATIONS_NAME).write_text(text, encoding="utf-8")
             made.append(CALIBRATIONS_NAME)
         load_calibrations(stage)
@@ -138,7 +138,7 @@ def _checked(
 
 
 def _recorded(models: Models, wanted: PackRequest, step: Callable[[str], None]) -> str:
-    """Record golden vectors; where they come from, in words."""
+    """Record golden vectors; return their origin in words."""
     whose = "random" if wanted.requests is None else "your"
     if wanted.reference is None:
         record(models, wanted.requests, labels=wanted.labels)
@@ -153,7 +153,7 @@ def _recorded(models: Models, wanted: PackRequest, step: Callable[[str], None]) 
 
 
 def _bring(source: Path, target: Path) -> None:
-    """The same file under another name: nothing writes into it. Where a second name is not possible, a copy."""
+    """Hard-link the file, which nothing writes to; copy it if that is not possible."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -166,7 +166,7 @@ def _bring(source: Path, target: Path) -> None:
 
 @contextmanager
 def _named_as(folder: Path, stage: Path) -> Iterator[None]:
-    """Errors inside name the user's folder and not the one that is gone when they are read."""
+    """Make errors inside name the user's folder instead of the temporary one."""
     try:
         yield
     except BundleRefused as error:

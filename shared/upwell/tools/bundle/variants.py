@@ -1,4 +1,4 @@
-"""Every way in which this machine can run a bundle's models, and whether they all say the same."""
+"""Every way in which this machine can run a bundle's models, and whether they agree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Variant:
-    """A model file as one package runs it on the CPU."""
+    """A model file run by one package on the CPU."""
 
     file: str
     runtime: Runtime
@@ -43,13 +43,13 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Such as `model.tflite on ai-edge-litert 2.1.6`."""
+        """For example `model.tflite on ai-edge-litert 2.1.6`."""
         return f"{self.file} on {self.runtime.version}"
 
 
 @dataclass(frozen=True)
 class VariantCheck:
-    """How one variant answered the golden vectors."""
+    """One variant's answers to the golden vectors."""
 
     variant: str
     verdict: Agreement
@@ -57,7 +57,7 @@ class VariantCheck:
 
 @dataclass(frozen=True)
 class Models:
-    """Every variant of a bundle's models, where its golden vectors are or belong, and how far answers may differ."""
+    """Every variant of a bundle's models, the file of its golden vectors, and how far answers may differ."""
 
     variants: Sequence[Variant]
     golden: Path
@@ -65,15 +65,15 @@ class Models:
 
 
 class Disagreement(UpwellError):
-    """A model answers the golden vectors wrongly on some runtime of this machine."""
+    """A model answers the golden vectors wrongly on a runtime of this machine."""
 
 
 @contextmanager
 def opened_models(folder: Path, package: str | None, step: Callable[[str], None]) -> Iterator[Models]:
-    """Every model file of the bundle in `folder`, loaded by every package that takes it, closed after the block.
+    """Every model file of the bundle in `folder`, loaded by every package that can run it, closed after the block.
 
-    `package` is the one TFLite package to use; None is each that is installed. Raises `ConfigError` where a model or
-    its description is wrong, where a file has no package here, and where there is no model.
+    `package` is the one TFLite package to use; None for all installed. Raises `ConfigError` if a model or its
+    description is invalid, if a file has no package here, or if there is no model.
     """
     opened: list[Variant] = []
     try:
@@ -117,9 +117,9 @@ def _is_here(package: str) -> bool:
 def record(
     models: Models, requests: Mapping[str, Array] | None, reference: Models | None = None, labels: Labels | None = None
 ) -> None:
-    """Write what the first variant, or that of `reference`, answers to these requests, or to random ones.
+    """Write the answers of the first variant, or of `reference`, to these requests or to random ones.
 
-    Raises `ConfigError`, also where the reference does not answer what the model does.
+    Raises `ConfigError`, also if the reference's answers do not have the model's form.
     """
     own, first = models.variants[0], (reference or models).variants[0]
     inputs = random_requests(own.processor.signature) if requests is None else requests
@@ -130,18 +130,18 @@ def record(
             problem = f"it gives {', '.join(answers)}, but the model gives {', '.join(sorted(wanted))}"
             raise ConfigError.at(None, problem, "--reference")
         if labels is not None:
-            compare_labels(own.processor.signature, answers, labels)  # whether they fit; who is right comes later
+            compare_labels(own.processor.signature, answers, labels)  # whether they fit; correctness is checked later
         data = record_golden(lambda _: {name: answers[name] for name in answers if name in wanted}, inputs, labels)
     except InvalidRequest as error:
         problem = str(error) if requests is not None else f"random requests do not work: {error}; give real ones"
         raise ConfigError.at(None, problem, "--golden" if reference is None else "--reference") from None
     models.golden.parent.mkdir(parents=True, exist_ok=True)
-    models.golden.unlink(missing_ok=True)  # another name of the user's own file
+    models.golden.unlink(missing_ok=True)  # may be a hard link to the user's file
     models.golden.write_bytes(data)
 
 
 def are_own_answers(models: Models) -> bool:
-    """Whether the golden vectors are, to the last bit, what the first variant answers to them."""
+    """Whether the golden vectors equal, to the last bit, what the first variant answers to them."""
     golden, first = read_golden(models.golden), models.variants[0]
     try:
         answers = answer_function(first.processor, first.runtime)(golden.inputs)
@@ -151,7 +151,7 @@ def are_own_answers(models: Models) -> bool:
 
 
 def check_all(models: Models, step: Callable[[str], None]) -> Sequence[VariantCheck]:
-    """Ask every variant for the golden vectors. Raises `Disagreement` naming each that fails."""
+    """Ask every variant for the golden vectors. Raises `Disagreement`, which names each one that fails."""
     golden = read_golden(models.golden)
     for remark in implausible(models.variants[0].processor.signature.outputs, golden.outputs):
         _log.warning("in the golden vectors %s", remark)

@@ -1,1 +1,1 @@
-"""`upwell cases`: look at what devices have collected, choose, export, label and forget."""
+"""`upwell cases`: view, select, export, label and erase what devices have collected."""

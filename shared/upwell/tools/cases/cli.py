@@ -1,4 +1,4 @@
-"""`upwell cases list | stats | show | purge`: what was collected, a sheet of its pictures, and forgetting."""
+"""`upwell cases list | stats | show | purge`: lists cases, shows their pictures, and erases them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def list_cases(
     cases: CasesArgument, tag: TagOption = None, model: ModelOption = None, why: WhyOption = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """List the cases, oldest first: when, of which model and source, why they were kept and how hard they were."""
+    """List the cases, oldest first: time, model and source, why each was kept and how hard it was."""
     found = chosen(open_source(cases), case_filter(tag, model, why))
     if as_json:
         documents = [facts.model_dump(mode="json", exclude={"signature"}) for facts in found]
@@ -86,7 +86,7 @@ def list_cases(
 
 
 def stats(cases: CasesArgument, as_json: AsJson = False) -> None:
-    """Count the cases by model, source and why they were kept."""
+    """Count the cases by model, source and reason for keeping."""
     found = chosen(open_source(cases), case_filter(None, None, None))
     counted: dict[str, Counter[str]] = {
         "models": Counter(facts.model for facts in found),
@@ -144,10 +144,10 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forget cases: overwrite them on disk, in the spool, in results and logs, and in what is known of exports.
+    """Erase cases: overwrite them on disk, in the spool, in results and logs, and in the index of exports.
 
-    With --tag, what waits in the spool, its results and the lines of the request log with these tags go too. Works
-    beside a running agent. Files of finished exports are named, and yours to delete.
+    With --tag, also erases waiting cases of the spool, results and request-log lines with these tags. Works beside a
+    running agent. Finished exports that hold such cases are listed for you to delete.
     """
     if sum((bool(tag), every, bool(ids))) != 1:
         raise ConfigError.at(None, "expected one of: --tag NAME=VALUE, ids, or --all")
@@ -169,7 +169,7 @@ def purge(
 
 
 def _fail_for(unreadable: Sequence[str]) -> None:
-    """Exit code 1 where nobody can tell whether all that was meant is gone."""
+    """Exit with code 1 if it is unknown whether everything is erased."""
     for path in unreadable:
         typer.echo(printable(f"{path} is kept, since its case is unknown: delete it yourself"), err=True)
     if unreadable:
@@ -190,12 +190,12 @@ def tag_values(tag: Sequence[str] | None) -> dict[str, str]:
 
 
 def chosen(source: CaseSource, only: CaseFilter) -> list[CaseFacts]:
-    """The cases that the filter chooses, oldest first."""
+    """The cases that the filter selects, oldest first."""
     return [facts for facts in source.facts() if only.chooses(facts)]
 
 
 def by_ids(found: Sequence[CaseFacts], ids: Sequence[str] | None) -> list[CaseFacts]:
-    """Those of these ids, or all without any. Raises `ConfigError` for a beginning that no id has."""
+    """The cases with these ids, or all without any. Raises `ConfigError` for a prefix that no id has."""
     if not ids:
         return list(found)
     for id in ids:
@@ -224,10 +224,10 @@ IsMeant = Callable[[Mapping[str, Any]], bool]
 def forget(
     path: Path, source: CaseSource, ids: Sequence[str], tags: Mapping[str, str], *, is_all: bool
 ) -> dict[str, Any]:
-    """Forget these cases, and all else with these tags, or all; how much of each kind there was.
+    """Erase these cases, and everything else with these tags, or everything; return the number erased of each kind.
 
-    `path` is what the person named. Raises `ConfigError` for a state folder, from which nobody can tell where the
-    results go, and where something could not be erased.
+    `path` is what the user named. Raises `ConfigError` for a state folder, which does not say where the results go,
+    and if something could not be erased.
     """
     if isinstance(source, CaseDatabase) and path.is_dir():
         raise ConfigError.at(path, "expected the agent.yaml, which also says where results go")
@@ -249,7 +249,7 @@ def forget(
     spooled = _erase_tagged(folder / SPOOL_NAME, "items", "id", is_meant)
     found["spooled"] = len(spooled)
     found["events"] = len(_erase_tagged(folder / OUTBOX_NAME, "messages", "number", is_meant))
-    for table in ("retries", "poisoned"):  # of those set aside nobody can tell whose they are
+    for table in ("retries", "poisoned"):  # those set aside do not record their case
         found["events"] += len(_erase_tagged(folder / OUTBOX_NAME, table, "number", is_meant))
     found["amendments"] = _erase_amendments(folder / AMENDMENTS_NAME, spooled, is_all)
     flights = sorted((folder / FLIGHTS_NAME).glob("*.jsonl"))
@@ -262,16 +262,16 @@ def forget(
 
 
 def _forgotten(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What stays of a result: its number, which readers and the agent go on from."""
+    """What stays of a result: its number, from which readers and the agent continue."""
     return {"sequence": line.get("sequence", 0), "forgotten": True}
 
 
 def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[str | int]:
-    """The keys of the rows that were meant; all where the table keeps no tags."""
+    """The keys of the rows to erase; all if the table keeps no tags."""
     if not path.exists():
         return []
     try:
-        with closing(connect(path)) as connection:  # each of these files has versions of its own
+        with closing(connect(path)) as connection:  # each of these files has its own versions
             columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
             if not columns:
                 return []
@@ -285,7 +285,7 @@ def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[s
 
 
 def _erase_amendments(path: Path, spooled: Sequence[str | int], is_all: bool) -> int:
-    """Events that wait for the cloud's answer to what was spooled."""
+    """Erase events that wait for the cloud's answer to spooled cases."""
     if not path.exists():
         return 0
     try:
@@ -297,7 +297,7 @@ def _erase_amendments(path: Path, spooled: Sequence[str | int], is_all: bool) ->
 
 
 def _remove_damaged(folder: Path) -> int:
-    """Databases that were set aside, since nobody can tell what is in them."""
+    """Delete databases that were set aside: what is in them is unknown."""
     found = [path for name in (FILE_NAME, SPOOL_NAME) for path in folder.glob(f"{name}.damaged*")]
     for path in found:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Forgetting: what is erased is overwritten on disk, in databases that an agent may be using and in files of lines."""
+"""Overwrites erased data on disk, in databases that an agent may be using and in files of lines."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PATIENCE_S = 10.0
 def erase_rows(
     connection: sqlite3.Connection, path: Path, table: str, ids: Sequence[str | int], key: str = "id"
 ) -> int:
-    """Delete the rows with these keys and leave no byte of them in the database or its log; how many there were.
+    """Delete the rows with these keys and leave no byte of them in the database or its log; return their number.
 
-    The connection overwrites what it deletes (`secure_delete`). The log holds older copies of the pages until all of it
-    has been moved into the database, which readers put off. Raises `ConfigError` where they do so for 10 s, and
-    `sqlite3.Error`.
+    The connection overwrites what it deletes (`secure_delete`). The write-ahead log holds older copies of the pages
+    until all of it has been moved into the database, which readers delay. Raises `ConfigError` if they do so for 10
+    s, and `sqlite3.Error`.
     """
     gone = 0
     for start in range(0, len(ids), _ROWS_AT_ONCE):  # in small pieces, since the agent writes in between
@@ -46,10 +46,10 @@ def erase_rows(
 
 
 def erase_lines(path: Path, is_meant: Callable[[Mapping[str, Any]], bool], left: Callable[[Any], Any]) -> int:
-    """Overwrite the lines of a file of JSON objects that are meant, in their place; how many there were.
+    """Overwrite the selected lines of a file of JSON objects in place; return their number.
 
-    What is `left` of a line, None for nothing, takes its place, filled up with spaces: so whoever appends meanwhile
-    loses nothing. A file that is not there has none. Raises `ConfigError` where it cannot be written.
+    `left` gives what remains of a line, None for nothing. It is padded with spaces to the old length, so concurrent
+    appends lose nothing. A missing file has no lines. Raises `ConfigError` if the file cannot be written.
     """
     erased = 0
     try:

@@ -1,4 +1,6 @@
-"""`upwell cases export | import | select`: out to other tools, labels back in, and what to label first."""
+"""`upwell cases export | import | select`: exports cases to other tools, imports labels, and selects what to label
+first.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,9 @@ def export(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write cases for another tool: whole, or not at all.
+    """Write cases for another tool: all of them, or nothing.
 
-    What people said (`upwell cases import`) is the label; else what the cloud said. Evaluation cases stay out
+    The label is what people said (`upwell cases import`), otherwise the cloud's answer. Evaluation cases are left out
     unless asked for.
     """
     if format not in FORMATS:
@@ -72,7 +74,7 @@ def export(
             return source.read(id)
 
         left_out = FORMATS[format](ExportTask(found, read, read_labels(source.folder), side), folder, url)
-        # Before it is there: an export that nobody knows of could not be found by who is to be forgotten.
+        # First the index: an export missing from it could not be found when a case must be erased.
         note_export(source.folder, out.absolute(), format, [facts.id for facts in found])
     number = len(found) - sum(left_out.values())
     if as_json:
@@ -89,7 +91,7 @@ def import_(
     format: Annotated[str, typer.Option("--format", help=", ".join(IMPORTS), show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Take in what people said of cases: all of a file, or nothing of one with mistakes."""
+    """Import labels of cases: all of a file, or nothing if it has mistakes."""
     if format not in IMPORTS:
         raise ConfigError.at(None, f"expected one of {', '.join(IMPORTS)}, got {format!r}", "--format")
     source = open_source(cases)
@@ -112,9 +114,9 @@ def select(
     out: Annotated[Path | None, typer.Option(help="A file for the ids, one per line, for `export --ids`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose what to label first: rows that stand for many hard ones, by the embedding, else by the inputs.
+    """Select what to label first: rows that represent many hard ones, by the embedding or else the inputs.
 
-    Of the training set, without those that are labelled.
+    Selects from unlabelled cases of the training set.
     """
     source = open_source(cases)
     labelled = read_labels(source.folder)
@@ -152,8 +154,10 @@ def _of_set(found: Sequence[CaseFacts], which: Which) -> list[CaseFacts]:
 
 
 def _features(case: CollectedCase) -> list[float]:
-    """What rows are alike by: the embedding that a side gave, else the inputs, pictures as 16 x 16 grey levels, else
-    the scores; empty where there is none of them. A model that is to be replaced does not say well what is alike."""
+    """The features by which rows are compared: the embedding of a side, or else the inputs (pictures as 16 x 16 grey
+    levels), or else the scores; empty if there are none. A model that is to be replaced is a poor judge of
+    similarity.
+    """
     outputs = case.edge_outputs() or case.cloud_outputs()
     embedding = _of_kind(case, outputs, "embedding")
     if embedding:
@@ -179,7 +183,7 @@ def _of_kind(case: CollectedCase, outputs: Mapping[str, Array], kind: str) -> li
 
 
 def _hardness(facts: CaseFacts) -> float:
-    """Larger is harder; NaN, which is hardest, where nobody measured it."""
+    """Larger is harder; NaN, which counts as hardest, if not measured."""
     if facts.hardness is None or facts.hard is None:
         return float("nan")
     return facts.hardness if facts.hard.measure in RISING else -facts.hardness
@@ -190,14 +194,14 @@ _MOST_ROUNDS = 20
 
 
 def choose(features: Floats, hardness: Floats, budget: int) -> Sequence[int]:
-    """The indexes of `budget` rows of `features` [n, d]; all of them where there are no more.
+    """The indexes of `budget` rows of `features` [n, d]; all of them if there are no more.
 
-    Each stands for many: the rows are clustered into `budget` clusters and of each the row nearest its mean is taken,
-    those of the heaviest clusters first. The clusters are k-means' (Lloyd 1982) with k-means++ seeding (Arthur &
-    Vassilvitskii 2007), where a row weighs (1 + rank)/n from the easiest to the hardest; so there are more where hard
-    rows lie close together, and outliers, of which a labelled one teaches nothing about others, get few. Choosing the
-    farthest rows instead (k-centre) takes just those. Deterministic. O(budget · n · d) time a round, of which there
-    are at most 20; O(budget · n) memory. NaN in `hardness` counts as hardest; rows whose features are not finite come
+    Each represents many: the rows are clustered into `budget` clusters, and the row nearest each mean is taken, those
+    of the heaviest clusters first. The clusters are k-means' (Lloyd 1982) with k-means++ seeding (Arthur &
+    Vassilvitskii 2007), where a row weighs (1 + rank)/n from the easiest to the hardest. So there are more clusters
+    where hard rows lie close together, and few for outliers, whose labels teach nothing about other rows. Selecting
+    the farthest rows (k-centre) would take just those. Deterministic. O(budget · n · d) time a round, at most 20
+    rounds; O(budget · n) memory. NaN in `hardness` counts as hardest; rows with features that are not finite come
     last.
     """
     known = np.flatnonzero(np.all(np.isfinite(features), axis=1))
@@ -216,7 +220,7 @@ def choose(features: Floats, hardness: Floats, budget: int) -> Sequence[int]:
 
 
 def _medoids(rows: Floats, weights: Floats, count: int) -> list[int]:
-    """Of each of `count` clusters the row that is nearest its mean, the heaviest cluster first."""
+    """The row nearest the mean of each of `count` clusters, the heaviest cluster first."""
     rng, squares = np.random.default_rng(0), (rows**2).sum(axis=1)
     centres = rows[_seeds(rows, weights, count, rng)]
     labels = np.full(len(rows), -1)
@@ -243,13 +247,13 @@ def _medoids(rows: Floats, weights: Floats, count: int) -> list[int]:
 
 
 def _seeds(rows: Floats, weights: Floats, count: int, rng: np.random.Generator) -> list[int]:
-    """k-means++: each next row with a probability proportional to its weight times its squared distance."""
+    """k-means++: picks each next row with a probability proportional to its weight times its squared distance."""
     found = [int(weights.argmax())]
     nearest = ((rows - rows[found[0]]) ** 2).sum(axis=1)
     while len(found) < count:
         chances = weights * nearest
         total = float(chances.sum())
-        if total <= 0:  # no more rows that differ
+        if total <= 0:  # the remaining rows are duplicates
             break
         found.append(int(np.searchsorted(np.cumsum(chances), rng.random() * total)))
         nearest = np.minimum(nearest, ((rows - rows[found[-1]]) ** 2).sum(axis=1))

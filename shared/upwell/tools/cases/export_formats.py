@@ -1,4 +1,6 @@
-"""The formats of exports. Each function fills a folder that is there, and says how many cases it left out, and why."""
+"""The formats of exports. Each function fills an existing folder and returns the number of cases left out, by
+reason.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ _BEYOND_16_BITS = re.compile("[\U00010000-\U0010ffff]")
 
 
 def label_studio(task: ExportTask, folder: Path, url: str) -> LeftOut:
-    """Tasks of Label Studio (`tasks.json`): both sides as predictions, people's labels as annotations.
+    """Label Studio's tasks (`tasks.json`): both sides as predictions, people's labels as annotations.
 
-    `url` goes before the name of each picture. `label-config.xml` is the labelling interface to import them into.
+    `url` is the prefix of each picture's name. `label-config.xml` is the labelling interface to import them into.
     """
     items = list(exported(task, folder))
     with_picture = [item for item in items if item.picture is not None]
@@ -154,8 +156,8 @@ def yolo(task: ExportTask, folder: Path, _: str) -> LeftOut:
                 f"{numbers[box.label]} {(x1 + x2) / 2:.17g} {(y1 + y2) / 2:.17g} {x2 - x1:.17g} {y2 - y1:.17g}\n"
             )
         (folder / "labels" / f"{item.facts.id}.txt").write_text("".join(lines), encoding="utf-8")
-    # JSON quotes whatever a name holds, and is YAML but for characters beyond 16 bits, which it would write as two,
-    # and for what ends a line in YAML alone.
+    # JSON quotes any name and is valid YAML except for characters beyond 16 bits, which JSON writes as two escapes,
+    # and for those that end a line only in YAML.
     listed = _BEYOND_16_BITS.sub(lambda one: f"\\U{ord(one[0]):08X}", json.dumps(names, ensure_ascii=False))
     listed = _LINE_ENDS.sub(lambda one: f"\\u{ord(one[0]):04X}", listed)
     text = f"path: .\ntrain: images\nval: images\nnc: {len(names)}\nnames: {listed}\n"
@@ -165,7 +167,7 @@ def yolo(task: ExportTask, folder: Path, _: str) -> LeftOut:
 
 
 def imagefolder(task: ExportTask, folder: Path, _: str) -> LeftOut:
-    """A folder for each class with its pictures, as torchvision reads it; `classes.json` has their names."""
+    """A folder of pictures per class, as torchvision reads it; `classes.json` has the class names."""
     items = list(exported(task, folder, ".pictures"))
     usable = [item for item in items if item.picture and item.label and item.label.label is not None]
     used: dict[str, str] = {}
@@ -182,7 +184,9 @@ def imagefolder(task: ExportTask, folder: Path, _: str) -> LeftOut:
 
 
 def folder_name(label: str) -> str:
-    """The name of a class as a folder: what no file system takes is written as %XX, as are dots at its ends."""
+    """A class name as a folder name: characters that a file system may reject are written as %XX, as are dots at its
+    ends.
+    """
     name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", label)
     if name.startswith("."):
         name = "%2E" + name[1:]
@@ -193,7 +197,7 @@ def folder_name(label: str) -> str:
 
 
 def _hash_of(text: str) -> str:
-    """Sixteen hexadecimal digits that tell texts apart."""
+    """Sixteen hexadecimal digits that distinguish texts."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -253,7 +257,7 @@ def _cells(item: Exported) -> dict[str, Any]:
 
 
 def _written(label: Label | None) -> str:
-    """A class as it is, a number as text, boxes as JSON."""
+    """A class unchanged, a number as text, boxes as JSON."""
     if label is None:
         return ""
     if label.label is not None:

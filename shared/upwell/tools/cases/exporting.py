@@ -1,4 +1,4 @@
-"""Writing cases for other tools: a folder, whole or not there at all."""
+"""Writes cases for other tools: a folder, complete or not there at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Exported:
-    """A case on its way out. `label` is a person's, or else that of the side that stands in; None without either."""
+    """A case to export. `label` is a person's, or else that of the side used instead; None without either."""
 
     facts: CaseFacts
     edge: Label | None
@@ -51,7 +51,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class ExportTask:
-    """What is exported: the cases, the labels of people, and which side stands in where there is none."""
+    """What to export: the cases, people's labels, and the side whose answer replaces a missing label."""
 
     facts: Sequence[CaseFacts]
     read: Callable[[str], CollectedCase]
@@ -61,7 +61,7 @@ class ExportTask:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that is at `path` once the block is done, and nowhere if that fails. Raises `ConfigError`.
+    """A folder that appears at `path` once the block has succeeded. Raises `ConfigError`.
 
     One that a killed process left behind (a name with a dot and `.new`) is removed.
     """
@@ -91,7 +91,7 @@ def _escaped(name: str) -> str:
 
 
 def exported(task: ExportTask, folder: Path, pictures: str = "images") -> Iterator[Exported]:
-    """The cases one by one, its picture already in `folder`/`pictures`. Raises `OSError` and `UpwellError`."""
+    """The cases one by one, with the picture already in `folder`/`pictures`. Raises `OSError` and `UpwellError`."""
     for facts in task.facts:
         case = task.read(facts.id)
         output = facts.signature.answer
@@ -111,7 +111,7 @@ def _put_picture(case: CollectedCase, folder: Path, pictures: str) -> Picture | 
     try:
         data, size = upright(data)
     except InvalidRequest:
-        return None  # a picture that nobody can decode is a case, and nothing to train with
+        return None  # an undecodable picture may be a case, but not training data
     suffix = next((suffix for start, suffix in _SUFFIXES if data.startswith(start)), ".bin")
     name = f"{pictures}/{case.facts.id}{suffix}"
     (folder / pictures).mkdir(exist_ok=True)
@@ -120,8 +120,9 @@ def _put_picture(case: CollectedCase, folder: Path, pictures: str) -> Picture | 
 
 
 def upright(data: bytes) -> tuple[bytes, tuple[int, int]]:
-    """The picture, byte by byte as it came, and its width and height; one that EXIF turns as an upright PNG, since not
-    everybody heeds EXIF. Raises `InvalidRequest`."""
+    """The picture, byte by byte as it came, with its width and height. One that EXIF turns becomes an upright PNG,
+    since not all tools follow EXIF. Raises `InvalidRequest`.
+    """
     pixels = decode(data, "rgb", DEFAULT_MAX_PIXELS)
     height, width = pixels.shape[:2]
     try:
@@ -137,7 +138,7 @@ def upright(data: bytes) -> tuple[bytes, tuple[int, int]]:
 
 
 def class_names(items: Sequence[Exported]) -> list[str]:
-    """The classes that the models name, in their order, then others that were given, sorted."""
+    """The classes that the models name, in their order, then any others, sorted."""
     names: dict[str, None] = {}
     for item in items:
         output = item.facts.signature.answer
@@ -153,5 +154,5 @@ def _natural(name: str) -> tuple[int, str]:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """A JSON file, with what no text can hold written as escapes. Raises `OSError`."""
+    """Write a JSON file; characters that UTF-8 cannot hold are escaped. Raises `OSError`."""
     path.write_text(json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The index of exports: where cases went, by id, so that whoever is forgotten can be found there."""
+"""The index of exports: which case went where, so that erased cases can be found there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MAX_BYTES = 256 << 20
 
 
 def note_export(folder: Path, path: Path, format: str, ids: Sequence[str]) -> None:
-    """Note that these cases went to `path`. Raises `ConfigError`."""
+    """Record that these cases went to `path`. Raises `ConfigError`."""
     exports = [one for one in _read(folder) if one["path"] != str(path)]
     _write(folder, [*exports, {"path": str(path), "format": format, "cases": sorted(ids)}])
 
 
 def forget_in_exports(folder: Path, ids: Sequence[str]) -> list[str]:
-    """Take the cases out of the index; the exports that are still there and hold any of them. Raises `ConfigError`."""
+    """Remove the cases from the index; return the existing exports that hold any of them. Raises `ConfigError`."""
     exports, doomed = _read(folder), set(ids)
     holding = [str(one["path"]) for one in exports if doomed & set(one["cases"]) and Path(one["path"]).exists()]
     if any(doomed & set(one["cases"]) for one in exports):

@@ -1,4 +1,4 @@
-"""Labels of people, from Label Studio, COCO or CSV: all of a file, or nothing and every mistake in it."""
+"""Imports people's labels from Label Studio, COCO or CSV: all of a file, or none and a list of its mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Found = Iterator[tuple[str, int | None, str, Label | str]]
 
 
 def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> dict[str, Label]:
-    """The labels in a file, by case. Raises `ConfigError` with every mistake, also for cases that are not there."""
+    """The labels in a file, by case. Raises `ConfigError` with every mistake, including unknown cases."""
     problems: list[Problem] = []
     labels: dict[str, Label] = {}
     for key, line, id, label in _READERS[format](path, read_file(path, f"labels of {format}", _MAX_BYTES)):

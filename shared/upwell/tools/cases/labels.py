@@ -1,4 +1,4 @@
-"""What a person said of cases: kept in one file beside them, whole or not at all."""
+"""People's labels of cases, in one file beside them, written atomically."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LabelledBox(_Said):
 
 
 class Label(_Said):
-    """What is right of a case: a class by its name, boxes, or a number; one of the three."""
+    """The correct answer to a case: a class by its name, boxes, or a number; one of the three."""
 
     label: str | None = None
     boxes: tuple[LabelledBox, ...] | None = None
@@ -57,12 +57,12 @@ def read_labels(folder: Path) -> Mapping[str, Label]:
 
 
 def write_labels(folder: Path, labels: Mapping[str, Label]) -> None:
-    """Put these in place of those that were there. Raises `ConfigError`."""
+    """Replace the labels. Raises `ConfigError`."""
     write_named(folder / LABELS_NAME, _FILE.dump_json(dict(labels), exclude_none=True, indent=1) + b"\n")
 
 
 def answer_label(output: OutputFacts, outputs: Mapping[str, Array]) -> Label | None:
-    """What a side said, in the form of a label; None where it said nothing that has that form."""
+    """A side's answer in the form of a label; None if it has no such form."""
     if output.name not in outputs:
         return None
     array = outputs[output.name]
@@ -82,7 +82,7 @@ def _box(row: Array, labels: Sequence[str]) -> LabelledBox | None:
 
 
 def unfit(facts: CaseFacts, label: Label) -> str:
-    """Why a label cannot be one of this case, as a sentence; empty where it can."""
+    """Why a label cannot belong to this case, as a sentence; empty if it can."""
     output = facts.signature.answer
     if output is None:
         return "the model of this case has no output to label"

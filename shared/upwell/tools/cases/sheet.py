@@ -43,7 +43,7 @@ def said(signature: CaseSignature, outputs: Mapping[str, Array]) -> str:
 
 
 def thumbnail(case: CollectedCase) -> Image.Image | None:
-    """The case's first picture with the boxes of both sides, at most 224 pixels a side; None where it has none."""
+    """The case's first picture with the boxes of both sides, at most 224 pixels a side; None without one."""
     image = _picture(case)
     if image is None:
         return None
@@ -61,7 +61,7 @@ def thumbnail(case: CollectedCase) -> Image.Image | None:
 
 
 def html_sheet(cases: Sequence[CollectedCase]) -> bytes:
-    """A page of its own, with the pictures in it."""
+    """A self-contained page that includes the pictures."""
     figures = []
     for case in cases:
         image, facts = _tried(case), case.facts
@@ -83,7 +83,7 @@ def html_sheet(cases: Sequence[CollectedCase]) -> bytes:
 
 
 def png_sheet(cases: Sequence[CollectedCase]) -> bytes:
-    """One picture of them all, six a row."""
+    """One picture of all cases, six per row."""
     line, gap = 12, 8
     height = _SIDE + _LINES * line + 2 * gap
     columns = min(_COLUMNS, len(cases))
@@ -121,7 +121,7 @@ def _texts(case: CollectedCase) -> list[str]:
 
 
 def _tried(case: CollectedCase) -> Image.Image | None:
-    """The thumbnail; None also for a picture that cannot be decoded, which is a case as well."""
+    """The thumbnail; None for a picture that cannot be decoded, which may be a case, too."""
     try:
         return thumbnail(case)
     except InvalidRequest:

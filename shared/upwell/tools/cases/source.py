@@ -1,4 +1,6 @@
-"""Where cases lie: in the database of an agent, which may be running, or in a folder that they came home to."""
+"""Where cases are stored: in the database of an agent, which may be running, or in a folder that devices sent them
+to.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +32,29 @@ _log = logging.getLogger(__name__)
 
 
 class CaseLost(UpwellError):
-    """A case that is there no longer, or cannot be read."""
+    """A case that no longer exists or cannot be read."""
 
 
 class CaseSource(Protocol):
-    """A place with cases."""
+    """A store of cases."""
 
     @property
     def folder(self) -> Path:
-        """Where files about the cases lie, such as labels."""
+        """The folder for files about the cases, such as labels."""
 
     def facts(self) -> Sequence[CaseFacts]:
-        """What is known of each, oldest first. Raises `ConfigError` where the place, or all in it, cannot be read."""
+        """The facts of each case, oldest first. Raises `ConfigError` if the store, or everything in it, cannot be
+        read.
+        """
 
     def unreadable(self) -> Sequence[Path]:
-        """Files of which nobody can tell whose case they are."""
+        """Files whose case cannot be determined."""
 
     def read(self, id: str) -> CollectedCase:
         """A case with its tensors. Raises `CaseLost`."""
 
     def erase(self, ids: Sequence[str]) -> int:
-        """Forget these; how many there were. Raises `ConfigError` where that could not be done."""
+        """Erase these cases; return their number. Raises `ConfigError` if that failed."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class CaseDatabase:
         return self.path.parent
 
     def facts(self) -> Sequence[CaseFacts]:
-        """What is known of each, oldest first."""
+        """The facts of each case, oldest first."""
         if not self._is_begun():
             return []
         query = "SELECT facts, text FROM cases JOIN signatures ON signature = number ORDER BY kept_s, cases.rowid"
@@ -79,7 +83,7 @@ class CaseDatabase:
         return found
 
     def unreadable(self) -> Sequence[Path]:
-        """None: what is in the database can be read."""
+        """None: everything in the database can be read."""
         return ()
 
     def read(self, id: str) -> CollectedCase:
@@ -94,14 +98,14 @@ class CaseDatabase:
             raise CaseLost(f"case {id} cannot be read: {error}") from None
 
     def erase(self, ids: Sequence[str]) -> int:
-        """Overwrite these in the database and its log."""
+        """Overwrite these cases in the database and its log."""
         if not self._is_begun():
             return 0
         with self._connection() as connection:
             return erase_rows(connection, self.path, "cases", ids)
 
     def _is_begun(self) -> bool:
-        """Whether the agent has made its tables by now."""
+        """Whether the agent has created its tables yet."""
         if not self.path.exists():
             return False
         with self._errors(), contextlib.closing(connect(self.path)) as connection:
@@ -122,8 +126,9 @@ class CaseDatabase:
 
 @dataclass(frozen=True)
 class CaseFolder:
-    """Cases that came home into a folder, of one agent or of many. A sealed one is opened with the key that the
-    environment variable `KEY_VARIABLE` names."""
+    """Cases that devices sent to a folder, of one agent or of many. A sealed one is opened with the key in the
+    environment variable `KEY_VARIABLE`.
+    """
 
     path: Path
 
@@ -133,7 +138,7 @@ class CaseFolder:
         return self.path
 
     def facts(self) -> Sequence[CaseFacts]:
-        """What is known of each, oldest first. Files that cannot be read are logged and left out, unless all are."""
+        """The facts of each case, oldest first. Unreadable files are logged and skipped, unless all are unreadable."""
         found, problems = self._found()
         if problems and not found:
             raise ConfigError(problems[:_SHOWN])
@@ -166,7 +171,7 @@ class CaseFolder:
             raise CaseLost(f"case {id} cannot be read: {error}") from None
 
     def erase(self, ids: Sequence[str]) -> int:
-        """Overwrite and remove these."""
+        """Overwrite and delete these files."""
         files, gone = self._files(), 0
         for id in set(ids) & files.keys():
             try:
@@ -190,7 +195,7 @@ class CaseFolder:
 
 
 def open_source(path: Path) -> CaseSource:
-    """The cases of an agent.yaml, of an agent's state folder, or of a folder that they came home to.
+    """The cases of an agent.yaml, of an agent's state folder, or of a folder that devices sent them to.
 
     Raises `ConfigError`.
     """
@@ -202,7 +207,7 @@ def open_source(path: Path) -> CaseSource:
 
 
 def state_dir_of(config: AgentConfig, path: Path) -> Path:
-    """The folder in which the agent of that file keeps its state. Raises `ConfigError`."""
+    """The state folder of the agent with that file. Raises `ConfigError`."""
     if config.agent.state_dir is None:
         raise ConfigError.at(path, "without a folder the agent collects no cases; expected agent.state_dir", "agent")
     return config.agent.state_dir
@@ -210,14 +215,14 @@ def state_dir_of(config: AgentConfig, path: Path) -> Path:
 
 @dataclass(frozen=True)
 class CaseFilter:
-    """Which cases are meant: those with all of `tags`, of one of `models` and kept for one of `whys`, if any."""
+    """Selects cases: those with all of `tags`, of one of `models` and kept for one of `whys`, if given."""
 
     tags: Mapping[str, str]
     models: Sequence[str] = ()
     whys: Sequence[str] = ()
 
     def chooses(self, facts: CaseFacts) -> bool:
-        """Whether the case is meant. As rules see it, a tag that is missing is the empty text."""
+        """Whether the case is selected. As in rules, a missing tag is the empty text."""
         return (
             all(facts.tags.get(name, "") == value for name, value in self.tags.items())
             and (not self.models or facts.model in self.models)

@@ -1,4 +1,4 @@
-"""The demo's video: cards that carry handwritten digits cross a line and enter a zone. What is true of it is known."""
+"""The demo's video: cards with handwritten digits cross a line and enter a zone. The ground truth is known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Card:
     speed: float
 
     def centre(self, at_s: float) -> tuple[float, float]:
-        """Where its centre is, in pixels; outside the picture before and after."""
+        """The position of its centre in pixels; outside the picture before and after."""
         return -FRAME_PX + (at_s - self.start_s) * self.speed, self.y
 
     @property
@@ -40,12 +40,12 @@ class Card:
 
     @property
     def enters(self) -> bool:
-        """Whether its lower edge, by which a zone goes, comes into the zone."""
+        """Whether its lower edge, which a zone tests, enters the zone."""
         return self.y + INSIDE_PX / 2 < ZONE[2][1] * HEIGHT
 
 
 def cards(count: int, seed: int = 0) -> tuple[Card, ...]:
-    """Cards in three lanes, of which the upper one leads through the zone; those of one lane keep their distance."""
+    """Cards in three lanes, of which the upper one leads through the zone; cards of one lane keep their distance."""
     rng = np.random.default_rng(seed)
     digits = heldout()
     chosen = rng.choice(len(digits.labels), count, replace=False)
@@ -60,12 +60,12 @@ def cards(count: int, seed: int = 0) -> tuple[Card, ...]:
 
 
 def length_s(shown: Sequence[Card]) -> float:
-    """Until the last card has left."""
+    """The time until the last card has left, in seconds."""
     return max(card.start_s + (WIDTH + 3 * FRAME_PX) / card.speed for card in shown)
 
 
 def video(shown: Sequence[Card], seed: int = 0) -> Iterator[Array]:
-    """The frames, uint8 [height, width, 3] RGB, `FPS` a second."""
+    """The frames, uint8 [height, width, 3] RGB, at `FPS` per second."""
     rng = np.random.default_rng(seed)
     for number in range(int(length_s(shown) * FPS)):
         yield _drawn(shown, number / FPS, rng)
@@ -83,7 +83,7 @@ def _drawn(shown: Sequence[Card], at_s: float, rng: np.random.Generator) -> Arra
 
 
 def _paint(frame: Array, x: float, y: float, side: int, colours: Array) -> None:
-    """Lay a square of `side` pixels, or one colour, with its centre at x, y; what lies outside the frame is cut off."""
+    """Paint a square of `side` pixels, or one colour, with its centre at x, y; parts outside the frame are clipped."""
     patch = np.broadcast_to(colours, (side, side, 3))
     left, top = round(x - side / 2), round(y - side / 2)
     x1, y1, x2, y2 = max(left, 0), max(top, 0), min(left + side, WIDTH), min(top + side, HEIGHT)

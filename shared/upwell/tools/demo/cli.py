@@ -1,4 +1,4 @@
-"""`upwell demo`: the main job on this machine, with a report."""
+"""`upwell demo`: runs cloud service and agent on this machine and reports the result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def demo(
 ) -> None:
     """Run cloud service and agent on this machine, on real handwritten digits, then without the cloud.
 
-    Reports accuracy, latency, share sent up and reasons for the device alone, the cloud alone and both together.
+    Reports accuracy, latency, the share sent to the cloud and the reasons, for the device alone, the cloud alone and
+    both together.
     """
     _require(engine)
     place = DemoFolder(out)
@@ -66,7 +67,7 @@ def _tell(report: DemoReport, place: DemoFolder, engine: str) -> None:
     for part in (runs_table(report.runs), outage_table(report.outage), *video):
         console.print()
         console.print(part)
-    # Nothing is wrapped from here on: these are lines to copy.
+    # No wrapping from here on: these are lines to copy.
     console.print("\n" + _closing(report, place, engine), markup=False, soft_wrap=True)
 
 
@@ -89,7 +90,7 @@ To continue, run each in its own terminal:
 
 
 def _require(engine: str) -> None:
-    """Raise `ConfigError` that names the extra where the service could not run at all."""
+    """Raise `ConfigError`, which names the extra, if the service could not run at all."""
     for package, extra in (_CLOUD_PACKAGES | _ENGINE_PACKAGES[engine]).items():
         if find_spec(package) is None:
             raise ConfigError.at(
@@ -100,7 +101,7 @@ def _require(engine: str) -> None:
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM leave the block as Ctrl-C does, so that the service is ended with it."""
+    """Make SIGTERM leave the block like Ctrl-C, so that the service ends with it."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""What the demo asks: handwritten digits that no demo model was trained on, singly and on pages, in one fixed order.
+"""The demo's requests: handwritten digits that no demo model was trained on, singly and on pages, in one fixed order.
 
 They are the held-out third of scikit-learn's bundled digits; `examples/digits/make_models.py` made the split.
 """
@@ -21,7 +21,7 @@ NOISE_LEVELS = 6.0
 """Standard deviation of a page's scanner noise, in grey levels of 255."""
 
 DIGITS, PAGES = "digits", "pages"
-"""The two models by the name that callers use; they are also the two kinds of requests."""
+"""The two models by the names that callers use; also the two kinds of requests."""
 
 _SEED = 7
 
@@ -73,7 +73,7 @@ def pages(count: int, seed: int) -> list[Page]:
 
 @dataclass(frozen=True)
 class DemoCase:
-    """One request: a PNG picture for `model`, and the `labels` int64 [digits] that are right."""
+    """One request: a PNG picture for `model`, and the correct `labels` int64 [digits]."""
 
     model: str
     png: bytes

@@ -1,4 +1,4 @@
-"""The demo itself: three runs over the same requests, one through an outage, and the files it leaves behind."""
+"""The demo itself: three runs over the same requests, one of them through an outage, and the output files."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Length:
-    """How much is sent: pictures of each kind to every run; requests and their rate through the outage; cards in
-    the video."""
+    """How much to send: pictures of each kind per run; requests and their rate through the outage; cards in the
+    video.
+    """
 
     digits: int
     pages: int
@@ -64,8 +65,9 @@ class Example:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What came of it. `runs` holds edge_only, cloud_only and hybrid; `has_plot` is False without matplotlib, and
-    `video` None without PyAV."""
+    """The result. `runs` holds edge_only, cloud_only and hybrid; `has_plot` is False without matplotlib, and `video`
+    None without PyAV.
+    """
 
     runs: Mapping[str, Summary]
     outage: OutageSummary
@@ -76,7 +78,7 @@ class DemoReport:
 
 
 def demonstrate(place: DemoFolder, engine: str, runtime: str, length: Length, progress: Progress) -> DemoReport:
-    """Run it all, and write everything but the report into `place`. Raises `UpwellError`."""
+    """Run everything and write all but the report to `place`. Raises `UpwellError`."""
     place.write_models()
     with _logging_to(place.log(names.AGENT_LOG)):
         runs, outage, endpoint = _record(place, engine, runtime, length, progress)
@@ -99,7 +101,7 @@ def demonstrate(place: DemoFolder, engine: str, runtime: str, length: Length, pr
 def _record(
     place: DemoFolder, engine: str, runtime: str, length: Length, progress: Progress
 ) -> tuple[dict[str, DemoRun], Outage, str]:
-    """The runs by name, the outage, and where the cloud was."""
+    """The runs by name, the outage, and the address of the cloud."""
     cases = demo_cases(length.digits, length.pages)
     task = progress.add_task("starting the cloud service", total=None)
     with CloudProcess(place.file("cloud"), engine, place.log(names.CLOUD_LOG)) as cloud:
@@ -122,7 +124,7 @@ def _record(
 
 
 def _show_video(place: DemoFolder, engine: str, runtime: str, cards: int, progress: Progress) -> VideoSummary:
-    """The second act, with a cloud service of its own."""
+    """The second act, with its own cloud service."""
     from upwell.tools.demo.second_act import frames_of, run_video, shown_cards, write_video
 
     shown = shown_cards(cards)
@@ -144,7 +146,7 @@ def _show_video(place: DemoFolder, engine: str, runtime: str, cards: int, progre
 def _write_pictures(
     place: DemoFolder, edge: Sequence[DemoOutcome], hybrid: Sequence[DemoOutcome], settings: Settings
 ) -> Example | None:
-    """Three pictures to play on with: an easy digit, one that the cloud has to read, and a page."""
+    """Write three pictures to try out: an easy digit, one that only the cloud reads, and a page."""
     singles = [index for index, one in enumerate(edge) if one.case.model == DIGITS]
     saved = [
         index
@@ -163,9 +165,9 @@ def _write_pictures(
 
 @contextmanager
 def _interrupted_between() -> Iterator[Callable[[Iterable[T]], Iterator[T]]]:
-    """SIGINT and SIGTERM end the cases or frames that pass through what this gives; they take effect after the block.
+    """Let SIGINT and SIGTERM end the iteration over the yielded cases or frames; they take effect after the block.
 
-    Raised in the middle of a request, they could leave gRPC waiting for good when the agent is closed.
+    Raised in the middle of a request, they could leave gRPC waiting for ever when the agent is closed.
     """
     came: list[int] = []
     former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -189,7 +191,7 @@ def _interrupted_between() -> Iterator[Callable[[Iterable[T]], Iterator[T]]]:
 
 @contextmanager
 def _logging_to(path: Path) -> Iterator[None]:
-    """The agent's log goes to a file, so that the report stays readable."""
+    """Send the agent's log to a file, so that the report stays readable."""
     logger = logging.getLogger("upwell")
     handler = logging.FileHandler(path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

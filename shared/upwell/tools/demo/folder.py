@@ -1,4 +1,4 @@
-"""The demo's output folder: a working example that the user can play on with, written without harm to other files."""
+"""The demo's output folder: a working example for the user to change, written without harm to other files."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ pipelines:
 
 
 class DemoFolder:
-    """A folder whose files the demo wrote itself, by its own list of them; every other file is left as it is.
+    """A folder in which the demo replaces only files that it wrote itself, by its own list; all others stay
+    unchanged.
 
-    Raises `ConfigError` where a file that the demo would write is there and not its own, or cannot be written.
+    Raises `ConfigError` if a file that the demo would write exists and is not its own, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +82,7 @@ class DemoFolder:
         return self.path / name
 
     def log(self, name: str) -> Path:
-        """The path of one of the demo's files that others write."""
+        """The path of one of the demo's files that other code writes."""
         self._written.append(name)
         return self.path / name
 
@@ -101,7 +102,7 @@ class DemoFolder:
             self.write(name, (ASSETS / name).read_bytes())
 
     def write_settings(self, runtime: str, endpoint: str) -> None:
-        """Write the policy, the agent's configuration, and the two that leave one side out."""
+        """Write the policy, the agent's configuration, and two more without one of the sides."""
         self.write(POLICY, _POLICY.encode())
         edge = {name: f"edge: {{bundle: edge/{name}, runtime: {runtime}, threads: 1}}" for name in (DIGITS, PAGES)}
         cloud = {name: f"cloud: {{model: {name}-large}}" for name in (DIGITS, PAGES)}
@@ -110,7 +111,7 @@ class DemoFolder:
             self.write(name, _agent_yaml(sides, at).encode())
 
     def write_pipeline(self, runtime: str, endpoint: str) -> None:
-        """Write the second act's settings: the pipeline, and an agent with its two models. Remove its former events."""
+        """Write the second act's settings: the pipeline, and an agent with its two models. Delete its former events."""
         reader = f"edge: {{bundle: edge/{DIGITS}, runtime: {runtime}, threads: 1}}"
         sides = {
             "cards": "edge: {bundle: edge/cards, runtime: onnx, threads: 1}",
@@ -122,7 +123,7 @@ class DemoFolder:
             self.file(name).unlink(missing_ok=True)
 
     def _take(self, names: list[str]) -> None:
-        """Note the names as the demo's own, after a look that none of them is another's file."""
+        """Record the names as the demo's own, after checking that none is someone else's file."""
         manifest = self.path / _MANIFEST
         try:
             own = set(json.loads(manifest.read_bytes())) if manifest.is_file() else set()

@@ -1,4 +1,4 @@
-"""The demo's picture: what a threshold buys, and what callers get when the cloud dies. Needs matplotlib."""
+"""The demo's plot: the effect of a threshold, and what callers get when the cloud dies. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _TITLES: Mapping[str, Any] = {"axes.titlesize": 12, "axes.titleweight": "bold", 
 def draw(
     runs: Mapping[str, Summary], every: ThresholdSweep, singles: ThresholdSweep, outage: Outage, settings: Settings
 ) -> bytes:
-    """The picture as PNG.
+    """Draw the plot as PNG.
 
-    `every` and `singles` are what other thresholds give for all requests and for single digits alone; `settings` are
-    those under which the hybrid run and the outage were recorded.
+    `every` and `singles` are the results of other thresholds for all requests and for single digits alone; `settings`
+    are those of the hybrid run and the outage.
     """
 
     def on(figure: Figure) -> None:

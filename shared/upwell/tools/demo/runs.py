@@ -1,4 +1,4 @@
-"""Sends the demo's cases through a real agent and keeps what came back."""
+"""Sends the demo's cases through a real agent and records the answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from upwell.tools.demo.data import DemoCase
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """One request as its caller saw it: begun at `began_s` (monotonic), over after `elapsed_s`.
+    """One request as its caller saw it: begun at `began_s` (monotonic), finished after `elapsed_s`.
 
-    `answer` is None where the agent raised; then `error` is the error's name.
+    `answer` is None if the agent raised; then `error` is the error's name.
     """
 
     case: DemoCase
@@ -31,7 +31,7 @@ class DemoOutcome:
 
     @property
     def correct(self) -> Array:
-        """Which of the case's digits were read rightly, bool [digits]; none without an answer."""
+        """Which of the case's digits were read correctly, bool [digits]; none without an answer."""
         if self.answer is None:
             return np.zeros(self.case.labels.shape, dtype=np.bool_)
         read: Array = self.answer.outputs["scores"][0].reshape(-1, 10).argmax(-1)
@@ -56,7 +56,7 @@ class DemoOutcome:
 
 @dataclass(frozen=True)
 class DemoRun:
-    """The outcomes of some cases, in the order they were sent, and the bytes that went up, by model."""
+    """The outcomes of some cases, in the order sent, and the bytes sent to the cloud, by model."""
 
     outcomes: tuple[DemoOutcome, ...]
     bytes_up: Mapping[str, int]
@@ -67,7 +67,7 @@ class DemoRun:
 
 
 def run(agent: AgentCore, cases: Iterable[DemoCase]) -> DemoRun:
-    """Send the cases one after the other, each as soon as the one before is answered."""
+    """Send the cases one after the other, each once the previous one is answered."""
     before = _bytes_up(agent)
     outcomes = tuple(_ask(agent, case) for case in cases)
     return _finished(agent, outcomes, before)
@@ -75,7 +75,7 @@ def run(agent: AgentCore, cases: Iterable[DemoCase]) -> DemoRun:
 
 @dataclass(frozen=True)
 class Outage:
-    """A run in which the cloud died at `killed_at_s` (monotonic): what was sent before and after."""
+    """A run in which the cloud died at `killed_at_s` (monotonic): the requests before and after."""
 
     before: DemoRun
     after: DemoRun
@@ -114,6 +114,6 @@ def _finished(agent: AgentCore, outcomes: tuple[DemoOutcome, ...], before: Mappi
 
 
 def _bytes_up(agent: AgentCore) -> dict[str, int]:
-    """What the agent's own counter says: whole messages, whatever became of them."""
+    """The agent's own counter of bytes sent: whole messages, whatever their outcome."""
     count = agent.metrics.registry.get_sample_value
     return {model: int(count("upwell_uplink_bytes_total", {"model": model}) or 0) for model in agent.models}

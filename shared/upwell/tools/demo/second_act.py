@@ -24,7 +24,7 @@ from upwell.tools.demo.summary import VideoSummary
 
 
 def write_video(path: Path, pictures: Iterable[Array]) -> None:
-    """The pictures as a video, so good that digits stay readable."""
+    """Write the pictures as a video of such quality that digits stay readable."""
     with av.open(str(path), "w") as file:
         stream = file.add_stream("mpeg4", rate=FPS)
         stream.width, stream.height, stream.pix_fmt, stream.bit_rate = WIDTH, HEIGHT, "yuv420p", 8_000_000
@@ -39,7 +39,7 @@ def shown_cards(count: int) -> Sequence[Card]:
 
 
 def frames_of(shown: Sequence[Card]) -> int:
-    """How many frames the video has."""
+    """The number of frames of the video."""
     return int(length_s(shown) * FPS)
 
 
@@ -49,7 +49,7 @@ def run_video(
     kill: Callable[[], None],
     until: Callable[[Iterable[AnsweredFrame]], Iterator[AnsweredFrame]],
 ) -> VideoSummary:
-    """Run the pipelines file of the demo over its video; `kill` the cloud after half of the frames."""
+    """Run the demo's pipelines file over its video; `kill` the cloud after half of the frames."""
     path = place.file(names.PIPELINES)
     events_path = place.file(names.EVENTS)
     config, _ = parse_pipelines(path.read_text(), path, None)

@@ -1,4 +1,4 @@
-"""The cloud side of the demo: `upwell serve` as a process of its own."""
+"""The cloud side of the demo: `upwell serve` in its own process."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SHOWN_LINES = 12
 
 
 class ServiceNotStarted(UpwellError):
-    """The service ended or stayed silent before it served; the text has its last lines."""
+    """The service ended or stayed silent before it was ready; the text has its last lines."""
 
 
 class CloudProcess:
     """A running service, as a context manager: on entry it serves at `endpoint`, and on exit it has ended.
 
-    What it says on standard error goes to the file `log`. Entering raises `ServiceNotStarted`.
+    Its standard error goes to the file `log`. Entering raises `ServiceNotStarted`.
     """
 
     def __init__(self, models: Path, engine: str, log: Path) -> None:
@@ -40,7 +40,7 @@ class CloudProcess:
         self.endpoint = ""
 
     def __enter__(self) -> CloudProcess:
-        """Start the service and wait until it serves."""
+        """Start the service and wait until it is ready."""
         command = [sys.executable, "-m", "upwell.tools.entry", *self._arguments]
         self._process = subprocess.Popen(  # noqa: S603  our own command line
             command,
@@ -49,7 +49,7 @@ class CloudProcess:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            # Without it Python would prefer modules that lie in the current folder.
+            # Without it Python would prefer modules in the current folder.
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
         assert self._process.stderr is not None  # noqa: S101  asked for above

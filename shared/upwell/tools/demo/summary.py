@@ -1,4 +1,4 @@
-"""From outcomes to the figures of the report, which are also the shape of `upwell demo --json`."""
+"""From outcomes to the figures of the report, which are also the JSON of `upwell demo --json`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from upwell.tools.demo.runs import DemoOutcome, DemoRun, Outage
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures of one run.
+    """The figures of one run.
 
-    `accuracy` is the share of digits read rightly, an unanswered request counting as wrong; `p50_s` and `p95_s` are
-    what the caller waited for an answer, None where none came; `cloud_share` is the share of requests of which
-    anything was sent up; `bytes_up` counts the whole messages. `reasons` counts requests, `kinds` has the same
-    figures for the requests of each kind.
+    `accuracy` is the share of digits read correctly, an unanswered request counting as wrong. `p50_s` and `p95_s` are
+    the caller's waiting times for an answer, None without one. `cloud_share` is the share of requests of which
+    anything was sent to the cloud; `bytes_up` counts whole messages. `reasons` counts requests, `kinds` has the same
+    figures for each kind of request.
     """
 
     requests: int
@@ -46,9 +46,9 @@ class Summary:
 
 @dataclass(frozen=True)
 class OutageSummary:
-    """A run through which the cloud was killed after `killed_after` requests; `late` counts those over the deadline.
+    """A run in which the cloud was killed after `killed_after` requests; `late` counts those over the deadline.
 
-    `cloud_after_kill` counts answers of the cloud that came after it was dead.
+    `cloud_after_kill` counts answers of the cloud that arrived after it was dead.
     """
 
     requests: int
@@ -65,10 +65,11 @@ class OutageSummary:
 
 @dataclass(frozen=True)
 class VideoSummary:
-    """What the pipeline said of the video, beside what is true. `late` are frames that missed the deadline.
+    """The pipeline's results on the video, beside the truth. `late` are frames that missed the deadline.
 
-    `entered` and `passed` are pairs: how many cards did, and how many events said so. `read_right` are the cards whose
-    digit was read rightly, `read_by` how many cards each route read. `killed_after` frames the cloud was gone.
+    `entered` and `passed` are pairs: how many cards did, and how many events said so. `read_right` are the cards
+    whose digit was read correctly, `read_by` how many cards each route read. The cloud was killed after
+    `killed_after` frames.
     """
 
     frames: int
@@ -130,9 +131,10 @@ def _summary(outcomes: Sequence[DemoOutcome], bytes_up: int) -> Summary:
 
 @dataclass(frozen=True)
 class ThresholdSweep:
-    """Accuracy against the share of requests sent up, float64 [points] in 0..1 each, as the threshold moves.
+    """Accuracy against the share of requests sent to the cloud, float64 [points] in 0..1 each, as the threshold
+    moves.
 
-    The first point sends only the large cases up, each next one the hardest case that is left, the last one all.
+    The first point sends only the large cases, each next one the hardest remaining case, the last one all.
     """
 
     shares: Array
@@ -140,7 +142,9 @@ class ThresholdSweep:
 
 
 def sweep(edge: Sequence[DemoOutcome], cloud: Sequence[DemoOutcome], settings: Settings) -> ThresholdSweep:
-    """Join the outcomes of two runs over the same cases: the device's where a case stays, the cloud's where it goes."""
+    """Combine the outcomes of two runs over the same cases: the device's for cases that stay, the cloud's for the
+    others.
+    """
     pairs = list(zip(edge, cloud, strict=True))
     large = [pair for pair in pairs if len(pair[0].case.png) > settings.large_above_bytes]
     small = [pair for pair in pairs if len(pair[0].case.png) <= settings.large_above_bytes]
@@ -155,7 +159,7 @@ def sweep(edge: Sequence[DemoOutcome], cloud: Sequence[DemoOutcome], settings: S
 
 
 def certainty(outcome: DemoOutcome, settings: Settings) -> float:
-    """How sure the device was by the policy's measure, whatever its direction: smaller is harder."""
+    """The device's certainty by the policy's measure, whatever its direction: smaller is harder."""
     if outcome.answer is None:
         return -math.inf
     hard = settings.hard or HardSettings()
@@ -173,7 +177,7 @@ _KINDS: Mapping[str, str] = {DIGITS: "single digits", PAGES: "pages of 60"}
 
 
 def runs_table(runs: Mapping[str, Summary]) -> RenderableType:
-    """The three runs, each with its two kinds of requests, the reasons, and what the latencies are."""
+    """The three runs, each with its two kinds of requests, the reasons, and the latencies."""
     named = {name.replace("_", " "): run for name, run in runs.items()}
     table = _table("requests", "digits right", "p50", "p95", "sent up", "bytes up")
     for name, run in named.items():
@@ -207,7 +211,7 @@ def outage_table(outage: OutageSummary) -> RenderableType:
 
 
 def video_table(summary: VideoSummary) -> RenderableType:
-    """What the pipeline said beside the truth, and the outcome in one sentence."""
+    """The pipeline's results beside the truth, and the outcome in one sentence."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     for what, (true, told) in (("cards that crossed the line", summary.passed), ("entered the zone", summary.entered)):
@@ -232,7 +236,7 @@ def _table(*headings: str) -> Table:
 
 
 def _reasons(runs: Mapping[str, Summary]) -> Table:
-    """Which reasons the answers gave, and how often."""
+    """The reasons of the answers, and their counts."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     for name, run in runs.items():

@@ -1,1 +1,1 @@
-"""What the accelerators of this machine really do, found out by trying them."""
+"""What the accelerators of this machine can really do, found by trying them."""

@@ -26,7 +26,7 @@ _X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 
 @dataclass(frozen=True)
 class Recipe:
-    """An accelerator, the runtime and the systems and machines that it is for, and how it is installed."""
+    """An accelerator, the runtime, systems and machines that it needs, and how to install it."""
 
     accelerator: str
     runtime: str
@@ -61,7 +61,7 @@ RECIPES = (
 
 
 def missing(rows: Sequence[Row], libraries: Sequence[str], machine: str, system: str = sys.platform) -> Sequence[Row]:
-    """The recipes that this system and machine are for, of which no row speaks and no library is there."""
+    """The recipes for this system and machine that have neither a row nor an installed library."""
     offered = {row.accelerator for row in rows}
     return [
         Row(recipe.runtime, recipe.accelerator, "not installed", reason=recipe.how)
@@ -74,7 +74,7 @@ def missing(rows: Sequence[Row], libraries: Sequence[str], machine: str, system:
 
 
 def missing_packages(installed: Sequence[str]) -> Sequence[Row]:
-    """The runtimes that are not installed at all, and the extras that bring them."""
+    """The runtimes that are not installed, and the extras that bring them."""
     extras = {"onnxruntime": "onnx", "ai_edge_litert": "litert", "tflite_runtime": "tflite"}
     return [
         Row(package.replace("_", "-"), "", "not installed", reason=f"pip install 'upwell[{extra}]'")
@@ -92,7 +92,7 @@ def devices(
 ) -> None:
     """List the accelerators that the installed runtimes really offer here, with evidence, and how to get the others.
 
-    Each is tried on two small models in a process of its own; `executed` is said only where the runtime's own node
+    Each is tried on two small models in its own process. The status is `executed` only if the runtime's own node
     assignment shows nodes there and the answers are right. Vendors' libraries are not opened unless named.
     """
     wanted = [_existing(path) for path in library or ()]
@@ -122,7 +122,7 @@ def _existing(path: Path) -> Path:
 
 
 def _tried(packages: Sequence[str], libraries: Sequence[Path]) -> list[Row]:
-    with stderr_console().status("") as status:  # nothing is shown where this is no terminal
+    with stderr_console().status("") as status:  # shows nothing outside a terminal
 
         def trying(name: str) -> None:
             status.update(f"trying {name}")
@@ -163,7 +163,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def folded(rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
-    """The rows, those together that differ in their options alone."""
+    """The rows, with those merged that differ only in their options."""
     alike: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         alike.setdefault((row.runtime, row.accelerator, row.status, evidence(row), *row.options), []).append(row)
@@ -171,7 +171,7 @@ def folded(rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
 
 
 def _options(alike: Sequence[Row]) -> str:
-    """Such as `device_type=NPU, GPU`; `or` between rows that differ in several options."""
+    """For example `device_type=NPU, GPU`; `or` between rows that differ in several options."""
     values = {key: list(dict.fromkeys(row.options[key] for row in alike)) for key in alike[0].options}
     if sum(len(one) > 1 for one in values.values()) <= 1:
         return " ".join(f"{key}={', '.join(one)}" for key, one in values.items())
@@ -190,7 +190,7 @@ def _list(console: Console, title: str, lines: Sequence[tuple[str, str]]) -> Non
 
 
 def evidence(row: Row) -> str:
-    """What the row rests on: nodes of each model there, and the answers; else the reason."""
+    """The evidence of the row: nodes of each model there, and the answers; otherwise the reason."""
     parts = []
     if row.status == "executed":
         right = [_counted(check) for check in row.checks if check.agrees]

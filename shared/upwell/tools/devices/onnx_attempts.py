@@ -1,4 +1,4 @@
-"""What the installed ONNX Runtime offers here: its CPU, the providers built into it, and plugins that are installed."""
+"""What the installed ONNX Runtime offers here: its CPU, its built-in providers, and installed plugins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = MappingProxyType(
         "OpenVINOExecutionProvider": ({"device_type": "NPU"}, {"device_type": "GPU"}, {"device_type": "CPU"}),
     }
 )
-"""The devices of providers with several, as options; others choose their own."""
+"""The options that select a device of providers with several; others choose their own."""
 
 
 def version() -> str:
@@ -37,7 +37,7 @@ def version() -> str:
 
 
 def attempts() -> Sequence[DeviceAttempt]:
-    """One for each provider, and for each device that one may stand for."""
+    """One attempt for each provider, and for each of its devices."""
     found = [DeviceAttempt("CPU", lambda: judged(version(), "CPU", try_samples(".onnx", _OPTIONS, None)))]
     for provider in offered():
         name = short(provider)
@@ -52,7 +52,7 @@ def attempts() -> Sequence[DeviceAttempt]:
 
 
 def plugin(library: Path) -> Row:
-    """A plugin library of the user's, with the first provider that it brings and its default options."""
+    """A plugin library of the user's, with its first provider and default options."""
     known = {_CPU, *onnxruntime.get_available_providers()}
     onnxruntime.register_execution_provider_library(library.name, str(library))
     names = [one.ep_name for one in onnxruntime.get_ep_devices() if one.ep_name not in known]
@@ -74,25 +74,25 @@ def _tried(accelerator: AcceleratorOptions, name: str, listed: Sequence[str]) ->
 
 
 def offered() -> Sequence[str]:
-    """The full names of all providers but the CPU's: those built in, and those of plugin packages."""
+    """The full names of all providers except the CPU's: built-in ones, and those of plugin packages."""
     plugins = [name for package, name in PLUGINS.items() if importlib.util.find_spec(package) is not None]
     built_in = [name for name in onnxruntime.get_available_providers() if name != _CPU]
     return list(dict.fromkeys([*built_in, *plugins]))
 
 
 def short(provider: str) -> str:
-    """`QNNExecutionProvider` -> `qnn`, as agent.yaml has it."""
+    """`QNNExecutionProvider` -> `qnn`, as in agent.yaml."""
     return provider.removesuffix("ExecutionProvider").lower()
 
 
 def devices(provider: str) -> Sequence[str]:
-    """What ONNX Runtime lists for a provider: kind, vendor and its metadata; nothing before 1.22."""
+    """The devices that ONNX Runtime lists for a provider: kind, vendor and metadata; none before 1.22."""
     listed: Sequence[Any] = getattr(onnxruntime, "get_ep_devices", list)()
     return [_described(one) for one in listed if one.ep_name == provider]
 
 
 def _described(listed: Any) -> str:
-    """Such as `NPU of Qualcomm (0x5143:0x0a01)`."""
+    """For example `NPU of Qualcomm (0x5143:0x0a01)`."""
     device = listed.device
     kind = str(device.type).rpartition(".")[2]
     vendor = device.vendor or "an unnamed vendor"

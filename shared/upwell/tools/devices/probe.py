@@ -1,8 +1,8 @@
-"""Trying what each installed runtime offers, in child processes, so that no vendor's library can end this one.
+"""Tries what each installed runtime offers, in child processes, so that no vendor's library can end this one.
 
-Providers and delegates are native code of vendors, and one may take its process down or hang. So the child (`python -m
-upwell.tools.devices.probe FILE PACKAGE LEFT_OUT LIBRARY`, which leaves out the first LEFT_OUT attempts) writes each
-line as soon as it is known, one JSON object each: `{"trying": name}` before, the row after.
+Providers and delegates are native code of vendors, which may crash its process or hang. So the child (`python -m
+upwell.tools.devices.probe FILE PACKAGE LEFT_OUT LIBRARY`, which skips the first LEFT_OUT attempts) writes each line,
+one JSON object, as soon as it is known: `{"trying": name}` before an attempt, the row after it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ _PLUGIN_ENTRY, _DELEGATE_ENTRY = "CreateEpFactories", "tflite_plugin_create_dele
 
 
 def installed() -> Sequence[str]:
-    """The runtime packages that this Python has."""
+    """The installed runtime packages of this Python."""
     return [package for package in PACKAGES if importlib.util.find_spec(package) is not None]
 
 
 def rows_of(package: str, trying: Callable[[str], object], timeout_s: float = TIMEOUT_S) -> Iterator[Row]:
-    """Every accelerator of an installed package. One that takes the process down is a row, and the rest are tried."""
+    """Every accelerator of an installed package. One that crashes the process is a row, and the rest are still
+    tried.
+    """
     done = 0
     while True:
         trying(package)
@@ -53,7 +55,7 @@ def rows_of(package: str, trying: Callable[[str], object], timeout_s: float = TI
 
 
 def row_of_library(library: Path, packages: Sequence[str], timeout_s: float = TIMEOUT_S) -> Row:
-    """A library of the user's, tried while nobody has its device open."""
+    """A library of the user's, tried while no other process has its device open."""
     package = next((name for name in packages if name != "onnxruntime"), "onnxruntime")
     try:
         lock = device_lock.try_out(str(library), {}, timeout_s)
@@ -67,7 +69,9 @@ def row_of_library(library: Path, packages: Sequence[str], timeout_s: float = TI
 
 
 def _ask(package: str, left_out: int, library: str, timeout_s: float) -> tuple[Sequence[Row], str, str]:
-    """A child's whole rows, the attempt that it had started when it ended, and how it ended; empty if all went well."""
+    """The child's complete rows, the attempt in progress when it ended, and the cause of its end; empty if all went
+    well.
+    """
     with tempfile.TemporaryDirectory(prefix="upwell-devices-") as folder:
         answer = Path(folder) / "rows.jsonl"
         command = [sys.executable, "-m", "upwell.tools.devices.probe", str(answer), package, str(left_out), library]
@@ -79,7 +83,7 @@ def _ask(package: str, left_out: int, library: str, timeout_s: float) -> tuple[S
             ending = "" if done.returncode == 0 else _ending(done.returncode)
         except subprocess.TimeoutExpired:
             ending = f"took longer than {timeout_s:g} s"
-        # The last line is cut short where the child could not write it.
+        # The last line is incomplete if the child ended while writing it.
         lines = answer.read_text(encoding="utf-8").split("\n")[:-1] if answer.exists() else []
     rows: list[Row] = []
     started = ""
@@ -104,19 +108,19 @@ def _ending(code: int) -> str:
 
 
 def _attempts(package: str, library: Path | None) -> Sequence[DeviceAttempt]:
-    """What the child has to try: the user's library, or else all that the package offers."""
+    """The child's attempts: the user's library, or else all that the package offers."""
     if library is not None:
         return [DeviceAttempt(library.name, partial(_try_library, library, package))]
     return list(_module("onnx").attempts() if package == "onnxruntime" else _module("tflite").attempts(package))
 
 
 def _module(runtime: str) -> Any:
-    """What knows a runtime; it cannot be imported without its package."""
+    """The module for a runtime; importing it needs the runtime's package."""
     return importlib.import_module(f"upwell.tools.devices.{runtime}_attempts")
 
 
 def _try_library(library: Path, package: str) -> Row:
-    """A library of the user's: a plugin of ONNX Runtime or a delegate of TFLite, as its symbols say."""
+    """Try a library of the user's, which is a plugin of ONNX Runtime or a delegate of TFLite by its symbols."""
     try:
         opened = ctypes.CDLL(str(library))
     except OSError as error:
@@ -159,5 +163,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Some libraries crash when they are unloaded at the end of a process; all that is to be known is written.
+    # Some libraries crash when the process unloads them; everything needed is already written.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What is known of one accelerator in one runtime."""
+"""The findings about one accelerator in one runtime."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Status = Literal["executed", "offered, not executed", "not usable", "not install
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """What became of one sample model: how many of its nodes the accelerator took, and whether it computes.
+    """The result of one sample model: how many of its nodes the accelerator ran, and whether it computes correctly.
 
-    `agrees` is None where it did not run; `reason` says why, or what was wrong.
+    `agrees` is None if it did not run; `reason` says why, or what was wrong.
     """
 
     model: str
@@ -29,7 +29,8 @@ class Row:
     """One accelerator as one runtime package offers it here.
 
     `accelerator` and `options` are what `accelerator:` of agent.yaml takes (`CPU` and `XNNPACK` need none); `devices`
-    are those that the runtime lists for it; `reason` says why it is not usable, how to install it, or what to mind.
+    are those that the runtime lists for it; `reason` says why it is not usable, how to install it, or what to watch
+    out for.
     """
 
     runtime: str
@@ -43,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class DeviceAttempt:
-    """Something to try: what it is called, and what tries it."""
+    """Something to try: its name, and the function that tries it."""
 
     name: str
     run: Callable[[], Row]
@@ -53,9 +54,9 @@ CPU = "CPU"
 
 
 def judged(runtime: str, accelerator: str, checks: Sequence[DeviceCheck]) -> Row:
-    """The row that the checks add up to: executed where nodes of some model were there and no answer was wrong.
+    """The row for these checks: executed if nodes of some model ran there and no answer was wrong.
 
-    On the CPU right answers are enough: where else should they come from.
+    For the CPU, right answers suffice: nothing else could have given them.
     """
     wrong = [check for check in checks if check.agrees is False]
     executed = not wrong and any(check.agrees and (check.on_accelerator or accelerator == CPU) for check in checks)
@@ -64,7 +65,7 @@ def judged(runtime: str, accelerator: str, checks: Sequence[DeviceCheck]) -> Row
 
 
 def with_options(row: Row, options: Mapping[str, str], devices: Sequence[str] = ()) -> Row:
-    """The row of an accelerator with these options; one that ran on the processor says so, however it is called."""
+    """The row of an accelerator with these options. One that ran on the processor says so, whatever its name."""
     on_processor = CPU in options.values() or (devices and all(device.startswith(CPU) for device in devices))
     minded = row.status == "executed" and on_processor
     reason = "in software on this processor: not a measure of an NPU's speed" if minded else row.reason

@@ -1,4 +1,4 @@
-"""The small models that accelerators are tried with, the answers that they must give, and how they are tried.
+"""The small models that accelerators are tried with, their expected answers, and the trial itself.
 
 `int8` is the demo's digit reader, `float` three nodes of float32, each as ONNX and TFLite; `ASSETS` is written by
 `tests/accelerators/make_samples.py`.
@@ -41,7 +41,7 @@ _MAX_LOGGED = 160
 
 @dataclass(frozen=True)
 class SampleModel:
-    """A model, the rows to send it one by one, and what must come back; FP32 [n, ...] both."""
+    """A model, the rows to send it one by one, and the expected answers; both FP32 [n, ...]."""
 
     name: str
     path: Path
@@ -94,14 +94,14 @@ def _try(sample: SampleModel, options: RuntimeOptions, accelerator: AcceleratorO
 
 
 def _message(error: Exception) -> str:
-    """The text without the sample's own path, which says nothing to a reader."""
+    """The text without the sample's own path, which means nothing to a reader."""
     problems = [problem.message for problem in error.problems] if isinstance(error, ConfigError) else [str(error)]
     return _plain("; ".join(problems))
 
 
 @contextmanager
 def logged() -> Iterator[BinaryIO]:
-    """What native libraries write to standard error meanwhile, in a file: often their only word about a failure."""
+    """What native libraries write to standard error meanwhile, in a file: often their only message about a failure."""
     with tempfile.TemporaryFile() as log:
         sys.stderr.flush()
         kept = os.dup(2)
@@ -114,7 +114,7 @@ def logged() -> Iterator[BinaryIO]:
 
 
 def _reason_in(log: BinaryIO) -> str:
-    """The last line that names a cause, or else sounds like a failure; its end if it is long."""
+    """The last line that names a cause, or otherwise sounds like a failure; only its end if it is long."""
     log.seek(0)
     text = _COLOURS.sub("", log.read().decode(errors="replace"))
     lines = [line for line in text.splitlines() if not line.startswith("INFO")]

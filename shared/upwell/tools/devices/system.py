@@ -1,4 +1,4 @@
-"""What the machine itself tells, without a model runtime: its processor, delegate libraries, device files."""
+"""What the machine itself reports, without a model runtime: its processor, delegate libraries, device files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _LDCONFIG_S = 10.0
 
 @dataclass(frozen=True)
 class SystemFindings:
-    """A library or device file that is there, and what it is of."""
+    """A library or device file that exists, and what it belongs to."""
 
     path: str
     means: str
@@ -84,7 +84,9 @@ class SystemFindings:
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """The processor: its model where the system tells, its machine name, cores this process may use, and features."""
+    """The processor: its model if the system reports it, its machine name, the cores usable by this process, and
+    features.
+    """
 
     model: str
     machine: str
@@ -93,14 +95,14 @@ class CpuInfo:
 
 
 def processor() -> CpuInfo:
-    """This machine's."""
+    """The processor of this machine."""
     fields: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             fields.setdefault(key.strip().lower(), value.strip())
     except OSError:
-        pass  # no Linux: no features are claimed
+        pass  # not Linux: no features are claimed
     flags = set((fields.get("flags") or fields.get("features") or "").split())
     features = dict.fromkeys(text for flag, text in FEATURES.items() if flag in flags)
     model = fields.get("model name") or fields.get("model") or platform.processor()
@@ -108,7 +110,7 @@ def processor() -> CpuInfo:
 
 
 def libraries(folders: Sequence[str] | None = None) -> Sequence[SystemFindings]:
-    """The vendors' libraries that the system's loader would find. None of them is opened."""
+    """The vendors' libraries that the system's loader would find. None is opened."""
     known = _loader_cache() if folders is None else {}
     found = []
     for name, means in DELEGATES.items():
@@ -127,7 +129,7 @@ def device_files() -> Sequence[SystemFindings]:
         try:
             ids = f"{device.read_text().strip()}:{(device.parent / 'idProduct').read_text().strip()}"
         except OSError:
-            continue  # unplugged meanwhile
+            continue  # just unplugged
         if ids in _USB_IDS:
             found.append(SystemFindings(str(device.parent), _USB_IDS[ids]))
     return found
@@ -144,7 +146,7 @@ def _in_folders(name: str, folders: Sequence[str]) -> str:
 
 
 def _loader_cache() -> Mapping[str, str]:
-    """Library name -> path, as the loader's cache has it; nothing where there is no such cache (musl, macOS)."""
+    """Library name -> path, from the loader's cache; empty if there is no such cache (musl, macOS)."""
     program = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
     if program is None:
         return {}

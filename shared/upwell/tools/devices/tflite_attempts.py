@@ -1,4 +1,4 @@
-"""What an installed TFLite package offers here: its kernels, XNNPACK, and LiteRT's way to an NPU."""
+"""What an installed TFLite package offers here: its kernels, XNNPACK, and LiteRT's path to an NPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NPU = "litert_npu"
 DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = MappingProxyType(
     {"intel_openvino": tuple({"graph_backend": device} for device in ("NPU", "GPU", "CPU"))}
 )
-"""The devices of vendors with several, as options; others have one."""
+"""The options that select a device of vendors with several; others have one."""
 
 
 def attempts(name: str) -> Sequence[DeviceAttempt]:
-    """One for each way to run a model. Raises `ConfigError` where the package is of no use."""
+    """One attempt for each way to run a model. Raises `ConfigError` if the package is unusable."""
     package = find_package(name)
     found = [
         DeviceAttempt("CPU", lambda: _on(package, None)),
@@ -38,7 +38,7 @@ def attempts(name: str) -> Sequence[DeviceAttempt]:
 
 
 def _npu_attempts(package: TflitePackage, vendor: Path) -> Iterator[DeviceAttempt]:
-    """LiteRT's NPU path for one vendor: all of its devices where the package has what runs on them."""
+    """LiteRT's NPU path for one vendor: all of its devices if the package has their runtime."""
     if not (vendor / "dispatch").is_dir():
         reason = "the package has its compiler but not the library that runs the result"
         options = {"vendor": vendor.name}
@@ -69,7 +69,7 @@ def _xnnpack(package: TflitePackage) -> Row:
 
 
 def _check_xnnpack(package: TflitePackage, sample: SampleModel) -> DeviceCheck:
-    """XNNPACK comes by itself: without a delegate of ours, every DELEGATE node after allocation is its own."""
+    """XNNPACK is applied by default: without a delegate of ours, every DELEGATE node after allocation is its own."""
     with logged():
         interpreter = package.interpreter.Interpreter(model_path=str(sample.path), num_threads=1)
         interpreter.allocate_tensors()

@@ -1,4 +1,4 @@
-"""When certificates end. The one module here that needs the extra `bundle`."""
+"""When certificates expire. The only module here that needs the extra `bundle`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cryptography import x509
 
 
 def ends(path: Path) -> float:
-    """When the first certificate of this PEM file to end does so, in Unix seconds. Raises `OSError`, `ValueError`."""
+    """The earliest expiry among the certificates of this PEM file, in Unix seconds. Raises `OSError`, `ValueError`."""
     found = x509.load_pem_x509_certificates(path.read_bytes())
     return min(_end(one).timestamp() for one in found)
 

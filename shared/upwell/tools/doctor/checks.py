@@ -1,4 +1,4 @@
-"""What is looked at: each check gives findings and raises nothing that a machine or a file can bring about."""
+"""The checks. Each returns findings and never raises because of the state of a machine or file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One thing that was looked at: what, how it is, and in words."""
+    """The result of one check: its subject, its status, and a sentence."""
 
     subject: str
     level: Level
@@ -85,7 +85,7 @@ def _memory() -> str:
 
 
 def _is_synchronized() -> bool | None:
-    """Whether the system says that its clock is set by others; None where it says nothing."""
+    """Whether the system's clock is synchronized; None if the system does not say."""
     command = shutil.which("timedatectl")
     if command is None:
         return None
@@ -113,7 +113,7 @@ def _clock(now_s: float, synchronized: bool | None) -> DoctorFinding:
 
 
 def packages() -> Iterator[DoctorFinding]:
-    """The versions of what is installed, and what does not go together."""
+    """The versions of installed packages, and conflicts between them."""
     found = {}
     for name in PACKAGES:
         try:
@@ -128,7 +128,7 @@ def packages() -> Iterator[DoctorFinding]:
 
 
 def conflicts(found: Mapping[str, str]) -> Iterator[DoctorFinding]:
-    """What does not go together, of the packages `found` with their versions."""
+    """The conflicts between the packages `found`, by their versions."""
     builds = [name for name in found if name.startswith("onnxruntime") and name != "onnxruntime-qnn"]
     if len(builds) > 1:
         text = f"{' and '.join(builds)} overwrite each other's files; keep one per environment"
@@ -143,7 +143,7 @@ def conflicts(found: Mapping[str, str]) -> Iterator[DoctorFinding]:
 
 
 def configuration(path: Path, now_s: float) -> Iterator[DoctorFinding]:
-    """An agent.yaml or cloud.yaml, and all that it names: files, ports, disk, certificates, the cloud."""
+    """An agent.yaml or cloud.yaml and everything it names: files, ports, disk, certificates, the cloud."""
     try:
         kind: type[AgentConfig | CloudConfig] = CloudConfig if _is_service(path) else AgentConfig
         config = load_yaml(path, kind)
@@ -159,7 +159,7 @@ def configuration(path: Path, now_s: float) -> Iterator[DoctorFinding]:
 
 
 def _is_service(path: Path) -> bool:
-    """Whether the file has the section of a service. One that cannot be read is read again, for its error."""
+    """Whether the file configures a service. An unreadable file is read again elsewhere, for its error."""
     try:
         return any(line.startswith("serve") for line in path.read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError):
@@ -200,7 +200,7 @@ def _service(config: CloudConfig, now_s: float) -> Iterator[DoctorFinding]:
 
 
 def ports(listen: Sequence[str]) -> Iterator[DoctorFinding]:
-    """Whether each address can be listened on. One in use may be in use by what this file is for."""
+    """Whether each address can be listened on. One in use may belong to the very process this file is for."""
     for text in listen:
         address = parse_address(text)
         if address.socket_path is None:
@@ -228,7 +228,7 @@ def _port(text: str, address: Address) -> DoctorFinding:
 
 
 def disk(what: str, folder: Path, wanted_bytes: int) -> Iterator[DoctorFinding]:
-    """Whether the folder can be written, and has room."""
+    """Whether the folder can be written and has room."""
     existing = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
     if existing is None:
         yield DoctorFinding(what, "problem", f"{folder}: no such folder")
@@ -265,7 +265,7 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[D
 
 
 def expiry(what: str, path: Path, end_s: float, now_s: float) -> DoctorFinding:
-    """How long a certificate holds yet."""
+    """How long a certificate is still valid."""
     day = time.strftime("%Y-%m-%d", time.gmtime(end_s))
     if end_s <= now_s:
         return DoctorFinding(what, "problem", f"{path} expired on {day}")

@@ -1,4 +1,4 @@
-"""`upwell doctor`: one report of all that is looked at."""
+"""`upwell doctor`: one report of all checks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Do not try the accelerators, which takes seconds.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at this machine: packages, accelerators, clock and, of each file, ports, disk, certificates and the cloud.
+    """Check this machine: packages, accelerators, clock and, for each file, ports, disk, certificates and the cloud.
 
-    Nothing is changed. It ends with 1 where something is a problem. The report holds no secret, but names and paths.
+    Changes nothing. Exit code 1 if there is a problem. The report holds no secrets, but names and paths.
     """
     findings = [*machine(), *packages(), *([] if quick else _accelerators())]
     for path in config or ():

@@ -1,1 +1,1 @@
-"""`upwell drift` and `upwell model reference`: what rows were like, and what has moved since."""
+"""`upwell drift` and `upwell model reference`: the distribution of rows, and how it has changed since."""

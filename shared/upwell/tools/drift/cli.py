@@ -1,4 +1,4 @@
-"""`upwell drift`: which quantity has moved from the bundle's reference, by how much, and since when."""
+"""`upwell drift`: which quantity has drifted from the bundle's reference, by how much, and since when."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def drift(
     model: Annotated[str, typer.Option(help="Only for this model.")] = "",
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Say what has drifted. Exit code 1 where anything has.
+    """Show what has drifted. Exit code 1 if anything has.
 
-    Camera (brightness, sharpness, frozen) is told from world (classes, embedding, hardness) and model (audits).
+    Distinguishes the camera (brightness, sharpness, frozen), the world (classes, embedding, hardness) and the model
+    (audits).
     """
     is_log = where.suffix.lower() == ".jsonl"
     if is_log and bundle is None:
@@ -76,7 +77,7 @@ def _of_device(where: Path) -> Mapping[str, Any]:
 
 
 def _of_log(path: Path, bundle: Path, model: str) -> Mapping[str, Any]:
-    """The rows of a request log, without pictures, against the reference of a bundle. Raises `ConfigError`."""
+    """Compare the rows of a request log, without pictures, with the reference of a bundle. Raises `ConfigError`."""
     lines = [line for line in read_log(path) if model in ("", line.model)]
     models = sorted({line.model for line in lines})
     if len(models) > 1:

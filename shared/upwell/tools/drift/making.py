@@ -1,4 +1,4 @@
-"""`upwell model reference`: run a model on the rows it is made for, and write what they are like into its folder."""
+"""`upwell model reference`: runs a model on typical rows and writes their distribution into its folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reference(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Write reference.json: histograms of hardness, classes, brightness and sharpness, and mean and covariance of the
-    embedding (else the logits), so that devices see when what they are given or say is another.
+    embedding (or else the logits), so that devices notice when their inputs or answers change.
     """
     every_s = parsed("--every", every, parse_seconds)
     if not folder.is_dir():
@@ -67,7 +67,7 @@ def reference(
 
 
 def _measured(served: ServedModel, edge: EdgeModel, data: Path) -> tuple[list[RowMeasures], Measure]:
-    """The measures of every row, and what their hardness was measured by. Raises `ConfigError`."""
+    """The measures of every row, and the hardness measure used. Raises `ConfigError`."""
     rows: list[RowMeasures] = []
     measure: Measure | None = None
     with progress() as bar:
@@ -102,7 +102,7 @@ def _requests(served: ServedModel, data: Path) -> Iterator[Mapping[str, Array]]:
     try:
         arrays = as_arrays({**read_inputs([str(data)], _no_metadata)}, served)
         known = {one.name for one in edge.signature.inputs}
-        arrays = {name: array for name, array in arrays.items() if name in known}  # labels may lie beside them
+        arrays = {name: array for name, array in arrays.items() if name in known}  # the file may also hold labels
         count = edge.signature.check_inputs(arrays)
     except InvalidRequest as error:
         raise ConfigError.at(data, str(error), "--data") from None

@@ -1,1 +1,1 @@
-"""`upwell evaluate`: two models on the cases that chance chose."""
+"""`upwell evaluate`: compares two models on the randomly sampled cases."""

@@ -76,8 +76,8 @@ def evaluate(
     margin: Annotated[str, typer.Option(help="For --gate: the margin by which B may be worse.")] = "1%",
     as_json: AsJson = False,
 ) -> None:
-    """Compare two models or releases on the evaluation set, the cases that chance chose: accuracy over all requests
-    with 95 % intervals, mAP for detectors, error for numbers; with --log also lateness, share sent up and cost.
+    """Compare two models or releases on the evaluation set of randomly sampled cases: accuracy over all requests with
+    95 % intervals, mAP for detectors, error for numbers; with --log also lateness, share sent to the cloud and cost.
     """
     allowed, risk = share("--margin", margin), share("--max-risk", max_risk)
     if log is None and (policy or trace or uplink):
@@ -118,18 +118,18 @@ class _Releases:
 
 @dataclass(frozen=True)
 class _Side:
-    """A bundle, or a model file, and what a release decides by."""
+    """A bundle or a model file, and the policy of a release."""
 
     path: Path
     unit: ReleaseUnit | None = None
 
     def policy_over(self, local: Policy) -> Policy:
-        """The policy with it."""
+        """The policy with the release's on top."""
         return local if self.unit is None else self.unit.policy_over(local)
 
 
 def _sides(paths: tuple[Path, Path], model: str, releases: _Releases, unpacked: ExitStack) -> tuple[_Side, _Side]:
-    """What is compared; releases are verified and unpacked as long as `unpacked` is open. Raises `ConfigError`."""
+    """The two sides. Releases are verified, and stay unpacked as long as `unpacked` is open. Raises `ConfigError`."""
     if (releases.root is None) != (not releases.source):
         raise ConfigError.at(None, "expected --releases and --root together")
     if releases.root is None:
@@ -159,8 +159,9 @@ def _sides(paths: tuple[Path, Path], model: str, releases: _Releases, unpacked: 
 
 
 def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judged], HardSettings, int]:
-    """The model, its cases of the evaluation set of which somebody knows what is right, how hardness is measured, and
-    how many more there are. Raises `ConfigError`."""
+    """The model, its evaluation cases with a known correct answer, how hardness is measured, and the number of other
+    cases. Raises `ConfigError`.
+    """
     source = open_source(cases)
     found = [facts for facts in source.facts() if facts.is_evaluated and model in ("", facts.model)]
     models = sorted({facts.model for facts in found})
@@ -189,7 +190,7 @@ _REPLAYED: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
 
 
 def _covered(judged: list[Judged]) -> str:
-    """Which requests the evaluation set stands for: audits never choose a row that goes up."""
+    """Which requests the evaluation set represents: audits never sample a row that goes to the cloud."""
     return "all requests" if all(case.facts.sample > 0 for case in judged) else "requests that the device kept"
 
 

@@ -1,4 +1,4 @@
-"""Two bundles on the same cases: what each is worth over all requests, and whether one is better."""
+"""Compares two bundles on the same cases: the quality of each over all requests, and whether one is better."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def compare(
 
 
 def _error(said: Label | None, truth: Label) -> float:
-    """The absolute error; without an answer as if it had said 0."""
+    """The absolute error; a missing answer counts as 0."""
     return abs((said.value if said is not None and said.value is not None else 0.0) - (truth.value or 0.0))
 
 
@@ -89,7 +89,9 @@ def _parts(
 
 
 def _boxes(a: Answers, b: Answers, cases: Sequence[Judged], inclusion: Floats, names: dict[str, int]) -> dict[str, Any]:
-    """mAP with percentile intervals of `RESAMPLES` bootstrap samples of the pictures, drawn with chances ∝ 1/π."""
+    """mAP with percentile intervals from `RESAMPLES` bootstrap samples of the pictures, drawn with probabilities ∝
+    1/π.
+    """
     truth = [
         np.array([[*box.box, names.setdefault(box.label, len(names))] for box in case.truth.boxes or ()]).reshape(-1, 5)
         for case in cases
@@ -133,8 +135,9 @@ _MOST = 100
 
 @dataclass(frozen=True)
 class _Matches:
-    """Of one class in one picture: the scores [n] of the boxes found, best first, whether each is a hit at each IoU
-    [10, n], and how many true boxes there are."""
+    """The matches of one class in one picture: the scores [n] of the boxes found, best first, whether each is a hit
+    at each IoU [10, n], and the number of true boxes.
+    """
 
     scores: Floats
     hits: npt.NDArray[np.bool_]
@@ -142,9 +145,9 @@ class _Matches:
 
 
 class CocoMatches:
-    """The boxes of pictures held against the true ones, for COCO's mean average precision (bbox, all areas).
+    """The boxes of pictures matched to the true ones, for COCO's mean average precision (bbox, all areas).
 
-    What costs time is done once, for any sample of them.
+    The expensive part is done once, for any sample of them.
 
     `found` has per picture boxes [n, 6] (x1, y1, x2, y2, score, class), `truth` [m, 5] (x1, y1, x2, y2, class).
     """
@@ -154,10 +157,10 @@ class CocoMatches:
         self._classes = [[_match(*one, name) for one in zip(found, truth, strict=True)] for name in classes]
 
     def mean_average_precision(self, pictures: Sequence[int] | None = None) -> float:
-        """The mean over classes that occur and IoU 0.50, 0.55, …, 0.95 of average precision; NaN without any true box.
+        """The mean over occurring classes and IoU 0.50, 0.55, …, 0.95 of average precision; NaN without any true box.
 
-        Of all pictures, or of these, one counting as often as it is named. For each class the boxes are taken by
-        falling score; each matches the free true box of most overlap, at least the IoU. Precision is made
+        Over all pictures, or over these, each counted as often as it is named. For each class the boxes are taken by
+        falling score; each matches the free true box with the largest overlap of at least the IoU. Precision is made
         non-increasing from the right and read at 101 recalls (Lin et al. 2014; as pycocotools 2.0 computes it).
         """
         values = []
@@ -196,7 +199,7 @@ def _hits(overlaps: Floats) -> npt.NDArray[np.bool_]:
         for box, row in enumerate(overlaps):
             best, match = min(iou, 1 - 1e-10), -1
             for other in np.flatnonzero(free):
-                if row[other] >= best:  # of equal ones the last, as pycocotools has it
+                if row[other] >= best:  # ties go to the last one, as in pycocotools
                     best, match = row[other], int(other)
             if match >= 0:
                 free[match] = False

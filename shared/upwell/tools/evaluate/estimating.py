@@ -1,4 +1,4 @@
-"""Means over all requests from those that chance chose, each with its own known probability. Pure."""
+"""Means over all requests, estimated from randomly sampled ones with known probabilities. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLIPS_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval, from `n` cases. NaN, and the whole interval, without any."""
+    """A mean with its 95 % interval, from `n` cases. Without any: NaN and the whole interval."""
 
     mean: float
     low: float
@@ -61,16 +61,17 @@ def average(values: Floats, inclusion: Floats) -> Estimate:
     weights = 1.0 / inclusion
     mean = float((weights * values).sum() / weights.sum())
     error = math.sqrt(float(((weights * (values - mean)) ** 2).sum())) / float(weights.sum())
-    # A single case says nothing of how much they differ.
+    # A single case says nothing about their spread.
     reach = _Z * error * math.sqrt(n / (n - 1)) if n > 1 else math.inf
     return Estimate(mean, mean - reach, mean + reach, n)
 
 
 def no_difference(differences: Floats, inclusion: Floats, seed: int = 0) -> float:
-    """The p-value of "neither is better" for paired differences: a sign-flip test (Fisher 1935), two-sided.
+    """The p-value of "neither is better" for paired differences: a two-sided sign-flip test (Fisher 1935).
 
-    If neither is, each dᵢ is as likely to be −dᵢ. Of `FLIPS` random flips of the weighted sum Σ dᵢ/πᵢ the share that is
-    at least as large, (1 + #)/(1 + FLIPS), so that it is exact however unequal the weights are. 1 where all are 0.
+    If neither is better, each dᵢ is as likely to be −dᵢ. With # of `FLIPS` random flips giving a weighted sum Σ dᵢ/πᵢ
+    at least as large, p = (1 + #)/(1 + FLIPS), which is exact however unequal the weights are. 1 if all differences
+    are 0.
     """
     weighted = differences / inclusion
     weighted = weighted[weighted != 0]
@@ -85,10 +86,10 @@ def no_difference(differences: Floats, inclusion: Floats, seed: int = 0) -> floa
 
 
 def share_up(hardness: Floats, is_risky: Floats, inclusion: Floats, max_risk: float) -> float:
-    """The least share of all requests that must go up, hardest first, so that at most `max_risk` of all stay and are
-    risky. `hardness` grows with how hard a row is; rows of equal hardness go up together.
+    """The least share of all requests that must be offloaded, hardest first, so that at most `max_risk` of all stay
+    and are risky. `hardness` grows with how hard a row is; rows of equal hardness are offloaded together.
 
-    An estimate on these cases, without a promise: `upwell policy calibrate` finds a threshold with one.
+    An estimate on these cases, without a guarantee: `upwell policy calibrate` finds a threshold with one.
     """
     if not len(hardness):
         return math.nan

@@ -1,4 +1,4 @@
-"""Two models on the requests of a log over a recorded link: what comes late, what goes up, what it costs."""
+"""Replays a log with two models over a recorded link: what is late, what is offloaded, what it costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from upwell.tools.evaluate.running import Answers, Judged, is_right
 
 @dataclass(frozen=True)
 class Replay:
-    """A log over a link, the model in it that is compared, and by which policy each side routes."""
+    """A log over a link, the compared model, and the policy of each side."""
 
     scene: Scene
     model: str
@@ -30,14 +30,15 @@ class Replay:
 def replayed(
     replay: Replay, sides: tuple[Answers, Answers], cases: Sequence[Judged], inclusion: Floats, seed: int = 0
 ) -> dict[str, Any]:
-    """What the agent's own router makes of the log with each side, over the requests of the model.
+    """The results of the agent's own router on the log with each side, over the requests of the model.
 
-    Each request keeps its arrival, size, deadline and tags, and gets a case, drawn with a chance ∝ 1/π and the same for
-    both sides: with it how hard that side's model found it, and who is right. The device's time is the log's, for B
-    times the ratio of the medians measured here.
+    Each request keeps its arrival, size, deadline and tags. It gets a case, drawn with probability ∝ 1/π and the same
+    for both sides, which determines how hard that side's model found it and who is right. The device's time is the
+    log's, for B times the ratio of the medians measured here.
 
-    `late`: answered after the deadline, or not, ÷ requests. `right`: right and in time ÷ the requests of whose cases
-    both answers are known. `sent_up`: of which anything left the device ÷ requests. `cost` by the policy's prices.
+    `late`: answered after the deadline, or not at all, ÷ requests. `right`: right and in time ÷ the requests whose
+    cases have both answers known. `sent_up`: requests of which anything left the device ÷ requests. `cost`: by the
+    policy's prices.
     """
     lines = [one.line for one in replay.scene.requests]
     rng, weights = np.random.default_rng(seed), 1.0 / inclusion

@@ -1,4 +1,4 @@
-"""A bundle's answers to the cases of the evaluation set, and what is right about them."""
+"""Runs a bundle on the cases of the evaluation set and compares its answers with the correct ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_BOXES = np.zeros((0, 6))
 
 @dataclass(frozen=True)
 class Judged:
-    """A case with what is right of it, and whether the cloud said that; None where nobody knows."""
+    """A case with its correct answer, and whether that is the cloud's; None if unknown."""
 
     facts: CaseFacts
     truth: Label
@@ -35,7 +35,7 @@ class Judged:
 
 @dataclass
 class Answers:
-    """What one bundle said to each case: None where its model failed. `hardness` grows with how hard a row is."""
+    """One bundle's answer to each case: None if its model failed. `hardness` grows with how hard a row is."""
 
     name: str
     digest: str
@@ -60,7 +60,7 @@ class EvaluationRun:
 
 
 def answers_of(path: Path, trial: EvaluationRun) -> Answers:
-    """Run a bundle, or a bare model file, on the cases. Raises `ConfigError` for one that is not for such cases."""
+    """Run a bundle, or a bare model file, on the cases. Raises `ConfigError` if it does not fit them."""
     if not path.exists():
         raise ConfigError.at(path, "there is no such bundle; expected a folder, an archive or a model file")
     is_file = path.suffix.lower() in (".onnx", ".tflite")
@@ -95,7 +95,7 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
             except InvalidRequest as error:
                 raise ConfigError.at(path, f"the model does not accept case {facts.id[:12]}: {error}") from None
             except ModelFailed:
-                pass  # it has no answer, which is wrong
+                pass  # no answer counts as wrong
             found.labels.append(label)
             found.boxes.append(boxes)
             found.hardness.append(hardness)
@@ -105,14 +105,14 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
 
 
 def is_right(said: Label | None, truth: Label) -> bool:
-    """Whether a class is the one that is right."""
+    """Whether a class is the correct one."""
     return said is not None and said.label is not None and said.label == truth.label
 
 
 def truths(
     cases: Sequence[CaseFacts], labels: Mapping[str, Label], read: Callable[[str], CollectedCase], *, by_cloud: bool
 ) -> list[Judged]:
-    """The cases of which somebody knows what is right: people, or with `by_cloud` the cloud where no person said."""
+    """The cases with a known correct answer: by people, or with `by_cloud` by the cloud if no person gave one."""
     found = []
     for facts in cases:
         output = facts.signature.answer

@@ -1,4 +1,4 @@
-"""`upwell model export` and `export-jax`: make what a device runs, or engine jax serves, from a torch module."""
+"""`upwell model export` and `export-jax`: convert a torch module for devices or for engine jax."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export a torch network for devices: ONNX for any number of rows, or TFLite, which takes one at a time.
+    """Export a torch network for devices: ONNX for any number of rows, or TFLite for one at a time.
 
     ONNX needs the extra `export`, TFLite the package litert-torch. The file's answers to random inputs are compared
     with torch's on the CPU; if they differ, nothing is written. `upwell model init` then describes it.
@@ -78,7 +78,7 @@ def export(
             worst = device.largest_error(exported, draft, _ROWS)
     except OSError as error:
         raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
-    holds = worst <= at_most  # not so for NaN
+    holds = worst <= at_most  # False for NaN
     if holds:
         write_named(out, data)
     report = _checked(worst, holds) | {"written": str(out) if holds else None, "bytes": len(data)}
@@ -116,9 +116,9 @@ def export_jax(
 ) -> None:
     """Export a torch network for engine jax: OUT/model.jax, a program for any batch size, and OUT/model.safetensors.
 
-    Needs the extra `jax-export`, in an environment of its own. The program's answers to random inputs are compared with
-    torch's on the CPU, and those to a row alone with those to the same row beside another; if they differ, nothing is
-    written.
+    Needs the extra `jax-export`, in an environment of its own. The program's answers to random inputs are compared
+    with torch's on the CPU, and the answer to a row alone with that to the same row in a batch; if they differ,
+    nothing is written.
     """
     keywords = _keywords(arguments)
     if os.path.lexists(out):
@@ -134,7 +134,7 @@ def export_jax(
     module = load_module(network, weights, keywords)
     program = jax.exported(module, platforms, is_exact=not fast_matmul)
     worst = jax.largest_error(program, module, _ROWS)
-    holds = worst <= at_most  # not so for NaN
+    holds = worst <= at_most  # False for NaN
     if holds:
         jax.check_rows(program, at_most)
     if holds:
@@ -165,7 +165,7 @@ def _platforms(given: Sequence[str] | None, known: Sequence[str]) -> Sequence[st
 
 
 def _write(out: Path, program: Program) -> None:
-    """Make the folder with both files, whole or not at all. Raises `ConfigError`."""
+    """Create the folder with both files, or nothing. Raises `ConfigError`."""
     from safetensors.numpy import save
 
     draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.new")

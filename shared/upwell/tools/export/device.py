@@ -1,4 +1,4 @@
-"""From a torch module to what the device runs: ONNX for any number of rows by torch, TFLite by litert-torch."""
+"""Converts a torch module to what devices run: ONNX for any number of rows by torch, TFLite by litert-torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EXAMPLE_ROWS = 2
 
 @dataclass(frozen=True)
 class TorchNetwork:
-    """A module in evaluation mode, and what its class declares."""
+    """A module in evaluation mode, and the inputs and outputs that its class declares."""
 
     module: torch.nn.Module
     inputs: tuple[TensorSpec, ...]
@@ -44,7 +44,7 @@ class TorchNetwork:
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> TorchNetwork:
-        """Raises `ModelFailed` where sizes vary beside the rows."""
+        """Raises `ModelFailed` if sizes other than the rows vary."""
         inputs, outputs = (declared_specs(module, attribute) for attribute in ("inputs", "outputs"))
         for spec in (*inputs, *outputs):
             if spec.shape[:1] != (-1,) or -1 in spec.shape[1:]:
@@ -59,9 +59,9 @@ class TorchNetwork:
 
 
 def exported(network: TorchNetwork, suffix: str) -> bytes:
-    """The file for `.onnx` or `.tflite`. Raises `ModelFailed` where the exporter cannot follow the network.
+    """The file for `.onnx` or `.tflite`. Raises `ModelFailed` if the exporter cannot convert the network.
 
-    Raises `ModuleNotFoundError` where the exporter is not installed.
+    Raises `ModuleNotFoundError` if the exporter is not installed.
     """
     make = FORMATS[suffix]
     try:
@@ -75,7 +75,7 @@ def exported(network: TorchNetwork, suffix: str) -> bytes:
 
 
 def _first_reason(error: BaseException) -> str:
-    """What went wrong in the first place: exporters wrap it in how they went about it."""
+    """The original cause of an exporter's error, which it wraps."""
     while error.__cause__ is not None:
         error = error.__cause__
     return re.sub(r"\x1b\[[0-9;]*m", "", reason_of(error))
@@ -84,7 +84,7 @@ def _first_reason(error: BaseException) -> str:
 def largest_error(network: TorchNetwork, file: Path, rows: Sequence[int]) -> float:
     """The largest max |file - module| / max |module| of any output, for random inputs of so many `rows` each.
 
-    The file runs as on a device, row by row where it takes one at a time. Raises `ModelFailed` where it does not run.
+    The file runs as on a device, row by row if it takes one at a time. Raises `ModelFailed` if it does not run.
     """
     errors = [0.0]
     runtime = load_runtime(file, RuntimeOptions(threads=1))
@@ -96,7 +96,7 @@ def largest_error(network: TorchNetwork, file: Path, rows: Sequence[int]) -> flo
                 answer = network.module(*batch)
             expected = answer if isinstance(answer, (tuple, list)) else (answer,)
             arrays = {spec.name: to_numpy(one) for spec, one in zip(network.inputs, batch, strict=True)}
-            # A converter narrows whole numbers of 64 bits.
+            # A converter narrows 64-bit integers.
             given = {spec.name: arrays[spec.name].astype(numpy_dtype(spec.datatype)) for spec in runtime.inputs}
             parts = [{name: array[row : row + 1] for name, array in given.items()} for row in range(count)]
             results = [runtime.run(part) for part in (parts if one_at_a_time else [given])]
@@ -105,7 +105,7 @@ def largest_error(network: TorchNetwork, file: Path, rows: Sequence[int]) -> flo
                 errors.append(relative_error(found, to_numpy(one)))
     finally:
         runtime.close()
-    return float(np.max(errors))  # NaN where any is
+    return float(np.max(errors))  # NaN if any is
 
 
 def _onnx(network: TorchNetwork) -> bytes:
@@ -124,7 +124,7 @@ def _onnx(network: TorchNetwork) -> bytes:
     if program is None:
         raise ConfigError.at(None, "torch's exporter returned nothing")
     model: Any = program.model_proto
-    graph = model.graph  # of which it notes where each node comes from, with the paths of the machine it ran on
+    graph = model.graph  # its nodes record their origin, with paths of the exporting machine
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         del part.metadata_props[:]
         part.doc_string = ""
@@ -137,7 +137,7 @@ def _onnx(network: TorchNetwork) -> bytes:
 
 
 def _rename(graph: Any, declared: Mapping[str, str]) -> None:
-    """Give inputs and outputs their names; a tensor between operators that has one of these gets another."""
+    """Give inputs and outputs their names; an inner tensor with one of these names gets another."""
     taken = set(declared.values())
     inner = {name for node in graph.node for name in (*node.input, *node.output)} - declared.keys()
     renamed = dict(declared)
@@ -170,7 +170,7 @@ def _tflite(network: TorchNetwork) -> bytes:
 
 
 def _named(data: bytes, network: TorchNetwork) -> bytes:
-    """The same with the names that the class declares, in the signature and of the tensors themselves."""
+    """The model with the names that the class declares, in the signature and of the tensors themselves."""
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
 

@@ -1,7 +1,7 @@
-"""From a torch module to what the JAX engine serves, by torchax. For a process of its own: torchax changes torch.
+"""Converts a torch module for the JAX engine, by torchax. Run it in a separate process: torchax changes torch.
 
-The network is traced with a symbolic number of rows, so one program serves every batch size. Its parameters and buffers
-stay outside it, in safetensors, and those that the answers do not depend on are left out.
+The network is traced with a symbolic number of rows, so one program serves every batch size. Its parameters and
+buffers are stored apart, in safetensors; those that the answers do not depend on are left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Function: TypeAlias = Callable[[Tree, Tree], Tree]
 
 @dataclass(frozen=True)
 class Program:
-    """A serialized program, and the weights that it names."""
+    """A serialized program, and the weights that it needs."""
 
     data: bytes
     weights: Mapping[str, Array]
@@ -47,8 +47,8 @@ class Program:
 def exported(module: torch.nn.Module, platforms: Sequence[str], *, is_exact: bool = True) -> Program:
     """Export a module in evaluation mode whose class declares `inputs` and `outputs`, as for engine torch.
 
-    With `is_exact` float32 is multiplied as such on every device; without, as the device does it fastest. Raises
-    `ModelFailed` where the class declares sizes that vary beside the rows, or JAX or torchax cannot follow it.
+    With `is_exact`, float32 is multiplied exactly on every device; without, in the device's fastest way. Raises
+    `ModelFailed` if the class declares sizes other than the rows that vary, or if JAX or torchax cannot convert it.
     """
     inputs, outputs = (declared_specs(module, attribute) for attribute in ("inputs", "outputs"))
     if not all(_is_by_rows(spec) for spec in (*inputs, *outputs)):
@@ -73,7 +73,7 @@ def exported(module: torch.nn.Module, platforms: Sequence[str], *, is_exact: boo
 def largest_error(program: Program, module: torch.nn.Module, rows: Sequence[int]) -> float:
     """The largest max |program - module| / max |module| of any output, for random inputs of so many `rows` each.
 
-    The program is read from its bytes and runs on the CPU. Raises `ModelFailed` where it does not run.
+    The program is read from its bytes and runs on the CPU. Raises `ModelFailed` if it does not run.
     """
     random, errors = np.random.default_rng(_SEED), [0.0]
     try:
@@ -88,14 +88,14 @@ def largest_error(program: Program, module: torch.nn.Module, rows: Sequence[int]
                 errors.append(relative_error(np.asarray(results[spec.name]), to_numpy(one)))
     except Exception as error:  # JAX and the class itself may raise anything
         raise ModelFailed(f"the exported program does not run: {reason_of(error)}") from error
-    return float(np.max(errors))  # NaN where any is
+    return float(np.max(errors))  # NaN if any is
 
 
 def check_rows(program: Program, at_most: float) -> None:
-    """Raise `ModelFailed` where a row's answer depends on the rows beside it, by more than `at_most` as above.
+    """Raise `ModelFailed` if a row's answer depends on the rows beside it, by more than `at_most` as above.
 
-    A service fills batches up with zeros and runs rows of several callers together: answers would be wrong, and tell
-    of what others have asked.
+    A service fills batches with zeros and runs rows of several callers together: answers would be wrong, and reveal
+    what others have asked.
     """
     random = np.random.default_rng(_SEED)
     batch = {spec.name: random_rows(spec, 2, random) for spec in program.inputs}
@@ -111,7 +111,7 @@ def check_rows(program: Program, at_most: float) -> None:
 
 
 def _on_the_cpu(program: Program) -> Callable[[Mapping[str, Array]], Tree]:
-    """The program as its bytes say it, from inputs to outputs by their names."""
+    """The program, read from its bytes, from inputs to outputs by their names."""
     run = jax.jit(export.deserialize(bytearray(program.data)).call)
 
     def call(batch: Mapping[str, Array]) -> Tree:
@@ -128,7 +128,7 @@ def _is_by_rows(spec: TensorSpec) -> bool:
 
 @contextlib.contextmanager
 def _settings(*, is_wide: bool, is_exact: bool) -> Iterator[None]:
-    """How JAX traces: without the names of source files, which would make each machine's program another one."""
+    """How JAX traces: without the names of source files, which would differ between machines."""
     with (
         jax.enable_x64(is_wide),
         jax.default_matmul_precision("highest" if is_exact else "default"),
@@ -150,7 +150,7 @@ def _set(name: str, value: Any) -> Iterator[None]:
 def _function(
     module: torch.nn.Module, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], weights: Mapping[str, Array]
 ) -> Function:
-    """The module as a function of JAX arrays; weights that it is not given are zeros."""
+    """The module as a function of JAX arrays; missing weights are zeros."""
     environment = _environment()
 
     def forward(given: Tree, batch: Tree) -> Tree:
