@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.signature import texts
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.keys import MAX_TOKENIZER_BYTES
 from upwell.shared.signature.processor import Processor
@@ -69,6 +72,81 @@ def test_a_tokenizer_that_fills_up_on_the_left_does_so(tmp_path: Path) -> None:
     found = made(processor(tmp_path, text=tokenizer(pads_left=True)), b"fox", b"the quick fox")
     assert found["input_ids"] == [[3, 3, 1, 6, 2], [1, 4, 5, 6, 2]]
     assert found["attention_mask"] == [[0, 0, 1, 1, 1], [1] * 5]
+
+
+SPLITTERS = {
+    "bert": (normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()),
+    "bytes": (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "spaces": (normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), pre_tokenizers.WhitespaceSplit()),
+    "marks": (normalizers.NFD(), pre_tokenizers.Metaspace()),
+    "none": (None, None),
+    "turned": (normalizers.Replace("e q", "q"), pre_tokenizers.Whitespace()),
+}
+BY_WORD = ("bert", "bytes", "spaces", "marks")
+PIECES = (
+    "the",
+    "quick",
+    "fox",
+    "ΟΔΟΣ",
+    "é",
+    "e\u0301",
+    "\u3000",
+    "ﬁ",
+    "a_b",
+    "?!",
+    "[CLS]",
+    "1",
+    " ",
+    "  ",
+    "\n",
+    "'s",
+)
+
+
+def splitting(name: str) -> str:
+    """A tokenizer of words and their parts, trained on nothing else than the pieces."""
+    made = Tokenizer(models.BPE(unk_token="[UNK]"))
+    normalizer, splitter = SPLITTERS[name]
+    if normalizer is not None:
+        made.normalizer = normalizer
+    if splitter is not None:
+        made.pre_tokenizer = splitter
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False)
+    made.train_from_iterator([" ".join(PIECES), "the quick fox"], trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return str(made.to_str())
+
+
+@pytest.mark.parametrize("name", SPLITTERS)
+def test_a_long_text_has_the_tokens_that_it_has_when_all_of_it_is_read(tmp_path: Path, name: str) -> None:
+    written = splitting(name)
+    plain = Tokenizer.from_str(written)
+    plain.enable_truncation(24)
+    prepared = processor(tmp_path, "max_tokens: 24", text=written)
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        text = "".join(random.choice(PIECES, 600)) if random.random() < 0.5 else " ".join(random.choice(PIECES, 600))
+        assert made(prepared, text.encode())["input_ids"] == [plain.encode(text).ids]
+
+
+@pytest.mark.parametrize("name", SPLITTERS)
+def test_of_a_long_text_no_more_is_read_than_fills_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    read: list[int] = []
+
+    def encoded(call: Callable[[], Any]) -> Any:
+        found = call()
+        if hasattr(found, "offsets"):
+            read.append(max(end for one in (found, *found.overflowing) for _, end in one.offsets))
+        return found
+
+    prepared = processor(tmp_path, "max_tokens: 24", text=splitting(name))
+    monkeypatch.setattr(texts, "_guarded", encoded)
+    prepared.pre({"text": np.array([b"the quick fox " * 5000], object)})
+    assert (max(read) < 1000) is (name in BY_WORD)
 
 
 def test_a_row_becomes_the_same_whatever_comes_with_it(tmp_path: Path) -> None:

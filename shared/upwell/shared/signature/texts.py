@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 _PADS = ("[PAD]", "<pad>", "<|padding|>", "<|endoftext|>")
 """Tokenizers' names of the padding token, if their file does not give its number."""
 
+_BY_CHARACTER = frozenset({"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"})
+"""Normalizers that change no space, and no letter or digit of ASCII because of what is on the other side of a space."""
+_BY_WORD = frozenset({"BertPreTokenizer", "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit"})
+_LIKELY_CHARACTERS = 8
+"""Of a token: more than words have, so that a part of so many for each token most often fills them all."""
+
 _T = TypeVar("_T")
 
 
@@ -69,6 +75,7 @@ class _Tokenizer:
         self._op = op
         self._dtype = numpy_dtype(op.dtype)
         self._tokenizer = _loaded(op)
+        self._is_by_word = _is_by_word(op.tokenizer)
         padding: dict[str, Any] = self._tokenizer.padding or {}
         self._pads_left = padding.get("direction") == "left"
         self._pad_id, self._pad_type = _pad_id(op, self._tokenizer, padding), int(padding.get("pad_type_id", 0))
@@ -100,10 +107,45 @@ class _Tokenizer:
             raise InvalidRequest(f"the text is not UTF-8: {error.reason} at byte {error.start}") from None
 
     def _encoded(self, text: str, row: int) -> Encoding:
+        """The tokens of a text. Of a long one only so much is read as fills them, where that is the same."""
+        size = _LIKELY_CHARACTERS * self._op.max_tokens
         try:
+            while self._is_by_word and (end := _end_of_word(text, size)):
+                part = _guarded(lambda end=end: self._tokenizer.encode(text[:end]))  # type: ignore[misc]  # of mypy's
+                if part.overflowing:
+                    return part
+                size *= 4
             return _guarded(lambda: self._tokenizer.encode(text))
         except ValueError as error:
             raise InvalidRequest(f"text {row} cannot be tokenized: {error}") from None
+
+
+def _is_by_word(tokenizer: str) -> bool:
+    """Whether a text's tokens up to a space between two words are the same, whatever follows it."""
+    parts = json.loads(tokenizer)
+    normalizer, splitter = parts.get("normalizer"), parts.get("pre_tokenizer") or {}
+    normalizers = normalizer.get("normalizers", [normalizer]) if normalizer else []
+    return (
+        splitter.get("type") in _BY_WORD
+        and splitter.get("use_regex", True) is True
+        and splitter.get("split", splitter["type"] != "Metaspace") is True
+        and all(one.get("type") in _BY_CHARACTER for one in normalizers)
+        and not any(" " in token["content"] for token in parts.get("added_tokens") or ())
+    )
+
+
+def _end_of_word(text: str, most: int) -> int:
+    """The last place up to `most` of a space between letters or digits of ASCII; 0 for none, or a shorter text."""
+    place = most if most < len(text) else 0
+    while place > 0 and not (
+        text[place] == " " and _is_plain(text[place - 1]) and _is_plain(text[place + 1 : place + 2])
+    ):
+        place -= 1
+    return place
+
+
+def _is_plain(character: str) -> bool:
+    return character.isascii() and character.isalnum()
 
 
 def _loaded(op: Tokenize) -> Tokenizer:
