@@ -1,10 +1,11 @@
 """`workers: auto` beside the two choices that a person would write: one process, and one for each core.
 
-    python -m tests.benchmarks.workers_auto [--rounds 9]
+    python -m tests.benchmarks.workers_auto [--rounds 9] [--models 0 1 2 3 4] [--only rates|starts]
 
 Five models from 1 kB to 602 kB a request and 0.1 to 40 ms a run, eight connections of `h2load`. A round asks the three
 services in turn; shown is the median, the least and the most of the ratio of `auto` to the better of the two others,
-and, as a check of the measurement itself, to the one that is configured alike.
+and, as a check of the measurement itself, to the one that is configured alike. Then each round starts a service with
+`auto` and one with its choice written by hand: shown is how much longer the first takes until it is ready.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -82,20 +84,54 @@ def spread(ratios: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
 
 
-def compared(model: Model, rounds: int, seconds: float, quiet: Quiet) -> str:
+def start_s(root: Path, workers: str) -> tuple[float, str]:
+    """From the start of the process until it is ready, and what `auto` chose; it is killed then."""
+    started_s = time.monotonic()
+    with Program(["serve", "-c", str(root / f"{workers}.yaml")], [UPWELL]) as service:
+        service.find(r"^serving on (\S+) ", 30.0)
+        return time.monotonic() - started_s, chosen_by(service)
+
+
+def chosen_by(service: Program) -> str:
+    """How many workers `auto` took, as the log says."""
+    return "".join(line.split("auto is ")[1].split()[0] for line in service.lines if "auto is" in line)
+
+
+def started(root: Path, rounds: int, quiet: Quiet) -> str:
+    """How long `auto` and its choice written by hand take to start."""
+    chosen = start_s(root, AUTO)[1]
+    start_s(root, chosen)  # the first of each reads files that the others find in memory
+    times: dict[str, list[float]] = {chosen: [], AUTO: []}
+    for number in range(rounds):
+        for one in (chosen, AUTO) if number % 2 else (AUTO, chosen):
+            times[one].append(quiet.measured(partial(start_s, root, one))[0])
+    added = [auto - plain for auto, plain in zip(times[AUTO], times[chosen], strict=True)]
+    return (
+        f"ready after {spread(times[AUTO])} s, with {chosen} by hand after {spread(times[chosen])} s; "
+        f"auto adds {spread(added)} s"
+    )
+
+
+def configured(model: Model, folder: Path) -> Path:
+    """A repository with the model, and a configuration for each choice."""
+    root = model.write(folder)
+    serve: dict[str, object] = {"listen": ["127.0.0.1:0"], "models": str(root / "models")}
+    for workers in CHOICES:
+        serve["workers"] = workers if workers == AUTO else int(workers)
+        (root / f"{workers}.yaml").write_text(json.dumps({"version": 1, "serve": serve}))
+    return root
+
+
+def compared(model: Model, root: Path, rounds: int, seconds: float, quiet: Quiet) -> str:
     """What was chosen and measured of one model."""
     message = serialize_infer_request(InferRequest("chain", {"x": np.ones((1, model.features), np.float32)}, id="i"))
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
-        root = model.write(Path(folder))
-        (root / "body").write_bytes(h2load.body_of(message))
+    (root / "body").write_bytes(h2load.body_of(message))
+    with ExitStack() as running:
         addresses, chosen = {}, ""
         for workers in CHOICES:
-            serve: dict[str, object] = {"listen": ["127.0.0.1:0"], "models": str(root / "models")}
-            serve = {**serve, "workers": workers if workers == AUTO else int(workers)}
-            (root / f"{workers}.yaml").write_text(json.dumps({"version": 1, "serve": serve}))
             service = running.enter_context(Program(["serve", "-c", str(root / f"{workers}.yaml")], [UPWELL]))
             addresses[workers] = service.find(r"^serving on (\S+) ", 30.0)
-            chosen += "".join(line.split("auto is ")[1].split()[0] for line in service.lines if "auto is" in line)
+            chosen += chosen_by(service)
         calls = dict.fromkeys(CHOICES, 64)
         for _ in range(2):  # the second time warmed up
             asked = {one: rate(at, root / "body", message, calls[one]) for one, at in addresses.items()}
@@ -117,10 +153,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.3)
+    parser.add_argument("--models", type=int, nargs="+", choices=range(len(MODELS)), default=range(len(MODELS)))
+    parser.add_argument("--only", choices=("rates", "starts"))
     asked = parser.parse_args()
     quiet = Quiet(_PATIENCE_S)
-    for model in MODELS:
-        print(f"{model.title}: {compared(model, asked.rounds, asked.seconds, quiet)}", flush=True)
+    for model in (MODELS[number] for number in asked.models):
+        with tempfile.TemporaryDirectory() as folder:
+            root = configured(model, Path(folder))
+            if asked.only != "starts":
+                print(f"{model.title}: {compared(model, root, asked.rounds, asked.seconds, quiet)}", flush=True)
+            if asked.only != "rates":
+                print(f"{model.title}: {started(root, asked.rounds, quiet)}", flush=True)
     print(quiet.told())
 
 

@@ -221,3 +221,15 @@ def test_configuration_and_statistics_are_those_of_the_agent(client: Any, cloud:
     with pytest.raises(InferenceServerException) as caught:
         client.load_model("digits")
     assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_an_agent_s_models_are_those_of_its_configuration(client: Any) -> None:
+    for ask in (
+        client.get_model_repository_index,
+        lambda: client.load_model("digits"),
+        lambda: client.unload_model("digits"),
+    ):
+        with pytest.raises(InferenceServerException, match="ModelReady and ModelStatistics tell") as refused:
+            ask()
+        assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
+    assert client.is_model_ready("digits")

@@ -178,6 +178,10 @@ def test_statistics_count_requests_rows_and_runs(client: Any, web: Any) -> None:
     assert [part.count for part in parts] == [now.success.count] * 4
     assert 0 < now.compute_infer.ns < sum(part.ns for part in parts) <= now.success.ns
     assert {one.batch_size: one.compute_infer.count for one in after.batch_stats} == {1: 1, 3: 2}
+    for part in ("compute_input", "compute_infer", "compute_output"):  # each batch was of one request
+        by_size, whole = [getattr(one, part) for one in after.batch_stats], getattr(now, part)
+        assert (sum(one.count for one in by_size), whole.count) == (3, 3)
+        assert 0 < sum(one.ns for one in by_size) == pytest.approx(whole.ns, abs=4), part
     assert after.last_inference > 1_700_000_000_000
     every = web.get_inference_statistics()["model_stats"]
     assert [one["name"] for one in every] == ["batched", "half", "linear", "text"]

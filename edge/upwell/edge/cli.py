@@ -18,6 +18,7 @@ from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.spool.item import SpoolResult
 from upwell.shared.oip.auth.quotas import limited
 from upwell.shared.oip.grpc.introspection import add_introspection_methods
+from upwell.shared.oip.grpc.repository import refuse_repository_methods
 from upwell.shared.oip.grpc.server import Connections, start_server
 from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.server import start_http_server
@@ -66,6 +67,7 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
             max_workers=settings.max_requests + SPARE_WORKERS + (MAX_STREAMS if spool else 0),
             extra=[
                 partial(add_introspection_methods, introspection=introspection),
+                refuse_repository_methods,
                 *([partial(add_agent_service, spool=spool)] if spool else []),
             ],
             connections=connections,

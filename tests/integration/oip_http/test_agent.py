@@ -7,6 +7,7 @@ import json
 from tests.integration.oip_http.harness import Serve, ask
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, rows_of, scene
 from upwell.edge.server.dataplane import AgentDataplane
+from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.tensors import encode_json
 
 DENY = "defaults: {deadline: 5s}\nrules: [{name: p, match: {tags: {privacy: device}}, egress: deny}]"
@@ -35,3 +36,13 @@ def test_a_hard_row_goes_up_and_a_tag_in_a_header_keeps_it_here(serve: Serve) ->
         assert sent.value["id"] == "one"
         assert sent.value["parameters"]["upwell.routes"] == "edge,cloud"
         assert len(at.cloud.requests) == 1
+
+
+def test_an_agent_says_that_it_has_no_repository(serve: Serve) -> None:
+    with scene(DENY) as at:
+        dataplane = AgentDataplane(at.agent)
+        server = serve(dataplane=dataplane, extensions=Extensions(dataplane))
+        for path in ("index", f"models/{MODEL}/load", f"models/{MODEL}/unload"):
+            refused = ask(server, "POST", f"/v2/repository/{path}", b"{}")
+            assert (refused.status, "ModelStatistics" in refused.value["error"]) == (501, True)
+        assert ask(server, "GET", f"/v2/models/{MODEL}/ready").status == 200

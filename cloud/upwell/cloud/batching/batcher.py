@@ -258,12 +258,12 @@ class Batcher:
         return [Run((queued,), outputs, started_s, self._clock())]
 
     def _answer(self, run: Run) -> None:
-        entries, compute_s = run.entries, run.ended_s - run.started_s
+        entries, compute_s, rows = run.entries, run.ended_s - run.started_s, run.rows
         if self._on_run is not None:
             self._on_run(run)
         parts = [run.outputs] if len(entries) == 1 else split(run.outputs, [queued.rows for queued in entries])
         for queued, outputs in zip(entries, parts, strict=True):
-            queued.ran = RunResult(outputs, run.started_s - queued.arrived_s, compute_s)
+            queued.ran = RunResult(outputs, run.started_s - queued.arrived_s, compute_s, rows)
 
     def _run_alone(self, queued: QueuedRequest) -> Mapping[str, Array]:
         if not self._sizes.is_bound:

@@ -31,11 +31,12 @@ def priority_of(parameters: Mapping[str, Parameter]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of a request: its outputs, its waiting time, and the run time of its batch."""
+    """The result of a request: its outputs, its waiting time, and the run time and rows of its batch."""
 
     outputs: Mapping[str, Array]
     queue_s: float
     compute_s: float
+    batch_rows: int
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
 
-from upwell.cloud.batching.request import priority_of
+from upwell.cloud.batching.request import RunResult, priority_of
 from upwell.cloud.service.loading import BrokenModel, CloudModel
 from upwell.cloud.service.model_versions import ModelVersions, offered
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
@@ -237,22 +237,23 @@ def _answer(model: CloudModel, request: InferRequest, call: Call, began_s: float
     prepared_s = time.monotonic()
     if trace is not None:
         trace.add("upwell.cloud.pre", started_s)
-    raw, queue_s, compute_s = _run(model, prepared, call, priority)
+    ran = _run(model, prepared, call, priority)
     ran_s = time.monotonic()
-    outputs = processor.post(raw, prepared)
+    outputs = processor.post(ran.outputs, prepared)
     ended_s = time.monotonic()
     if trace is not None:
         trace.add("upwell.cloud.post", ran_s)
     if request.outputs:
         outputs = {name: outputs[name] for name in request.outputs}
     facts: dict[str, Parameter] = {
-        "upwell.cloud_queue_ms": 1e3 * queue_s,
-        "upwell.cloud_compute_ms": 1e3 * compute_s,
+        "upwell.cloud_queue_ms": 1e3 * ran.queue_s,
+        "upwell.cloud_compute_ms": 1e3 * ran.compute_s,
         "upwell.cloud_digest": model.digest,
     }
     if LABELS in request.parameters:
         facts.update(label_parameters(request.parameters, processor.signature.labels))
-    times = RequestTimes(ended_s - began_s, queue_s, prepared_s - started_s, compute_s, ended_s - ran_s)
+    pre_s, post_s = prepared_s - started_s, ended_s - ran_s
+    times = RequestTimes(ended_s - began_s, ran.queue_s, pre_s, ran.compute_s, post_s, ran.batch_rows)
     return InferResponse(model.name, outputs, model.version, request.id, facts), times
 
 
@@ -263,19 +264,16 @@ def _check_wanted(request: InferRequest, model: CloudModel) -> None:
             raise InvalidRequest(f"model {model.name!r} has no output {name!r}; there is {', '.join(known)}")
 
 
-def _run(model: CloudModel, prepared: Prepared, call: Call, priority: int) -> tuple[Mapping[str, Array], float, float]:
-    """The model's own outputs, and the seconds spent waiting and running."""
+def _run(model: CloudModel, prepared: Prepared, call: Call, priority: int) -> RunResult:
+    """The model's own outputs, with the seconds of all its runs where it takes several."""
     if model.processor.runs_whole(prepared):
-        alone = model.batcher.run(prepared.tensors, call, priority)
-        return alone.outputs, alone.queue_s, alone.compute_s
-    queue_s = compute_s = 0.0
+        return model.batcher.run(prepared.tensors, call, priority)
+    runs: list[RunResult] = []
 
     def run(tensors: Mapping[str, Array]) -> Mapping[str, Array]:
-        nonlocal queue_s, compute_s
-        ran = model.batcher.run(tensors, call, priority)
-        queue_s += ran.queue_s
-        compute_s += ran.compute_s
-        return ran.outputs
+        runs.append(model.batcher.run(tensors, call, priority))
+        return runs[-1].outputs
 
     raw = model.processor.run_rows(run, prepared)
-    return raw, queue_s, compute_s
+    queue_s, compute_s = sum(one.queue_s for one in runs), sum(one.compute_s for one in runs)
+    return RunResult(raw, queue_s, compute_s, runs[-1].batch_rows)

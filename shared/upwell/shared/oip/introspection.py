@@ -96,6 +96,14 @@ def refuse_shared_memory() -> NoReturn:
     )
 
 
+def refuse_repository() -> NoReturn:
+    """Raise `NotOffered`, on a server whose models are those of its configuration."""
+    raise NotOffered(
+        "callers cannot list, load or unload models here: this server has the `models` of its configuration file; "
+        "ModelReady and ModelStatistics tell which they are"
+    )
+
+
 def config_document(config: ModelConfig) -> dict[str, object]:
     """As Triton writes it in JSON; protobuf reads it as a `ModelConfig` message."""
     without_rows = config.max_rows > 0
@@ -128,10 +136,7 @@ def config_document(config: ModelConfig) -> dict[str, object]:
 
 
 def statistics_document(statistics: Iterable[ModelStatistics]) -> dict[str, object]:
-    """As Triton writes it in JSON; protobuf reads it as a `ModelStatisticsResponse` message.
-
-    Pre- and post-processing belong to a request here and to no run, so a batch has none of them.
-    """
+    """As Triton writes it in JSON; protobuf reads it as a `ModelStatisticsResponse` message."""
     return {"model_stats": [_statistics(one) for one in statistics]}
 
 
@@ -154,11 +159,11 @@ def _statistics(one: ModelStatistics) -> dict[str, object]:
         "batch_stats": [
             {
                 "batch_size": rows,
-                "compute_input": _duration(runs.count, 0.0),
-                "compute_infer": _duration(runs.count, runs.total_s),
-                "compute_output": _duration(runs.count, 0.0),
+                "compute_input": _duration(batch.runs, batch.pre_s),
+                "compute_infer": _duration(batch.runs, batch.compute_s),
+                "compute_output": _duration(batch.runs, batch.post_s),
             }
-            for rows, runs in one.batches.items()
+            for rows, batch in one.batches.items()
         ],
     }
 

@@ -22,13 +22,34 @@ class Duration:
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """Where the time of one request that was answered went; `compute_s` is that of the whole batch it was in."""
+    """Where the time of one request that was answered went; `compute_s` is that of the whole batch it was in, which had
+    `batch_rows` rows."""
 
     total_s: float
     queue_s: float = 0.0
     pre_s: float = 0.0
     compute_s: float = 0.0
     post_s: float = 0.0
+    batch_rows: int = 0
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """What runs of one number of rows took: `runs` of them, and what their requests took before and after it."""
+
+    runs: int = 0
+    compute_s: float = 0.0
+    pre_s: float = 0.0
+    post_s: float = 0.0
+
+    def __add__(self, other: BatchTimes) -> BatchTimes:
+        """Both together."""
+        return BatchTimes(
+            self.runs + other.runs,
+            self.compute_s + other.compute_s,
+            self.pre_s + other.pre_s,
+            self.post_s + other.post_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -36,7 +57,7 @@ class ModelStatistics:
     """The counts of one version of a model. All durations but `failure` are of requests that were answered.
 
     `rows` counts what ran and `runs` the runs of the engine; a run has the rows of one or more requests. `batches` has
-    for each number of rows the runs of just so many. `last_unix_ms` is 0 before the first run.
+    for each number of rows what the runs of just so many took. `last_unix_ms` is 0 before the first run.
     """
 
     model: str
@@ -50,7 +71,7 @@ class ModelStatistics:
     pre: Duration = Duration()
     compute: Duration = Duration()
     post: Duration = Duration()
-    batches: Mapping[int, Duration] = field(default_factory=dict)
+    batches: Mapping[int, BatchTimes] = field(default_factory=dict)
 
     def __add__(self, other: ModelStatistics) -> ModelStatistics:
         """What two processes have counted for the same version, together."""
@@ -67,7 +88,7 @@ class ModelStatistics:
             self.pre + other.pre,
             self.compute + other.compute,
             self.post + other.post,
-            {size: self.batches.get(size, Duration()) + other.batches.get(size, Duration()) for size in sizes},
+            {size: self.batches.get(size, BatchTimes()) + other.batches.get(size, BatchTimes()) for size in sizes},
         )
 
 
@@ -108,7 +129,7 @@ class _Counts:
             pre=Duration(count, pre_s),
             compute=Duration(count, compute_s),
             post=Duration(count, post_s),
-            batches={rows: Duration(*self.batches[rows]) for rows in sorted(self.batches)},
+            batches={rows: BatchTimes(*self.batches[rows]) for rows in sorted(self.batches)},
         )
 
 
@@ -122,13 +143,18 @@ class StatisticsCounter:
     def answered(self, model: str, version: str, times: RequestTimes) -> None:
         """Count a request that was answered."""
         with self._lock:
-            numbers = self._of(model, version).numbers
+            counts = self._of(model, version)
+            numbers = counts.numbers
             numbers[0] += 1
             numbers[1] += times.total_s
             numbers[4] += times.queue_s
             numbers[5] += times.pre_s
             numbers[6] += times.compute_s
             numbers[7] += times.post_s
+            if times.batch_rows in counts.batches:
+                batch = counts.batches[times.batch_rows]
+                batch[2] += times.pre_s
+                batch[3] += times.post_s
 
     def failed(self, model: str, version: str, took_s: float) -> None:
         """Count a request that ended with an error. Name no model that is not served: a caller could name thousands."""
@@ -143,7 +169,7 @@ class StatisticsCounter:
             counts = self._of(model, version)
             counts.rows += rows
             counts.runs += 1
-            batch = counts.batches.setdefault(rows, [0, 0.0])
+            batch = counts.batches.setdefault(rows, [0, 0.0, 0.0, 0.0])
             batch[0] += 1
             batch[1] += compute_s
             counts.last_unix_s = now_unix_s

@@ -97,6 +97,9 @@ def serve_pages(
         if page is None:
             answer: Iterable[bytes] = metrics(environ, start_response)
             return answer
+        if environ["REQUEST_METHOD"] != "GET":
+            start_response("405 Method Not Allowed", [("Content-Type", "text/plain; charset=utf-8"), ("Allow", "GET")])
+            return [b"this page answers GET only\n"]
         query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
         reply = page(PageRequest(path, environ.get("HTTP_HOST", ""), query))
         start_response(_STATUSES[reply.status], [("Content-Type", reply.content_type), *reply.headers.items()])

@@ -44,10 +44,10 @@ class Site:
         self._server = serve_pages("127.0.0.1", 0, registry, "agent.metrics", preview_pages(self.previews))
         self.port = self._server.server_port
 
-    def get(self, path: str, host: str = "127.0.0.1") -> tuple[int, Mapping[str, str], bytes]:
+    def get(self, path: str, host: str = "127.0.0.1", method: str = "GET") -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers with lower-case names, and body."""
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)) as connection:
-            connection.request("GET", path, headers={"Host": host})
+            connection.request(method, path, headers={"Host": host})
             reply = connection.getresponse()
             return reply.status, {key.lower(): value for key, value in reply.getheaders()}, reply.read()
 
@@ -123,6 +123,14 @@ def test_a_name_and_a_label_full_of_markup_are_what_they_are(site: Site) -> None
 def test_there_is_nothing_else_to_be_had(site: Site, path: str) -> None:
     status, _, body = site.get(path)
     assert (status, body) == (404, b"not here, or not any more\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_pages_are_read_only(site: Site, method: str) -> None:
+    for path in ("/preview", "/preview.json", "/preview/dock.json"):
+        status, headers, body = site.get(path, method=method)
+        assert (status, headers["allow"], body) == (405, "GET", b"this page answers GET only\n")
+    assert site.get("/metrics", method=method)[0] == 405
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from upwell.shared.oip.auth.callers import check_may_control, may_use, naming_no
 from upwell.shared.oip.codec.messages import parse
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.oip.grpc.servicer import add_methods
+from upwell.shared.oip.introspection import refuse_repository
 from upwell.shared.platform.call_threads import yield_permit
 
 METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
@@ -80,6 +81,11 @@ class Repository(Protocol):
     def unload(self, model: str) -> None:
         """Serve a model no more; requests under way are still answered. Raises `ModelNotFound`, `NotAllowed`."""
         ...
+
+
+def refuse_repository_methods(server: grpc.Server) -> None:
+    """Add the three methods to a `server` without a repository, before it is started: each says so."""
+    add_methods(server, dict.fromkeys(METHODS, lambda _data, _call: refuse_repository()))
 
 
 def add_repository_methods(server: grpc.Server, actions: RepositoryActions) -> None:

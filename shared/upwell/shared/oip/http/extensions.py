@@ -17,6 +17,7 @@ from upwell.shared.oip.introspection import (
     Introspection,
     config_document,
     refuse_changes,
+    refuse_repository,
     refuse_shared_memory,
     statistics_document,
 )
@@ -50,7 +51,9 @@ class Extensions:
                 return method if method == "POST" else "GET", lambda body: self._settings(path[0], "", body)
             case ("models", model, "trace", "setting"):
                 return method if method == "POST" else "GET", lambda body: self._settings("trace", model, body)
-            case ("repository", *rest) if self.actions is not None:
+            case ("repository", *rest):
+                if self.actions is None:
+                    return method if method == "POST" else "GET", lambda _: refuse_repository()
                 return self._repository(self.actions, tuple(rest), client)
             case (kind, *_) if kind in _SHARED_MEMORY:
                 return method if method == "POST" else "GET", lambda _: refuse_shared_memory()
