@@ -27,6 +27,21 @@ def test_a_request_ends_where_it_ends_in_whatever_pieces_it_comes(request_bytes:
     assert (scanner.head.method, scanner.head.body_bytes, scanner.is_whole) == ("GET", 0, True)
 
 
+@pytest.mark.parametrize("request_bytes", [SIZED, CHUNKED])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_same_headers_again_mean_the_same_and_others_what_they_say(request_bytes: bytes, size: int) -> None:
+    scanner, found = RequestScanner(100), []
+    for one in (request_bytes, request_bytes, HEAD + b"Content-Length: 50\r\n\r\n" + bytes(50), request_bytes):
+        body = b"".join(b"".join(scanner.scan(one[at : at + size])) for at in range(0, len(one), size))
+        assert scanner.head is not None
+        found.append((scanner.head.method, scanner.head.body_bytes, len(body), scanner.is_whole))
+        scanner.next_request()
+    again = ("POST", 5 if request_bytes is SIZED else None, 5, True)
+    assert found == [again, again, ("POST", 50, 50, True), again]
+    assert scanner.scan(request_bytes.replace(b"Host: a", b"Host: a\r\nHost: a")) == []
+    assert scanner.refusal is not None
+
+
 @pytest.mark.parametrize(
     "end", [b"0\n\r\n", b" 0\r\n\r\n", b"0 \r\n\r\n", b"0;a=b\r\n\r\n", b"0\r\nX: y\r\n\r\n", b"+0\r\n\r\n"]
 )

@@ -52,6 +52,19 @@ def test_a_request_says_all_that_it_says_over_grpc() -> None:
     assert [read.wanted.is_binary(name) for name in ("y", "z", "other")] == [True, False, False]
 
 
+def test_the_same_json_again_has_its_own_contents_and_tags() -> None:
+    message = {"inputs": [sized("a", 2), sized("b", 2)], "parameters": {"timeout": 5000, "binary_data_output": True}}
+    for contents, tag in ((b"\1\2\3\4", "dock"), (b"\5\6\7\x08", "gate")):
+        read = parse(message, contents)
+        assert {name: array.tobytes() for name, array in read.request.inputs.items()} == {
+            "a": contents[:2], "b": contents[2:],
+        }  # fmt: skip
+        assert (read.timeout_s, read.wanted.default, read.request.parameters) == (0.005, True, {})
+        assert with_tags(read.request.parameters, {"upwell-tag-camera": tag}) == {"upwell.tag.camera": tag}
+    with pytest.raises(InvalidRequest, match="take 4 bytes of binary data, got 5"):
+        parse(message, bytes(5))
+
+
 def test_one_parameter_asks_for_all_outputs_in_binary_but_for_those_that_say_otherwise() -> None:
     outputs = [{"name": "y", "parameters": {"binary_data": False}}, {"name": "z"}]
     wanted = parse({"inputs": [], "outputs": outputs, "parameters": {"binary_data_output": True}}).wanted

@@ -6,11 +6,10 @@ Nothing here knows which HTTP server reads and writes the bytes.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
+import os
 import threading
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from upwell.shared.oip.http.messages import (
     write_model_metadata,
     write_server_metadata,
 )
-from upwell.shared.oip.http.replies import BINARY, STATUS_HEADER, Rejected, Reply, error_reply, json_reply
+from upwell.shared.oip.http.replies import BINARY, STATUS_HEADER, Rejected, Reply, error_reply, json_reply, write_json
 from upwell.shared.oip.http.request import (
     HEAD_LENGTH_HEADER,
     ID_HEADER,
@@ -145,7 +144,7 @@ class Application:
         self._extensions = extensions
         self._max_bytes = max_message_bytes
         self._tokens = tokens
-        self._slots = threading.Semaphore(max_workers)
+        self._most_calls = max_workers
         self.memory = Memory(max(BODIES_IN_MEMORY * max_message_bytes, LEAST_MEMORY_BYTES))
         self._lock = threading.Lock()
         self._calls: set[Signal] = set()
@@ -160,7 +159,8 @@ class Application:
             origin = allowed_origin(http_request.headers, self._origins)
             asked = preflight(http_request.method, http_request.headers) if origin else None
             if asked is None:
-                return dataclasses.replace(self._begin(http_request), _origin=origin)
+                pending = self._begin(http_request)
+                return dataclasses.replace(pending, _origin=origin) if origin else pending
             return shared_with(origin, asked)
         except Exception as error:  # noqa: BLE001 (as in `Pending.answer`)
             return shared_with(origin, failure_reply(error))
@@ -259,7 +259,7 @@ class Application:
                 read = parse_infer_request(model, version, body[:end], body[end:])
         request = dataclasses.replace(
             read.request,
-            id=read.request.id or uuid.uuid4().hex,
+            id=read.request.id or os.urandom(16).hex(),
             parameters=with_tags(read.request.parameters, http_request.headers),
         )
         wait_s = min(wait_s, math.inf if read.timeout_s is None else read.timeout_s)
@@ -282,20 +282,19 @@ class Application:
 
     @contextmanager
     def _call(self, http_request: HttpRequest, deadline_s: float, client: str) -> Iterator[Call]:
-        if not self._slots.acquire(blocking=False):
-            raise Refused("too many requests are in progress")
         call = Call(deadline_s=deadline_s, client=client, traceparent=http_request.headers.get("traceparent", ""))
         try:
             with self._lock:
                 if self._is_over:  # it was sent before the end, and read after it
                     raise Unavailable("the server has stopped")
+                if len(self._calls) >= self._most_calls:
+                    raise Refused("too many requests are in progress")
                 self._calls.add(call.cancelled)
             with http_request.disconnect.watched(call.cancelled):
                 yield call
         finally:
             with self._lock:
                 self._calls.discard(call.cancelled)
-            self._slots.release()
 
 
 def check_size(size_bytes: int, max_bytes: int) -> None:
@@ -359,6 +358,6 @@ def _infer_reply(response: InferResponse, wanted: RequestedOutput, *, with_facts
     facts = fact_headers(response.parameters) if with_facts else []
     if not raws:
         return json_reply(message, headers=facts)
-    head = json.dumps(message, separators=(",", ":")).encode()
+    head = write_json(message)
     headers = (("Content-Type", BINARY), ("Inference-Header-Content-Length", str(len(head))), *facts)
     return Reply(HTTPStatus.OK, headers, (head, *raws))

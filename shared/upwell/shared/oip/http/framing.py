@@ -16,6 +16,8 @@ from upwell.shared.oip.http.request import TAG_HEADER
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
+_SHORT_HEAD_BYTES = 2048
+"""Size up to which a connection remembers its last headers."""
 
 _FREE_CHUNKS = 1000
 _LEAST_CHUNK_BYTES = 256
@@ -56,6 +58,7 @@ class RequestScanner:
     def __init__(self, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
         self._kept = b""
+        self._former: tuple[bytes, RequestHead] | None = None
         self.refusal: Rejected | None = None
         self._begin()
 
@@ -92,6 +95,10 @@ class RequestScanner:
         return body
 
     def _scan_head(self, data: bytes) -> int:
+        if self._former is not None and data.startswith(self._former[0]):  # as most requests of one client begin
+            self.head = self._former[1]
+            self._left_bytes = self.head.body_bytes or 0
+            return len(self._former[0])
         line_end = data.find(b"\r\n", 0, MAX_HEAD_BYTES)
         if line_end < 0 and len(data) >= MAX_HEAD_BYTES:
             raise Rejected(HTTPStatus.REQUEST_URI_TOO_LONG, "the request line is too long")
@@ -114,6 +121,8 @@ class RequestScanner:
             return 0
         self.head = _head(found[1].decode(), found[2].decode(), version, data[found.end() : end + 4])
         self._left_bytes = self.head.body_bytes or 0
+        if end < _SHORT_HEAD_BYTES:
+            self._former = data[: end + 4], self.head
         return end + 4
 
     def _scan_sized(self, data: bytes, start: int, body: list[memoryview]) -> int:

@@ -8,8 +8,9 @@ Source: https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from upwell.shared.errors import InvalidRequest
@@ -27,6 +28,8 @@ EXTENSIONS = ("binary_tensor_data",)
 """The extensions that this front end adds to the server's."""
 
 _MAX_TENSORS = 256
+_SHORT_BYTES = 1024
+"""Size up to which JSON is read once and remembered."""
 BINARY_SIZE = "binary_data_size"
 """The parameter of a tensor with binary data: its number of bytes."""
 _BASE64 = "base64"
@@ -55,6 +58,44 @@ class ReadRequest:
 
 def parse_infer_request(model: str, version: str, head: memoryview, binary: memoryview) -> ReadRequest:
     """Read a request: `head` is the JSON object, `binary` what follows it. Raises `InvalidRequest`."""
+    said = _remembered(bytes(head)) if len(head) <= _SHORT_BYTES else _said(head)
+    request = InferRequest(
+        model=model,
+        version=version,
+        id=said.id,
+        inputs=_with_contents("input", said.inputs, binary),
+        outputs=tuple(said.wanted.named),
+        parameters=said.parameters,
+        classes=said.classes,
+    )
+    return ReadRequest(request, said.wanted, said.timeout_s)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor as JSON describes it: `size_bytes` of binary data, or None with its elements in `data`."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    size_bytes: int | None
+    data: object
+    is_base64: bool
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the JSON of a request says."""
+
+    id: str
+    inputs: Sequence[_Tensor]
+    wanted: RequestedOutput
+    classes: Mapping[str, int]
+    parameters: Mapping[str, Parameter]
+    timeout_s: float | None
+
+
+def _said(head: memoryview) -> _Said:
     message = load_object(head)
     parameters = parameters_of("the request", message.get("parameters"))
     refuse_sequence(parameters)
@@ -63,16 +104,14 @@ def parse_infer_request(model: str, version: str, head: memoryview, binary: memo
     named, classes = _outputs(message.get("outputs"), default)
     request_id = text_of("`id`", message.get("id", ""))
     refuse_long_id(request_id)
-    request = InferRequest(
-        model=model,
-        version=version,
-        id=request_id,
-        inputs=read_tensors("input", message.get("inputs"), binary),
-        outputs=tuple(named),
-        parameters=parameters,
-        classes=classes,
-    )
-    return ReadRequest(request, RequestedOutput(default, named), timeout)
+    inputs = _described("input", message.get("inputs"))
+    return _Said(request_id, inputs, RequestedOutput(default, named), classes, parameters, timeout)
+
+
+@lru_cache(maxsize=256)
+def _remembered(head: bytes) -> _Said:
+    """A client with binary data that asks again and again sends the same JSON each time."""
+    return _said(memoryview(head))
 
 
 def load_object(head: memoryview) -> dict[str, Any]:
@@ -82,7 +121,7 @@ def load_object(head: memoryview) -> dict[str, Any]:
             f"the JSON takes {len(head)} bytes; at most {MAX_JSON_BYTES} are allowed: send large tensors as binary data"
         )
     try:
-        message = json.loads(bytes(head).decode(), object_pairs_hook=_without_doubles)
+        message = _DECODER.decode(bytes(head).decode())
     except UnicodeDecodeError:
         raise InvalidRequest("the JSON is not UTF-8 text") from None
     except RecursionError:
@@ -104,28 +143,45 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_doubles)
+
+
 def read_tensors(what: str, tensors: object, binary: memoryview) -> dict[str, Array]:
     """The tensors of the list `inputs` or `outputs` (`what` is one of these, without its s), whose binary data is
     `binary` in that order. Raises `InvalidRequest`.
     """
-    arrays: dict[str, Array] = {}
-    start = 0
+    return _with_contents(what, _described(what, tensors), binary)
+
+
+def _described(what: str, tensors: object) -> list[_Tensor]:
+    found: dict[str, _Tensor] = {}
     for tensor in objects(f"{what}s", tensors):
         name = text_of(f"the `name` of an {what}", tensor.get("name"))
-        if name in arrays:
+        if name in found:
             raise InvalidRequest(f"the {what} {name!r} is repeated")
         datatype = text_of(f"the `datatype` of {name!r}", tensor.get("datatype"))
         numpy_dtype(datatype)
         shape = shape_of(name, tensor.get("shape"))
         parameters = _tensor_parameters(name, tensor)
         size_bytes = parameters.get(BINARY_SIZE)
-        if size_bytes is None:
-            is_base64 = parameters.get("content_type") == _BASE64
-            arrays[name] = decode_json(name, datatype, shape, tensor.get("data"), is_base64=is_base64)
+        if size_bytes is not None:
+            size_bytes = _size(name, size_bytes)
+            if "data" in tensor:
+                raise InvalidRequest(f"the {what} {name!r} has both `data` and `{BINARY_SIZE}`; send one of them")
+        is_base64 = parameters.get("content_type") == _BASE64
+        found[name] = _Tensor(name, datatype, shape, size_bytes, tensor.get("data"), is_base64)
+    return list(found.values())
+
+
+def _with_contents(what: str, tensors: Sequence[_Tensor], binary: memoryview) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    start = 0
+    for one in tensors:
+        name, datatype, shape = one.name, one.datatype, one.shape
+        if one.size_bytes is None:
+            arrays[name] = decode_json(name, datatype, shape, one.data, is_base64=one.is_base64)
             continue
-        if "data" in tensor:
-            raise InvalidRequest(f"the {what} {name!r} has both `data` and `{BINARY_SIZE}`; send one of them")
-        end = start + _size(name, size_bytes)
+        end = start + one.size_bytes
         if end > len(binary):
             raise InvalidRequest(f"the binary data ends inside the {what} {name!r}: {len(binary)} bytes of {end}")
         arrays[name] = decode_raw(name, datatype, shape, binary[start:end])

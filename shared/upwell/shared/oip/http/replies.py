@@ -75,9 +75,17 @@ class Reply:
         return sum(len(piece) for piece in self.body)
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+def write_json(value: object) -> bytes:
+    """`value` as JSON in ASCII."""
+    return _ENCODER.encode(value).encode()
+
+
 def json_reply(value: object, status: int = HTTPStatus.OK, headers: Sequence[tuple[str, str]] = ()) -> Reply:
     """`value` as JSON in ASCII."""
-    return Reply(status, (("Content-Type", JSON), *headers), (json.dumps(value, separators=(",", ":")).encode(),))
+    return Reply(status, (("Content-Type", JSON), *headers), (write_json(value),))
 
 
 def error_reply(error: Exception) -> Reply:
