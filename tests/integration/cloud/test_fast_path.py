@@ -81,8 +81,8 @@ def test_one_warning_says_it(tmp_path: Path, code: str, said: str) -> None:
 @pytest.mark.slow
 def test_a_program_with_an_agent_keeps_its_own_grpc(tmp_path: Path, edge_agent: Callable[[Path], str]) -> None:
     code = f"""
-from upwell.edge.server.assembly import embedded_agent
-with embedded_agent({edge_agent(tmp_path)!r}):
+from upwell.edge.agent import Agent
+with Agent.from_config({edge_agent(tmp_path)!r}):
     from upwell.shared.oip.fake import FakeDataplane
     from upwell.shared.oip.grpc.server import start_server
     start_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=2).stop(0.0)
