@@ -143,16 +143,36 @@ _FEW_WEIGHTS = 64
 @dataclass(frozen=True)
 class DetectorParts:
     """Which nodes of a detector may stay float: its `tail`, from the last layers to the results, and the `layers`
-    before it, front to back, with their weights."""
+    before it, front to back, with their weights.
+
+    `arithmetic` has the nodes without weights that are between layers, such as activations, each with the layers just
+    before it and just behind it.
+    """
 
     tail: tuple[str, ...]
     layers: tuple[LayerNode, ...]
+    arithmetic: Mapping[str, tuple[frozenset[str], frozenset[str]]]
 
     def outer(self, first: int, last: int) -> list[str]:
-        """The names of so many groups of layers at the front and at the back, of `GROUPS` in all."""
+        """The names of so many groups of layers at the front and at the back, of `GROUPS` in all.
+
+        With them what lies only before or only behind such layers: float ones between quantized activations gain
+        nothing.
+        """
+        names = [layer.name for layer in self._groups(first, last)]
+        if not names:
+            return []
+        kept = {*names, *self.tail}
+        return names + [name for name, sides in self.arithmetic.items() if any(one and one <= kept for one in sides)]
+
+    def weights(self, first: int, last: int) -> int:
+        """How many weights so many groups of layers have."""
+        return sum(layer.weights for layer in self._groups(first, last))
+
+    def _groups(self, first: int, last: int) -> Sequence[LayerNode]:
         groups = np.array_split(np.arange(len(self.layers)), min(GROUPS, len(self.layers)))
-        chosen = [*groups[:first], *groups[len(groups) - last :]]
-        return [self.layers[index].name for index in np.concatenate([np.empty(0, np.intp), *chosen]).tolist()]
+        chosen = {at for group in (*groups[:first], *groups[max(0, len(groups) - last) :]) for at in group.tolist()}
+        return [layer for at, layer in enumerate(self.layers) if at in chosen]
 
 
 def detector_parts(quantizer: Quantizer) -> DetectorParts:
@@ -170,15 +190,44 @@ def detector_parts(quantizer: Quantizer) -> DetectorParts:
         node = makers.get(waiting.pop())
         if node is None or node.name in arithmetic or node.name in last:
             continue
-        if node.weights >= _FEW_WEIGHTS:
+        if _is_layer(node):
             last[node.name] = None
         else:
             arithmetic[node.name] = None
             waiting.extend(node.reads)
-    layers = [node for node in quantizer.nodes if node.weights >= _FEW_WEIGHTS]
+    layers = [node for node in quantizer.nodes if _is_layer(node)]
     before = tuple(node for node in layers if node.name not in last)
     tail = {*arithmetic, *last} if before else {*arithmetic}
-    return DetectorParts(tuple(node.name for node in quantizer.nodes if node.name in tail), before or tuple(layers))
+    others = {node.name for node in quantizer.nodes if not _is_layer(node)} - tail
+    sides = {name: one for name, one in _sides(quantizer.graph).items() if name in others}
+    kept = tuple(node.name for node in quantizer.nodes if node.name in tail)
+    return DetectorParts(kept, before or tuple(layers), sides)
+
+
+def _is_layer(node: LayerNode) -> bool:
+    return node.weights >= _FEW_WEIGHTS
+
+
+def _sides(graph: Sequence[LayerNode]) -> Mapping[str, tuple[frozenset[str], frozenset[str]]]:
+    """For each node the names of the layers just before it and just behind it."""
+    behind = _nearest(graph, lambda node: node.reads, lambda node: node.makes)
+    ahead = _nearest(graph[::-1], lambda node: node.makes, lambda node: node.reads)
+    return {node.name: (behind[node.name], ahead[node.name]) for node in graph}
+
+
+def _nearest(
+    graph: Sequence[LayerNode],
+    comes_from: Callable[[LayerNode], Sequence[str]],
+    goes_to: Callable[[LayerNode], Sequence[str]],
+) -> Mapping[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    at: dict[str, frozenset[str]] = {}
+    for node in graph:
+        found[node.name] = frozenset[str]().union(*(at.get(name, frozenset()) for name in comes_from(node)))
+        passed = frozenset({node.name}) if _is_layer(node) else found[node.name]
+        for name in goes_to(node):
+            at[name] = at.get(name, frozenset()) | passed
+    return found
 
 
 def own_names(names: Sequence[str], instead: Sequence[str]) -> list[str]:

@@ -179,27 +179,26 @@ class _Work:
 
     def _kept(self, asked: Sequence[str]) -> Sequence[str]:
         """What stays float: what was asked for, and of a detector its tail; where nothing was asked for also as many of
-        its first and last layers as its scores need, chosen on the rows that calibrate."""
+        its first and last layers as its scores need, chosen on the rows that calibrate, those first that bring most for
+        their weights."""
         if self._samples.detector is None or self._settings.interface == "int8":
             return asked
         parts = detector_parts(self._quantizer)
         kept = tuple(dict.fromkeys([*asked, *parts.tail]))
         if asked or self._is_exact:
             return kept
-        weights = {layer.name: layer.weights for layer in parts.layers}
-        most = _MOST_FLOAT * sum(weights.values())
+        most = _MOST_FLOAT * parts.weights(len(parts.layers), 0)
         first = last = 0
         found = {kept: self._within(kept)}
+        share, cost = found[kept], 0
         while max(found.values()) < _SURELY_WITHIN:
-            sides = [(first + 1, last), (first, last + 1)]
-            outer = {side: parts.outer(*side) for side in sides}
-            tried = {
-                side: (*kept, *names) for side, names in outer.items() if sum(weights[name] for name in names) <= most
-            }
+            costs = {side: parts.weights(*side) for side in ((first + 1, last), (first, last + 1))}
+            tried = {side: (*kept, *parts.outer(*side)) for side, weights in costs.items() if weights <= most}
             if not tried:
                 break
             found |= {names: self._within(names) for names in tried.values()}
-            first, last = max(tried, key=lambda side: found[tried[side]])
+            first, last = max(tried, key=lambda side: (found[tried[side]] - share) / (costs[side] - cost))
+            share, cost = found[tried[first, last]], costs[first, last]
         return max(found, key=lambda names: found[names])
 
     def _within(self, keep_float: Sequence[str]) -> float:

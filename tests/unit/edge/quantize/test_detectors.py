@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,10 +50,25 @@ def conv(name: str, given: str, stride: int) -> object:
     return helper.make_node("Conv", [given, f"{name}_w", f"{name}_b"], [name], name=name, **edges)
 
 
+def relu(name: str, made: str) -> list[object]:
+    return [helper.make_node("Relu", [name], [made], name=f"relu_{made}")]
+
+
+def silu(name: str, made: str) -> list[object]:
+    """As in all of YOLO's newer networks."""
+    return [
+        helper.make_node("Sigmoid", [name], [f"{made}_gate"], name=f"gate_{made}"),
+        helper.make_node("Mul", [name, f"{made}_gate"], [made], name=f"silu_{made}"),
+    ]
+
+
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_detector(tmp_path_factory.mktemp("detector"), relu)
+
+
+def write_detector(folder: Path, activation: Callable[[str, str], list[object]], gain: float = 1.3) -> Path:
     """[rows, 4 + classes, 64]: convolutions of seeded weights, boxes of 6 to 12 pixels around each cell, sigmoids."""
-    folder = tmp_path_factory.mktemp("detector")
     rng = np.random.default_rng(5)
     widths = {"first": (3, 8, 2), "second": (8, 16, 2), "third": (16, 16, 1), "head": (16, 2 + CLASSES, 1)}
     constants: dict[str, Array] = {
@@ -63,18 +78,18 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "three": np.float32(3),
     }
     for name, (taken, made, _) in widths.items():
-        constants[f"{name}_w"] = rng.normal(0, 1.3 / np.sqrt(9 * taken), (made, taken, 3, 3)).astype(np.float32)
+        constants[f"{name}_w"] = rng.normal(0, gain / np.sqrt(9 * taken), (made, taken, 3, 3)).astype(np.float32)
         constants[f"{name}_b"] = rng.normal(0, 0.1, made).astype(np.float32)
     grid = (np.arange(CELLS, dtype=np.float32) + 0.5) * SIDE / CELLS
     constants["centers"] = np.stack(np.meshgrid(grid, grid))[None].reshape(1, 2, CELLS, CELLS)
     node = helper.make_node
     nodes = [
         conv("first", "images", widths["first"][2]),
-        node("Relu", ["first"], ["a"], name="relu_a"),
+        *activation("first", "a"),
         conv("second", "a", widths["second"][2]),
-        node("Relu", ["second"], ["b"], name="relu_b"),
+        *activation("second", "b"),
         conv("third", "b", widths["third"][2]),
-        node("Relu", ["third"], ["c"], name="relu_c"),
+        *activation("third", "c"),
         conv("head", "c", widths["head"][2]),
         node("Split", ["head"], ["raw_size", "raw_score"], name="split", axis=1),
         node("Tanh", ["raw_size"], ["tanh"], name="tanh"),
@@ -147,6 +162,37 @@ def test_what_a_person_keeps_float_is_kept_beside_the_tail_alone(detector: Path)
     )
     assert {"second", "head", "concat"} <= set(made.report.kept_float)
     assert not {"first", "third"} & set(made.report.kept_float)
+
+
+def test_scores_behind_activations_of_several_nodes_keep_their_values(tmp_path: Path) -> None:
+    folder = write_detector(tmp_path, silu, gain=3.0)
+    made = quantize_model(folder / "model.onnx", folder / "data.npz", folder / "q.onnx", QuantizeSettings(), (), silent)
+    found = made.report.comparison.detections
+    assert found is not None
+    assert found.boxes > 50
+    assert found.scores_within >= 0.99
+
+
+def test_activations_stay_float_with_the_layers_around_them() -> None:
+    graph = [
+        LayerNode("in", "Mul", ("x",), ("in",)),
+        *(
+            node
+            for at in range(9)
+            for node in (
+                LayerNode(f"conv{at}", "Conv", (f"mul{at - 1}" if at else "in",), (f"conv{at}",), 100 + at),
+                LayerNode(f"gate{at}", "Sigmoid", (f"conv{at}",), (f"gate{at}",)),
+                LayerNode(f"mul{at}", "Mul", (f"conv{at}", f"gate{at}"), (f"mul{at}",)),
+            )
+        ),
+    ]
+    parts = detector_parts(FakeGraph(graph, graph))  # type: ignore[arg-type]  # the part of a quantizer that is read
+    assert set(parts.tail) == {"conv8", "gate8", "mul8"}
+    assert parts.outer(0, 0) == []
+    assert set(parts.outer(1, 0)) == {"in", "conv0", "gate0", "mul0", "gate7", "mul7"}
+    assert set(parts.outer(0, 1)) == {"conv7", "gate7", "mul7", "gate6", "mul6"}
+    assert parts.weights(1, 1) == 100 + 107
+    assert parts.weights(8, 8) == sum(range(100, 108))
 
 
 def test_the_tail_goes_up_to_the_last_layers_with_weights() -> None:
