@@ -25,8 +25,11 @@ other numbers; `shares` of 0 to 1 that do not sum to 1; something else `unlike` 
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _RESERVED = frozenset(("null", "true", "false"))
+_SOUND = re.compile(r"(^|[^a-z])(mels?|mfccs?|fbanks?|spectrograms?|audio)([^a-z]|$)|spectrogram", re.IGNORECASE)
 _MIN_BOXES = 64
 """Minimum number of boxes for a tensor to be taken for a detector's proposals."""
+_BOXES_PER_NUMBER = 5
+"""Likewise by how many numbers each has: in maps of depth and features of transformers the two are nearly as many."""
 _TOP = 255
 _LEAST = {"UINT8": 0, "INT8": -128}
 
@@ -64,7 +67,9 @@ class ExporterFacts:
 
     `classifies`: it gives scores of classes, whichever of both. `boxes` are the keys of the step `boxes` as they are
     written, None where nobody says whether there are any and empty where there are none; `activation` is the
-    step before it, as it is written. `notes` say what the files tell and no description can hold, or what nobody tells.
+    step before it, as it is written, and `doubts` what to check in it.
+    `segments` names the output with a score of each class at each pixel. `notes` say what the files tell and no
+    description can hold, or what nobody tells.
     """
 
     source: str = ""
@@ -74,6 +79,8 @@ class ExporterFacts:
     classifies: bool = False
     boxes: Mapping[str, str] | None = None
     activation: str = ""
+    doubts: str = ""
+    segments: str = ""
     text: TextFacts | None = None
     notes: tuple[str, ...] = ()
 
@@ -122,6 +129,7 @@ def starting_description(
         rows = len({spec.shape[0] for spec in tokens}) == 1
     elif picture is None:
         rows = rows and own_signature(model_inputs, model_outputs).has_rows
+    rows = rows and not has_loose_boxes(model_outputs)
     boxes = _boxes(model_outputs, facts) if rows and picture is not None else None
     known = _Known(facts, quantization, boxes is not None)
     pre, post = _inputs(model_inputs, picture, known), _outputs(model_outputs, boxes, known)
@@ -279,9 +287,15 @@ def _outputs(specs: Sequence[TensorSpec], boxes: list[str] | None, known: _Known
         masks = ["masks: {kind: masks}"] if known.facts.boxes and "prototypes" in known.facts.boxes else []
         return _Part([*check, f"detections: {{kind: detections{labels}}}", *masks], boxes)
     part = _Part()
+    if known.facts.segments:
+        step = f"- segments: {{from: {_text(known.facts.segments)}, to: segments}}"
+        return _Part([f"segments: {{kind: segments{labels}}}"], [step])
     has_labels = False
     for spec in specs:
         name = _text(spec.name)
+        if known.facts.scores in ("", "shares", "unlike") and _is_embedding(spec):
+            part.signature.append(f"{name}: {{kind: embedding}}")
+            continue
         fits = len(spec.shape) == 2 and not 0 <= spec.shape[1] < 2 and spec.datatype in (*FLOATS, "UINT8", "INT8")
         fits = fits and (not labels or spec.shape[1] in (-1, len(known.facts.labels)))
         if not fits or has_labels or (known.facts.boxes is not None and known.facts.source):
@@ -292,6 +306,11 @@ def _outputs(specs: Sequence[TensorSpec], boxes: list[str] | None, known: _Known
         if spec.datatype not in FLOATS:
             part.steps += _dequantize(spec, known.quantization.get(spec.name))
     return part
+
+
+def _is_embedding(spec: TensorSpec) -> bool:
+    is_vector = len(spec.shape) == 2 and spec.datatype in FLOATS
+    return is_vector and re.search("embed|pooled|pooler", spec.name, re.IGNORECASE) is not None
 
 
 def _dequantize(spec: TensorSpec, quantization: tuple[float, int] | None) -> list[str]:
@@ -314,8 +333,6 @@ def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
         return ["# raw scores: softmax tells their order, not how sure they are", f"{name}: {{kind: logits{labels}}}"]
     if scores in ("each", "tensor"):
         return [f"{name}: {{kind: tensor}}"]
-    if re.search("embed|pooled", spec.name, re.IGNORECASE):
-        return [f"{name}: {{kind: embedding}}"]
     named = bool(NAMED_AS_PROBABILITIES.search(spec.name)) or (not scores and spec.datatype not in FLOATS)
     if (named or scores == "shares") and not labels:
         kinds = "logits" if scores else "probabilities, where a row sums to 1; logits"
@@ -331,45 +348,59 @@ def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
 
 def _boxes(specs: Sequence[TensorSpec], facts: ExporterFacts) -> list[str] | None:
     """A boxes step, where the facts say that there are boxes or the tensors look like a detector's."""
-    if facts.boxes is not None:
-        before = [f"- {facts.activation}"] if facts.activation else []
-        keys = ", ".join(f"{key}: {value}" for key, value in facts.boxes.items())
-        return [*before, f"- boxes: {{{keys}}}"] if keys else None
-    if any(spec.datatype not in FLOATS for spec in specs):
-        return None
-    if len(specs) == 1 and len(specs[0].shape) == 3:
+    keys, doubts = (facts.boxes, facts.doubts) if facts.boxes is not None else likely_boxes(specs)
+    before = [f"- {facts.activation}"] if facts.activation else []
+    check = [f"# {doubts}"] if doubts else []
+    written = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    return [*before, *check, f"- boxes: {{{written}}}"] if keys else None
+
+
+def likely_boxes(specs: Sequence[TensorSpec]) -> tuple[Mapping[str, str], str]:
+    """The keys of a boxes step for tensors that look like a detector's, and what to check in it; else nothing."""
+    if len(specs) == 1 and len(specs[0].shape) == 3 and specs[0].datatype in FLOATS:
         return _raw_boxes(specs[0])
-    fours = [spec for spec in specs if len(spec.shape) == 3 and spec.shape[2] == 4]
+    fours = [spec for spec in specs if len(spec.shape) == 3 and spec.shape[2] == 4 and spec.datatype in FLOATS]
     if len(fours) != 1:
-        return None
+        return {}, ""
     boxes = fours[0]
     others = [spec for spec in specs if spec is not boxes and spec.shape[1:2] == boxes.shape[1:2]]
     ranks = [len(spec.shape) for spec in others]
-    if ranks == [3] and boxes.shape[1] >= _MIN_BOXES:
-        names = f"boxes: {_text(boxes.name)}, scores: {_text(others[0].name)}"
-        return [
-            "# format and normalized as the model has them; background: 0, where class 0 is none",
-            f"- boxes: {{{names}, format: xyxy, normalized: true}}",
-        ]
+    if ranks == [3] and boxes.shape[1] >= _MIN_BOXES and others[0].datatype in FLOATS:
+        keys = {"boxes": _text(boxes.name), "scores": _text(others[0].name), "format": "xyxy", "normalized": "true"}
+        return keys, "format and normalized as the model has them; background: 0, where class 0 is none"
     if ranks == [2, 2]:
-        names = f"boxes: {_text(boxes.name)}, classes: {_text(others[0].name)}, scores: {_text(others[1].name)}"
-        return [
-            "# classes and scores may be the other way round; iou: 1.0, since the model drops overlaps itself",
-            f"- boxes: {{{names}, format: yxyx, normalized: true, iou: 1.0}}",
-        ]
-    return None
+        classes, scores = sorted(others, key=_is_of_scores)
+        if scores.datatype not in FLOATS:
+            return {}, ""
+        keys = {"boxes": _text(boxes.name), "classes": _text(classes.name), "scores": _text(scores.name)}
+        keys |= {"format": "yxyx" if classes.datatype in FLOATS else "xyxy", "normalized": "true", "iou": "1.0"}
+        doubts = "classes and scores may be the other way round; iou: 1.0, since the model drops overlaps itself"
+        return keys, doubts
+    return {}, ""
 
 
-def _raw_boxes(spec: TensorSpec) -> list[str] | None:
+def has_loose_boxes(outputs: Sequence[TensorSpec]) -> bool:
+    """Whether it gives as many boxes, classes and scores as it finds, as torchvision's detectors do for one picture."""
+    shapes = [tuple(spec.shape) for spec in outputs]
+    return any(len(shape) == 2 and shape[1] == 4 for shape in shapes) and [len(one) for one in shapes].count(1) >= 2
+
+
+def _is_of_scores(spec: TensorSpec) -> int:
+    """1 for scores, -1 for class numbers, 0 where neither datatype nor name says so."""
+    if spec.datatype not in FLOATS or re.search("class|label|categor", spec.name, re.IGNORECASE):
+        return -1
+    return 1 if re.search("score|conf", spec.name, re.IGNORECASE) else 0
+
+
+def _raw_boxes(spec: TensorSpec) -> tuple[Mapping[str, str], str]:
     _, middle, last = spec.shape
     axes, width, count = ("NCA", middle, last) if 5 <= middle <= last or last < 0 else ("NAC", last, middle)
-    if width < 5 or 0 <= count < _MIN_BOXES:
-        return None
-    objectness = ", objectness: true" if width == 85 else ""
-    return [
-        "# format; objectness: true, where the fifth number is one; normalized: true, where boxes are fractions",
-        f"- boxes: {{from: {_text(spec.name)}, axes: {axes}, format: cxcywh{objectness}}}",
-    ]
+    if width < 5 or 0 <= count < max(_MIN_BOXES, _BOXES_PER_NUMBER * width):
+        return {}, ""
+    keys = {"from": _text(spec.name), "axes": axes, "format": "cxcywh"}
+    keys |= {"objectness": "true"} if width == 85 else {}
+    doubts = "format; objectness: true, where the fifth number is one; normalized: true, where boxes are fractions"
+    return keys, doubts
 
 
 def _is_picture(spec: TensorSpec, facts: PictureFacts) -> bool:
@@ -380,7 +411,7 @@ def _is_picture(spec: TensorSpec, facts: PictureFacts) -> bool:
 
 def _channels(spec: TensorSpec) -> int | None:
     """The axis of a picture's channels, None where this is no picture."""
-    if len(spec.shape) != 4:
+    if len(spec.shape) != 4 or _SOUND.search(spec.name):
         return None
     if spec.shape[1] in (1, 3) and all(size < 0 or size > 3 for size in spec.shape[2:]):
         return 1

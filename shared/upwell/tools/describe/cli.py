@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,11 +25,14 @@ from upwell.shared.signature.init import (
     TOKENIZER_NAME,
     ExporterFacts,
     ScoresKind,
+    has_loose_boxes,
+    likely_boxes,
     starting_description,
 )
 from upwell.shared.signature.keys import MAX_TOKENIZER_BYTES
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
+from upwell.tools.describe.boxes import shown_boxes
 from upwell.tools.describe.exporters import facts_of, own_metadata, tflite_facts
 from upwell.tools.describe.foreign import model_file
 from upwell.tools.describe.scores import scores_of
@@ -36,6 +40,11 @@ from upwell.tools.describe.trial import TrialResult, try_sample
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
 MAX_LABELS_BYTES = 1 << 20
+_NOTHING_SAID = "what its outputs say: they are given as they are, and no request is hard"
+_NO_BOXES = (
+    "what its outputs say: some look like boxes, but not laid out or scored as the step `boxes` takes them; they are "
+    "given as they are, and no request is hard"
+)
 
 
 def init(
@@ -83,6 +92,9 @@ def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float,
         facts = replace(facts, notes=(*facts.notes, note))
     if facts.boxes is not None:
         return facts
+    facts = facts if facts.scores else _with_likely_boxes(facts, runtime)
+    if facts.boxes is not None:
+        return facts
     return _with_scores(facts, scores_of(runtime, quantization, file))
 
 
@@ -97,6 +109,22 @@ def _with_scores(facts: ExporterFacts, found: ScoresKind) -> ExporterFacts:
         return replace(facts, scores=found, labels=())
     is_known = found in ("probabilities", "raw")
     return replace(facts, scores="logits" if facts.classifies and not is_known else found)
+
+
+def _with_likely_boxes(facts: ExporterFacts, runtime: Runtime) -> ExporterFacts:
+    """With boxes, where the tensors look like a detector's and runs of it bear that out."""
+    outputs = runtime.outputs
+    if has_loose_boxes(outputs) or any(len(spec.shape) == 3 and spec.shape[2] == 4 for spec in outputs):
+        otherwise = replace(facts, boxes={}, scores="tensor", notes=(*facts.notes, _NO_BOXES))
+    else:
+        otherwise = facts
+    if len(runtime.inputs) != 1 or len(runtime.inputs[0].shape) != 4:
+        return otherwise
+    keys, doubts = likely_boxes(outputs)
+    shown = shown_boxes(runtime, keys, doubts) if keys else None
+    if shown is None:
+        return replace(otherwise, boxes={}, scores="tensor", notes=(*facts.notes, _NO_BOXES)) if keys else otherwise
+    return replace(facts, boxes=shown[0], doubts=shown[1])
 
 
 def _described(
@@ -116,6 +144,8 @@ def _described(
         note = f"what {facts.source} says does not fit the model's tensors: {error.problems[0].message}"
         without = ExporterFacts(notes=(note,))
         return starting_description(runtime.inputs, runtime.outputs, without, quantization), without
+    if not facts.notes and "kind: image" in text and not re.search("kind: (?!image|tensor)", text):
+        facts = replace(facts, notes=(_NOTHING_SAID,))
     return text, facts
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain, parse_json, read_file
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.formats.onnx.graph import read_metadata
+from upwell.shared.formats.onnx.graph import read_class_names, read_metadata
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
 from upwell.shared.formats.tflite.metadata import TensorNote, read_notes
 from upwell.shared.signature.init import NOTHING_KNOWN, TOKENIZER_NAME, TOKENS, ExporterFacts, PictureFacts, TextFacts
@@ -136,7 +136,8 @@ def facts_of(
     """What is known of the model at `model`, whose file has `metadata` of its own, or `otherwise` where no exporter
     that is known here has made it. Raises `ConfigError`.
 
-    A file of labels beside it counts where nothing else names them, and it has as many as the model has classes.
+    Where nothing else names the classes, the names in the file's own classifier count, then a file of labels beside it,
+    if there are as many as the model has classes.
     """
     readers: tuple[Callable[[], ExporterFacts | None], ...] = (
         lambda: ultralytics(metadata, model, inputs, outputs),
@@ -146,6 +147,8 @@ def facts_of(
     )
     facts = next((found for read in readers if (found := read()) is not None), otherwise or NOTHING_KNOWN)
     facts = replace(facts, source=_line(facts.source), notes=tuple(map(_line, facts.notes)))
+    if not facts.labels:
+        facts = _with_own_classes(model, facts, outputs)
     return facts if facts.labels else _with_labels_beside(model, facts, outputs)
 
 
@@ -279,7 +282,11 @@ def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) ->
     if set(labels) == {f"LABEL_{number}" for number in range(len(labels))}:
         labels = ()
     source = f"Hugging Face's config.json ({config['model_type']})"
-    picture, notes = _image_processor(_read_json(folder / "preprocessor_config.json"))
+    processor = _read_json(folder / "preprocessor_config.json")
+    if any(len(spec.shape) == 4 for spec in inputs):
+        picture, notes = _image_processor(processor)
+    else:
+        picture, notes = PictureFacts(), _sound(processor)
     named = config.get("architectures")
     kinds = " ".join(one for one in named if isinstance(one, str)) if isinstance(named, list) else ""
     names = {spec.name for spec in outputs}
@@ -296,8 +303,18 @@ def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) ->
         return ExporterFacts(source, (), picture, boxes={}, text=text, notes=notes)
     if "Classification" in kinds and "logits" in names:
         return ExporterFacts(source, labels, picture, scores="logits", text=text, notes=notes)
+    if "ForSemanticSegmentation" in kinds and "logits" in names:
+        return ExporterFacts(source, labels, picture, segments="logits", notes=notes)
     notes += (f"what {kinds or 'it'} gives is not known here",)
-    return ExporterFacts(source, labels, picture, text=text, notes=notes)
+    return ExporterFacts(source, (), picture, boxes={}, text=text, notes=notes)
+
+
+def _sound(config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What no step does of what a feature extractor does to sound."""
+    kind = (config or {}).get("feature_extractor_type")
+    if not isinstance(kind, str):
+        return ()
+    return (f"what {kind} makes of sound, which no step does: its inputs are tensors here",)
 
 
 _NO_CLASSES = MappingProxyType(
@@ -357,7 +374,11 @@ _FOLLOWED = (
     "Siglip", "ViT", "ViTHybrid", "Yolos",
 )  # fmt: skip
 """Hugging Face's image processors whose files say all that is read here."""
-_STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb", "do_reduce_labels")
+_STEPS = (
+    "do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb", "do_reduce_labels",
+    "do_convert_annotations",
+)  # fmt: skip
+"""What is followed, or done to labels and not to pictures."""
 _LEVIT_SHARE = 224 / 256
 _CROPPED_BY_SHARE = ("ConvNext", "PoolFormer", "Levit")
 
@@ -455,6 +476,17 @@ def timm(model: Path) -> ExporterFacts | None:
     labels = _by_number(config.get("label_names", own.get("label_names")))
     source = f"timm's config.json ({config.get('architecture', 'no name')})"
     return ExporterFacts(source, labels, picture, scores="logits", notes=tuple(notes))
+
+
+def _with_own_classes(model: Path, facts: ExporterFacts, outputs: Outputs) -> ExporterFacts:
+    """As scikit-learn's converters and its kin write them into the operators of classifiers."""
+    if model.suffix != ".onnx":
+        return facts
+    with contextlib.suppress(BadOnnxFile, OSError):
+        labels = tuple(map(_line, read_class_names(model)))
+        if all(labels) and any(spec.shape[1:] == (len(labels),) for spec in outputs):
+            return replace(facts, source=facts.source or "the model's classifier", labels=labels)
+    return facts
 
 
 def _with_labels_beside(model: Path, facts: ExporterFacts, outputs: Outputs) -> ExporterFacts:

@@ -59,7 +59,7 @@ def _seen(runtime: Runtime, name: str, quantization: tuple[float, int]) -> _Seen
     found = []
     flat = all(len(spec.shape) <= 2 for spec in runtime.inputs)
     for factor in _SCALES if flat else _SCALES[:3]:
-        inputs = {spec.name: _random(spec, chance, factor) for spec in runtime.inputs}
+        inputs = {spec.name: random_input(spec, chance, factor) for spec in runtime.inputs}
         try:
             rows = (runtime.run(inputs)[name].astype(np.float64) - zero_point) * scale
         except UpwellError:
@@ -75,7 +75,8 @@ def _seen(runtime: Runtime, name: str, quantization: tuple[float, int]) -> _Seen
     return "within 0 and 1" if max(rows.max() for rows in found) <= 1 + _SLACK else "neither"
 
 
-def _random(spec: TensorSpec, chance: np.random.Generator, factor: float) -> Array:
+def random_input(spec: TensorSpec, chance: np.random.Generator, factor: float = 1.0) -> Array:
+    """One row for an input; numbers from -1 to 1, times `factor`, and ones in a mask."""
     unsaid = _PICTURE if len(spec.shape) == 4 else _OTHER
     shape = [size if size > 0 else unsaid if place else 1 for place, size in enumerate(spec.shape)]
     dtype = numpy_dtype(spec.datatype)

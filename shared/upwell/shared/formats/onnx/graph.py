@@ -181,6 +181,43 @@ def read_producer(path: Path) -> str:
         return _text_of(data, (0, data.size), 2)
 
 
+def read_class_names(path: Path) -> tuple[str, ...]:
+    """What the classifier in the ONNX file at `path` calls its classes, in the order of its scores.
+
+    That is `classlabels_…` of the operators of ai.onnx.ml, or the constant `classes` of skl2onnx, which chooses among
+    what several of them say. Empty where there is none, and where the names are 0, 1, 2 and so on. Raises as
+    `read_graph`.
+    """
+    found: set[tuple[str, ...]] = set()
+    chosen: set[tuple[str, ...]] = set()
+    with opened(path) as data:
+        graphs = [span for number, span in _parts(data, [(0, data.size)]) if number == _GRAPH]
+        for number, span in _parts(data, graphs):
+            if number == _INITIALIZER and _text_of(data, span, 8) == _CLASSES:
+                chosen.add(_names(data, span, 6, (5, 7)))
+            elif number == _NODE and _text_of(data, span, 7) == "ai.onnx.ml":
+                attributes = list(_messages(data, span, _ATTRIBUTE))
+                named = [one for one in attributes if _text_of(data, one, 1).startswith("classlabels_")]
+                found.update(_names(data, one, 9, (8,)) for one in named)
+    names = chosen or found
+    (only,) = names if len(names) == 1 else ((),)
+    return only if only != tuple(map(str, range(len(only)))) else ()
+
+
+_CLASSES = "classes"
+
+
+def _names(data: Bytes, span: Span, texts: int, numbers: Sequence[int]) -> tuple[str, ...]:
+    """The repeated texts of a message, or else its repeated integers as texts."""
+    found = tuple(_text(data, one) for one in _messages(data, span, texts))
+    values = (value for number, value, _ in fields(data, *span) if number in numbers)
+    return found or tuple(str(_signed(one)) for value in values for one in _integers(data, value))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
 def named_apart(data: bytes) -> bytes:
     """The ONNX file `data` with a name for each node of its main graph that has none, or one that another has.
 
