@@ -120,8 +120,9 @@ GARBAGE: dict[str, Behaviour] = {
 class ScriptedCloud:
     """A server of the protocol whose `behaviour` may be changed between calls; it stops and comes back on one port."""
 
-    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None, host: str = "127.0.0.1") -> None:
         self.behaviour: Behaviour = good
+        self.host = host
         self.requests: list[InferRequest] = []
         self.headers: list[str] = []
         self._credentials = credentials
@@ -132,7 +133,7 @@ class ScriptedCloud:
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def endpoint(self, address: str) -> str:
         """How an agent writes this cloud, reached at `address`."""

@@ -58,8 +58,9 @@ class ScriptedHttpCloud:
     were as many as `answered_gets` says.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self.behaviour: Behaviour = good
+        self.host = host
         self.requests: list[InferRequest] = []
         self.headers: list[str] = []
         self._tls = tls
@@ -82,7 +83,7 @@ class ScriptedHttpCloud:
 
     def start(self) -> None:
         """Listen, on the former port if there was one."""
-        self._server = _Server(("127.0.0.1", self.port), self)
+        self._server = _Server((self.host, self.port), self)
         self.port = self._server.server_address[1]
         if self._tls is not None:
             self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)

@@ -111,7 +111,7 @@ class RecordingCell(RouterService):
         self.hedges -= 1
         return self.hedges >= 0
 
-    def wants_probe(self) -> bool:
+    def wants_probe(self, interface: str = "") -> bool:
         return self.probes
 
     def observe(self, outcome: Outcome) -> None:
@@ -136,7 +136,7 @@ def uplink_of(cell: RouterService, settings: UplinkSettings) -> Uplink:
 
 def context_of(cell: RouterService, uplink: Uplink) -> RequestContext:
     """What an attempt needs of an agent."""
-    return RequestContext(cell, uplink, AgentMetrics(lambda: cell.state), Admission())
+    return RequestContext(cell, {"": uplink}, AgentMetrics(lambda: cell.state), Admission())
 
 
 class SentAttempt:

@@ -12,7 +12,7 @@ from upwell.edge.cases.home import CasesSection
 from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.release.sections import ReleaseSection
-from upwell.shared.config.addresses import Endpoint, ListenAddress
+from upwell.shared.config.addresses import Endpoint, InterfaceName, ListenAddress
 from upwell.shared.config.located import Location, located
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint, check_exposure
 from upwell.shared.config.yaml import FilePart, RelativePath
@@ -98,9 +98,18 @@ class CloudSection(FilePart):
         description="HOST:PORT, dns:///NAME:PORT for all its addresses, or https://HOST for HTTP/1.1."
     )
     fallbacks: list[Endpoint] = Field([], description="Services with the same models, tried in this order.")
+    interfaces: list[InterfaceName] = Field(
+        [], description="Network interfaces, such as [wlan0, wwan0]: each request takes the first that will do (Linux)."
+    )
     tls: ClientTls | None = None
     token_file: RelativePath | None = Field(None, description="A file with the token to send; read again on change.")
     insecure: bool = Field(False, description="Allow an endpoint off loopback without TLS.")
+
+    @model_validator(mode="after")
+    def _interfaces_differ(self) -> CloudSection:
+        if len(set(self.interfaces)) < len(self.interfaces):
+            raise ValueError("an interface is named twice in `interfaces`")
+        return self
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -237,7 +237,7 @@ def agent(
         link = SimulatedUplink(clock.kernel, LINK, RTT_S)
         pilot: Any = router
         uplink = ScriptedUplink(clock, link, SimulatedProber(clock.kernel, link, pilot), script)
-        context = RequestContext(router, uplink, Counters(), Admission())  # type: ignore[arg-type]
+        context = RequestContext(router, {"": uplink}, Counters(), Admission())  # type: ignore[dict-item]
 
         def ask(logged: LoggedRequest) -> Any:
             clock.pass_until(logged.t_s)

@@ -33,7 +33,7 @@ def test_after_a_move_every_connection_is_made_anew_and_the_router_is_told(monke
     here, told = ["10.0.0.1"], list[Outcome]()
     with serving(FakeDataplane()) as (address,):
         settings = UplinkSettings(address, ClientSecurity(), LIMIT_BYTES)
-        uplink = Uplink(settings, told.append, lambda: False, look=lambda _: tuple(here))
+        uplink = Uplink(settings, told.append, lambda: False, look=lambda *_: tuple(here))
 
         def is_first() -> bool:
             at = decision()

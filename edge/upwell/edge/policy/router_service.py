@@ -14,7 +14,16 @@ from typing import TypeAlias
 
 from upwell.shared.routing.decide.decide import threshold_of
 from upwell.shared.routing.decide.router import Router, Run
-from upwell.shared.routing.decide.state import CloudDropped, CloudSent, Decision, EdgeRan, Outcome, RouterState, Signals
+from upwell.shared.routing.decide.state import (
+    CloudDropped,
+    CloudSent,
+    Decision,
+    EdgeRan,
+    LinkState,
+    Outcome,
+    RouterState,
+    Signals,
+)
 from upwell.shared.routing.decide.turn import Turn, turn
 from upwell.shared.routing.estimators.audit import AuditTally
 from upwell.shared.routing.estimators.breaker import Breaker
@@ -60,18 +69,24 @@ class ModelChange:
 class RouterService:
     """Owns the `RouterState`. Thread-safe; every method holds the lock for microseconds.
 
-    `model_pairs` identify the matching calibrations of each model, from the policy and from the bundles.
+    `model_pairs` identify the matching calibrations of each model, from the policy and from the bundles. `interfaces`
+    are the network interfaces that messages may leave by, the preferred one first; empty if the system chooses.
     """
 
     def __init__(
-        self, policy: Policy, model_pairs: Mapping[str, ModelPair] = _NOBODY, carried: Mapping[str, _Carried] = _NOTHING
+        self,
+        policy: Policy,
+        model_pairs: Mapping[str, ModelPair] = _NOBODY,
+        carried: Mapping[str, _Carried] = _NOTHING,
+        interfaces: Sequence[str] = (),
     ) -> None:
         self._model_pairs = dict(model_pairs)
         self._carried = dict(carried)
         self._misfits: dict[str, str] = {}
         self._logged: set[tuple[str, str]] = set()
         self._use(policy)
-        self.recent = RouterState()
+        first, *others = interfaces or ("",)
+        self.recent = RouterState(interface=first, others={name: LinkState() for name in others})
         """The state without the runs that are still to be learned; immutable."""
         self._ran: deque[Run] = deque()
         self._learn_at_s = math.inf
@@ -159,7 +174,7 @@ class RouterService:
         """Return all that was acquired for a decision that is not carried out."""
         self.settle(decision, None)
         if decision.probes:
-            self.observe(CloudDropped(decision.model, decision.probes))
+            self.observe(CloudDropped(decision.model, decision.probes, interface=decision.interface))
 
     def observe(self, outcome: Outcome) -> None:
         """Update the state with an outcome."""
@@ -171,11 +186,11 @@ class RouterService:
             self.recent = after = self._router.observe(before, outcome, now_s)
             if isinstance(outcome, CloudSent):
                 self.sent_at_s = now_s
-            wake = self._next_wake() if self._wakes else None
-        if wake is not None:
+            wakes = self._next_wakes() if self._wakes else ()
+        for wake in wakes:
             wake()
-        if after.breakers is not before.breakers:
-            _log_changes(before.breakers, after.breakers)
+        for interface in (after.interface, *after.others):
+            _log_changes(interface, before.over(interface).breakers, after.over(interface).breakers)
         if after.audits is not before.audits:
             _log_alarms(before.audits, after.audits)
 
@@ -187,14 +202,16 @@ class RouterService:
         """Put a message into the queue before the link; `wake` is called, from any thread, when its turn may have come,
         until an outcome of its call is told. It must not block."""
         with self._lock:
-            self.recent = replace(self.recent, queue=self.recent.queue.joined(message))
+            state = self.recent.over(message.interface)
+            self.recent = self.recent.merged(replace(state, queue=state.queue.joined(message)))
             self._wakes[message.call] = wake
 
-    def _next_wake(self) -> Callable[[], None] | None:
-        """How to wake whoever goes next; under the lock."""
-        waiting = {message.call for message in self.recent.queue.waiting}
+    def _next_wakes(self) -> Sequence[Callable[[], None]]:
+        """How to wake whoever goes next over each interface; under the lock."""
+        queues = (self.recent.queue, *(other.queue for other in self.recent.others.values()))
+        waiting = {message.call for queue in queues for message in queue.waiting}
         self._wakes = {call: wake for call, wake in self._wakes.items() if call in waiting}
-        return self._wakes.get(self.recent.queue.first or "")
+        return [self._wakes[queue.first] for queue in queues if queue.first in self._wakes]
 
     def ran(self, model: str, rows: int, duration_s: float) -> None:
         """Learn from a run on the device. Fast ones are learned in batches, by the next decision after `LAG_S`."""
@@ -304,9 +321,10 @@ class RouterService:
             else:
                 _log.info("model %s: a calibration fits", model)
 
-    def wants_probe(self) -> bool:
-        """Whether the link should be probed: no call is in progress, and there was no sample for a while."""
-        state = self.recent
+    def wants_probe(self, interface: str = "") -> bool:
+        """Whether the link over an interface should be probed: no call is in progress, and there was no sample for a
+        while."""
+        state = self.recent.over(interface)
         last = state.link.samples[-1] if state.link.samples else None
         is_away = any(breaker.is_open for breaker in state.breakers.values())
         after_s = PROBE_AFTER_LATE_S if is_away or (last is not None and last.is_bound) else PROBE_AFTER_S
@@ -368,14 +386,18 @@ def _compiled(policy: Policy, model_pairs: Mapping[str, ModelPair], carried: Map
     return Router(whole, model_pairs)
 
 
-def _log_changes(before: Mapping[str, Breaker], after: Mapping[str, Breaker]) -> None:
+def _log_changes(interface: str, before: Mapping[str, Breaker], after: Mapping[str, Breaker]) -> None:
     """Log when the cloud fails and when it is back, once each, so that requests do not flood the log."""
+    if after is before:
+        return
+    over = f" over {interface}" if interface else ""
     for key, breaker in after.items():
         was_open = key in before and before[key].is_open
         if breaker.is_open and not was_open:
-            _log.warning("the cloud is failing (%s): answering on the device and probing", key or "the whole service")
+            text = "the cloud is failing%s (%s): answering on the device and probing"
+            _log.warning(text, over, key or "the whole service")
         elif was_open and not breaker.is_open:
-            _log.warning("the cloud answers again (%s)", key or "the whole service")
+            _log.warning("the cloud answers again%s (%s)", over, key or "the whole service")
 
 
 def _log_alarms(before: Mapping[str, AuditTally], after: Mapping[str, AuditTally]) -> None:

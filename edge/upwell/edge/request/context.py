@@ -26,13 +26,14 @@ class RequestMetrics(Protocol):
 class RequestContext:
     """The context shared by all requests; a traced request has its own copy.
 
-    `agent` is the name that answers carry. `seen` is how models in the cloud resize pictures, as far as known, by the
+    `uplinks` are the ways to the cloud by network interface, empty without a cloud. `agent` is the name that answers
+    carry. `seen` is how models in the cloud resize pictures, as far as known, by the
     model's name here. `trace` is set if `tracer` records the request; `traceparent` is what the cloud is sent if it is
     not recorded.
     """
 
     router: RouterService
-    uplink: Uplink | None
+    uplinks: Mapping[str, Uplink]
     metrics: RequestMetrics
     admission: Admission
     tracer: Tracer | None = None

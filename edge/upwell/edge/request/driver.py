@@ -134,9 +134,9 @@ class RequestDriver:
         if is_second:
             return
         _log.debug("id=%s decision: %s", self._id, decision)
-        uplink, signals = self._context.uplink, self._flow.signals
-        if uplink is not None and signals.may_offload and not decision.verdict.egress_rule:
-            uplink.note_candidate(partial(self._context.router.judge, signals))
+        uplinks, signals = self._context.uplinks, self._flow.signals
+        if uplinks and signals.may_offload and not decision.verdict.egress_rule:
+            next(iter(uplinks.values())).note_candidate(partial(self._context.router.judge, signals))
 
     # The flow's actions.
 
@@ -230,7 +230,6 @@ class RequestDriver:
 
     def _send(self, action: Send) -> MessageSent | CloudFailure:
         context, attempt = self._context, self._flow.attempts[action.attempt]
-        assert context.uplink is not None  # noqa: S101  the router sends nothing up without a cloud
         place = None if context.trace is None else context.trace.calling()
         message = self._messages[action.attempt]
         if place is not None:
@@ -239,7 +238,9 @@ class RequestDriver:
         judge = partial(context.router.judge, self._flow.signals, action.known)
         apart_from = self._calls[action.apart_from].call if action.apart_from else None
         try:
-            call = context.uplink.start(message, judge, attempt.decision.give_up_s, apart_from)
+            call = context.uplinks[attempt.decision.interface].start(
+                message, judge, attempt.decision.give_up_s, apart_from
+            )
         except EgressForbidden as error:
             return CloudFailure(error.reason, str(error))
         context.metrics.sent(attempt.whole or attempt.model, call.sent_bytes)
@@ -292,8 +293,7 @@ class RequestDriver:
             error = str(outcome.reason)
             _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, outcome.reason, outcome.detail)
         self._trace(call, error)
-        uplink = self._context.uplink
-        has_others = uplink is not None and uplink.has_others
+        has_others = self._context.uplinks[self._flow.attempts[call.attempt].decision.interface].has_others
         return CallEnded(name, outcome, call.call.ended_s, call.call.elapsed_s, is_blameless, has_others)
 
     def _give_up(self, action: GiveUp) -> CallEnded:

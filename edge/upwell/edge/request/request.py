@@ -161,7 +161,7 @@ def signals_of(
     """
     edge, entry_model, inputs = model.edge, model.entry_model, request.inputs
     rows = entry_model.signature.check_inputs(inputs) if entry_model else 1
-    has_cloud = bool(model.cloud_model) and context.uplink is not None
+    has_cloud = bool(model.cloud_model) and bool(context.uplinks)
     seen = context.seen.get(model.name) if has_cloud else None
     resizes = NO_RESIZES if seen is None else seen.resizes
     sent_inputs = encode_for_uplink(entry_model.signature, inputs, resizes) if entry_model and has_cloud else inputs
@@ -184,8 +184,8 @@ def signals_of(
         facts, sizes, request.arrived_s, request.deadline_s, edge is not None, has_cloud, has_scores, ahead,
         up_sizes_bytes=up_sizes,
     )  # fmt: skip
-    if (model.heads and context.uplink is not None) or (edge and edge.exits):
-        heads = () if context.uplink is None else (head for head in model.heads if head.takes(rows))
+    if (model.heads and bool(context.uplinks)) or (edge and edge.exits):
+        heads = () if not context.uplinks else (head for head in model.heads if head.takes(rows))
         routes = tuple(head.split_route for head in heads)
         signals = replace(signals, split_routes=routes, exits=edge is not None and bool(edge.exits))
     return signals, sent_inputs, resizes

@@ -85,9 +85,13 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
             clear_unpacked(state_dir.path)
         if config.cloud is not None:
             for endpoint in config.cloud.endpoints:  # reports wrong files before models are loaded
-                open_client(endpoint, config.cloud.security).close()
+                open_client(endpoint, config.cloud.security, interface=next(iter(config.cloud.interfaces), "")).close()
             cloud = UplinkSettings(
-                config.cloud.endpoint, config.cloud.security, section.max_message, config.cloud.fallbacks
+                config.cloud.endpoint,
+                config.cloud.security,
+                section.max_message,
+                config.cloud.fallbacks,
+                config.cloud.interfaces,
             )
         release = _release(config, policy)
         starts, policy = load_newest(config, policy, release, on_failure)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -114,17 +115,20 @@ class AgentCore:
                 for model in models
                 if model.edge and model.edge.source.calibrations
             },
+            () if cloud is None else cloud.interfaces,
         )
         for ran in _warm_up_runs(models):
             self.router.observe(ran)
         self._policy_file = None if parts.policy_file is None else PolicyFile(parts.policy_file, self._take_policy)
         if self._policy_file is not None and self._policy_file.policy != policy:  # changed while the models were loaded
             self._policy_file.problem = self._take_policy(self._policy_file.policy)
-        self.uplink = None if cloud is None else Uplink(cloud, self.router.observe, self.router.wants_probe)
+        self.uplinks: Mapping[str, Uplink] = {} if cloud is None else _uplinks(cloud, self.router)
+        """The ways to the cloud, by network interface, the preferred one first."""
+        self.uplink = next(iter(self.uplinks.values()), None)
         self.metrics = AgentMetrics(lambda: self.router.state, self.health, parts.name, self._policy_problem)
         seen: dict[str, Seen] = {}
         self._context = RequestContext(
-            self.router, self.uplink, self.metrics, Admission(), parts.tracer, parts.name, seen=seen
+            self.router, self.uplinks, self.metrics, Admission(), parts.tracer, parts.name, seen=seen
         )
         folder = None if parts.state_dir is None else parts.state_dir.path
         self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
@@ -137,7 +141,7 @@ class AgentCore:
         self._outcome_recorder: OutcomeRecorder | None = None
         jobs = [] if self._policy_file is None else [self._policy_file.poll]
         jobs.append(self.shadow.save)
-        jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same round
+        jobs += [uplink.heed_policy for uplink in self.uplinks.values()]  # after the policy, so in the same round
         if folder is not None:
             # Before anything is sent, so that cases found in the spool after a restart are not charged twice.
             jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
@@ -368,8 +372,8 @@ class AgentCore:
         self._on_close.close()
         if self.spool is not None:
             self.spool.news.close()
-        if self.uplink is not None:
-            self.uplink.close()  # first, since it ends a call of the spool in progress
+        for uplink in self.uplinks.values():
+            uplink.close()  # first, since it ends a call of the spool in progress
         # The spool may still spend a budget, which housekeeping saves.
         for part in (
             self._cloud_models,
@@ -402,6 +406,14 @@ class AgentCore:
     ) -> None:
         """Close it."""
         self.close()
+
+
+def _uplinks(cloud: UplinkSettings, router: RouterService) -> Mapping[str, Uplink]:
+    """An uplink for each network interface; one named "" if the system chooses."""
+    return {
+        name: Uplink(cloud, router.observe, partial(router.wants_probe, name), interface=name)
+        for name in cloud.interfaces or ("",)
+    }
 
 
 def _warm_up_runs(models: Sequence[ServedModel]) -> Iterator[EdgeRan]:

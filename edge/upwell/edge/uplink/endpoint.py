@@ -94,11 +94,13 @@ class Connection:
 class Endpoint:
     """An endpoint with the connection in use, and a second one for what must not share the first.
 
-    Safe to use from many threads. The constructor raises `ConfigError` for an endpoint or files that are wrong.
+    Its connections are made over the network interface `interface`, if one is named. Safe to use from many threads. The
+    constructor raises `ConfigError` for an endpoint or files that are wrong.
     """
 
-    def __init__(self, endpoint: str, security: ClientSecurity, max_message_bytes: int) -> None:
+    def __init__(self, endpoint: str, security: ClientSecurity, max_message_bytes: int, interface: str = "") -> None:
         self.address = endpoint
+        self._interface = interface
         self._security = security
         self._max_message_bytes = max_message_bytes
         self._lock = threading.Lock()
@@ -193,6 +195,7 @@ class Endpoint:
             max_message_bytes=self._max_message_bytes,
             silence_s=timeout_s,
             options=channel_options(timeout_s),
+            interface=self._interface,
         )
         return Connection(client, timeout_s)
 

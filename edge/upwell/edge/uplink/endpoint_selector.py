@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 from upwell.shared.config.security import parse_endpoint
+from upwell.shared.platform.dialling import bind_to_interface
 from upwell.shared.routing.reasons import Reason
 
 Sources: TypeAlias = tuple[str, ...]
@@ -17,8 +18,9 @@ Sources: TypeAlias = tuple[str, ...]
 _SOMEWHERE = ("192.0.2.1", "2001:db8::1")
 
 
-def source_addresses(endpoints: Sequence[str]) -> Sources:
-    """The device's own addresses on the way to these endpoints, as the routing table has it now; "" where no way leads.
+def source_addresses(endpoints: Sequence[str], interface: str = "") -> Sources:
+    """The device's own addresses on the way to these endpoints, as the routing table has it now, over that interface if
+    one is named; "" where no way leads.
 
     Sends nothing and asks no name server: a UDP socket is connected, which only looks up the route. An endpoint given
     by name counts as somewhere on the default route; one on this machine needs none.
@@ -28,7 +30,7 @@ def source_addresses(endpoints: Sequence[str]) -> Sources:
         address = parse_endpoint(endpoint)
         if address.socket_path is None and not address.is_loopback:
             hosts.update(dict.fromkeys([address.host] if _is_number(address.host) else _SOMEWHERE))
-    return tuple(_source(host) for host in hosts)
+    return tuple(_source(host, interface) for host in hosts)
 
 
 def _is_number(host: str) -> bool:
@@ -39,10 +41,11 @@ def _is_number(host: str) -> bool:
     return True
 
 
-def _source(host: str) -> str:
+def _source(host: str, interface: str) -> str:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            bind_to_interface(probe, interface)
             probe.connect((host, 9))
             return str(probe.getsockname()[0])
     except OSError:

@@ -56,16 +56,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UplinkSettings:
-    """Where the cloud is: `endpoint`, or where that fails the first of `fallbacks` that works."""
+    """Where the cloud is: `endpoint`, or where that fails the first of `fallbacks` that works.
+
+    `interfaces` are the network interfaces to reach it by, the preferred one first; empty if the system chooses.
+    """
 
     endpoint: str
     security: ClientSecurity
     max_message_bytes: int
     fallbacks: Sequence[str] = ()
+    interfaces: Sequence[str] = ()
 
 
 class Uplink:
-    """Sends requests to the cloud. No byte leaves before the first call that the policy allows.
+    """Sends requests to the cloud, over `interface` if one is named. No byte leaves before the first call that the
+    policy allows.
 
     `observe` is told, from any thread, of moves (`CloudMoved`) and link probes (`LinkProbed`). A link probe is made
     where `wants_probe` says so, and only while requests are seen that may leave. `look` gives the device's own
@@ -78,12 +83,16 @@ class Uplink:
         settings: UplinkSettings,
         observe: Callable[[Outcome], None],
         wants_probe: Callable[[], bool],
-        look: Callable[[Sequence[str]], Sources] = source_addresses,
+        look: Callable[[Sequence[str], str], Sources] = source_addresses,
+        interface: str = "",
     ) -> None:
+        self.interface = interface
         self._addresses = (settings.endpoint, *settings.fallbacks)
         if len(set(self._addresses)) < len(self._addresses):
             raise ConfigError.at(None, "an endpoint is named twice; each fallback must be another one")
-        self._endpoints = tuple(Endpoint(one, settings.security, settings.max_message_bytes) for one in self._addresses)
+        self._endpoints = tuple(
+            Endpoint(one, settings.security, settings.max_message_bytes, interface) for one in self._addresses
+        )
         self._lock = threading.Lock()
         self._selector = EndpointSelector(len(self._endpoints))
         self._look = look
@@ -261,7 +270,7 @@ class Uplink:
         total_s = time.monotonic() - started_s
         self.answered(lease, total_s)
         if is_warm:
-            self._observe(LinkProbed(total_s))
+            self._observe(LinkProbed(total_s, interface=self.interface))
 
     def _try_better(self) -> None:
         """Ask the endpoints before the one in use whether they are ready, and go back to the first that is."""
@@ -297,21 +306,25 @@ class Uplink:
             if now_s - self._looked_at_s < LOOK_S:
                 return
             self._looked_at_s = now_s
-            before, self._sources = self._sources, self._look(self._addresses)
+            before, self._sources = self._sources, self._look(self._addresses, self.interface)
             if before is None or self._sources == before:
                 return
-        _log.info("the device's address has changed: reconnecting to the cloud")
+        _log.info("the device's address%s has changed: reconnecting to the cloud", self._over)
         for endpoint in self._endpoints:
             endpoint.renew()
-        self._observe(CloudMoved())
+        self._observe(CloudMoved(interface=self.interface))
+
+    @property
+    def _over(self) -> str:
+        return f" over {self.interface}" if self.interface else ""
 
     def _reorder(self, change: Callable[[EndpointSelector], EndpointSelector], why: str) -> None:
         with self._lock:
             before, self._selector = self._selector, change(self._selector)
             place = self._selector.place
         if place != before.place:
-            _log.warning("%s: requests go to %s", why, self._addresses[place])
-            self._observe(CloudMoved())
+            _log.warning("%s%s: requests go to %s", why, self._over, self._addresses[place])
+            self._observe(CloudMoved(interface=self.interface))
 
 
 def _went_silent(link: Connection, elapsed_s: float) -> bool:

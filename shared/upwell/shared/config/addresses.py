@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, TypeAlias
 
@@ -47,6 +48,20 @@ def check_all_differ(keys: Mapping[str, Sequence[str]]) -> None:
                 raise ValueError(f"{text} is repeated in {where}; each needs a different address")
             found[address] = key
 
+
+def _check_interface(name: str) -> str:
+    if not hasattr(socket, "SO_BINDTODEVICE"):
+        raise ValueError("a network interface can be chosen on Linux alone")
+    if not 0 < len(name.encode()) < _INTERFACE_BYTES or not name.isprintable() or any(one in "/ " for one in name):
+        raise ValueError(f"expected the name of a network interface, such as wlan0, got {name!r}")
+    return name
+
+
+_INTERFACE_BYTES = 16
+"""IFNAMSIZ of Linux, with the byte that ends a name."""
+
+InterfaceName: TypeAlias = Annotated[str, AfterValidator(_check_interface)]
+"""A network interface of this device, whether it is there now or not."""
 
 Endpoint: TypeAlias = Annotated[str, _read_by(parse_endpoint)]
 """A server to call: see `parse_endpoint`."""

@@ -26,10 +26,14 @@ def open_client(
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     silence_s: float | None = None,
     options: Sequence[tuple[str, int | str]] = (),
+    interface: str = "",
 ) -> Client:
-    """A client for `endpoint`. `options` are for gRPC, `silence_s` for HTTP. Raises `ConfigError`."""
+    """A client for `endpoint`, over the network interface `interface` if one is named. `options` are for gRPC,
+    `silence_s` for HTTP. Raises `ConfigError`."""
     if parse_endpoint(endpoint).scheme:
         from upwell.shared.oip.http.client import HttpClient  # few speak HTTP, and it brings in urllib
 
-        return HttpClient(endpoint, security, max_message_bytes=max_message_bytes, silence_s=silence_s)
-    return OipClient(endpoint, security, max_message_bytes=max_message_bytes, options=options)
+        return HttpClient(
+            endpoint, security, max_message_bytes=max_message_bytes, silence_s=silence_s, interface=interface
+        )
+    return OipClient(endpoint, security, max_message_bytes=max_message_bytes, options=options, interface=interface)

@@ -68,6 +68,7 @@ class RequestTrace(NamedTuple):
             uplink_s = max(attempt.elapsed_s for attempt in done.attempts)
             link_wait = next((attempt.link_wait for attempt in done.attempts if attempt.link_wait is not None), None)
         is_answer = isinstance(ended, Answer)
+        over = state.over((done.second or done.first).interface)
         return cls(
             id=done.id,
             signals=done.signals,
@@ -78,8 +79,8 @@ class RequestTrace(NamedTuple):
             edge_s=done.edge_s,
             uplink_s=uplink_s,
             link_wait=link_wait,
-            link=state.link,
-            breakers=state.breakers,
+            link=over.link,
+            breakers=over.breakers,
             policy_digest=policy_digest,
             ended_s=ended_s,
             answer=answer_fields(ended) if is_answer else None,
@@ -187,6 +188,7 @@ def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
         "plan": str(decision.plan),
         "reason": str(decision.reason),
         "quality": None if decision.quality is None else decision.quality.quality,
+        "interface": decision.interface or None,
         "way": None if decision.split_route is None else decision.split_route.key[:LONGEST_ID],
         "obstacle": None if decision.obstacle is None else str(decision.obstacle),
         "up_rows": list(decision.up_rows[:MOST_ROWS]),

@@ -149,6 +149,7 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         yield f"in time with {decision['chance']:.0%} probability, {decision['needed_chance']:.0%} needed"
     if decision.get("up_rows"):
         by = f" by {decision['way']}" if decision.get("way") else ""
+        by += f" over {decision['interface']}" if decision.get("interface") else ""
         until = ms(decision.get("give_up_s"))
         yield f"offloaded for {reason}{by}: rows {_rows(decision['up_rows'])}, waited for until {until}"
     if decision.get("quality"):

@@ -19,6 +19,7 @@ from upwell.shared.oip.auth.tls import PemFiles, channel_credentials, watch_pem
 from upwell.shared.oip.auth.tokens import watch_token
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.grpc.interface_relay import InterfaceRelay
 from upwell.shared.oip.grpc.retrying import told_by_trailers
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
@@ -240,9 +241,9 @@ class OipClient:
     """Calls one server. Nothing is sent, and no connection made, before the first call.
 
     `endpoint` is `HOST:PORT`, `unix:PATH`, or `dns:///NAME:PORT` for all servers of that name; `options` are further
-    gRPC channel options. Changed certificate, key and token files take over with the next call. Every method may be
-    called from any thread, takes the seconds it may last, and raises `RemoteError`. The constructor raises
-    `ConfigError`.
+    gRPC channel options, `interface` the network interface to use, if not any. Changed certificate, key and token files
+    take over with the next call. Every method may be called from any thread, takes the seconds it may last, and raises
+    `RemoteError`. The constructor raises `ConfigError`.
     """
 
     drops_unsent: ClassVar[bool] = False
@@ -255,9 +256,14 @@ class OipClient:
         *,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         options: Sequence[tuple[str, int | str]] = (),
+        interface: str = "",
     ) -> None:
         address = check_endpoint(endpoint, security)
-        self.endpoint = str(address)
+        self.endpoint = self._target = str(address)
+        self._relay: InterfaceRelay | None = None
+        if interface:
+            self._relay = InterfaceRelay(address, interface)
+            self._target, options = self._relay.target, (*options, *self._relay.options)
         self._pem = watch_pem(security.tls) if security.tls else None
         self._token = watch_token(security.token_file)
         # gRPC's own calls carry a token over TLS alone, and a server that wants one would take us for a stranger.
@@ -356,6 +362,8 @@ class OipClient:
             link, self._link = self._link, None
         if link is not None:
             link.channel.close()
+        if self._relay is not None:
+            self._relay.close()
 
     def _call(self, method: str, data: bytes, timeout_s: float) -> bytes | None:
         try:
@@ -379,7 +387,7 @@ class OipClient:
                 raise closed()
             if self._link is None or self._link.pem is not pem:
                 # A former channel is not closed but let go: calls under way on it end in peace.
-                self._link = ChannelSource.open(self.endpoint, self._options, pem, self._health_token)
+                self._link = ChannelSource.open(self._target, self._options, pem, self._health_token)
             return self._link.methods[name]
 
     def _arguments(self, timeout_s: float, traceparent: str = "") -> dict[str, Any]:

@@ -75,10 +75,10 @@ class HttpClient:
     """Calls one server, over connections that are kept for the next call. Nothing is sent before the first call.
 
     `endpoint` is `https://HOST[:PORT][/PREFIX]` or `http://...`; `silence_s` is how long a connection on which a call
-    waits may stay without a word before the kernel asks whether the other end is still there. `HTTPS_PROXY` and
-    `NO_PROXY` are read here. Changed certificate, key and token files take over with the next call. Every method may be
-    called from any thread, takes the seconds it may last, and raises `RemoteError`. The constructor raises
-    `ConfigError`.
+    waits may stay without a word before the kernel asks whether the other end is still there, `interface` the network
+    interface to use, if not any. `HTTPS_PROXY` and `NO_PROXY` are read here. Changed certificate, key and token files
+    take over with the next call. Every method may be called from any thread, takes the seconds it may last, and raises
+    `RemoteError`. The constructor raises `ConfigError`.
     """
 
     drops_unsent: ClassVar[bool] = True
@@ -91,6 +91,7 @@ class HttpClient:
         *,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         silence_s: float | None = None,
+        interface: str = "",
     ) -> None:
         address = check_endpoint(endpoint, security)
         if not address.scheme:
@@ -100,7 +101,7 @@ class HttpClient:
         self._max_bytes = max_message_bytes
         self._context = watch_client_context(security.tls or TlsFiles()) if address.scheme == "https" else None
         self._token = watch_token(security.token_file)
-        self._route = ProxyRoute(address, proxy_for(address), silence_s)
+        self._route = ProxyRoute(address, proxy_for(address), silence_s, interface)
         self._pool = Pool()
         self._threads = CallThreads(_MOST_CALLS, "http-call")
         self._lock = threading.Lock()

@@ -9,15 +9,15 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPResponse
-from typing import Any, TypeAlias
+from typing import Any
 
 from upwell.shared.config.security import Address
 from upwell.shared.oip.http.proxies import Proxy
+from upwell.shared.platform.dialling import Hold, connect, left_s
 
 CONNECT_S = 3.0
 """Time limit for connecting, including the proxy and the TLS handshake."""
@@ -36,18 +36,6 @@ CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """`struct linger`: on, for no time."""
-
-Hold: TypeAlias = Callable[[socket.socket], None]
-"""Called with each socket before anything waits on it, so that another thread can end the wait. Raises `OSError` if the
-connection is no longer wanted."""
-
-
-def left_s(until_s: float) -> float | None:
-    """The seconds left until then (monotonic), None for infinity. Raises `TimeoutError` where there are none."""
-    left = until_s - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("timed out")
-    return None if left == float("inf") else left
 
 
 class _Reader(io.BufferedReader):
@@ -181,16 +169,18 @@ class Pool:
 
 @dataclass(frozen=True)
 class ProxyRoute:
-    """How connections to a server are made. `silence_s`: after so long without a word one is found to be dead."""
+    """How connections to a server are made, over the network interface `interface` if one is named. `silence_s`: after
+    so long without a word one is found to be dead."""
 
     address: Address
     proxy: Proxy | None
     silence_s: float | None
+    interface: str = ""
 
     def dial(self, context: ssl.SSLContext | None, until_s: float, hold: Hold) -> HttpConnection:
         """A new connection, with TLS if there is a `context`. Raises `OSError`, and `TimeoutError` among these."""
         far = self.proxy or self.address
-        connected = _connect(resolve(far.host, far.port, until_s), until_s, hold)
+        connected = connect(far.host, far.port, until_s, hold, self.interface)
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.silence_s is not None:
@@ -208,57 +198,6 @@ class ProxyRoute:
             connected.close()
             raise
         return HttpConnection(connected, until_s)
-
-
-_Found: TypeAlias = "list[tuple[Any, ...]]"
-
-
-_lookups: dict[tuple[str, int], Future[_Found]] = {}
-_lookups_lock = threading.Lock()
-
-
-def _look_up(host: str, port: int, lookup: Future[_Found]) -> None:
-    try:
-        lookup.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    except (OSError, UnicodeError) as error:
-        lookup.set_exception(OSError(f"the name {host!r} has no address: {error}"))
-    with _lookups_lock:
-        del _lookups[host, port]
-
-
-def resolve(host: str, port: int, until_s: float) -> _Found:
-    """The addresses of a name, as `socket.getaddrinfo` gives them. Raises `OSError`, `TimeoutError` among these."""
-    try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except OSError:
-        pass  # a name, for which the name service may take as long as it likes: a thread of its own waits for it
-    with _lookups_lock:
-        lookup = _lookups.get((host, port))
-        if lookup is None:
-            lookup = Future()
-            threading.Thread(target=_look_up, args=(host, port, lookup), name="lookup", daemon=True).start()
-            _lookups[host, port] = lookup
-    if not wait([lookup], left_s(until_s)).done:
-        raise TimeoutError("the name service did not answer in time")
-    return lookup.result()
-
-
-def _connect(found: _Found, until_s: float, hold: Hold) -> socket.socket:
-    """Connect to the first address that can be reached; none may take more than its share of the time."""
-    problem: OSError = OSError("the name has no address")
-    for index, (family, kind, protocol, _, where) in enumerate(found):
-        connecting = socket.socket(family, kind, protocol)
-        try:
-            hold(connecting)
-            left = left_s(until_s)
-            connecting.settimeout(None if left is None else left / (len(found) - index))
-            connecting.connect(where)
-        except OSError as error:
-            connecting.close()
-            problem = error
-        else:
-            return connecting
-    raise problem
 
 
 def _tunnel(wire: HttpConnection, proxy: Proxy, address: Address) -> None:

@@ -20,6 +20,8 @@ from upwell.shared.routing.decide.offload import OffloadCase, draw_of, facts
 from upwell.shared.routing.decide.state import (
     Audited,
     CloudAnswered,
+    CloudCallFailed,
+    CloudDropped,
     CloudHeld,
     CloudMoved,
     CloudSent,
@@ -47,9 +49,18 @@ from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Settings
+from upwell.shared.routing.reasons import Reason
 
 Run: TypeAlias = tuple[str, int, float, float]
 """A run on the device: the model, its number of rows, its duration, and its end time."""
+
+OF_THE_LINK = frozenset({Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW, Reason.CLOUD_NOT_BETTER})
+"""Obstacles that another network interface may not have."""
+
+GOOD_CHANCE = 0.9
+"""Chance of an answer in time from which on no other interface is looked at, however good: it may be the dear one."""
+
+_OF_A_LINK = (CloudSent, CloudAnswered, CloudCallFailed, CloudDropped, CloudMoved, LinkProbed)
 
 _NOBODY: Mapping[str, ModelPair] = MappingProxyType({})
 _NO_RUNS = RunTimes()
@@ -109,20 +120,44 @@ class Router:
     def charge(self, state: RouterState, model: str, size_bytes: int, wall_time_s: float) -> tuple[RouterState, bool]:
         """Take the message of a kept case from the model's budgets; False where they do not have it to spare."""
         settings = self.settings(model)
-        draws = tuple(draw_of(limit, settings.prices, size_bytes, wall_time_s) for limit in settings.budget)
+        prices = settings.prices.over(state.interface)
+        draws = tuple(draw_of(limit, prices, size_bytes, wall_time_s) for limit in settings.budget)
         allowance = state.allowances.get(model)
         if not state.budgets.spares_all(draws, self.zone) or (allowance is not None and not allowance.has_room):
             return state, False
         return (replace(state, budgets=state.budgets.take(draws, self.zone)) if draws else state), True
 
     def decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
-        """What to do with this request now: before the edge run, or after it where `signals.hardness` is there."""
+        """What to do with this request now: before the edge run, or after it where `signals.hardness` is there.
+
+        With several interfaces, rows go up by the first over which they are in time with a chance of `GOOD_CHANCE`,
+        and where there is none by the likeliest. While nothing is known of one, it is tried.
+        """
+        first = self._decide(state, signals, now_s)
+        if not state.interface:
+            return first
+        first = replace(first, interface=state.interface)
+        if _will_do(first) or not (first.up_rows or first.refusal or first.obstacle in OF_THE_LINK):
+            return first
+        best = first
+        for interface in state.others:
+            other = replace(self._decide(state.over(interface), signals, now_s), interface=interface)
+            if _will_do(other):
+                return other
+            if other.up_rows and not (best.up_rows and best.chance >= other.chance):
+                best = other
+        return best
+
+    def _decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
         if self._fast_path:
             fast_path = self._fast_path.get(signals.request_facts.model) or self._fast_path[None]
             decision = fast_path.decide(state, signals, now_s)
             if decision is not None:
                 return decision
         verdict = self.verdict(state, signals, now_s)
+        if verdict.settings.prices.interfaces:
+            settings = verdict.settings
+            verdict = replace(verdict, settings=replace(settings, prices=settings.prices.over(state.interface)))
         deadline_s = min(signals.caller_deadline_s, signals.arrived_s + verdict.settings.deadline_s)
         is_first, rows = signals.hardness is None, len(signals.row_sizes_bytes)
         available_s = deadline_s - signals.arrived_s
@@ -136,16 +171,17 @@ class Router:
 
         To be asked where `decision.needs_acquire`; after a refusal, decide again.
         """
+        before, state = state, state.over(decision.interface)
         breakers = dict(state.breakers) if decision.probes else state.breakers
         for key in decision.probes:
             if not breakers[key].has_slot(now_s):
-                return state, False
+                return before, False
             if breakers[key].is_open:
                 breakers = {**breakers, key: breakers[key].take_probe(now_s)}
         budgets = state.budgets
         if decision.draws:
             if not budgets.has_all(decision.draws, self.zone):
-                return state, False
+                return before, False
             budgets = budgets.take(decision.draws, self.zone)
         last_side, change = state.last_side, decision.side_change
         if change is not None:
@@ -162,7 +198,7 @@ class Router:
         taken = replace(
             state, breakers=breakers, budgets=budgets, last_side=last_side, hedges=hedges, bid_prices=bid_prices
         )
-        return taken, True
+        return before.merged(taken), True
 
     def acquire_hedge(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
         """Pay for a second request: with a token of the model's bucket, and from every budget once more."""
@@ -196,6 +232,11 @@ class Router:
 
     def observe(self, state: RouterState, outcome: Outcome, now_s: float) -> RouterState:
         """The state with one more outcome learnt."""
+        if isinstance(outcome, _OF_A_LINK) and outcome.interface in state.others:
+            return state.merged(self._observe(state.over(outcome.interface), outcome, now_s))
+        return self._observe(state, outcome, now_s)
+
+    def _observe(self, state: RouterState, outcome: Outcome, now_s: float) -> RouterState:
         if isinstance(outcome, EdgeRan):
             return self.ran(state, [(outcome.model, outcome.rows, outcome.duration_s, now_s)])
         if isinstance(outcome, Scored):
@@ -258,6 +299,11 @@ class Router:
             tally = _tally(state, hard, scored.scope)
             state = replace(state, audits={**state.audits, scored.scope: tally.saw(scored.rows, scored.rows - up)})
         return state
+
+
+def _will_do(decision: Decision) -> bool:
+    """Whether rows go up, and are in time as far as anybody knows."""
+    return bool(decision.up_rows) and not decision.chance < GOOD_CHANCE
 
 
 def _with_rows(state: RouterState, sent: CloudSent) -> RouterState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from upwell.shared.routing.estimators.allowance import Allowance
@@ -31,6 +31,19 @@ LINK = ""
 
 @quick
 @dataclass(frozen=True, slots=True)
+class LinkState:
+    """What is learnt of the way to the cloud over one network interface; the fields are those of `RouterState`."""
+
+    link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
+    backlog: Backlog = Backlog()  # noqa: RUF009  likewise
+    queue: SendQueue = SendQueue()  # noqa: RUF009  likewise
+    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    answers: Mapping[str, AnswerTimes] = field(default_factory=dict)
+    last_side: Mapping[str, bool] = field(default_factory=dict)
+
+
+@quick
+@dataclass(frozen=True, slots=True)
 class RouterState:
     """Everything learnt so far; immutable, so that a decision sees one consistent picture.
 
@@ -40,6 +53,9 @@ class RouterState:
     by which it went up last, empty for the whole model, `backoff_until` the instants before which the cloud said not to
     come back, `allowances` what a fleet leaves of its budget. By scope of `HardSettings`: `shares` and `audits`. By
     model and measure: `bid_prices`, of the last candidates. `budgets` is what a restart must not forget.
+
+    With several network interfaces, `link`, `backlog`, `queue`, `breakers`, `answers` and `last_side` are of the one
+    called `interface`, and `others` are those of the rest, in order of preference.
     """
 
     link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
@@ -60,6 +76,31 @@ class RouterState:
     allowances: Mapping[str, Allowance] = field(default_factory=dict)
     bid_prices: Mapping[tuple[str, Measure], BidPrice] = field(default_factory=dict)
     overruns: Overruns = Overruns()  # noqa: RUF009  likewise
+    interface: str = ""
+    others: Mapping[str, LinkState] = field(default_factory=dict)
+
+    def over(self, interface: str) -> RouterState:
+        """The state as it is for messages over that interface; this one where it is the first, or unknown."""
+        other = self.others.get(interface)
+        if other is None:
+            return self
+        return replace(
+            self, interface=interface, link=other.link, backlog=other.backlog, queue=other.queue,
+            breakers=other.breakers, answers=other.answers, last_side=other.last_side,
+        )  # fmt: skip
+
+    def merged(self, changed: RouterState) -> RouterState:
+        """The state after `changed`, which is what became of `over` one of the interfaces."""
+        if changed.interface == self.interface:
+            return changed
+        other = LinkState(
+            changed.link, changed.backlog, changed.queue, changed.breakers, changed.answers, changed.last_side
+        )
+        return replace(
+            changed, interface=self.interface, link=self.link, backlog=self.backlog, queue=self.queue,
+            breakers=self.breakers, answers=self.answers, last_side=self.last_side,
+            others={**self.others, changed.interface: other},
+        )  # fmt: skip
 
     def is_held(self, model: str, now_s: float) -> bool:
         """Whether the cloud said lately not to come back with requests of this model before some later instant."""
@@ -136,7 +177,8 @@ class Decision:
     did not say. `chance` is the predicted probability of an answer in time, and `needed_chance` the one from which on
     rows go up, NaN where neither was asked for or nothing is known; `gain` is what that is worth where messages compete
     for the link (see `QueuedMessage`). `candidates` are the scores of the rows that turned out hard, and
-    `candidate_bytes` what they cost on the wire.
+    `candidate_bytes` what they cost on the wire. `interface` is the network interface that they go up by, empty where
+    the agent names none.
     """
 
     plan: Plan
@@ -166,6 +208,7 @@ class Decision:
     candidates: tuple[float, ...] = ()
     quality: LowerQuality | None = None
     candidate_bytes: int = 0
+    interface: str = ""
 
     @property
     def needs_acquire(self) -> bool:
@@ -216,7 +259,8 @@ class CloudSent:
     `CloudAnswered`, `CloudCallFailed` and `CloudDropped` with the same `call` (any name that is not under way); one
     that waited in the queue and never left with `CloudDropped` alone.
 
-    `whole` is the name of the model where `model` is the key of one of its split routes.
+    `whole` is the name of the model where `model` is the key of one of its split routes. `interface`, here and in the
+    outcomes below: see `Decision`.
     """
 
     model: str
@@ -224,6 +268,7 @@ class CloudSent:
     rows: int
     sent_bytes: int
     whole: str = ""
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +289,7 @@ class CloudAnswered:
     received_bytes: int = 0
     call: str = ""
     hedged: bool = False
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +307,7 @@ class CloudCallFailed:
     call: str = ""
     chance: float = 1.0
     frees_link: bool = False
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +340,7 @@ class CloudDropped:
     probes: tuple[str, ...] = ()
     call: str = ""
     frees_link: bool = False
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +349,7 @@ class CloudMoved:
     so is what the former endpoint said of when to come back."""
 
     model: str = ""
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +358,7 @@ class LinkProbed:
 
     total_s: float
     model: str = ""
+    interface: str = ""
 
 
 Outcome: TypeAlias = (

@@ -31,6 +31,7 @@ def turn(state: RouterState, message: QueuedMessage, now_s: float) -> Turn:
     A message that has waited is looked at anew when its turn has come, and stays if something is in the way by now.
     One that is not first leaves the queue as soon as it would be late even on an idle link.
     """
+    state = state.over(message.interface)
     link, is_waiting = state.link, state.queue.has(message.call)
     if not link.is_known:
         return Turn(_NOW_S)

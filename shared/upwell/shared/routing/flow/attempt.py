@@ -127,6 +127,7 @@ class CloudAttempt:
                 decision.gain,
                 decision.needed_chance,
                 decision.give_up_s,
+                decision.interface,
             )
             if self._router.turn(message).at_s > -math.inf:
                 self.link_wait = self._wait_behind(message)
@@ -153,7 +154,7 @@ class CloudAttempt:
         return -math.inf
 
     def _wait_behind(self, message: QueuedMessage) -> LinkWait:
-        state = self._router.state
+        state = self._router.state.over(message.interface)
         sizes = [
             *(one.size_bytes for one in state.backlog.in_flight if not one.has_left),
             *(one.size_bytes for one in state.queue.before(message, self._clock.now_s)),
@@ -240,9 +241,9 @@ class CloudAttempt:
     def _send(self, call: str, apart_from: str = "") -> Step[CloudFailure | None]:
         """Send the message, which is paid for; why not, if the policy keeps it here by now."""
         router, decision = self._router, self.decision
-        known = router.state
+        known = router.state.over(decision.interface)
         # Told before it is done: on a busy machine the answer may be there before the sending returns.
-        router.observe(CloudSent(self.model, call, len(self.rows), self._size_bytes, self.whole))
+        router.observe(CloudSent(self.model, call, len(self.rows), self._size_bytes, self.whole, decision.interface))
         try:
             result = yield Send(self.number, call, known, apart_from)
         except BaseException:
@@ -289,6 +290,7 @@ class CloudAttempt:
             received_bytes=reply.received_bytes,
             call=call,
             hedged=self.hedged,
+            interface=self.decision.interface,
         )
 
     def _miss(self, ended: CallEnded, miss: CloudFailure) -> Step[None]:
@@ -332,10 +334,22 @@ class CloudAttempt:
     def _tell_failed(self, ended: CallEnded, miss: CloudFailure) -> None:
         waited_s = ended.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
         chance = 1.0 if math.isnan(self.decision.chance) else self.decision.chance
-        frees_link, probes = ended.call in self._frees_link, self.decision.probes
-        self._router.observe(CloudCallFailed(self.model, miss.reason, probes, waited_s, ended.call, chance, frees_link))
+        frees_link, decision = ended.call in self._frees_link, self.decision
+        self._router.observe(
+            CloudCallFailed(
+                self.model,
+                miss.reason,
+                decision.probes,
+                waited_s,
+                ended.call,
+                chance,
+                frees_link,
+                decision.interface,
+            )
+        )
         if miss.retry_after_s is not None:
             self._router.observe(CloudHeld(self.model, miss.retry_after_s))
 
     def _tell_dropped(self, call: str) -> None:
-        self._router.observe(CloudDropped(self.model, self.decision.probes, call, call in self._frees_link))
+        decision, frees_link = self.decision, call in self._frees_link
+        self._router.observe(CloudDropped(self.model, decision.probes, call, frees_link, decision.interface))

@@ -62,7 +62,9 @@ def resolve(layers: Layers, model: str | None, calibrations: Sequence[Calibratio
         spool=get(("spool",), False),
         hedge=_hedge(layers),
         budget=_budget(layers),
-        prices=Prices(get(("prices", "uplink_gb"), 0.0), get(("prices", "cloud_request"), 0.0)),
+        prices=Prices(
+            get(("prices", "uplink_gb"), 0.0), get(("prices", "cloud_request"), 0.0), get(("prices", "interfaces"), {})
+        ),
         energy=Energy(get(("energy", "inference"), 0.0), get(("energy", "uplink_byte"), 0.0)),
         priority=get(("priority",), _DEFAULTS.priority),
         source=resolver.source(),

@@ -88,7 +88,9 @@ def _settings(level: Location, settings: Settings, others_fit: bool) -> Iterator
         yield (*level, "objective"), "objective energy compares by `energy`: both inference and uplink_byte are needed"
     if settings.objective == "cost":
         yield (*level, "objective"), "the device's answer costs nothing: under objective cost no candidate is offloaded"
-    if any(limit.quantity == "money" for limit in settings.budget) and not (prices.uplink_gb or prices.cloud_request):
+    if any(limit.quantity == "money" for limit in settings.budget) and not (
+        prices.uplink_gb or prices.cloud_request or any(prices.interfaces.values())
+    ):
         yield (*level, "budget", "money"), "without `prices` nothing costs money, so this limit is never reached"
     if settings.explore and not settings.record_bytes:
         yield (*level, "explore"), "only recorded requests are explored, but `record` is off"

@@ -199,6 +199,9 @@ class PricesSection(Section):
     """What the cloud costs, in one currency."""
 
     uplink_gb: Amount = Field(0.0, description="For 10⁹ bytes sent up.")
+    interfaces: dict[Text, Amount] = Field(
+        {}, description="In place of `uplink_gb` over a network interface, such as {wlan0: 0}."
+    )
     cloud_request: Amount = Field(0.0, description="For each request.")
 
 

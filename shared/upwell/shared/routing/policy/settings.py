@@ -95,10 +95,18 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What the cloud costs, in one currency of the user's: per 10⁹ bytes sent up, and per request."""
+    """What the cloud costs, in one currency of the user's: per 10⁹ bytes sent up, and per request.
+
+    `interfaces` is what 10⁹ bytes cost over the network interfaces that are named there, in place of `uplink_gb`.
+    """
 
     uplink_gb: float = 0.0
     cloud_request: float = 0.0
+    interfaces: Mapping[str, float] = field(default_factory=dict)
+
+    def over(self, interface: str) -> Prices:
+        """The prices of messages over that interface."""
+        return Prices(self.interfaces.get(interface, self.uplink_gb), self.cloud_request)
 
     def of(self, sent_bytes: float) -> float:
         """The price of one request of so many bytes."""

@@ -13,7 +13,7 @@ class QueuedMessage:
 
     `gain` is what it is worth that it goes up, for each row from 0 to 1, infinite where nobody else answers it. It is
     of no use after `give_up_s`, nor if it is less likely in time than `needed` (NaN where the most likely time counts).
-    `model` is what the router knows the model up there by.
+    `model` is what the router knows the model up there by, `interface` the network interface that it goes over.
     """
 
     call: str
@@ -23,6 +23,7 @@ class QueuedMessage:
     gain: float
     needed: float
     give_up_s: float
+    interface: str = ""
 
     @property
     def order(self) -> tuple[float, float]:

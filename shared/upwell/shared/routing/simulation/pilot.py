@@ -84,7 +84,7 @@ class Pilot:
         """See `RouterPort`."""
         self.settle(decision, None)
         if decision.probes:
-            self.observe(CloudDropped(decision.model, decision.probes))
+            self.observe(CloudDropped(decision.model, decision.probes, interface=decision.interface))
 
     def ran(self, model: str, rows: int, duration_s: float) -> None:
         """See `RouterPort`."""

@@ -1,0 +1,168 @@
+"""Several network interfaces: rows go up by the first that will do; each has its own link, failures and price."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.routing.asking import MODEL, NOW_S, learnt, router, signals
+from upwell.shared.routing.decide.router import GOOD_CHANCE, Router
+from upwell.shared.routing.decide.state import (
+    CloudAnswered,
+    CloudCallFailed,
+    CloudMoved,
+    CloudSent,
+    LinkProbed,
+    LinkState,
+    Outcome,
+    RouterState,
+)
+from upwell.shared.routing.decide.turn import turn
+from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.scheduling.send_queue import QueuedMessage
+
+FREE, METERED = "wlan0", "wwan0"
+UP = "rules: [{name: up, match: {}, route: cloud}]"
+PAID = "defaults: {deadline: 300ms, prices: {uplink_gb: 1, interfaces: {wlan0: 0, wwan0: 4}}, budget: {money: 1/day}}"
+SIZE_BYTES = 20_000
+
+
+def paid() -> Router:
+    return router(f"{PAID}\n{UP}")
+
+
+def two(by: Router, *outcomes: Outcome) -> RouterState:
+    return learnt(by, outcomes, state=RouterState(interface=FREE, others={METERED: LinkState()}))
+
+
+def answers(interface: str, bytes_per_s: float, rtt_s: float = 0.02) -> list[Outcome]:
+    """Answers to messages of several sizes over a link of that rate."""
+    return [
+        CloudAnswered(MODEL, 1, size_bytes, rtt_s + size_bytes / bytes_per_s, 0.0, interface=interface)
+        for size_bytes in (1000, 10_000, 20_000, 30_000) * 3
+    ]
+
+
+def test_the_first_is_taken_while_it_will_do_and_while_nothing_is_known() -> None:
+    by = paid()
+    for state in (two(by), two(by, *answers(FREE, 1e6), *answers(METERED, 1e7))):
+        decision = by.decide(state, signals((SIZE_BYTES,)), NOW_S)
+        assert (decision.up_rows, decision.interface) == ((0,), FREE)
+
+
+def test_what_the_first_is_too_slow_for_goes_over_the_next_and_the_rest_does_not() -> None:
+    by = paid()
+    state = two(by, *answers(FREE, 50_000), *answers(METERED, 1e6))
+    large, small = (by.decide(state, signals((size_bytes,)), NOW_S) for size_bytes in (SIZE_BYTES, 2000))
+    assert (large.up_rows, large.interface) == ((0,), METERED)
+    assert (small.up_rows, small.interface) == ((0,), FREE)
+    alone = by.decide(replace(state, others={}), signals((SIZE_BYTES,)), NOW_S)
+    assert (alone.up_rows, alone.obstacle) == ((), Reason.CLOUD_TOO_SLOW)
+
+
+def test_a_doubtful_first_is_passed_over_for_a_surer_one_and_taken_where_that_is_gone() -> None:
+    by = paid()
+    doubtful = [
+        CloudAnswered(MODEL, 1, SIZE_BYTES, 0.02 + SIZE_BYTES / rate, 0.0, interface=FREE)
+        for rate in (40_000, 120_000) * 8
+    ]
+    state = two(by, *doubtful, *answers(METERED, 1e6))
+    alone = by.decide(replace(state, others={}), signals((SIZE_BYTES,)), NOW_S)
+    assert alone.up_rows
+    assert alone.chance < GOOD_CHANCE
+    assert by.decide(state, signals((SIZE_BYTES,)), NOW_S).interface == METERED
+    down = learnt(by, [CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE, interface=METERED)] * 3, state=state)
+    assert by.decide(down, signals((SIZE_BYTES,)), NOW_S).interface == FREE
+
+
+@pytest.mark.parametrize("has_edge", [True, False])
+def test_a_first_that_fails_is_left_for_the_next_and_taken_back(has_edge: bool) -> None:
+    by = paid()
+    down = [CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE, interface=FREE)] * 3
+    state = two(by, *down)
+    decision = by.decide(state, signals((SIZE_BYTES,), has_edge=has_edge), NOW_S)
+    assert (decision.up_rows, decision.interface) == ((0,), METERED)
+    assert not decision.probes
+    back = learnt(by, answers(FREE, 1e6), state=state)
+    assert by.decide(back, signals((SIZE_BYTES,), has_edge=has_edge), NOW_S).interface == FREE
+
+
+def test_the_only_one_is_named_too() -> None:
+    decision = paid().decide(RouterState(interface=METERED), signals((SIZE_BYTES,)), NOW_S)
+    assert decision.interface == METERED
+    assert decision.draws[0].amount == pytest.approx(SIZE_BYTES * 4e-9)
+
+
+def test_where_none_will_do_the_first_says_why() -> None:
+    by = paid()
+    state = two(by, *answers(FREE, 20_000), *[CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE, interface=METERED)] * 3)
+    decision = by.decide(state, signals((SIZE_BYTES,)), NOW_S)
+    assert (decision.up_rows, decision.obstacle, decision.interface) == ((), Reason.CLOUD_TOO_SLOW, FREE)
+
+
+@pytest.mark.parametrize("reason", ["egress: deny", "route: edge"])
+def test_what_the_policy_keeps_goes_over_none(reason: str) -> None:
+    by = router(f"rules: [{{name: stay, match: {{}}, {reason}}}]")
+    assert not by.decide(two(by), signals((SIZE_BYTES,)), NOW_S).up_rows
+
+
+def test_each_interface_has_its_price() -> None:
+    by = paid()
+    slow = [*answers(FREE, 50_000), *answers(METERED, 1e6)]
+    for past, price in ((slow, 4e-9), (answers(FREE, 1e6), 0.0)):
+        state = two(by, *past)
+        decision = by.decide(state, signals((SIZE_BYTES,)), NOW_S)
+        (draw,) = decision.draws
+        assert draw.amount == pytest.approx(SIZE_BYTES * price)
+        state, granted = by.acquire(state, decision, NOW_S)
+        assert granted
+        settled = by.settle(state, decision, 30_000)
+        spent = [windows[0].spent for windows in settled.budgets.windows.values()] if price else [0.0]
+        assert sum(spent) == pytest.approx(30_000 * price)
+
+
+def test_money_that_is_spent_ends_the_metered_one_alone() -> None:
+    by = router(f"{PAID.replace('1/day', '0.0001/day')}\n{UP}")
+    state, used = two(by, *answers(FREE, 50_000), *answers(METERED, 1e6)), 0
+    while (decision := by.decide(state, signals((SIZE_BYTES,)), NOW_S)).up_rows:
+        assert decision.interface == METERED
+        state, _ = by.acquire(state, decision, NOW_S)
+        used += 1
+    assert used == 1
+    assert by.decide(state, signals((2000,)), NOW_S).interface == FREE
+
+
+def test_outcomes_are_learnt_of_the_interface_that_they_came_over() -> None:
+    by = paid()
+    state = two(by, *answers(METERED, 1e6), LinkProbed(0.5, interface=FREE), CloudSent(MODEL, "a", 1, 9, "", METERED))
+    assert math.isclose(state.link.rtt_s, 0.5)
+    assert (state.interface, state.over(METERED).interface) == (FREE, METERED)
+    assert state.over(METERED).link.rtt_s == pytest.approx(0.02, rel=0.2)
+    assert not state.backlog.in_flight
+    assert [one.call for one in state.over(METERED).backlog.in_flight] == ["a"]
+    moved = by.observe(state, CloudMoved(interface=METERED), NOW_S)
+    assert not moved.over(METERED).link.is_known
+    assert moved.link == state.link
+
+
+def test_messages_wait_for_their_own_link() -> None:
+    by = paid()
+    sent = [CloudSent(MODEL, str(index), 1, 50_000, "", METERED) for index in range(3)]
+    state = two(by, *answers(FREE, 1e6), *answers(METERED, 1e6), *sent)
+    message = QueuedMessage("b", MODEL, 1, 1000, 1.0, math.nan, NOW_S + 10.0, FREE)
+    assert turn(state, message, NOW_S).at_s == -math.inf
+    assert turn(state, replace(message, interface=METERED), NOW_S).at_s > NOW_S
+
+
+def test_a_probe_of_one_link_takes_no_slot_of_the_other() -> None:
+    by = paid()
+    down = [CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE, interface=one) for one in (FREE, METERED)] * 3
+    state, seen, now_s = two(by, *down), [], NOW_S + 60.0
+    for _ in range(2):
+        decision = by.decide(state, signals((SIZE_BYTES,), at_s=now_s), now_s)
+        state, granted = by.acquire(state, decision, now_s)
+        assert granted
+        seen.append((decision.interface, bool(decision.probes)))
+    assert seen == [(FREE, True), (METERED, True)]
