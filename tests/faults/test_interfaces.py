@@ -112,6 +112,7 @@ def test_wrong_names_are_refused(names: str) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_of_two_links_the_metered_one_takes_what_the_free_one_cannot(folder: Path, kind: str) -> None:
     if os.geteuid() != 0 or None in (shutil.which("unshare"), shutil.which("ip"), shutil.which("tc")):
