@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+LEAST_S = 0.002
+"""What is kept back at the least."""
+
 
 def reserve_s(available_s: float) -> float:
     """Time kept back for what comes after the last possible moment: merging, encoding, the way to the caller.
 
     A tenth of the time available, between 2 ms and 25 ms.
     """
-    return min(0.025, max(0.002, available_s * 0.1))
+    return min(0.025, max(LEAST_S, available_s * 0.1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +24,12 @@ class Overruns:
     Where the device's answer is in hand, all that is left to do then is to wake up, merge and encode. On most devices
     that takes a fraction of the reserve, and the rest is time that the cloud could have used: so once `ENOUGH` answers
     were seen, `TIMES` the slowest of the last `WINDOW` is kept back, never more than `reserve_s` and never less than
-    the share `LEAST` of it, which is for the way to the caller.
+    its least, which is for the way to the caller.
     """
 
     WINDOW: ClassVar[int] = 256
     ENOUGH: ClassVar[int] = 20
     TIMES: ClassVar[float] = 2.0
-    LEAST: ClassVar[float] = 1 / 3
 
     recent_s: tuple[float, ...] = ()
     slowest_s: float = 0.0
@@ -42,4 +44,4 @@ class Overruns:
         most_s = reserve_s(available_s)
         if len(self.recent_s) < self.ENOUGH:
             return most_s
-        return min(most_s, max(self.LEAST * most_s, self.TIMES * self.slowest_s))
+        return min(most_s, max(LEAST_S, self.TIMES * self.slowest_s))
