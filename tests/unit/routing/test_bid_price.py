@@ -77,3 +77,12 @@ def test_the_hardest_gains_most_and_what_has_no_score_as_much(measure: str, hard
 def test_the_rows_of_one_message_are_candidates_of_a_share_of_its_bytes_each() -> None:
     price = BidPrice.start("margin").add((0.1, 0.2, 0.3, 0.4), 80_000, 1.0)
     assert [one.size_bytes for one in price.recent] == [20_000.0] * 4
+
+
+def test_the_smallest_tenth_of_the_last_candidates_is_known_by_its_bytes() -> None:
+    price = after([1_000 * (1 + index) for index in range(64)])
+    assert [price.is_among_smallest(size_bytes) for size_bytes in (999, 1_000, 6_999, 7_000, 64_000)] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    assert not after([20_000] * 64).is_among_smallest(20_000), "of equals none is smaller"
+    assert not after([20_000] * (BidPrice.ENOUGH - 1)).is_among_smallest(1_000)

@@ -94,3 +94,35 @@ def test_an_empty_call_that_comes_back_lets_a_case_try_where_large_ones_were_lat
     assert by.decide(state, about, 0.3).obstacle is Reason.BREAKER_OPEN
     state = by.observe(state, LinkProbed(0.06), 0.3)
     assert bool(by.decide(state, about, 0.3).probes) is is_ready
+
+
+def after_late_ones(by: Router, sizes_bytes: range) -> RouterState:
+    """Over a link that carries none of the candidates, whose sizes are these, in time."""
+    state = RouterState()
+    for index in range(6):
+        state = by.observe(state, CloudAnswered(MODEL, 1, 2_000, RTT_S + 0.02 * index, 0.0), 0.1 * index)
+    for index, size_bytes in enumerate(sizes_bytes):
+        state, _ = by.acquire(state, ask(by, state, index % 7 / 10, size_bytes), 0.01 * index)
+    for call in ("a", "b"):
+        state = by.observe(state, CloudSent(MODEL, call, 1, 90_000), 0.7)
+        late = CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE, (), 0.25, call, frees_link=True)
+        state = by.observe(state, late, 0.95)
+    return state
+
+
+def test_the_smallest_candidates_find_out_what_an_idle_link_carries() -> None:
+    by = router(POLICY % "")
+    state = after_late_ones(by, range(30_000, 160_000, 2_000))
+    among_smallest, larger = (ask(by, state, 0.7, size_bytes) for size_bytes in (33_000, 60_000))
+    assert larger.obstacle is Reason.CLOUD_TOO_SLOW
+    assert among_smallest.up_rows == (0,)
+    assert among_smallest.needed_chance == 0.0
+    assert among_smallest.chance < larger.needed_chance
+    busy = by.observe(state, CloudSent(MODEL, "now", 1, 33_000), 1.2)
+    assert ask(by, busy, 0.7, 33_000).obstacle is Reason.CLOUD_TOO_SLOW
+
+
+def test_a_written_confidence_of_more_than_half_binds_the_smallest_too() -> None:
+    by = router(POLICY % ", confidence: 90%")
+    state = after_late_ones(by, range(30_000, 160_000, 2_000))
+    assert ask(by, state, 0.7, 33_000).obstacle is Reason.CLOUD_TOO_SLOW

@@ -129,3 +129,9 @@ LINK_FAILURES = frozenset({Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATE
 
 CALLERS_FAULTS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
 """Failures that speak of the request itself: nobody else's requests suffer for them."""
+
+
+def chance_in_words(chance: float, needed: float) -> str:
+    """Whether a message pays for its time on the link; one that needs no chance finds out what the link carries."""
+    needs = f"{needed:.0%} needed" if needed else "none needed: among the smallest, it tries the idle link"
+    return f"in time with {chance:.0%} probability, {needs}"

@@ -22,6 +22,7 @@ from upwell.shared.routing.decide.explain import explain as explained
 from upwell.shared.routing.decide.inquiry import NOW_S, Inquiry
 from upwell.shared.routing.policy.policy import Policy, Rule
 from upwell.shared.routing.policy.rules import Finding, Verdict
+from upwell.shared.routing.reasons import chance_in_words
 from upwell.tools.terminal import AsJson, PolicyArgument, finite, plain, printable
 
 _UNITS = MappingProxyType(
@@ -169,7 +170,7 @@ def _lines(step: ExplanationStep, hardness: float | None) -> list[str]:
     if step.after_edge:
         lines.append(f"hardness {hardness:g}")
     if math.isfinite(decision.chance):
-        lines.append(f"in time with {decision.chance:.0%} probability, {decision.needed_chance:.0%} needed")
+        lines.append(chance_in_words(decision.chance, decision.needed_chance))
     if decision.up_rows:
         is_one = len(decision.up_rows) == 1
         rows = ", ".join(map(str, decision.up_rows))

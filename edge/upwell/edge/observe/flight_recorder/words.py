@@ -146,7 +146,7 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused: {decision['refusal']}"
         return
     if decision.get("chance") is not None:
-        yield f"in time with {decision['chance']:.0%} probability, {decision['needed_chance']:.0%} needed"
+        yield reasons.chance_in_words(decision["chance"], decision["needed_chance"])
     if decision.get("up_rows"):
         by = f" by {decision['way']}" if decision.get("way") else ""
         by += f" over {decision['interface']}" if decision.get("interface") else ""

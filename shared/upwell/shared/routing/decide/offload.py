@@ -187,7 +187,8 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
     times_key = model if route is None else route.key
     if state.is_held(times_key, case.now_s):
         return OffloadOption(Reason.CLOUD_EXHAUSTED, retry_after_s=state.backoff_until[times_key] - case.now_s)
-    probes = probes_of(state, times_key, size_bytes, available_s, case.now_s)
+    tries_link = _tries_link(case, rows)
+    probes = probes_of(state, times_key, size_bytes, available_s, case.now_s, tries_link=tries_link)
     if probes is None:
         return OffloadOption(Reason.BREAKER_OPEN)
     predicted = predict(state, times_key, len(rows), size_bytes, max(SURE, settings.confidence), case.now_s)
@@ -198,7 +199,7 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
         usual_s, sure_s = predicted.usual_s + owed_s, predicted.sure_s + owed_s
         predicted = predicted._replace(usual_s=usual_s, sure_s=sure_s, gain=math.inf)
     side = state.last_side.get(model)
-    predicted, obstacle = _in_time(case, rows, size_bytes, predicted, must=must)
+    predicted, obstacle = _in_time(case, rows, size_bytes, predicted, must=must, tries_link=tries_link)
     if obstacle is None and not must and not _is_better(case, predicted, len(rows), size_bytes, route):
         obstacle = Reason.CLOUD_NOT_BETTER
     has_changed = side is False if obstacle is None else side is not False
@@ -229,7 +230,7 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
 
 
 def probes_of(
-    state: RouterState, times_key: str, size_bytes: int, within_s: float, now_s: float
+    state: RouterState, times_key: str, size_bytes: int, within_s: float, now_s: float, *, tries_link: bool = False
 ) -> tuple[str, ...] | None:
     """The open breakers, of the link and of the model, that a message would probe; None where one refuses it."""
     probes: tuple[str, ...] = ()
@@ -237,7 +238,7 @@ def probes_of(
         breaker = state.breakers.get(key)
         if breaker is None or not breaker.is_open:
             continue
-        admission = breaker.admit(now_s, within_s, size_bytes)
+        admission = breaker.admit(now_s, within_s, size_bytes, tries_link=tries_link)
         if admission is BreakerVerdict.REFUSE:
             return None
         if admission is BreakerVerdict.PROBE:
@@ -245,8 +246,25 @@ def probes_of(
     return probes
 
 
+def _tries_link(case: OffloadCase, rows: tuple[int, ...]) -> bool:
+    """Whether these rows may find out what the link carries: among the last candidates they are the smallest, so that
+    it costs little, and the link is idle."""
+    prices, link = _prices(case), case.state.link
+    if prices is None or case.verdict.settings.objective != "accuracy":
+        return False
+    size_bytes = replace(case, quality=None).size_bytes(rows) if case.quality else case.size_bytes(rows)
+    wait_s, _ = case.state.backlog.wait_s(case.now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
+    return wait_s <= 0.0 and prices.is_among_smallest(size_bytes / len(rows))
+
+
 def _in_time(
-    case: OffloadCase, rows: tuple[int, ...], size_bytes: int, predicted: Prediction, *, must: bool
+    case: OffloadCase,
+    rows: tuple[int, ...],
+    size_bytes: int,
+    predicted: Prediction,
+    *,
+    must: bool,
+    tries_link: bool,
 ) -> tuple[Prediction, Reason | None]:
     """The prediction with its chance, where that decides, and what keeps the rows here if it is time."""
     settings = case.verdict.settings
@@ -256,6 +274,8 @@ def _in_time(
     prices = _prices(case)
     gain = _gain(case, rows, prices)
     chance, needed = _chance(case, prices, gain, size_bytes, predicted)
+    if tries_link and needed <= SURE:
+        needed = 0.0
     predicted = predicted._replace(chance=chance, needed=needed, gain=gain)
     return predicted, None if chance >= needed else Reason.CLOUD_TOO_SLOW
 

@@ -53,6 +53,7 @@ class BidPrice:
 
     WINDOW: ClassVar[int] = 64
     ENOUGH: ClassVar[int] = 8
+    SMALLEST: ClassVar[float] = 0.1
     SHORTEST_S: ClassVar[float] = 0.1
 
     sign: float
@@ -77,6 +78,13 @@ class BidPrice:
         if count < self.ENOUGH:
             return MIDDLING
         return float((sum((one.score < score) + 0.5 * (one.score == score) for one in self.recent) / count) ** 2)
+
+    def is_among_smallest(self, size_bytes: float) -> bool:
+        """Whether at most the share `SMALLEST` of the rows has as few bytes; of equals none is."""
+        count = len(self.recent)
+        return (
+            count >= self.ENOUGH and sum(one.size_bytes <= size_bytes for one in self.recent) <= self.SMALLEST * count
+        )
 
     def per_s(self, link: LinkMoment) -> float:
         """V over this link, as if it were idle; 0 where too few candidates are known."""

@@ -33,7 +33,8 @@ class Breaker:
     failure of another kind), and one `SMALLER` times smaller passes. One that is that much smaller than the last probe,
     `probed_bytes`, waits no longer than `FIRST_WAIT_S` after it: a link that came back weak carries the small ones. So
     the next probe has at most `probed_bytes` · 2^(t/`wait_s`) bytes, t seconds after the last was late: smaller ones
-    first, and much larger ones only where no other came.
+    first, and much larger ones only where no other came. One that `tries_link`, being among the smallest of all that
+    comes, is held back for `FIRST_WAIT_S` alone: with nothing smaller to wait for, it is the best probe there is.
     Of messages under `SIZE_MATTERS_BYTES`, which a connection sends at once, none is late for its size.
     """
 
@@ -66,7 +67,9 @@ class Breaker:
         """Whether all that failed were timeouts of messages so large that the link may have been too slow for them."""
         return self.SIZE_MATTERS_BYTES <= self.least_bytes < math.inf
 
-    def admit(self, now_s: float, wait_s: float, size_bytes: float = math.inf) -> BreakerVerdict:
+    def admit(
+        self, now_s: float, wait_s: float, size_bytes: float = math.inf, *, tries_link: bool = False
+    ) -> BreakerVerdict:
         """Whether a request of so many bytes that can wait `wait_s` for its answer may go up now."""
         if not self.is_open or wait_s > self.patience_s * self.MORE_PATIENT:
             return BreakerVerdict.ALLOW
@@ -76,9 +79,11 @@ class Breaker:
             return BreakerVerdict.REFUSE
         if wait_s > self.probed_s * self.MORE_PATIENT:
             return BreakerVerdict.PROBE
-        is_smaller = size_bytes * self.SMALLER <= self.probed_bytes >= self.SIZE_MATTERS_BYTES
+        is_smallest = tries_link and self.is_of_size
+        is_smaller = is_smallest or size_bytes * self.SMALLER <= self.probed_bytes >= self.SIZE_MATTERS_BYTES
         again_s = min(self.open_until_s, self.failed_s + self.FIRST_WAIT_S) if is_smaller else self.open_until_s
-        is_due = now_s >= again_s and not (self.is_of_size and size_bytes > self._most_bytes(now_s))
+        is_too_large = self.is_of_size and not is_smallest and size_bytes > self._most_bytes(now_s)
+        is_due = now_s >= again_s and not is_too_large
         return BreakerVerdict.PROBE if is_due else BreakerVerdict.REFUSE
 
     def _most_bytes(self, now_s: float) -> float:
