@@ -63,8 +63,9 @@ class HttpListening:
     being answered, whether their clients have left or not.
 
     One of `threads` at a time runs the event loop. Where the dataplane says when it waits (`at_work`), that thread also
-    answers a short request, with the loop at a stand: a change of threads would cost as much as the answer. If it waits
-    or takes longer than some milliseconds, another thread runs the loop.
+    answers short requests one after the other, with the loop at a stand: a change of threads, or two that contend for
+    the interpreter's lock, would cost as much as the answer. If one waits or takes longer than some milliseconds,
+    another thread goes on.
     """
 
     application: Application
@@ -77,15 +78,19 @@ class HttpListening:
     is_ending: bool = False
     _is_running: bool = False
     _replies: deque[Callable[[], None]] = field(default_factory=deque)
+    _short: deque[Callable[[], None]] = field(default_factory=deque)
 
     def run(self) -> None:
-        """Run the loop, until it is stopped or a request is to be answered in this thread."""
+        """Have the next short request answered in this thread; where there is none run the loop until one comes."""
         self._is_running = True  # before the look at the replies, as `answer` does it the other way round
         try:
             self._deliver()
-            self.loop.run_forever()
+            if not self._short:
+                self.loop.run_forever()
         finally:
             self._is_running = False
+        if self._short:
+            self.threads.begin(self.threads.expect(), self._short.popleft())
 
     def answer(self, pending: Pending, body: memoryview, share: Share, on_reply: Callable[[Reply], None]) -> None:
         """Answer a request in one of the threads. `on_reply` is called in that of the loop."""
@@ -96,11 +101,12 @@ class HttpListening:
                 with suppress(RuntimeError):  # the loop has ended
                     self.loop.call_soon_threadsafe(self._deliver)
 
-        is_short = self.threads.at_work is not None and len(body) <= SHORT_BYTES
         self.under_way += 1
-        self.threads.begin(self.threads.expect(), run, is_short=is_short)
-        if is_short:
+        if self.threads.at_work is not None and len(body) <= SHORT_BYTES:
+            self._short.append(run)
             self.loop.stop()
+        else:
+            self.threads.begin(self.threads.expect(), run, is_short=False)
 
     def _deliver(self) -> None:
         while self._replies:
