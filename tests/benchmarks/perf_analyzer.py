@@ -1,6 +1,6 @@
 """NVIDIA's perf_analyzer against the service, the agent and, where it is there, Triton Inference Server, in one run.
 
-    PERF_ANALYZER=/path/to/perf_analyzer python -m tests.benchmarks.perf_analyzer [--model digits] [--rounds 3]
+    PERF_ANALYZER=/path/to/perf_analyzer python -m tests.benchmarks.perf_analyzer [--rounds 3] [--modes gRPC HTTP]
 
 The binary comes with `tritonclient` 2.34's wheel; it needs libb64 and libcudart (the wheel nvidia-cuda-runtime-cu12
 has one, for LD_LIBRARY_PATH). Triton runs from the environment that `make bench-triton` builds, with the same session,
@@ -126,11 +126,13 @@ def all_targets(root: Path, works: Sequence[Work]) -> Iterator[list[Target]]:
         yield found
 
 
-def table(figures: dict[tuple[str, int, str], list[Figure]], names: Sequence[str]) -> Iterator[str]:
+def table(
+    figures: dict[tuple[str, int, str], list[Figure]], names: Sequence[str], modes: Sequence[str]
+) -> Iterator[str]:
     """A Markdown table: a line for each mode and concurrency, two columns for each server."""
     yield f"| mode | at once | {' | '.join(f'{one}: requests/s, p99' for one in names)} |"
     yield "|---|---|" + "---|" * len(names)
-    for mode in MODES:
+    for mode in modes:
         for concurrency in CONCURRENCIES:
             cells = []
             for name in names:
@@ -150,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--model", choices=("digits", "mobilenet"), default="digits")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--modes", nargs="+", choices=tuple(MODES), default=tuple(MODES))
     parser.add_argument("--interval-ms", type=int, default=250)
     asked = parser.parse_args()
     binary = os.environ.get("PERF_ANALYZER")
@@ -162,7 +165,7 @@ def main() -> None:
         works = [work for work in prepare(root / "models") if work.name == asked.model]
         with all_targets(root, works) as targets:
             for number in range(asked.rounds):
-                for mode in MODES:
+                for mode in asked.modes:
                     for target in targets[number % len(targets) :] + targets[: number % len(targets)]:
                         ask = partial(measured, binary, target, works[0], mode, asked.interval_ms)
                         found = quiet.measured(ask)
@@ -170,7 +173,7 @@ def main() -> None:
                             figures.setdefault((mode, concurrency, target.name), []).append(figure)
                 print(f"round {number + 1} of {asked.rounds}", file=sys.stderr)
     print(f"{works[0].title}; medians of {asked.rounds} rounds (least-most), p99, ratio to Triton. {quiet.told()}\n")
-    print("\n".join(table(figures, [target.name for target in targets])))
+    print("\n".join(table(figures, [target.name for target in targets], asked.modes)))
 
 
 if __name__ == "__main__":
