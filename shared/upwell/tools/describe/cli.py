@@ -35,6 +35,7 @@ from upwell.shared.tensors import TensorSpec
 from upwell.tools.describe.boxes import shown_boxes
 from upwell.tools.describe.exporters import facts_of, own_metadata, tflite_facts
 from upwell.tools.describe.foreign import model_file
+from upwell.tools.describe.scaling import takes_pixels
 from upwell.tools.describe.scores import scores_of
 from upwell.tools.describe.trial import TrialResult, try_sample
 from upwell.tools.terminal import AsJson, plain, stdout_console
@@ -90,6 +91,9 @@ def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float,
     if any(spec.datatype == "FP16" and len(spec.shape) == 4 for spec in runtime.inputs):
         note = "its pictures are FP16, which no step makes: its input is a tensor here; export it with inputs of FP32"
         facts = replace(facts, notes=(*facts.notes, note))
+    is_picture = len(runtime.inputs) == 1 and runtime.inputs[0].datatype == "FP32" and len(runtime.inputs[0].shape) == 4
+    if is_picture and facts.picture.scale is None and takes_pixels(file, runtime.inputs[0].name):
+        facts = replace(facts, picture=replace(facts.picture, scale=1.0))
     if facts.boxes is not None:
         return facts
     facts = facts if facts.scores else _with_likely_boxes(facts, runtime)
