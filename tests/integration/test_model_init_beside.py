@@ -8,6 +8,7 @@ keys of DeepStream's Gst-nvinfer, which TAO's `gen_ds_config` writes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,15 @@ def test_what_lies_beside_a_classifier_is_enough(
     if values is not None:
         np.testing.assert_allclose(found, [values], atol=0.03)
     assert said in model.with_name("model.yaml").read_text()
+
+
+def test_labels_alone_do_not_say_what_pictures_become(tmp_path: Path, in_process: InProcess) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    lines = [line for line in XML.splitlines() if not re.search("mean_values|scale_values|resize_type", line)]
+    put(tmp_path, {"model.xml": "\n".join(lines)})
+    comments = [check["comment"] for check in init(in_process, model)["check"]]
+    assert [comment.split()[0] for comment in comments] == ["fit", "0..255"]
+    assert answered(model)[2] == NAMED
 
 
 def test_an_onnx_file_of_otx_says_it_itself(tmp_path: Path, in_process: InProcess) -> None:
