@@ -32,10 +32,9 @@ from upwell.shared.signature.init import (
 from upwell.shared.signature.keys import MAX_TOKENIZER_BYTES
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
-from upwell.tools.describe.boxes import shown_boxes
+from upwell.tools.describe.evidence import shown_boxes, takes_pixels
 from upwell.tools.describe.exporters import facts_of, own_metadata, tflite_facts
 from upwell.tools.describe.foreign import model_file
-from upwell.tools.describe.scaling import takes_pixels
 from upwell.tools.describe.scores import scores_of
 from upwell.tools.describe.trial import TrialResult, try_sample
 from upwell.tools.terminal import AsJson, plain, stdout_console
