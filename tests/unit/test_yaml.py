@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator, model_validator
 
 from upwell.shared.config.yaml import MAX_FILE_BYTES, RelativePath, load_yaml, parse_yaml, resolve
-from upwell.shared.config.yaml_tree import MAX_DEPTH, MAX_NODES
+from upwell.shared.config.yaml_tree import MAX_DEPTH, MAX_NODES, read_tree
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Seconds
 
@@ -209,6 +209,11 @@ def test_an_alias_bomb_is_refused_before_it_grows() -> None:
 def test_an_alias_is_the_value_of_its_anchor() -> None:
     file = parse_yaml("models: {a: &m {type: onnx, threads: 2}, b: *m}", File)
     assert file.models["a"] == file.models["b"]
+
+
+def test_folded_text_has_blanks_where_its_lines_end() -> None:
+    tree = read_tree("a: >-\n  one\n  two\n\n  three\nb: |\n  one # two\n  three\nc: one\n  two\n", None)
+    assert tree.value == {"a": "one two\nthree", "b": "one # two\nthree\n", "c": "one two"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ DOCKERFILE = DEPLOY / "container" / "Dockerfile"
 CONFIGS: Mapping[str, type[BaseModel]] = {"cloud.yaml": CloudConfig, "agent.yaml": AgentConfig, "policy.yaml": Policy}
 
 
+@cache
 def documents(path: Path) -> list[dict[str, Any]]:
     """The objects of a manifest. A key given twice is an error."""
     return list(YAML(typ="safe", pure=True).load_all(path.read_text(encoding="utf-8")))

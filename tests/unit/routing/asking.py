@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from upwell.shared.config.yaml import parse_yaml
@@ -17,6 +18,7 @@ NOW_S = 1000.0
 NO_TAGS: Mapping[str, str] = {}
 
 
+@cache
 def policy(text: str = "version: 1") -> Policy:
     """A policy file's content as a `Policy`."""
     return parse_yaml(text, Policy)

@@ -69,7 +69,7 @@ def read_tree(text: str, path: Path | None) -> Tree:
     tags, merge keys, too deep or too large once aliases are expanded, an empty text, several documents."""
     builder = _Builder(path)
     try:
-        tree = builder.document(YAML(pure=True).parse(text))
+        tree = builder.document(YAML(typ="safe", pure=True).parse(text))
     except MarkedYAMLError as error:
         raise ConfigError([_syntax_problem(error, path)]) from None
     except ReaderError as error:
