@@ -193,11 +193,16 @@ def assert_from_edge(seen: Seen, reasons: Sequence[str], images: Array = ONE, *,
 
 
 def until(condition: Callable[[], bool], timeout_s: float = BESIDE_OTHERS.recovery_s, pace_s: float = 0.01) -> None:
-    """Try until it holds; `pace_s` is the time between two tries, not a wait for something to have happened."""
+    """Try until it holds; `pace_s` is the time between two tries, not a wait for something to have happened. It is
+    longer where a try takes long, so that what is waited for has most of the machine."""
     end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, f"did not come about within {timeout_s} s"
-        time.sleep(pace_s)
+    while True:
+        began_s = time.monotonic()
+        if condition():
+            return
+        now_s = time.monotonic()
+        assert now_s < end_s, f"did not come about within {timeout_s} s"
+        time.sleep(max(pace_s, 2.0 * (now_s - began_s)))
 
 
 def assert_recovers(ask: Ask, times: Times = BESIDE_OTHERS) -> None:

@@ -35,15 +35,20 @@ def cloud() -> Iterator[ScriptedCloud]:
         yield cloud
 
 
+def database(it: Kept) -> CaseDatabase:
+    """The cases of the agent, read beside it."""
+    return CaseDatabase(it.folder / "state" / FILE_NAME)
+
+
 def collected(it: Kept) -> list[CollectedCase]:
-    """All cases of the agent, read beside it."""
-    source = CaseDatabase(it.folder / "state" / FILE_NAME)
+    """All of them."""
+    source = database(it)
     return [source.read(facts.id) for facts in source.facts()]
 
 
 def kept(it: Kept, count: int) -> list[CollectedCase]:
     """The cases, once there are so many."""
-    until(lambda: len(collected(it)) >= count)
+    until(lambda: len([*database(it).facts()]) >= count)
     return collected(it)
 
 

@@ -24,6 +24,7 @@ def until(true: Callable[[], bool]) -> None:
     limit_s = time.monotonic() + PATIENT_S
     while not true():
         assert time.monotonic() < limit_s, "it never came"
+        time.sleep(0.0005)
 
 
 def holding(scheduler: EdfScheduler) -> AbstractContextManager[threading.Event]:
