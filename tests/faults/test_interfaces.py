@@ -84,19 +84,22 @@ def test_one_that_is_not_there_is_passed_over(folder: Path, make: Callable[[], A
         assert all(one.took_s < BESIDE_OTHERS.in_time_s for one in seen)
 
 
-def test_a_relay_leaves_nothing_behind_and_lets_no_other_user_in() -> None:
+def test_a_relay_lets_no_other_process_in_and_ends_with_its_client() -> None:
     with ScriptedCloud() as cloud:
         relay = InterfaceRelay(parse_address(cloud.address), HERE)
-        path = Path(relay.target.removeprefix("unix:"))
-        assert path.parent.stat().st_mode & 0o077 == 0
+        name = "\0" + relay.target.removeprefix("unix-abstract:")
+        code = f"import socket\nnear = socket.socket(socket.AF_UNIX)\nnear.connect({name!r})\nprint(len(near.recv(9)))"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60.0)
         with socket.socket(socket.AF_UNIX) as near:
-            near.connect(str(path))
+            near.connect(name)
             near.settimeout(10.0)
             assert near.recv(9), "the settings of the server's HTTP/2"
+            assert other.stdout == "0\n"
             relay.close()
             while near.recv(1 << 16):
                 pass
-        assert not path.parent.exists()
+        with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+            late.connect(name)
 
 
 @pytest.mark.parametrize("endpoint", ["unix:/tmp/x.sock", "dns:///localhost:1"])

@@ -4,13 +4,13 @@ connections is carried on over one that is bound to the interface."""
 from __future__ import annotations
 
 import logging
-import shutil
+import os
+import secrets
 import socket
-import tempfile
+import struct
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import ClassVar
 
 from upwell.shared.config.security import Address
@@ -18,14 +18,17 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.platform.dialling import connect
 
 _log = logging.getLogger(__name__)
+_PEER = struct.Struct("3i")
+"""`struct ucred`: the process, user and group at the other end."""
+
 _said: dict[str, str] = {}
 
 
 class InterfaceRelay:
     """Carries the connections of one channel to a server. TLS, if any, is between gRPC and the server.
 
-    The socket lies in a folder that only this user may enter, so that no other program reaches the server through it.
-    The constructor raises `ConfigError` where the address cannot be reached by an interface.
+    The socket has no file, so that nothing is left behind by a process that is killed; a connection of another process
+    than this one is closed. The constructor raises `ConfigError` where the address cannot be reached by an interface.
     """
 
     CONNECT_S: ClassVar[float] = 3.0
@@ -41,18 +44,12 @@ class InterfaceRelay:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._closed = False
-        self._folder = Path(tempfile.mkdtemp(prefix="upwell-"))
-        path = self._folder / "grpc"
-        self.target = f"unix:{path}"
+        name = f"upwell-{secrets.token_hex(16)}"
+        self.target = f"unix-abstract:{name}"
         """What gRPC is to connect to."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listener.bind(str(path))
-            self._listener.listen()
-        except OSError as error:
-            self._listener.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise ConfigError.at(None, f"no socket can be made in the folder for temporary files: {error}") from None
+        self._listener.bind(f"\0{name}")
+        self._listener.listen()
         threading.Thread(target=self._accept, name="interface-relay", daemon=True).start()
 
     @property
@@ -73,7 +70,6 @@ class InterfaceRelay:
         for one in sockets:
             _shut(one)
         self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self) -> None:
         while True:
@@ -81,6 +77,10 @@ class InterfaceRelay:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            pid, _, _ = _PEER.unpack(near.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if pid != os.getpid():
+                near.close()
+                continue
             threading.Thread(target=self._carry, args=(near,), name="interface-relay", daemon=True).start()
 
     def _carry(self, near: socket.socket) -> None:
