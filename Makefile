@@ -2,9 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# The tests start hundreds of processes, which else would each compile all that they import.
+# The tests start hundreds of processes, each of which would otherwise compile all of its imports.
 export PYTHONDONTWRITEBYTECODE :=
-# ONNX Runtime tells its maker nothing about what is run here.
+# Turn off ONNX Runtime's telemetry.
 export ORT_DISABLE_TELEMETRY := 1
 
 .PHONY: demo loop test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-pictures bench-accelerator bench-triton bench-perf-analyzer traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
@@ -32,7 +32,7 @@ demo: .venv/.demo  ## the main job on this machine, with a report
 loop: .venv/.dev  ## drift, cases, a better model and its roll-out on this machine, with a plot (minutes)
 	$(BIN)/python examples/digits/loop.py $(ARGS)
 
-# tflite-runtime is built for numpy 1, Linux and Python up to 3.11: where that is, it has an environment of its own.
+# tflite-runtime is built for numpy 1, Linux and Python up to 3.11; on such systems it gets its own environment.
 TFLITE := $(shell $(PYTHON) -c 'import sys; print(".venv-tflite/.done" * (sys.platform == "linux" and sys.version_info < (3, 12)))')
 .venv-tflite/.done: pyproject.toml constraints-tflite.txt
 	$(PYTHON) -m venv --clear .venv-tflite
@@ -40,8 +40,8 @@ TFLITE := $(shell $(PYTHON) -c 'import sys; print(".venv-tflite/.done" * (sys.pl
 	.venv-tflite/bin/pip install --quiet --constraint constraints-tflite.txt --group test --editable '.[edge,quantize,tflite]'
 	@touch $@
 
-# What judges time shares the machine with one other such test, which mostly waits (in `make test-all` with none); the
-# rest runs five at a time on two cores, since it waits a lot.
+# Tests that judge time run two at a time, mostly waiting (in `make test-all` alone); the
+# rest runs five at a time on two cores, since it also waits a lot.
 TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 ALONE = $(shell grep -rl 'mark\.alone' --include='test_*.py' tests/faults tests/integration tests/unit/edge)
 QUICK := not benchmark and not slow and not exhaustive
@@ -57,7 +57,7 @@ else
 	$(call ON_TFLITE,tests/unit tests/contract,$(QUICK) and tflite_runtime)
 endif
 
-test-all: .venv/.dev $(TFLITE)  ## all tests: every case of every grid, every property with new examples, what takes long (an hour)
+test-all: .venv/.dev $(TFLITE)  ## all tests: every case of every grid, every property with new examples, slow tests (an hour)
 ifdef ARGS
 	$(BIN)/python -m pytest -m 'not benchmark' --hypothesis-profile thorough $(ARGS)
 else
@@ -66,10 +66,10 @@ else
 	$(call ON_TFLITE,tests/unit tests/contract tests/integration,tflite_runtime)
 endif
 
-test-tflite: $(TFLITE)  ## what concerns tflite-runtime (Linux, Python up to 3.11), in an environment of its own
+test-tflite: $(TFLITE)  ## the tests of tflite-runtime (Linux, Python up to 3.11), in their own environment
 	$(call ON_TFLITE,tests/unit tests/contract tests/integration,tflite_runtime) $(ARGS)
 
-# What pyproject.toml admits, at its lowest and its latest, but for torch; what others deprecate there is not ours.
+# The lowest and latest versions that pyproject.toml admits, except torch; deprecations there do not fail the tests.
 .venv-lowest/.done .venv-latest/.done: .venv-%/.done: pyproject.toml .ci/versions.py | .venv/.dev
 	$(PYTHON) -m venv --clear .venv-$*
 	$(BIN)/python .ci/versions.py $* $(EXTRAS) .venv-$*
@@ -118,12 +118,12 @@ bench-triton: .venv/.dev .venv-triton/.done  ## beside Triton and MLServer in on
 	$(BIN)/pip install --quiet --no-deps --target .venv-opencv opencv-python-headless==5.0.0.93
 	@touch $@
 
-.venv-s3/.done:  ## object storage with S3's interface for tests; an environment of its own, since it needs an older dateutil
+.venv-s3/.done:  ## object storage with S3's interface for tests; in its own environment, since it needs an older dateutil
 	$(PYTHON) -m venv .venv-s3
 	.venv-s3/bin/pip install --quiet 'moto[s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5
 	@touch $@
 
-.venv-studio/.done:  ## Label Studio's SDK for tests of exports; an environment of its own, since it pins OpenCV
+.venv-studio/.done:  ## Label Studio's SDK for tests of exports; in its own environment, since it pins OpenCV
 	$(PYTHON) -m venv .venv-studio
 	.venv-studio/bin/pip install --quiet label-studio-sdk==2.1.2
 	@touch $@
@@ -134,42 +134,42 @@ bench-perf-analyzer: .venv/.dev  ## NVIDIA's perf_analyzer, named by PERF_ANALYZ
 bench-pictures: .venv/.dev .venv-opencv/.done  ## an encoded picture in, an answer out, beside loops of Pillow and OpenCV
 	$(BIN)/python -m tests.benchmarks.pictures --opencv .venv-opencv $(ARGS)
 
-bench-accelerator: .venv/.dev  ## a network of the class of ResNet-50 through gRPC beside a bare torch loop; ARGS="--device cpu --quick" for a first look
+bench-accelerator: .venv/.dev  ## a network like ResNet-50 over gRPC beside a bare torch loop; ARGS="--device cpu --quick" for a first look
 	$(BIN)/python -m tests.benchmarks.accelerator_throughput $(ARGS)
 
 traces: .venv/.dev  ## the router on recorded links: writes the table of docs/performance.md (TRACES=folder of mahimahi *.up)
 	$(BIN)/python tests/benchmarks/trace_table.py $(TRACES) --seeds 3 --write docs/performance.md
 
-test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes tests/accelerators/results.md
+test-accelerators: .venv/.dev  ## each accelerator in its own environment; writes tests/accelerators/results.md
 	$(BIN)/python .ci/accelerators.py $(ARGS)
 
-# JAX is in an environment of its own, so that nothing else comes to need it; what is not pinned there is as here.
+# JAX has its own environment, so that nothing else comes to depend on it; versions not pinned there are as here.
 .venv-jax/.done .venv-jax-export/.done: .venv-%/.done: tests/jax/requirements/%.txt constraints.txt pyproject.toml
 	$(PYTHON) -m venv --clear .venv-$*
 	grep -vxE "($$(grep -ohE '^[a-z0-9-]+==' tests/jax/requirements/*.txt | paste -sd '|')).*" constraints.txt > .venv-$*/constraints.txt
 	.venv-$*/bin/pip install --quiet --constraint .venv-$*/constraints.txt --requirement $< --editable '.[cloud]'
 	@touch $@
 
-test-jax: .venv-jax/.done  ## engine jax in an environment of its own (Python 3.11 or later)
+test-jax: .venv-jax/.done  ## engine jax in its own environment (Python 3.11 or later)
 	.venv-jax/bin/python -m pytest tests/jax $(ARGS)
 
 test-jax-export: .venv-jax-export/.done  ## `upwell model export-jax` in its environment, with torch and torchax
 	.venv-jax-export/bin/python -m pytest tests/jax/test_export.py $(ARGS)
 
-jax-models: .venv-jax-export/.done  ## make the programs that tests/jax serves again
+jax-models: .venv-jax-export/.done  ## rebuild the programs that tests/jax serves
 	.venv-jax-export/bin/python -m tests.jax.make_models
 
-# Ray brings much of its own; what its requirements do not pin is as in the tested set.
+# Ray has many dependencies; what its requirements do not pin is as in the tested set.
 .venv-ray/.done: tests/ray/requirements.txt constraints.txt pyproject.toml
 	$(PYTHON) -m venv --clear .venv-ray
 	grep -vxE "($$(grep -ohE '^[a-z0-9-]+==' $< | paste -sd '|')).*" constraints.txt > .venv-ray/constraints.txt
 	.venv-ray/bin/pip install --quiet --constraint .venv-ray/constraints.txt --requirement $< --editable '.[cloud]'
 	@touch $@
 
-test-ray: .venv-ray/.done  ## the service on a Ray cluster of two nodes that loses one, in an environment of its own (minutes)
+test-ray: .venv-ray/.done  ## the service on a Ray cluster of two nodes that loses one, in its own environment (minutes)
 	.venv-ray/bin/python -m pytest tests/ray $(ARGS)
 
-demo-models:  ## train and export the demo's models again (needs torch and litert-torch; an environment of its own)
+demo-models:  ## train and export the demo's models again (needs torch and litert-torch; in its own environment)
 	$(PYTHON) -m venv .venv-models
 	.venv-models/bin/pip install --quiet --requirement examples/digits/requirements.txt
 	.venv-models/bin/python examples/digits/make_models.py

@@ -1,10 +1,10 @@
-"""Run the accelerators' tests, each in an environment of its own, and write the matrix of what was really executed.
+"""Run the accelerators' tests, each in its own environment, and write the matrix of what was really executed.
 
     python .ci/accelerators.py [NAME ...]        # NAME: a file of tests/accelerators/requirements, without .txt
 
-The packages of accelerators exclude each other, so each gets `.venv-accelerators/NAME`, made where it is missing or
-where its pins changed. A cell of the matrix is what a test recorded after its asserts; nothing else can write one.
-Exit code 1 where an environment cannot be built or one of its tests fails; then the pages keep the table they have.
+The packages of accelerators exclude each other, so each gets `.venv-accelerators/NAME`, created if it is missing or
+its pins have changed. A cell of the matrix is what a test recorded after its asserts; nothing else can write one.
+Exit code 1 if an environment cannot be built or one of its tests fails; the pages then keep their table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEEP = {
     "ort_profile": "test_onnx_profile.py",
     "qnn": "test_qnn.py",
 }
-"""What an environment runs beside the rows that all have: each of these modules wants one version of its packages."""
+"""Tests that an environment runs beside the common rows: each of these modules needs one version of its packages."""
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "onnx", "flatbuffers")
 PAGE = TESTS / "results.md"
 START, END = "<!-- accelerators: written by make test-accelerators -->", "<!-- end of accelerators -->"
@@ -44,7 +44,7 @@ Cells = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One environment: what its tests recorded, row by row, and what went wrong (empty if nothing did)."""
+    """The result of one environment: what its tests recorded, row by row, and the error (empty without one)."""
 
     name: str
     rows: Mapping[str, Cells]
@@ -53,19 +53,19 @@ class Outcome:
 
 
 def constraints(pins: str) -> str:
-    """The tested set without the packages that `pins`, the text of a requirements file, sets otherwise."""
+    """The tested set without the packages that `pins`, the text of a requirements file, sets itself."""
     pinned = {package(line) for line in pins.splitlines() if "==" in line and not line.startswith("#")}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if package(line) not in pinned) + "\n"
 
 
 def package(line: str) -> str:
-    """The normalized name of the package that a line of a requirements file is about."""
+    """The normalized name of the package in a line of a requirements file."""
     return re.sub(r"[-_.]+", "-", re.split(r"[=<>!~; \[]", line, maxsplit=1)[0]).lower()
 
 
 def prepare(name: str) -> str:
-    """Make the environment or take the one there is; returns why that failed, or nothing."""
+    """Create the environment or reuse the existing one; returns the error, or nothing."""
     folder, pins = ENVIRONMENTS / name, (REQUIREMENTS / f"{name}.txt").read_text(encoding="utf-8")
     bound = constraints(pins)
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def prepare(name: str) -> str:
     install = [*uv, "pip", "install", "--quiet", "--python", str(python(folder)), "--constraint", str(file),
                "--requirement", str(REQUIREMENTS / f"{name}.txt"), *TOOLS, "--editable", str(ROOT)]  # fmt: skip
     for command in ([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], install):
-        # Not run in the project's folder: there uv would bind it to the project's own constraints.
+        # Not in the project's folder: there uv would apply the project's own constraints.
         done = subprocess.run(command, cwd=Path.home(), capture_output=True, text=True, check=False)  # noqa: S603  fixed
         if done.returncode != 0:
             return "cannot be built here: " + " ".join(done.stderr.split())[-400:]
@@ -93,7 +93,7 @@ def python(folder: Path) -> Path:
 
 
 def run_tests(name: str) -> Outcome:
-    """Run the tests in an environment that has been prepared."""
+    """Run the tests in a prepared environment."""
     with tempfile.TemporaryDirectory(prefix="upwell-matrix-") as scratch:
         recorded = Path(scratch) / "recorded.jsonl"
         modules = [str(TESTS / module) for module in ("test_matrix_rows.py", DEEP.get(name)) if module]
@@ -113,7 +113,7 @@ def run_tests(name: str) -> Outcome:
 
 
 def gathered(records: Iterable[Mapping[str, str]]) -> Mapping[str, Cells]:
-    """Row -> column -> what was recorded there, each text once and in the order of the tests."""
+    """Row -> column -> the recorded texts, each once and in the order of the tests."""
     rows: dict[str, dict[str, list[str]]] = {}
     for one in records:
         cell = rows.setdefault(one["accelerator"], {}).setdefault(one["column"], [])
@@ -123,9 +123,9 @@ def gathered(records: Iterable[Mapping[str, str]]) -> Mapping[str, Cells]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """The matrix as Markdown; an environment that failed is a row that says so, whatever it recorded.
+    """The matrix as Markdown. An environment that failed is a row that says so, whatever it recorded.
 
-    A row that two environments recorded is one: the packages that exclude each other may both tell of it.
+    A row recorded by two environments is merged: both of the exclusive packages may report it.
     """
     lines = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS)]
     rows: dict[str, dict[str, list[str]]] = {}
@@ -143,7 +143,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def fullest(texts: Sequence[str]) -> Sequence[str]:
-    """The texts without those that another one begins with: `int8 digits` beside `int8 digits, 594 pictures`."""
+    """The texts without those that are the beginning of another: `int8 digits` beside `int8 digits, 594 pictures`."""
     return [text for text in texts if not any(other != text and other.startswith(text) for other in texts)]
 
 
@@ -153,7 +153,7 @@ def escaped(text: str) -> str:
 
 
 def write(page: Path, matrix: str) -> bool:
-    """Put the matrix between its marks; a page without them is left as it is."""
+    """Write the matrix between its marks; a page without them stays unchanged."""
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     before, start, rest = text.partition(START)
     _, end, after = rest.partition(END)
@@ -164,7 +164,7 @@ def write(page: Path, matrix: str) -> bool:
 
 
 def main(names: Sequence[str]) -> int:
-    """Prepare and test each environment, print the matrix, and write it where all of them went well."""
+    """Prepare and test each environment, print the matrix, and write it if all of them succeeded."""
     known = sorted(path.stem for path in REQUIREMENTS.glob("*.txt"))
     unknown = [name for name in names if name not in known]
     if unknown:

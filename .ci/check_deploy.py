@@ -1,9 +1,9 @@
 """Check examples/deploy against published schemas, without a cluster: `make check-deploy`.
 
-Kubernetes' own objects against the JSON schemas in the package kubernetes-validate: the oldest version that has all
-they use, and the newest. KServe's against the types of its package kserve, and those schemas where one is Kubernetes'.
-The Dockerfile by hadolint. A file with a key misspelt must be refused, or the check itself is not to be believed.
-Exit code 1 where something is wrong.
+Kubernetes' own objects are checked against the JSON schemas in the package kubernetes-validate: the oldest version
+that has all they use, and the newest. KServe's are checked against the types of its package kserve, and against those
+schemas for parts that are Kubernetes'. The Dockerfile is checked by hadolint. To validate the check itself, files
+with a misspelt key must be refused. Exit code 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REQUIRED = re.compile(r"Invalid value for `(\w+)`, must not be `None`")
 
 @dataclass(frozen=True)
 class Model:
-    """A type of the package kserve: field -> type, field -> key in YAML, and the fields that must be there."""
+    """A type of the package kserve: field -> type, field -> YAML key, and the required fields."""
 
     types: Mapping[str, str]
     keys: Mapping[str, str]
@@ -44,7 +44,7 @@ class Model:
 
 @cache
 def models() -> Mapping[str, Model]:
-    """All of them by name, read from their source: importing them takes dozens of packages."""
+    """All models by name, parsed from their source: importing them takes dozens of packages."""
     spec = importlib.util.find_spec("kserve")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the package kserve is not installed; run `make check-deploy`")
@@ -81,7 +81,7 @@ def kubernetes_types() -> tuple[str, Mapping[str, str], Any]:
 def schema_of(kind: str) -> dict[str, Any] | bool:
     """The JSON schema of a type as kserve writes it: `str`, `list[V1Container]`, `V1beta1ModelSpec`.
 
-    Of a type that neither kserve nor Kubernetes defines here False, which no value fits: none of them is used.
+    False, which no value matches, for a type that neither kserve nor Kubernetes defines here: none of them is used.
     """
     if kind in _PLAIN:
         return {"type": _PLAIN[kind]}
@@ -112,7 +112,7 @@ def schema_with_all_types(kind: str) -> dict[str, Any]:
 
 
 def problem(thing: dict[str, Any]) -> str:
-    """What is wrong with an object; empty where nothing is."""
+    """What is wrong with an object; empty if nothing is."""
     try:
         if thing["apiVersion"].startswith(KSERVE):
             kind = thing["apiVersion"].removeprefix(KSERVE).replace("v", "V", 1) + thing["kind"]
@@ -121,13 +121,13 @@ def problem(thing: dict[str, Any]) -> str:
         else:
             for version in (OLDEST, kubernetes_validate.latest_version()):
                 kubernetes_validate.validate(thing, version, strict=True)
-    except jsonschema.ValidationError as error:  # of which kubernetes_validate's own is one
+    except jsonschema.ValidationError as error:  # the base of kubernetes_validate's own
         return f"{'.'.join(map(str, error.absolute_path))}: {error.message[:300]}"
     return ""
 
 
 def misspelt(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Copies of an object, each with one mistake in its `spec`, at the top and deep down."""
+    """Copies of an object, each with one mistake in its `spec`, at the top and at depth."""
     wrong = copy.deepcopy(thing)
     wrong["spec"]["no_such_key"] = 1
     yield wrong
@@ -139,7 +139,7 @@ def misspelt(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Check all of it and say what was checked."""
+    """Check everything and print what was checked."""
     failed = 0
     for path in sorted(DEPLOY.glob("k*/*.yaml")):
         for thing in yaml.safe_load_all(path.read_text(encoding="utf-8")):

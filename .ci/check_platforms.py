@@ -1,7 +1,7 @@
-"""Resolve the extras for each supported platform, without that hardware, and write the table that the README shows.
+"""Resolve the extras for each supported platform, without that hardware, and write the README's table.
 
-The resolver picks wheels for a platform and Python version from their metadata; nothing is built and nothing runs.
-Exit code 1 where a row that should resolve does not.
+The resolver picks wheels for a platform and Python version from their metadata; nothing is built or run. Exit code 1
+if a row that should resolve does not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PLATFORMS = (
 
 
 def resolve(platform: Platform) -> tuple[bool, list[str]]:
-    """Whether the extras resolve from wheels alone, and the packages chosen (or the resolver's last words)."""
+    """Whether the extras resolve from wheels alone, and the chosen packages (or the resolver's last output)."""
     extras = [word for extra in platform.extras.split(",") if extra for word in ("--extra", extra)]
     tested = "constraints-tflite.txt" if "tflite" in platform.extras else "constraints.txt"
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--only-binary", ":all:", "--no-header",
@@ -75,7 +75,7 @@ def row(platform: Platform, packages: list[str]) -> str:
 
 
 def write_table(lines: list[str]) -> None:
-    """Put the table between its marks in the README."""
+    """Write the table between its marks in the README."""
     text = README.read_text()
     before, rest = text.split(START)
     after = rest.split(END)[1]

@@ -10,14 +10,14 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = "# The tested set{}, for `pip install -c {}`. Written by `make lock`; do not edit.\n"
-# What CUDA builds of torch bring along. Constraining them would bind people who choose another build.
+# Dependencies of CUDA builds of torch. Constraining them would bind users of another build.
 LEFT_OUT = ("nvidia-", "cuda-", "triton==")
-# tflite-runtime is built for numpy 1, so that no environment has it beside the rest.
+# tflite-runtime is built for numpy 1, so it cannot share an environment with the rest.
 APART = "tflite"
 
 
 def resolve(about: str, name: str, extras: list[str], group: str) -> bool:
-    """Run the resolver and write one set; whether there is one."""
+    """Run the resolver and write one set; whether it succeeded."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.10",
                "--no-header", "--no-annotate", "--group", group, "pyproject.toml"]  # fmt: skip
     command += [word for extra in extras for word in ("--extra", extra)]

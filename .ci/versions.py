@@ -1,7 +1,7 @@
-"""Resolve the lowest or the latest versions that pyproject.toml admits, for the Python that runs this.
+"""Resolve the lowest or the latest versions that pyproject.toml admits, for the running Python.
 
-Usage: versions.py lowest|latest EXTRAS FOLDER; writes FOLDER/constraints.txt. Torch is the tested one, of which few
-versions have CPU builds at hand, and what only the tests need is as new as the rest allows.
+Usage: versions.py lowest|latest EXTRAS FOLDER; writes FOLDER/constraints.txt. Torch stays at the tested version,
+since few versions have CPU builds at hand, and what only the tests need is as new as the rest allows.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Torch, and what the resolver does not see: from 1.3 on this one refuses Python 3.11 and later.
+# Torch, and what the resolver does not know: from 1.3 on this package refuses Python 3.11 and later.
 ALWAYS = "torch==2.13.0\nbackports-strenum<1.3\n"
-# What CUDA builds of torch bring along.
+# Dependencies of CUDA builds of torch.
 LEFT_OUT = ("nvidia-", "cuda-", "triton==")
 
 
 def resolve(constraints: Path, *options: str) -> str:
-    """What the resolver chooses within `constraints`, a line for each package; the tested set does not count."""
+    """The resolver's choice within `constraints`, a line for each package; the tested set does not count."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--no-header", "--no-annotate",
                "--constraint", str(constraints), *options, "pyproject.toml"]  # fmt: skip
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603  a fixed command

@@ -1,8 +1,8 @@
-"""Write docs/configuration.md, and the tables of docs/pipelines.md, from the models of the files that people write.
+"""Write docs/configuration.md, and the tables of docs/pipelines.md, from the models of the configuration files.
 
     python .ci/write_configuration.py [--check]
 
-With `--check` nothing is written, and the exit code is 1 where a committed file is not what the models give.
+With `--check` nothing is written, and the exit code is 1 if a committed file differs from what the models give.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONFIGURATION, PIPELINES = DOCS / "configuration.md", DOCS / "pipelines.md"
 
 START = "<!-- keys: written by .ci/write_configuration.py; do not edit -->\n"
 END = "<!-- end of keys -->\n"
-"""What the tables of a page stand between that has more than tables."""
+"""The end mark of the tables on a page with other text."""
 
 INTRODUCTION = """\
 # Configuration reference
@@ -101,16 +101,16 @@ _QUANTITIES: Mapping[Any, tuple[str, Mapping[str, Decimal]]] = {
     parse_joules: ("energy", ENERGY_UNITS),
 }
 _WORTH_NAMING = 4
-"""So many keys that another table has are not said again."""
+"""So many keys shared with another table are not described again."""
 
 _LIMITS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
 @dataclass
 class Section:
-    """One table: the part of a file at `path`, empty for the whole of it.
+    """One table: the part of a file at `path`, empty for the whole file.
 
-    `selector` is the key whose value chooses between this and other sections at the same place.
+    `selector` is the key whose value selects one of several sections at the same place.
     """
 
     file: str
@@ -120,12 +120,12 @@ class Section:
 
     @property
     def title(self) -> str:
-        """What its heading says."""
+        """The text of its heading."""
         return f"`{self.path}` in {self.file}" if self.path else self.file
 
     @property
     def anchor(self) -> str:
-        """The link to its heading, as GitHub makes it."""
+        """The link to its heading, as GitHub forms it."""
         return "#" + re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
 
 
@@ -135,10 +135,10 @@ class File:
 
     name: str
     sections: dict[type[BaseModel], Section] = field(default_factory=dict)
-    """Those of the files before it on the page included."""
+    """All sections so far, including those of files earlier on the page."""
 
     def link(self, model: type[BaseModel], path: str, selector: str = "") -> str:
-        """A link to the table of `model`, which is made where this is its first mention."""
+        """A link to the table of `model`, which is created on its first mention."""
         section = self.sections.setdefault(model, Section(self.name, path, model, selector))
         there = f"[`{section.path}`]({section.anchor})"
         return there if section.path == path else f"as {there}"
@@ -150,7 +150,7 @@ def reference() -> str:
 
 
 def with_pipelines(page: str) -> str:
-    """The text of pipelines.md with the tables as they must be. Raises `ValueError` where it has no place for them."""
+    """The text of pipelines.md with up-to-date tables. Raises `ValueError` if it has no place for them."""
     before, start, rest = page.partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
@@ -178,7 +178,7 @@ def _sections(files: Mapping[str, tuple[type[BaseModel], str]], heading: str) ->
 
 
 def _table(file: File, section: Section) -> Iterator[str]:
-    """The keys; those that stand in another table already are named alone."""
+    """The keys; those described in another table are only named."""
     common = _common(file, section)
     as_there = [] if common is None else _alike(section, common)
     if common is not None and as_there:
@@ -189,7 +189,7 @@ def _table(file: File, section: Section) -> Iterator[str]:
     yield "|---|---|---|---|"
     above = ""
     for name, info in section.model.model_fields.items():
-        if name in as_there or (not section.path and name == "version"):  # which the introduction explains
+        if name in as_there or (not section.path and name == "version"):  # described in the introduction
             continue
         key = info.alias or name
         path = f"{section.path}.{key}" if section.path else key
@@ -201,7 +201,9 @@ def _table(file: File, section: Section) -> Iterator[str]:
 
 
 def _common(file: File, section: Section) -> Section | None:
-    """For a model of the service `defaults`, else the first section before it that has many keys alike."""
+    """The section with shared keys: for a model of the service `defaults`, otherwise the first earlier one with
+    many.
+    """
     earlier = itertools.takewhile(lambda one: one is not section, file.sections.values())
     if section.selector:
         return next((one for one in earlier if (one.file, one.path) == (section.file, "defaults")), None)
@@ -209,7 +211,7 @@ def _common(file: File, section: Section) -> Section | None:
 
 
 def _alike(section: Section, other: Section) -> list[str]:
-    """The keys that mean the same in both; a model of the service has its defaults from `other`."""
+    """The keys that mean the same in both; a model of the service takes its defaults from `other`."""
     fields = other.model.model_fields
     own = section.model.model_fields
     return [name for name, info in own.items() if name in fields and _is_alike(info, fields[name], section.selector)]
@@ -221,7 +223,7 @@ def _is_alike(info: FieldInfo, other: FieldInfo, selector: str) -> bool:
 
 
 def _about(annotation: Any) -> str:
-    """What the section in an annotation says of itself; nothing where there is none, or are several."""
+    """The description of the section in an annotation; empty if there is none, or several."""
     models = list(_models_in(annotation))
     return " ".join((models[0].__doc__ or "").split()) if len(models) == 1 else ""
 
@@ -234,7 +236,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _escaped(text: str) -> str:
-    """Text as Markdown: an angle bracket outside code is no tag."""
+    """Text as Markdown: an angle bracket outside code must not begin a tag."""
     return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(text.split("`")))
 
 
@@ -256,7 +258,7 @@ def _limit(value: float, units: Mapping[str, Decimal] | None) -> str:
 
 
 def _quantity(metadata: Sequence[Any]) -> tuple[str, Mapping[str, Decimal]] | None:
-    """What is written with a unit, and the units it may have; None for everything else."""
+    """The quantity behind a value with a unit, and its possible units; None for everything else."""
     return next((_QUANTITIES[one.func] for one in metadata if getattr(one, "func", None) in _QUANTITIES), None)
 
 
@@ -284,7 +286,7 @@ def _words(annotation: Any, path: str, file: File) -> str:
 
 
 def _inline(model: type[BaseModel], path: str, file: File) -> str:
-    """A section with one key that must be written and has no keys of its own, as it is written; else nothing."""
+    """A section with one required key and no section of its own, as it is written; otherwise nothing."""
     (name, info), *others = model.model_fields.items()
     if others or not info.is_required() or any(_models_in(info.annotation)):
         return ""

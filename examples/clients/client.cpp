@@ -1,5 +1,5 @@
-// One request over plain gRPC, without Triton's client library. The messages are generated from the protocol's file, under
-// the package name that servers of the protocol know. With Debian's g++, pkg-config, libgrpc++-dev, libprotobuf-dev and
+// One request over plain gRPC, without Triton's client library. The messages are generated from the protocol's file, with
+// the package name that servers expect. With Debian's g++, pkg-config, libgrpc++-dev, libprotobuf-dev and
 // protobuf-compiler-grpc:
 //
 //   sed 's/^package .*/package inference;/' protos/upwell/rpc/oip/v2/open_inference_grpc.proto > open_inference.proto

@@ -1,12 +1,12 @@
-// One request over plain gRPC in Go. The messages are generated from the protocol's file, under the package name that
-// servers of the protocol know. With Debian's golang-google-grpc-dev and protoc-gen-go-1-3:
+// One request over plain gRPC in Go. The messages are generated from the protocol's file, with the package name that
+// servers expect. With Debian's golang-google-grpc-dev and protoc-gen-go-1-3:
 //
 //   sed 's/^package .*/package inference;/' protos/upwell/rpc/oip/v2/open_inference_grpc.proto > open_inference.proto
 //   mkdir -p src/client/inference && protoc --go_out=plugins=grpc:src/client/inference open_inference.proto
 //   GO111MODULE=off GOPATH="$PWD:/usr/share/gocode" GOCACHE="$PWD/cache" go build -o client client.go
 //   ./client 127.0.0.1:8001 linear x 8
 //
-// With modules, `go get google.golang.org/grpc` takes the place of GOPATH, and protoc-gen-go-grpc that of plugins=grpc.
+// With modules, `go get google.golang.org/grpc` replaces GOPATH, and protoc-gen-go-grpc replaces plugins=grpc.
 package main
 
 import (

@@ -1,4 +1,4 @@
-"""Frames of a camera or a video to a model that takes pictures, over HTTP: OpenCV and the standard library.
+"""Sends frames of a camera or a video to a picture model over HTTP, with OpenCV and the standard library.
 
 python opencv_loop.py http://127.0.0.1:8000/v2/models/cats/infer [video.mp4 | 0]
 """

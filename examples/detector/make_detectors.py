@@ -1,8 +1,9 @@
 """Make the two detectors and the two pictures of `docs/quickstart.md`: no download and no training.
 
-A detector finds bright squares and discs on a dark background with matched filters, weights that are computed rather
-than learnt. The small one sees 64 x 64 pixels, so in a large picture full of small shapes it is lost; the large one
-sees 128 x 128. As with real models, their tensors differ in every way: size, layout, and the form of boxes and scores.
+A detector finds bright squares and discs on a dark background with matched filters, whose weights are computed rather
+than learnt. The small one sees 64 x 64 pixels, so it misses small shapes in a large picture full of them; the large
+one sees 128 x 128. As with real models, their tensors differ in every way: size, layout, and the form of boxes and
+scores.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ Floats = npt.NDArray[np.float32]
 Shapes = dict[str, list[int | str]]
 
 SIDES = (6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20)
-"""Sides, in pixels of the model, of the shapes it looks for."""
+"""Sides of the shapes it looks for, in the model's pixels."""
 CLASSES = ("square", "disc")
 RING = 1
-"""Pixels around a shape that must be dark."""
+"""Width of the ring around a shape that must be dark, in pixels."""
 KERNEL = 2 * (max(SIDES) // 2 + RING) + 1
 STRIDE = 2
 NEIGHBOURS = 5
-"""Of the places in a square of so many, only the best is kept."""
+"""Side of the square of places in which only the best one is kept."""
 OPSET, IR_VERSION = 17, 8
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is drawn: its kind, center and side or diameter in pixels."""
+    """A shape to draw: its kind, centre, and side or diameter in pixels."""
 
     kind: str
     x: int
@@ -54,8 +55,8 @@ LARGE = tuple(
 def filters() -> Floats:
     """Matched filters [classes * sides, 1, KERNEL, KERNEL]: the mean within the shape minus the mean around it.
 
-    A shape that fits gives its brightness less that of the background. Half of what a disc's filter takes for "around"
-    are the four corners of its box, which are bright under a square.
+    The response to a shape that fits is its brightness minus that of the background. Half of what a disc's filter
+    takes for "around" are the four corners of its box, which are bright under a square.
     """
     centered = np.arange(KERNEL, dtype=np.float32) - KERNEL // 2
     x, y = np.meshgrid(centered, centered)
@@ -83,7 +84,7 @@ def _mean(weights: Floats) -> Floats:
 
 
 def anchors(size: int) -> Floats:
-    """The box of each place and side, [sides * places, 4] as center x, center y, width, height in pixels."""
+    """The box of each place and side, [sides * places, 4] as centre x, centre y, width, height in pixels."""
     places = np.arange(0, size, STRIDE, dtype=np.float32) + STRIDE / 2
     y, x = np.meshgrid(places, places, indexing="ij")
     boxes = [np.stack([x, y, np.full_like(x, side), np.full_like(x, side)], -1).reshape(-1, 4) for side in SIDES]
@@ -91,7 +92,7 @@ def anchors(size: int) -> Floats:
 
 
 def edge_detector() -> onnx.ModelProto:
-    """NCHW 64 x 64 -> one tensor [rows, 4 + classes, boxes]: center, width and height in pixels, then the scores."""
+    """NCHW 64 x 64 -> one tensor [rows, 4 + classes, boxes]: centre, width and height in pixels, then the scores."""
     boxes = anchors(64)
     nodes = [*_body("images"), helper.make_node("Concat", ["boxes", "class_scores"], ["output0"], axis=1)]
     outputs: Shapes = {"output0": ["rows", 4 + len(CLASSES), len(boxes)]}
@@ -112,9 +113,9 @@ def cloud_detector() -> onnx.ModelProto:
 
 
 def _body(picture: str) -> list[onnx.NodeProto]:
-    """Make it gray, match the filters, keep the best of each neighbourhood: `class_scores` [rows, classes, boxes].
+    """Convert to grey, match the filters, keep the best of each neighbourhood: `class_scores` [rows, classes, boxes].
 
-    And `boxes`, which are the same for every row.
+    Also returns `boxes`, which are the same for every row.
     """
     pad, near = KERNEL // 2, NEIGHBOURS // 2
     node = helper.make_node

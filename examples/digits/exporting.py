@@ -1,4 +1,4 @@
-"""Trained networks as files: ONNX, safetensors, and both int8 formats of the device."""
+"""Writes trained networks to files: ONNX, safetensors, and both int8 formats of the device."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def write_onnx_int8(net: nn.Module, calibration: Array, path: Path) -> None:
 def write_tflite_int8(net: nn.Module, calibration: Array, path: Path) -> None:
     """Write `net` as static int8 TFLite for one row, calibrated on the rows of `calibration`.
 
-    The tensors at its edges stay float32, so one pre- and post-processing serves ONNX and TFLite.
+    The tensors at its edges stay float32, so ONNX and TFLite share pre- and post-processing.
     """
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         floats = Path(scratch, "float.tflite")
@@ -105,7 +105,7 @@ class _Rows(CalibrationDataReader):
 
 
 def _save_onnx(model: onnx.ModelProto, path: Path) -> None:
-    # The exporter notes the call stack of every node, with the paths of the machine it ran on.
+    # The exporter records the call stack of every node, with paths of the exporting machine.
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         del part.metadata_props[:]

@@ -1,8 +1,8 @@
-"""The whole loop on this machine: drift comes, is seen, cases are collected and labelled, a better model is trained,
-evaluated, calibrated, released and rolled out, and fewer requests go up at the same risk.
+"""The whole loop on this machine: inputs drift, the drift is detected, cases are collected and labelled, a better
+model is trained, evaluated, calibrated, released and rolled out, and fewer requests go to the cloud at the same risk.
 
-Every step but the training is a command of `upwell`, as a team would run it; three agents, a cloud service and a fleet
-service are real.
+Every step but the training is a command of `upwell`, as a team would run it; three agents, a cloud service and a
+fleet service are real.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEEP = "1MiB"
 WAIT_S = 600.0
 WAVES = ("1", "100%")
 SERVED = 40
-"""So many requests a box has to serve with the new release before the next wave begins."""
+"""The number of requests a device must serve with the new release before the next wave begins."""
 
 POLICY: dict[str, Any] = {
     "version": 1,
@@ -59,14 +59,14 @@ POLICY: dict[str, Any] = {
 
 @dataclass
 class Phase:
-    """A stretch of requests, and when drift was seen in it, by request."""
+    """A part of the requests, and the requests at which drift was detected."""
 
     name: str
     asked: list[Asked] = field(default_factory=list)
     seen_at: int | None = None
 
     def figures(self) -> dict[str, Any]:
-        """What the phase comes to."""
+        """The summary of the phase."""
         kept = [one.right for one in self.asked if one.route == "edge"]
         return {
             "requests": len(self.asked),
@@ -78,7 +78,7 @@ class Phase:
 
 
 class Loop:
-    """One run in `folder`, which is made anew."""
+    """One run in `folder`, which is created anew."""
 
     def __init__(self, folder: Path, requests: int, console: Console) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -88,11 +88,11 @@ class Loop:
         self.phases: list[Phase] = []
         self.facts: dict[str, Any] = {}
         self.drifted_unix_s = 0.0
-        self.is_drifted = False  # by what the agents say
+        self.is_drifted = False  # as reported by the agents
         self.environment = dict(os.environ)
 
     def upwell(self, *arguments: str, code: int = 0) -> Any:
-        """A command of `upwell`; what it says with --json, else its text."""
+        """Run a command of `upwell`; returns its --json output, or else its text."""
         self.console.print(f"$ upwell {' '.join(arguments)}", style="dim", markup=False, highlight=False)
         command = [sys.executable, "-m", "upwell.tools.entry", *arguments]
         done = subprocess.run(  # noqa: S603
@@ -103,7 +103,7 @@ class Loop:
         return json.loads(done.stdout) if "--json" in arguments else done.stdout
 
     def run(self) -> None:
-        """All of it."""
+        """Run all phases."""
         with ExitStack() as stack:
             cloud = stack.enter_context(CloudProcess(ASSETS / "cloud", "onnx", self.folder / "cloud.log"))
             self.write_keys()
@@ -150,7 +150,7 @@ class Loop:
         self.upwell("release", "sign", "releases", "--key", "root.pem")
 
     def release(self, number: int, rows: Sequence[tuple[bytes, int]], endpoint: str) -> None:
-        """Bundle `v<number>` with what its rows are like and a calibration for them, and a signed release of it."""
+        """Make bundle `v<number>` with its reference and a calibration, and a signed release of it."""
         name = f"v{number}"
         data = self.folder / f"{name}-data"
         data.mkdir()
@@ -179,12 +179,12 @@ class Loop:
         self.upwell("release", "sign", "releases", "--key", "targets.pem")
 
     def publish(self) -> None:
-        """Let devices have what is signed; which of them takes it is the fleet service's to say."""
+        """Publish what is signed; the fleet service decides which devices take it."""
         self.upwell("release", "publish", "releases", "--key", "online.pem", "--to", "site")
 
     @contextmanager
     def fleet(self) -> Iterator[str]:
-        """A fleet service, which keeps the cases, too; its address."""
+        """Start a fleet service, which also stores the cases; returns its address."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         section = {"listen": [f"127.0.0.1:{port}"], "names": ["127.0.0.1"], "poll": "1s", "cases": {"folder": HOME}}
@@ -202,7 +202,7 @@ class Loop:
                 it.terminate()
 
     def agent(self, name: str, endpoint: str, fleet: str) -> Agent:
-        """A device that takes the releases that the fleet service chooses for it."""
+        """Start a device that takes the releases that the fleet service chooses for it."""
         folder = self.folder / name
         folder.mkdir()
         (folder / "token").write_text(self.upwell("fleet", "token", "add"))
@@ -220,7 +220,7 @@ class Loop:
         return Agent.from_config(folder / "agent.yaml")
 
     def roll_out(self, release: int, agents: Sequence[Agent]) -> None:
-        """By waves: one box, and the others once it has served well. Boxes are asked as ever meanwhile."""
+        """Roll out in waves: one device, then the others once it has served well. Requests go on meanwhile."""
         waves = [part for wave in WAVES for part in ("--wave", wave)]
         began = self.upwell("fleet", "rollout", str(release), "--group", "boxes", *waves, "--requests", str(SERVED),
                             "--json")  # fmt: skip
@@ -243,25 +243,25 @@ class Loop:
         self.console.print(f"roll-out: {phase.figures()}, {self.facts['rollout']}", markup=False, highlight=False)
 
     def phase(self, name: str, agents: Sequence[Agent], *, drifted: bool, count: int) -> None:
-        """Ask the agents in turn."""
+        """Send requests to the agents in turn."""
         phase = Phase(name)
         self.phases.append(phase)
         for index in range(count):
             agent = agents[index % len(agents)]
             phase.asked.append(self.stream.ask(agent, drifted=drifted))
-            time.sleep(0.002)  # callers are not so quick that nothing beside the requests is done
+            time.sleep(0.002)  # real callers leave time for background work
             was_drifted, self.is_drifted = self.is_drifted, any(has_drifted(one) for one in agents)
             if phase.seen_at is None and self.is_drifted and not was_drifted:
                 phase.seen_at = index + 1
         self.console.print(f"{name}: {phase.figures()}", markup=False, highlight=False)
 
     def has_all_home(self, agents: Sequence[Agent]) -> bool:
-        """Whether every case that the boxes hold has been brought home."""
+        """Whether every case that the devices hold has been uploaded."""
         held = sum(agent.core.collector.held()[0] for agent in agents if agent.core.collector is not None)
         return len(list((self.folder / HOME).rglob("*.case"))) >= held
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something to come about."""
+        """Wait for a condition."""
         end_s = time.monotonic() + WAIT_S
         while not condition():
             if time.monotonic() > end_s:
@@ -269,7 +269,7 @@ class Loop:
             time.sleep(0.05)
 
     def label(self) -> None:
-        """A person labels what `select` chooses and what chance chose; the rest has what the cloud said."""
+        """A person labels what `select` chooses and the random sample; the cloud labels the rest."""
         cases = self.upwell("cases", "list", HOME, "--json")["cases"]
         chosen = set(self.upwell("cases", "select", HOME, "--budget", str(LABELS), "--json")["cases"])
         chosen |= {one["id"] for one in cases if one.get("inclusion")}
@@ -282,7 +282,7 @@ class Loop:
         self.upwell(*to_folder, "--out", "training")
         recent = [one["id"] for one in cases if one.get("inclusion") and one["created_unix_s"] >= self.drifted_unix_s]
         (self.folder / "recent.txt").write_text("\n".join(recent))
-        # What requests are like today: what came before the drift is no reference for what comes next.
+        # The distribution of today's requests: those before the drift are no reference for the next ones.
         self.upwell(*to_folder, "--set", "evaluation", "--ids", "recent.txt", "--out", "recent")
         self.facts |= {
             "cases": len(cases), "labelled_by_a_person": len(chosen), "selected": LABELS,
@@ -291,11 +291,11 @@ class Loop:
         }  # fmt: skip
 
     def labelled(self, which: str) -> list[tuple[bytes, int]]:
-        """The pictures of an export, with their labels."""
+        """The pictures of an export with their labels."""
         return [(path.read_bytes(), int(path.parent.name)) for path in sorted((self.folder / which).rglob("*.png"))]
 
     def train(self) -> None:
-        """The next model: on what the first one was trained on, and the cases; then as int8."""
+        """Train the next model on the first one's data and the cases; then convert it to int8."""
         rows = self.labelled("training")
         self.facts["training_cases"] = len(rows)
         images = np.stack([pixels(png) for png, _ in rows])
@@ -317,7 +317,7 @@ class Loop:
         }  # fmt: skip
 
     def report(self) -> None:
-        """The figures and the plot."""
+        """Write the figures and the plot."""
         document = {"phases": {one.name: one.figures() for one in self.phases}, **self.facts}
         (self.folder / "report.json").write_text(json.dumps(document, indent=1))
         (self.folder / "loop.png").write_bytes(draw(self.phases))
@@ -326,7 +326,7 @@ class Loop:
 
 
 def is_open(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a server listens there."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
         return True
     return False
@@ -338,7 +338,7 @@ def sequence(agent: Agent) -> int:
 
 
 def has_drifted(agent: Agent) -> bool:
-    """Whether an agent says that its rows have drifted."""
+    """Whether an agent reports drift."""
     reports = {} if agent.core.drift is None else agent.core.drift.reports()
     return any(one.findings for one in reports.values())
 
@@ -349,7 +349,7 @@ def pixels(png: bytes) -> Array:
 
 
 def draw(phases: Sequence[Phase]) -> bytes:
-    """Accuracy and share sent up over time, smoothed, with the phases and where drift was seen."""
+    """Plot accuracy and cloud share over time, smoothed, with the phases and the detections of drift."""
     asked = [one for phase in phases for one in phase.asked]
     window = np.ones(100) / 100
 

@@ -1,4 +1,4 @@
-"""The loop's next model: the device's network, trained on the old data and the cases, and written as ONNX."""
+"""The loop's next model: the device's network, trained on the old data and the cases, written as ONNX."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from upwell.shared.tensors import Array
 EPOCHS = 60
 OPSET, IR_VERSION = 18, 10
 CASES_COUNT = 2
-"""A case is worth so many of the old pictures: it shows what requests look like today."""
+"""A case counts as much as this many of the old pictures: it shows what requests look like today."""
 
 
 def train_edge(images: Array, labels: Array) -> EdgeNet:
-    """Train on uint8 [n, 8, 8] pictures of cases with their labels, and on what the first model was trained on."""
+    """Train on uint8 [n, 8, 8] pictures of cases with their labels, and on the first model's data."""
     split = split_digits(SEED)
     pictures = np.concatenate([split.train_images, *[images] * CASES_COUNT])
     truth = np.concatenate([split.train_labels, *[labels.astype(np.int64)] * CASES_COUNT])
@@ -28,7 +28,7 @@ def train_edge(images: Array, labels: Array) -> EdgeNet:
 
 
 def write_edge_onnx(net: EdgeNet, path: Path) -> None:
-    """Write it as float32 ONNX, `x` [batch, 1, 8, 8] to `logits` [batch, 10]; node by node, for want of an exporter."""
+    """Write it as float32 ONNX, `x` [batch, 1, 8, 8] to `logits` [batch, 10]; node by node, without an exporter."""
     weights = {name: tensor.detach().numpy() for name, tensor in net.state_dict().items()}
     nodes = [
         helper.make_node("Conv", ["x", "first.weight", "first.bias"], ["a"], pads=[1] * 4),

@@ -1,4 +1,4 @@
-"""Requests of the loop: held-out digits, each a little different; after a while the camera has slipped and is dirty."""
+"""The loop's requests: held-out digits, each slightly varied; after a while the camera has slipped and is dirty."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from upwell.tools.demo.data import digit_png, heldout
 LOOP_SEED = 11
 TURN_DEGREES = 18.0
 DIRT_LEVELS, HAZE_LEVELS = 14.0, 30.0
-"""Grey levels of 255: noise of the dirt, and by how much it lightens the ink's ground."""
+"""Grey levels of 255: noise of the dirt, and how much it lightens the paper."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that was answered: whether rightly, and by whom."""
+    """An answered request: whether it was right, and which side answered."""
 
     right: bool
     route: str
 
 
 class Stream:
-    """Draws digits: until the next model is trained from one half of the originals, then from the other."""
+    """Draws digits from one half of the originals until the next model is trained, then from the other."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
         self._digits = heldout()
         self._originals = np.arange(0, len(self._digits.labels), 2)
         self.truth: dict[str, int] = {}
-        """What a person would say of each request, by its id."""
+        """The label a person would give each request, by its id."""
 
     def use_other_originals(self) -> None:
-        """From now on none of the digits comes that a case may have been made of."""
+        """From now on draw no digit that may have been used for a case."""
         self._originals = np.arange(1, len(self._digits.labels), 2)
 
     def plain(self, count: int) -> list[tuple[bytes, int]]:
-        """Rows as they are before anything has drifted."""
+        """Rows before any drift."""
         return [self._draw(drifted=False) for _ in range(count)]
 
     def ask(self, agent: Agent, *, drifted: bool) -> Asked:
@@ -61,6 +61,6 @@ class Stream:
 
 
 def turned(image: Array, degrees: float) -> Array:
-    """A digit uint8 [8, 8], turned."""
+    """A rotated digit, uint8 [8, 8]."""
     large = Image.fromarray(image).resize((32, 32), Image.Resampling.BICUBIC)
     return np.asarray(large.rotate(degrees, Image.Resampling.BILINEAR).resize((8, 8), Image.Resampling.BOX))

@@ -1,6 +1,7 @@
-"""Make the detector of the demo's video: it finds green frames of 52 x 52 pixels, whose insides are digits.
+"""Make the detector of the demo's video: it finds green frames of 52 x 52 pixels, which enclose digits.
 
-Nothing is trained: how much green a window of a frame's size holds is a box filter, whose local maxima are the frames.
+Nothing is trained: a box filter measures the green in a window of a frame's size, and its local maxima are the
+frames.
     python examples/digits/make_cards.py
 """
 
@@ -15,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 FOLDER = Path(__file__).parents[2] / "shared/upwell/tools/demo/assets/edge/cards"
 HEIGHT, WIDTH = 240, 320
 FRAME_PX, INSIDE_PX = 26, 20
-"""At half the video's size."""
+"""In pixels of the video at half its size."""
 MOST = 16
 FULL = (FRAME_PX**2 - INSIDE_PX**2) / FRAME_PX**2 * (200 / 255)
 """Mean green of a window that lies exactly on a frame."""
@@ -41,7 +42,7 @@ def constant(name: str, value: object, dtype: type) -> onnx.TensorProto:
 
 
 def constants() -> list[onnx.TensorProto]:
-    """What the graph computes with."""
+    """The constants of the graph."""
     return [
         constant("greenness", np.reshape([-0.5, 1.0, -0.5], (1, 3, 1, 1)), np.float32),
         constant("across", np.full((1, 1, 1, FRAME_PX), 1 / FRAME_PX), np.float32),

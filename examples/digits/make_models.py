@@ -1,8 +1,7 @@
 """Train the networks of `upwell demo` on scikit-learn's handwritten digits and write them where the demo looks.
 
-Writes the int8 models of the device, the float32 models of the cloud and the held-out digits below the demo's
-assets, prints what each file weighs and how well it reads the held-out digits, and fails where a file disagrees
-with the network it was made from.
+Writes the int8 models of the device, the float32 models of the cloud and the held-out digits to the demo's assets,
+prints the size of each file and its accuracy on the held-out digits, and fails if a file disagrees with its network.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ ZOOM = 4
 """The cloud's network reads pictures four times as wide and high: 32 pixels a digit."""
 PAGES = 20
 INT8_DRIFT, FLOAT_DRIFT = 0.01, 0.0
-"""How far the accuracy of a file may lie from its network's: rounding to int8 moves a few digits."""
+"""How far the accuracy of a file may differ from its network's: rounding to int8 changes a few digits."""
 SHARES = (0.1, 0.2, 0.3, 0.4)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The two networks of a task, and the pictures, uint8 [n, height, width], that fit and test them.
+    """The two networks of a task, and the pictures, uint8 [n, height, width], for training and testing.
 
     `labels` is int64 [n] or, for pages, [n, 60].
     """
@@ -56,7 +55,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Written:
-    """A file, the logits it gives for the held-out pictures, and the accuracy of its network and its own."""
+    """A file, its logits for the held-out pictures, its network's accuracy and its own."""
 
     path: Path
     logits: Array
@@ -66,12 +65,12 @@ class Written:
 
 
 def main() -> int:
-    """Make everything; 1 where a file reads the digits worse than its network does."""
-    torch.set_num_threads(1)  # sums in one order, so the same versions make the same weights
+    """Make everything; returns 1 if a file reads the digits worse than its network does."""
+    torch.set_num_threads(1)  # fixed order of sums: same versions, same weights
     split = split_digits(SEED)
     ASSETS.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(ASSETS / "heldout.npz", images=split.heldout_images, labels=split.heldout_labels)
-    console = Console(file=sys.stdout)  # the very stream: exporting turns `sys.stdout` away for a while
+    console = Console(file=sys.stdout)  # the original stream: exporting redirects `sys.stdout` for a while
     tasks = _tasks(split, console)
     files: list[Written] = []
     for task in track(tasks, description="exporting", console=console):
@@ -163,7 +162,7 @@ def _accuracy(logits: Array, labels: Array) -> float:
 
 
 def _print_cascade(console: Console, edge: Written, large: Written, labels: Array) -> None:
-    """Print the accuracy where the digits of least margin are the large network's to read."""
+    """Print the accuracy if the large network reads the digits of least margin."""
     scores = torch.from_numpy(edge.logits).softmax(-1).numpy().reshape(-1, 10)
     top = np.sort(scores, axis=-1)
     margin = top[:, -1] - top[:, -2]

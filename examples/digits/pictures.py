@@ -1,4 +1,4 @@
-"""What the networks are trained and tested on: pictures exactly as pre-processing hands them to a served model."""
+"""The training and test data of the networks: pictures exactly as pre-processing passes them to a served model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cloud service on a Ray cluster that runs: cloud.yaml of this folder, with two to eight replicas."""
+"""The cloud service on a running Ray cluster: this folder's cloud.yaml, with two to eight replicas."""
 
 from __future__ import annotations
 

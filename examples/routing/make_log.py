@@ -1,13 +1,14 @@
-"""Write a request log to simulate a policy on: synthetic, but with the traits that decide how well routing can do.
+"""Write a request log to simulate a policy on: synthetic, but with the properties that limit what routing can
+achieve.
 
     python make_log.py --out log.jsonl --seconds 1000 --seed 1
 
 Ten classes. Each case has a clarity c ~ N(0, 1) that both models see. A model's logits are independent noise N(0, 1),
-and the true class's gets a signal on top: SIGNAL + SPREAD·c + N(0, 0.8); all are scaled by a gain
-that differs from case to case, as confidence does that nobody calibrated. So both models fail on the same kind of case,
-the larger one less often (the edge is right in about 85 %, the cloud in about 97 %), and a low margin is frequent where
-the edge is wrong without telling it for sure. Sizes are log-uniform from 20 to 200 kB, like photos, and
-say nothing of hardness; arrivals are a camera's, five a second, each up to 20 ms late.
+and the true class's gets a signal on top: SIGNAL + SPREAD·c + N(0, 0.8); all are scaled by a gain that differs from
+case to case, like uncalibrated confidence. So both models fail on the same kind of case, the larger one less often
+(the edge is right in about 85 %, the cloud in about 97 %), and a low margin is frequent, but not certain, where the
+edge is wrong. Sizes are log-uniform from 20 to 200 kB, like photos, and independent of hardness; arrivals are a
+camera's, five a second, each up to 20 ms late.
 """
 
 from __future__ import annotations

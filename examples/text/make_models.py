@@ -2,8 +2,8 @@
 
     python examples/text/make_models.py FOLDER
 
-The texts are sentences of documentation that comes with installed packages, and the class of each is its package. The
-device's network sees the first tokens of a small vocabulary, the cloud's the whole sentence in a large one.
+The texts are sentences from the documentation of installed packages, and the class of each is its package. The
+device's network sees the first tokens in a small vocabulary, the cloud's the whole sentence in a large one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from upwell.shared.tensors import Array
 
 PACKAGES = ("matplotlib", "numpy", "scipy", "sklearn")
 EACH = 4000
-"""Sentences of a package; fewer where it has fewer."""
+"""Maximum number of sentences per package."""
 SEED, BATCH = 0, 128
 SHARES = (0.1, 0.2, 0.3, 0.4)
 WINDOW = 3
-"""The tokens that a convolution of the larger network sees at once."""
+"""The number of tokens that a convolution of the larger network sees at once."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ LARGE = Size(vocabulary=8000, tokens=64, width=64, epochs=5, convolves=True)
 
 
 class Classifier(nn.Module):
-    """Token ids and mask [N, tokens] -> logits [N, classes]: the mean of token vectors, or the largest of windows."""
+    """Token ids and mask [N, tokens] -> logits [N, classes]: the mean of token vectors, or the maximum over windows."""
 
     def __init__(self, size: Size, classes: int) -> None:
         super().__init__()
@@ -81,18 +81,18 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class Texts:
-    """Sentences and the number of the package that each is of."""
+    """Sentences and their packages' numbers."""
 
     sentences: Sequence[str]
     labels: Array
 
     def part(self, rows: Array) -> Texts:
-        """Some of them."""
+        """A subset."""
         return Texts([self.sentences[row] for row in rows], self.labels[rows])
 
 
 def sentences_of(package: str) -> Iterator[str]:
-    """Sentences of the docstrings of an installed package, without its name. Its sources are read, never run."""
+    """Sentences of the docstrings of an installed package, without its name. Its sources are parsed, never run."""
     found = importlib.util.find_spec(package)
     assert found is not None
     assert found.origin is not None
@@ -100,7 +100,7 @@ def sentences_of(package: str) -> Iterator[str]:
         if "test" in file.parts[-2] or file.name.startswith("test_"):
             continue
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings, which are theirs
+            warnings.simplefilter("ignore")  # about escapes in those packages' strings
             tree = ast.parse(file.read_bytes())
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
@@ -117,7 +117,7 @@ def _sentences(text: str, package: str) -> Iterator[str]:
 
 
 def collect() -> tuple[Texts, Texts]:
-    """The texts to train on, and a quarter that no network sees."""
+    """The texts to train on, and a held-out quarter."""
     rng = np.random.default_rng(SEED)
     sentences: list[str] = []
     labels: list[int] = []
@@ -135,7 +135,7 @@ def collect() -> tuple[Texts, Texts]:
 
 
 def tokenizer_of(size: Size, sentences: Sequence[str]) -> Tokenizer:
-    """A WordPiece tokenizer with a vocabulary of its own."""
+    """A WordPiece tokenizer with its own vocabulary."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -215,7 +215,7 @@ def onnx_of(network: Classifier) -> onnx.ModelProto:
 
 
 def write(folder: Path, size: Size, network: Classifier, tokenizer: Tokenizer) -> None:
-    """Model, tokenizer, labels and description."""
+    """Write model, tokenizer, labels and description."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(onnx_of(network), folder / "model.onnx")
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
@@ -233,7 +233,7 @@ post: [{{softmax: {{from: logits, to: scores}}}}]
 
 
 def print_cascade(console: Console, small: Array, large: Array, labels: Array) -> None:
-    """Print the accuracy where the sentences of least margin are the larger network's to read."""
+    """Print the accuracy if the larger network classifies the sentences of least margin."""
     top = np.sort(small, axis=1)
     margin = top[:, -1] - top[:, -2]
     order = margin.argsort()
@@ -254,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    torch.set_num_threads(1)  # sums in one order, so the same versions make the same weights
+    torch.set_num_threads(1)  # fixed order of sums: same versions, same weights
     console = Console(file=sys.stdout)
     texts, heldout = collect()
     answers = []

@@ -1,6 +1,6 @@
-"""Exit with 0 where the server in this container answers at $UPWELL_HEALTH, else with 1; for HEALTHCHECK.
+"""Exit with 0 if the server in this container answers at $UPWELL_HEALTH, otherwise with 1; for HEALTHCHECK.
 
-It asks over loopback alone, where no certificate has to show who is there.
+It asks over loopback only, where no certificate is needed to identify the server.
 """
 
 import os

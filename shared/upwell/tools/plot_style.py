@@ -1,4 +1,4 @@
-"""How every picture of this project looks, and how it becomes a file. Drawing needs matplotlib."""
+"""The style of all plots of this project, and how they are saved. Drawing needs matplotlib."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _UNDATED: Mapping[str, Mapping[str, None]] = MappingProxyType(
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise `ConfigError` where the picture that `--plot` asks for cannot be drawn."""
+    """Raise `ConfigError` if the plot that `--plot` asks for cannot be drawn."""
     if path is None:
         return
     if path.suffix.lower().removeprefix(".") not in _UNDATED:
@@ -56,13 +56,13 @@ def check_plot(path: Path | None) -> None:
 def picture(
     draw: Callable[[Figure], None], kind: str, size: tuple[float, float], dpi: int = 150, **style: Any
 ) -> bytes:
-    """What `draw` puts on a figure of `size` inches, as a file of a `kind` as suffixes name it: png, svg or pdf."""
+    """What `draw` puts on a figure of `size` inches, as a file of a `kind` given by its suffix: png, svg or pdf."""
     import matplotlib.style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     kind = kind.lower().removeprefix(".")
-    with matplotlib.style.context(["default", {**_STYLE, **style}]):  # whatever the user's own settings are
+    with matplotlib.style.context(["default", {**_STYLE, **style}]):  # ignores the user's own settings
         figure = Figure(figsize=size, dpi=dpi, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)

@@ -1,4 +1,4 @@
-"""What the commands share at a terminal: options that repeat, consoles, numbers, and text that no terminal obeys."""
+"""What the commands share at a terminal: common options, consoles, numbers, and text without control characters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PolicyArgument: TypeAlias = Annotated[
 
 
 def parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
-    """What `parse` makes of the option's text. Raises `ConfigError` for its `ValueError`."""
+    """The option's text parsed by `parse`. Raises `ConfigError` for its `ValueError`."""
     try:
         return parse(text)
     except ValueError as error:
@@ -59,7 +59,7 @@ def stdout_console() -> Console:
 
 
 def table_console() -> Console:
-    """Standard output for tables, which fit a terminal and are as wide as they need to be elsewhere."""
+    """Standard output for tables: as wide as the terminal, and as wide as needed elsewhere."""
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
@@ -69,7 +69,7 @@ def stderr_console() -> Console:
 
 
 def progress(*columns: ProgressColumn, console: Console | None = None) -> Progress:
-    """A bar on standard error with these columns beside it, by default how many are done; silent elsewhere."""
+    """A bar on standard error with these columns beside it, by default the number done; silent outside a terminal."""
     shown = console or stderr_console()
     beside = columns or (MofNCompleteColumn(), TimeRemainingColumn())
     named = TextColumn("{task.description}", markup=False)
@@ -77,12 +77,14 @@ def progress(*columns: ProgressColumn, console: Console | None = None) -> Progre
 
 
 def printable(text: object) -> str:
-    """The text without control characters: a file, a caller or a server wrote it, and a terminal would obey them."""
+    """The text without control characters: it comes from a file, a caller or a server, and a terminal would obey
+    them.
+    """
     return "".join(one if one.isprintable() else "\ufffd" for one in str(text))
 
 
 def plain(text: object) -> Text:
-    """The same for rich, which takes no markup from it."""
+    """The same for rich, without interpreting markup."""
     return Text(printable(text))
 
 
@@ -92,10 +94,10 @@ def print_error(text: str) -> None:
 
 
 def percent(share: float) -> str:
-    """0.1234 -> `12.3%`, or `unknown` for what is not finite."""
+    """0.1234 -> `12.3%`, or `unknown` for a value that is not finite."""
     return f"{share:.1%}" if math.isfinite(share) else "unknown"
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON can hold it: None for a number that is not finite."""
+    """The value for JSON: None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

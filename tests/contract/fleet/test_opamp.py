@@ -187,7 +187,7 @@ def test_drift_is_kept_apart_from_statistics_and_its_findings_are_events(fleet: 
         device.poll(custom_message=custom(DRIFT, "found", {"models": {"digits": {"findings": findings}}}))
         assert fleet.get("/devices/drifting")["drift"] == {"digits": {"findings": findings}}
     events = fleet.get("/events?device=drifting")["events"]
-    assert [one["text"] for one in events if one["kind"] == "drift"] == ["digits: camera", "no model drifts any longer"]
+    assert [one["text"] for one in events if one["kind"] == "drift"] == ["digits: camera", "no model drifts any more"]
     no_drift: list[object] = [{"models": []}, {"models": {"digits": []}}, {"models": {"d": {"findings": "camera"}}}, {}]
     for wrong in no_drift:
         message = device.message(custom_message=custom(DRIFT, "found", wrong))

@@ -72,7 +72,7 @@ def test_links_spools_reasons_budgets_and_pages_of_devices_are_shown(
     fleet.do("POST", "/shadows", {"release": 9, "where": 'name == "gate"'})
     _, _, page = ask(fleet, "GET", "/", headers=cookie)
     for words in ("cloud_deadline: 60", "<dd>42 ms</dd>", "<dd>14</dd>", "<dd>on 1</dd>", "cloud_share 20.0%",
-                  "Release 9 runs beside on 1 device: 0 lines"):  # fmt: skip
+                  "Release 9 runs in shadow on 1 device: 0 lines"):  # fmt: skip
         assert words in page, words
     assert "Next devices" not in page
     monkeypatch.setattr(pages, "PAGE", 1)
@@ -89,7 +89,7 @@ def test_links_spools_reasons_budgets_and_pages_of_devices_are_shown(
     assert "<dd>not reported</dd>" in device or "digits: camera, plain: none" in device
     assert ask(fleet, "GET", "/?after=%00", headers=cookie)[0] == HTTPStatus.BAD_REQUEST
     (gate,) = [one["id"] for one in fleet.get("/devices")["devices"] if one["name"] == "gate"]
-    assert "<dt>Beside</dt><dd>9</dd>" in ask(fleet, "GET", f"/devices/{gate}", headers=cookie)[2]
+    assert "<dt>Shadow release</dt><dd>9</dd>" in ask(fleet, "GET", f"/devices/{gate}", headers=cookie)[2]
     fleet.do("DELETE", "/budgets/site")
     fleet.do("DELETE", "/shadows/9")
 

@@ -78,7 +78,7 @@ _STATUSES = {
     "401": "missing or unknown token",
     "403": "not allowed for the role",
     "404": "not found",
-    "409": "not possible in the present state",
+    "409": "not possible in the current state",
     "413": "too large",
     "429": "too many wrong tokens",
 }

@@ -150,7 +150,7 @@ def _happened(device: Stored, changed: Mapping[str, Any]) -> list[tuple[str, str
         happened.append(("refused", f"refused its configuration: {changed.get('config_error') or 'no reason given'}"))
     if "drift" in changed:
         found = [f"{name}: {text}" for name, text in drift_of(changed["drift"]).items()]
-        happened.append(("drift", "; ".join(found) or "no model drifts any longer"))
+        happened.append(("drift", "; ".join(found) or "no model drifts any more"))
     version = changed.get("attributes", {}).get("service.version", "")
     if version and version != device["attributes"].get("service.version"):
         happened.append(("version", f"runs version {version}"))

@@ -94,7 +94,7 @@ class Presence:
             seen.minute_unix_s, seen.polls = now_unix_s, 0
         seen.polls += 1
         if seen.polls > MOST_POLLS_A_MINUTE:
-            raise Refused("this device polls without a pause", retry_after_s=60.0)
+            raise Refused("this device polls too often", retry_after_s=60.0)
 
     def _was_missed(self, seen: _Seen, sequence_num: int, now_unix_s: float) -> bool:
         if sequence_num == seen.sequence_num + 1:

@@ -100,7 +100,7 @@ class UpdateFollower:
 
     @property
     def status(self) -> UpdateStatus:
-        """The present state of its updates."""
+        """The current state of its updates."""
         look = self._unnamed if self._unnamed.refusal else self.store.state.look
         with self._lock:
             return UpdateStatus(

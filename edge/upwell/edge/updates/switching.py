@@ -1,4 +1,6 @@
-"""Bringing another edge side of a model into an agent that serves: a new version, or an accelerator that is ready."""
+"""Switches the edge side of a model in a running agent: to a new version, or to an accelerator that has become
+ready.
+"""
 
 from __future__ import annotations
 
@@ -21,63 +23,63 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 
 Prepare = Callable[[str, EdgeModel], None]
-"""Warms a tested model of that name up; raises `UpwellError` where it cannot run."""
+"""Warms up a tested model of that name; raises `UpwellError` if it cannot run."""
 
 _log = logging.getLogger(__name__)
 
 
 class ServingAgent(Protocol):
-    """The agent, as far as switching goes."""
+    """The part of the agent that switching needs."""
 
     def model(self, name: str) -> ServedModel:
-        """What is served under that name now."""
+        """The model served now under that name."""
 
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
-        """Serve `edge` from now on; with `former` only where that is what is served now."""
+        """Serve `edge` from now on; with `former` only if that is what is served now."""
 
     @property
     def router(self) -> RouterService:
-        """Which knows by the policy when a row is hard."""
+        """The router, whose policy says when a row is hard."""
 
 
 class TrialJudge(Protocol):
-    """Who is told how a trial ended, on the thread of a request; both must return at once."""
+    """Learns how a trial ended, on the thread of a request; both methods must return at once."""
 
     def rejected(self, reason: str) -> None:
-        """The version failed too often, and the one before is back."""
+        """The version failed too often, and the previous one is back."""
 
     def proven(self) -> None:
-        """The version can be relied on, or there is none to go back to."""
+        """The version is reliable, or there is none to go back to."""
 
 
 class TrialVerdict:
-    """A `TrialJudge` that notes on the disk how the trial of a version ended."""
+    """A `TrialJudge` that stores the outcome of a version's trial on disk."""
 
     def __init__(self, store: VersionStore, version: int) -> None:
         self._store, self._version = store, version
 
     def rejected(self, reason: str) -> None:
-        """Never to be installed again."""
+        """Never install it again."""
         in_background("roll-back", partial(self._store.block, self._version, reason))
 
     def proven(self) -> None:
-        """Nobody goes back from it any more."""
+        """It is no longer on trial."""
         in_background("trial", partial(self._store.prove, self._version))
 
 
 class Switching:
-    """Switches models of an agent. Safe to use from many threads; no request waits for it."""
+    """Switches models of an agent. Thread-safe; no request waits for it."""
 
     def __init__(self, agent: ServingAgent, prepare: Prepare) -> None:
         self._agent = agent
         self.prepare = prepare
 
     def current(self, name: str) -> EdgeModel | None:
-        """The edge side that is served now."""
+        """The edge side served now."""
         return self._agent.model(name).edge
 
     def follow(self, name: str, first: EdgeModel, later: Future[EdgeModel]) -> None:
-        """Serve the outcome of `later` (an accelerator that is being made ready) in the place of `first`."""
+        """Serve the result of `later` (an accelerator being prepared) in place of `first`."""
         later.add_done_callback(lambda done: self._take(name, first, done))
 
     def _take(self, name: str, first: EdgeModel, done: Future[EdgeModel]) -> None:
@@ -94,26 +96,26 @@ class Switching:
             _log.info("model %s is ready on %s", name, edge.accelerator or "the CPU")
 
     def switch(self, name: str, new: EdgeModel, judge: TrialJudge) -> None:
-        """Serve `new`, which was prepared, from now on, on trial while the one before stands in where it fails."""
+        """Serve the prepared `new` from now on, on trial; the previous version stands in when it fails."""
         former = self.current(name)
         if former is not None:
-            former.trial = former.versions = None  # its own predecessor is needed no more
+            former.trial = former.versions = None  # its own predecessor is no longer needed
             self.try_out(name, new, former, judge)
         self._agent.replace_edge(name, new)
         if former is None:
             judge.proven()
 
     def go_back(self, name: str, left: EdgeModel, former: EdgeModel) -> bool:
-        """Serve `former`, which was prepared, in the place of `left`; False where that is not served any more."""
+        """Serve the prepared `former` in place of `left`; False if that is no longer served."""
         if left.trial is not None:
             left.trial.end()
         return self._agent.replace_edge(name, former, left)
 
     def try_out(self, name: str, new: EdgeModel, former: EdgeModel, judge: TrialJudge) -> None:
-        """Put `new` on trial; `former` was prepared too, and takes its place where it fails too often or is worse."""
+        """Put `new` on trial. The prepared `former` replaces it if it fails too often or is worse."""
 
         def reject(reason: str) -> None:
-            edge = self.current(name)  # it may be on its accelerator by now
+            edge = self.current(name)  # it may have moved to its accelerator by now
             is_it = edge is not None and edge.trial is not None and edge.trial.is_rejected
             if is_it and self._agent.replace_edge(name, former, edge):
                 _log.error("model %s went back to the previous version: %s", name, reason)
@@ -129,9 +131,10 @@ class Switching:
         prove: Callable[[], None],
         policies: tuple[Policy | None, Policy | None] = (None, None),
     ) -> None:
-        """Compare the first of `pair` with the second, which answers where it fails; one of the two is called, once.
+        """Compare the first of `pair` with the second, which answers when it fails; one of the two callbacks is
+        called, once.
 
-        Each version is judged by its own one of the `policies`, None for that of now.
+        Each version is judged by its own one of the `policies`; None for the current one.
         """
         new, former = pair
         hards = [self._hard(name, edge, policy) for edge, policy in zip(pair, policies, strict=True)]
@@ -145,7 +148,7 @@ class Switching:
 
 
 def in_background(name: str, job: Callable[[], object]) -> None:
-    """Do `job` on a thread of its own; what it raises is logged."""
+    """Run `job` on a separate thread; exceptions are logged."""
 
     def run() -> None:
         try:

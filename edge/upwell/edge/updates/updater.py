@@ -1,4 +1,4 @@
-"""Keeping the bundles of an agent up to date, in a thread of its own."""
+"""Keeps the bundles of an agent up to date, in its own thread."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.platform.background_thread import BackgroundThread
 
 FIRST_WITHIN_S = 300.0
-"""The first look is within so long after the start, so that a fleet that starts at once does not ask at once. A model
-that has no bundle yet does not wait."""
+"""Maximum delay of the first check after the start, drawn at random so that a fleet that starts at once does not
+check at once. A model without a bundle does not wait.
+"""
 
 RETRY_S = 5.0
-"""The pause after a failure; twice as long after the next, unless some more of it came, up to the usual pause."""
+"""The pause after a failure; it doubles with each further one up to the usual pause, unless more bytes arrived."""
 
 CLOSE_S = 5.0
-"""How long `close` waits. What takes longer, such as a model being compiled, ends by itself and installs nothing."""
+"""How long `close` waits. What takes longer, such as compiling a model, ends by itself and installs nothing."""
 
 _log = logging.getLogger(__name__)
 
 
 class Updater:
-    """One thread that looks at the sources of all models in turn, each about every `every_s`.
+    """One thread that checks the sources of all models in turn, each about every `every_s`.
 
     `draw` gives numbers in [0, 1) for the jitter. Close it; the followers are closed with it.
     """
@@ -53,11 +54,11 @@ class Updater:
         self._thread.start()
 
     def look_now(self) -> None:
-        """Look at every source as soon as that is possible."""
+        """Check every source as soon as possible."""
         self._hurry.set()
 
     def close(self) -> None:
-        """End what is under way. Calling it twice is harmless."""
+        """End what is in progress. Calling it twice is harmless."""
         self._closing.set()
         self._hurry.set()
         for follower in self._followers.values():
@@ -76,7 +77,7 @@ class Updater:
             self._due_s[model] = self._look(self._followers[model]) + time.monotonic()
 
     def _look(self, follower: UpdateFollower) -> float:
-        """Look once; how long to wait before the next time."""
+        """Check once; return the time until the next check."""
         model, every_s = follower.store.model, follower.updates.every
         before_bytes, asked_s = follower.fetched_bytes, 0.0
         try:

@@ -1,5 +1,6 @@
-"""The folder of a model's versions, and what a device remembers of them: `state.json`, and `floor.json`, which outlives
-it."""
+"""The folder of a model's versions, and what a device remembers of them: `state.json`, and `floor.json`, which
+outlives it.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ FOLDER_NAME = "bundles"
 STATE_NAME = "state.json"
 FLOOR_NAME = "floor.json"
 ROLLBACK_REQUEST_NAME = "rollback.json"
-"""An order to go back to the version before."""
+"""The request to go back to the previous version."""
 ROLLBACK_ANSWER_NAME = "rollback-answer.json"
 ROLLBACK_TAKEN_NAME = "rollback-taken.json"
-"""The order that is being carried out."""
+"""The request being carried out."""
 
 _LONGEST_NAME = 100
 _PLAIN = frozenset(string.ascii_lowercase + string.digits + "-_")
@@ -35,9 +36,9 @@ _log = logging.getLogger(__name__)
 
 
 def versions_folder(state_dir: Path, model: str) -> Path:
-    """Where the versions of a model lie: safe on every file system, and for no two models the same.
+    """The folder of a model's versions: valid on every file system, and different for every model.
 
-    Lower-case letters, digits, `-` and `_` stand for themselves, everything else for its bytes in UTF-8.
+    Lower-case letters, digits, `-` and `_` stand for themselves, all other characters for their bytes in UTF-8.
     """
     name = "".join(
         char if char in _PLAIN else "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
@@ -49,7 +50,7 @@ def versions_folder(state_dir: Path, model: str) -> Path:
 
 
 def read_document(path: Path, kind: type[_File]) -> _File | None:
-    """What a file in the folder says; None where there is none or it cannot be read. Raises `OSError`."""
+    """The content of a file in the folder; None if it is missing or unreadable. Raises `OSError`."""
     try:
         with path.open("rb") as file:
             return kind.model_validate_json(file.read(_MOST_BYTES))
@@ -58,9 +59,10 @@ def read_document(path: Path, kind: type[_File]) -> _File | None:
 
 
 class Look(BaseModel):
-    """What became of the last offer that was dealt with: installed, or refused for a reason.
+    """The outcome of the last offer: installed, or refused for a reason.
 
-    `key` names the offer and all that its verification depended on. While it stays the same there is nothing to do.
+    `key` identifies the offer and everything that its verification depended on. While it is unchanged there is
+    nothing to do.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,15 +73,15 @@ class Look(BaseModel):
 
 
 class VersionState(BaseModel):
-    """`state.json`. Version 0 is none of these: the factory's bundle, if there is one.
+    """`state.json`. Version 0 is none of the installed ones: the factory's bundle, if there is one.
 
-    `is_on_trial`: the current version has yet to prove itself, with another before it to go back to. `tries` counts how
-    often the agent ended while it tried the offer `trying`, or where that is empty, while the current one was on trial.
-    `proven` is the greatest version that has ever proven itself here, and not been left by hand since.
-    `installed_unix_s` is when the current one came.
+    `is_on_trial`: the current version is still on trial, with a previous one to go back to. `tries` counts how often
+    the agent ended while it tried the offer `trying`, or, if that is empty, while the current version was on trial.
+    `proven` is the greatest version that has ever passed its trial here and was not rolled back by hand since.
+    `installed_unix_s` is when the current version was installed.
     """
 
-    # What a later Upwell adds must not cost the bundles after going back to this one.
+    # Fields added by a later Upwell must not cost the bundles when this version is installed again.
     model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
 
     name: str = ""
@@ -95,12 +97,12 @@ class VersionState(BaseModel):
 
     @property
     def floor(self) -> int:
-        """Nothing smaller is taken from a source."""
+        """No smaller version is accepted from a source."""
         return max(self.proven, self.previous if self.is_on_trial else self.current)
 
 
 class Floor(BaseModel):
-    """`floor.json`: what of `state.json` no loss of that file may undo. It is written right after it."""
+    """`floor.json`: the part of `state.json` that must survive the loss of that file. It is written right after it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
 
@@ -110,13 +112,13 @@ class Floor(BaseModel):
 
     @classmethod
     def of(cls, state: VersionState) -> Floor:
-        """What it says of this state."""
+        """The part of this state that it holds."""
         return cls(current=state.current, floor=state.floor, blocklist=state.blocklist)
 
     def why_lost(self, state: VersionState | None) -> str:
-        """Why `state` is not what was written last, as the end of a sentence; empty where it may be.
+        """Why `state` is not what was written last, as the end of a sentence; empty if it may be.
 
-        A crash may leave the floor one step behind the state, and never before it.
+        A crash may leave the floor one step behind the state, never ahead of it.
         """
         if state is None:
             return "is gone or cannot be read"
@@ -126,17 +128,17 @@ class Floor(BaseModel):
 
 
 class Record:
-    """What a version store remembers, on the disk. One thread at a time changes it.
+    """What a version store remembers, on disk. One thread at a time changes it.
 
-    It is read from `state.json`, or made of what lies in `folder` where that is lost. Raises `OSError`, and
-    `ConfigError` where a trusted key cannot be read.
+    It is read from `state.json`, or rebuilt from the versions in `folder` if that is lost. Raises `OSError`, and
+    `ConfigError` if a trusted key cannot be read.
     """
 
     def __init__(self, folder: Path, subject: str, trust: Trust, factory: Bundle | None) -> None:
         self._folder = folder
         self._subject = subject
         self.notice = ""
-        """What was lost or not as it should be since the start, and what became of it; empty if nothing."""
+        """What was lost or damaged since the start, and the consequences; empty if nothing was."""
         self._floor = read_document(folder / FLOOR_NAME, Floor) or Floor()
         path = folder / STATE_NAME
         found = read_document(path, VersionState)
@@ -152,13 +154,13 @@ class Record:
             self.keep({})
 
     def note(self, text: str) -> None:
-        """Say it in the log, and where the agent is asked how it fares."""
+        """Report it in the log and in the agent's health."""
         _log.warning("%s: %s", self._subject, text)
         if text not in self.notice:
             self.notice = "; ".join(filter(None, (self.notice, text)))
 
     def keep(self, update: Mapping[str, Any]) -> None:
-        """As `save`; where the disk does not take it, it holds for this run of the agent."""
+        """Like `save`; if the disk refuses, the state holds for this run of the agent."""
         try:
             self.save(update)
         except FetchFailed as error:
@@ -166,7 +168,7 @@ class Record:
             _log.error("%s: %s", self._subject, error)
 
     def save(self, update: Mapping[str, Any]) -> None:
-        """Change the state, on the disk first. Raises `FetchFailed`, and nothing has changed then."""
+        """Change the state, on disk first. If that fails, raises `FetchFailed` and changes nothing."""
         state = self.state.model_copy(update=dict(update))
         try:
             write_whole(self._folder / STATE_NAME, state.model_dump_json(indent=2, by_alias=True).encode(), 0o600)
@@ -176,7 +178,7 @@ class Record:
         self._save_floor()
 
     def _save_floor(self) -> None:
-        """Write what must outlive the state, after it. Where the disk does not take it, the next one to save does."""
+        """Write what must outlive the state, after it. If the disk refuses, the next save writes it."""
         floor = Floor.of(self.state)
         if floor == self._floor and (self._folder / FLOOR_NAME).exists():
             return
@@ -188,21 +190,21 @@ class Record:
 
 
 def unwritable(folder: Path, error: OSError) -> FetchFailed:
-    """What to say of a folder that the disk does not let us use."""
+    """The message about a folder that cannot be written."""
     return FetchFailed(f"{folder}: cannot be written: {error.strerror or error}")
 
 
 def has_versions(folder: Path) -> bool:
-    """Whether bundles were put into this folder before. Raises `OSError`."""
+    """Whether bundles were stored in this folder before. Raises `OSError`."""
     return folder.is_dir() and any(True for _ in _versions(folder))
 
 
 def rebuilt_state(folder: Path, trust: Trust, floor: Floor, factory: Bundle | None) -> VersionState:
-    """What can be told of a version store whose state is lost: the newest two versions that a trusted key signed.
+    """The state rebuilt for a version store that lost it: the newest two versions signed by a trusted key.
 
-    Whether the newest has proven itself nobody knows, so it is on trial again where there is one to go back to. Without
-    any that is trusted now, those that are at least whole stay, for a start with other keys. Raises `OSError`, and
-    `ConfigError` where a trusted key cannot be read.
+    Whether the newest has passed its trial is unknown, so it is on trial again if there is one to go back to. Without
+    any version trusted now, those that are at least complete stay, for a start with other keys. Raises `OSError`, and
+    `ConfigError` if a trusted key cannot be read.
     """
     trusted: list[Bundle] = []
     whole: list[Bundle] = []

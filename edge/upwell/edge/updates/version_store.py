@@ -3,13 +3,14 @@
 `state_dir/bundles/<model>/` holds
 
 - `state.json`: the current and the previous version, those never to be installed again, and the last offer;
-- `floor.json`: of these what must not be lost with it, above all the version below which nothing is taken;
+- `floor.json`: the part of it that must not be lost, above all the smallest version accepted;
 - `<version>/`: a bundle, complete and verified before it got this name;
 - `incoming/`: what is being fetched; `rollback.json`: a request to go back (`upwell.edge.updates.rollback`).
 
-`state.json` is replaced whole and decides alone. What it does not name is cleared away at the next start, so a crash
-between two steps costs nothing but the step. Where it is gone, cannot be read or is an older copy, which `floor.json`
-tells, it is rebuilt from the versions that lie there: a device does not go back since a file was lost.
+`state.json` is replaced atomically and is the only authority. What it does not name is deleted at the next start, so
+a crash between two steps costs only the step. If it is missing, unreadable or an older copy, which `floor.json`
+reveals, it is rebuilt from the versions in the folder: a device does not go back to an older version because a file
+was lost.
 """
 
 from __future__ import annotations
@@ -48,26 +49,26 @@ _MOST_BLOCKED = 100
 _MOST_TRIES = 3
 _LONGEST_REASON = 500
 _BEING_WRITTEN = (f".{ROLLBACK_REQUEST_NAME}.", f".{ROLLBACK_ANSWER_NAME}.")
-"""Another process or thread puts its order or answer there at this moment."""
+"""Another process or thread is writing its request or answer there."""
 _BY_KEYS = frozenset({Refusal.UNSIGNED, Refusal.WRONG_SIGNATURE})
 _log = logging.getLogger(__name__)
 
 
 class AlreadyInstalled(Exception):
-    """What was fetched is the newest version that there is here."""
+    """The fetched version is already installed, and the newest."""
 
 
 class VersionStore:
-    """The bundles of one model. Safe to use from many threads, by one process at a time (`StateDir` sees to that).
+    """The bundles of one model. Thread-safe, used by one process at a time (`StateDir` ensures that).
 
-    `factory` is the verified bundle that agent.yaml names, if it names one: what to fall back on, and never replaced by
-    an older one. One thread at a time installs. Raises `FetchFailed` where the folder cannot be used.
+    `factory` is the verified bundle that agent.yaml names, if any: the one to fall back on, never replaced by an
+    older one. One thread at a time installs. Raises `FetchFailed` if the folder cannot be used.
     """
 
     def __init__(
         self, state_dir: Path, model: str, trust: Trust, factory: Bundle | None = None, folder: Path | None = None
     ) -> None:
-        """With `folder` they lie there, and are the releases of all models: `model` is how the log calls them."""
+        """With `folder` the versions are there and are the releases of all models; `model` is their name in the log."""
         self.model = model
         self.subject = f"model {model}" if folder is None else model
         self.trust = trust
@@ -83,25 +84,26 @@ class VersionStore:
         except OSError as error:
             if self.folder.exists():
                 raise unwritable(self.folder, error) from None
-            # Of a disk that cannot be written: nothing is installed, nor will be.
+            # The disk cannot be written: nothing is installed, nor will be.
             _log.error("%s: %s", self.subject, unwritable(self.folder, error))
             self._record = Record(self.folder, self.subject, trust, factory)
 
     @property
     def state(self) -> VersionState:
-        """What is remembered of the versions now."""
+        """The current state of the versions."""
         return self._record.state
 
     @property
     def notice(self) -> str:
-        """What was lost or damaged on the disk since the start, and what became of it; empty if nothing was."""
+        """What was lost or damaged on disk since the start, and the consequences; empty if nothing was."""
         return self._record.notice
 
     def open(self, before: int | None = None) -> Bundle | None:
-        """The bundle to serve, verified again: the current one, else the one before, else the factory's, else None.
+        """The bundle to serve, verified again: the current one, or else the previous one, or the factory's; None
+        without any.
 
-        With `before` only a smaller version will do. One that was damaged is forgotten, so that it can be fetched
-        again; one that only the trusted keys of now speak against stays for a start with others. The log names both.
+        With `before`, only a smaller version is acceptable. A damaged one is forgotten, so that it can be fetched
+        again. One that only the current trusted keys reject stays, for a start with other keys. Both are logged.
         """
         for version in (self.state.current, self.state.previous):
             is_wanted = version and (before is None or version < before)
@@ -114,7 +116,7 @@ class VersionStore:
         )
 
     def _going_on_with(self, bundle: Bundle, before: int | None) -> Bundle:
-        """The bundle; where the floor is above it, and it was not asked for as the one before another, that is said."""
+        """The bundle; if it is below the floor, and was not requested as a predecessor, this is reported."""
         if before is None and bundle.version < self.state.floor:
             self._record.note(
                 f"version {bundle.version} is served, although version {self.state.floor} was in use before"
@@ -122,7 +124,7 @@ class VersionStore:
         return bundle
 
     def begin(self) -> None:
-        """Count a start of the agent with what is current. One on trial that keeps ending it is rejected."""
+        """Count a start of the agent with the current version. One on trial that keeps ending the agent is rejected."""
         if not self.state.is_on_trial or self.state.trying:
             return
         if self.state.tries >= _MOST_TRIES:
@@ -132,10 +134,9 @@ class VersionStore:
             self._record.keep({"tries": self.state.tries + 1})
 
     def install(self, fetched: Path) -> Bundle:
-        """Verify an archive or a folder that lies in `incoming`, and put it beside the others. Not current yet.
+        """Verify an archive or a folder in `incoming`, and store it beside the others. It is not current yet.
 
-        Raises `AlreadyInstalled`, `BundleRefused` with what is wrong with it, and `FetchFailed` where the disk does not
-        take it.
+        Raises `AlreadyInstalled`, `BundleRefused` with the reason, and `FetchFailed` if the disk refuses.
         """
         draft = self.folder / _DRAFT_NAME
         try:
@@ -152,9 +153,10 @@ class VersionStore:
 
     @contextmanager
     def trying(self, key: str) -> Iterator[None]:
-        """Load and test a bundle in the block. A process that keeps dying of it is not sent there again and again.
+        """Load and test a bundle within the block. If that keeps killing the process, it is not tried again.
 
-        `key` is that of its offer. Raises `BundleRefused` (`FAILED_SELF_TEST`) where the agent exited in there before.
+        `key` is that of its offer. Raises `BundleRefused` (`FAILED_SELF_TEST`) if the agent ended in the block
+        before.
         """
         with self._lock:
             tries = self.state.tries if self.state.trying == key else 0
@@ -167,15 +169,15 @@ class VersionStore:
             self.stop_trying()
 
     def stop_trying(self) -> None:
-        """That the agent ends now is not the fault of what it tries."""
+        """The agent ends now for another reason than the offer it tries."""
         with self._lock:
             if self.state.trying or self.state.tries:
                 self._record.keep({"trying": "", "tries": 0})
 
     def commit(self, bundle: Bundle, key: str) -> None:
-        """Make an installed bundle current, and clear away what is neither that nor the one before.
+        """Make an installed bundle current, and delete all but it and the previous one.
 
-        `key` is that of its offer. It is on trial until `prove` or `block` is called, if there is one before it.
+        `key` is that of its offer. It is on trial until `prove` or `block` is called, if there is a previous one.
         """
         with self._lock:
             state, name = self.state, bundle.manifest.name if bundle.manifest else ""
@@ -193,22 +195,22 @@ class VersionStore:
         shutil.rmtree(self.downloads, ignore_errors=True)
 
     def settle(self, look: Look) -> None:
-        """Remember what became of an offer that is not installed, and drop what was fetched of it."""
+        """Remember the outcome of an offer that is not installed, and delete what was fetched of it."""
         with self._lock:
             self._record.keep({"look": look})
         self._clear()
         shutil.rmtree(self.downloads, ignore_errors=True)
 
     def prove(self, version: int) -> None:
-        """This version is on trial no more."""
+        """This version is no longer on trial."""
         with self._lock:
             if version == self.state.current:
                 self._record.keep({"is_on_trial": False, "proven": max(version, self.state.proven)})
 
     def block(self, version: int, reason: str, floor: int | None = None) -> None:
-        """Never install this version again. Where it is current, the one before takes its place.
+        """Never install this version again. If it is current, the previous one replaces it.
 
-        Only whoever orders that by hand may lower the `floor`.
+        Only a rollback by hand may lower the `floor`.
         """
         _log.warning("%s: version %d will not be installed here again: %s", self.subject, version, reason)
         with self._lock:
@@ -242,14 +244,14 @@ class VersionStore:
             _check_newer(bundle, fetched, current, self.folder / str(current), renew=True)
         _check_floor(bundle, fetched, self.state.floor)
         target = self.folder / str(bundle.version)
-        shutil.rmtree(target, ignore_errors=True)  # of an earlier attempt that ended before it was committed
+        shutil.rmtree(target, ignore_errors=True)  # of an earlier attempt that was never committed
         draft.rename(target)
         sync_folder(self.folder)
         return Bundle(target, bundle.manifest, bundle.signed_by)
 
     @property
     def _name(self) -> str:
-        """The name that a bundle has in its manifest if it is one of this model; empty if any will do."""
+        """The name of this model's bundles in their manifests; empty if any is accepted."""
         manifest = self.factory.manifest if self.factory else None
         return manifest.name if manifest else self.state.name
 
@@ -275,10 +277,10 @@ class VersionStore:
         return bundle
 
     def _without(self, version: int) -> dict[str, Any]:
-        """What changes where a version is given up."""
+        """The changes when a version is given up."""
         if version == self.state.current:
             former = {"current": self.state.previous, "previous": 0, "is_on_trial": False, "tries": 0}
-            return former | {"proven": self.state.floor}  # also where the one given up was what it was by
+            return former | {"proven": self.state.floor}  # also if the rejected version had proven it
         return {"previous": 0, "proven": self.state.floor} if version == self.state.previous else {}
 
     def _check_blocklist(self, version: int, path: Path | None) -> None:
@@ -289,7 +291,7 @@ class VersionStore:
             )
 
     def _clear(self) -> None:
-        """Remove what `state.json` does not name. What cannot be removed now is tried again next time."""
+        """Delete what `state.json` does not name. What cannot be deleted now is tried again next time."""
         kept = {
             STATE_NAME,
             FLOOR_NAME,
@@ -308,10 +310,11 @@ class VersionStore:
 
 
 def _check_newer(offered: Bundle, fetched: Path, version: int, folder: Path, *, renew: bool) -> None:
-    """Raise `AlreadyInstalled` where the verified bundle `offered` is the one of `version` in `folder`.
+    """Raise `AlreadyInstalled` if the verified bundle `offered` is `version` in `folder`.
 
-    With `renew` its signature is taken over then, for it may be of a newer key. Raises `BundleRefused` (`OLDER`) where
-    it is older or another one of that version, and `OSError` where the signature cannot be written.
+    With `renew` its signature is then taken over, since it may be made with a newer key. Raises `BundleRefused`
+    (`OLDER`) if it is older or a different bundle with that version, and `OSError` if the signature cannot be
+    written.
     """
     if offered.version > version:
         return
@@ -328,7 +331,7 @@ def _check_newer(offered: Bundle, fetched: Path, version: int, folder: Path, *, 
 
 
 def _check_floor(offered: Bundle, fetched: Path, floor: int) -> None:
-    """Raise `BundleRefused` (`OLDER`) where it is older than what has been relied on here."""
+    """Raise `BundleRefused` (`OLDER`) if it is older than a version that has passed its trial here."""
     if offered.version < floor:
         problem = f"version {offered.version} is older than version {floor}, which was in use on this device"
         raise BundleRefused(Refusal.OLDER, fetched, f"{problem}; a new bundle needs a greater one")

@@ -1,1 +1,1 @@
-"""The way to the cloud: channel life, deadlines, cancelling, and the guard where bytes leave the device."""
+"""The way to the cloud: connections, deadlines, cancellation, and the check where bytes leave the device."""

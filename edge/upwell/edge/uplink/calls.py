@@ -1,4 +1,4 @@
-"""One request on its way to the cloud: its message, its outcome, and what each error means to the router."""
+"""One call to the cloud: its message, its outcome, and what each error means to the router."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ REASONS: Mapping[RemoteErrorKind, Reason] = {
     RemoteErrorKind.CERTIFICATE: Reason.CLOUD_CERTIFICATE,
     RemoteErrorKind.GARBAGE: Reason.CLOUD_GARBAGE,
 }
-"""What an error from the cloud is to the router; what is not named is `CLOUD_ERROR`."""
+"""Maps an error from the cloud to the router's reason; others are `CLOUD_ERROR`."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A request in its wire form, so that a second attempt need not make it again, and its place in a trace."""
+    """A request in wire form, encoded once for all attempts, and its place in a trace."""
 
     id: str
     data: bytes
@@ -48,7 +48,7 @@ class Message:
 
 @dataclass(frozen=True)
 class CloudReply:
-    """An answer of the cloud and what it cost. The server's times are None where it does not report them."""
+    """An answer of the cloud and its cost. The server's times are None if it does not report them."""
 
     response: InferResponse
     sent_bytes: int
@@ -69,24 +69,26 @@ class CloudReply:
 
     @property
     def digest(self) -> str:
-        """The digest of the model that answered, up there or on a gateway that is an agent; empty if unsaid."""
+        """The digest of the model that answered, in the cloud or on a gateway that is an agent; empty if not
+        reported.
+        """
         facts = self.response.parameters
         return str(facts.get("upwell.cloud_digest") or facts.get("upwell.edge_digest") or "")
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a gateway answered in the cloud's stead: an agent says so."""
+        """Whether a gateway (an agent) answered in place of the cloud."""
         return self.response.parameters.get("upwell.degraded") is True
 
     @property
     def reason(self) -> Reason | None:
-        """The reason that a gateway gives, where it is one that we know."""
+        """The reason that a gateway gives, if it is a known one."""
         given = self.response.parameters.get("upwell.reason")
         return next((reason for reason in Reason if reason == given), None)
 
     @property
     def server_s(self) -> float | None:
-        """The server's own part of the time."""
+        """The server's part of the time."""
         if self.queue_s is None or self.compute_s is None:
             return None
         return self.queue_s + self.compute_s
@@ -95,7 +97,7 @@ class CloudReply:
 class FailedCall:
     """Stands for a call that could not begin.
 
-    A `ConfigError` there means that what this device would prove itself with is missing or broken.
+    A `ConfigError` means that this device's credentials are missing or broken.
     """
 
     sent_bytes = 0
@@ -110,7 +112,7 @@ class FailedCall:
         raise self._error
 
     def cancel(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no call is in progress."""
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
         """Call it now: this call has ended."""
@@ -119,26 +121,28 @@ class FailedCall:
 
 @dataclass(frozen=True)
 class ConnectionLease:
-    """The endpoint that a call goes to, and the connection that it takes."""
+    """The endpoint of a call, and the connection that it uses."""
 
     endpoint: Endpoint
     link: Connection
 
 
 class CallLedger(Protocol):
-    """Who is told how calls end: the uplink."""
+    """Learns how calls end: the uplink."""
 
     def answered(self, lease: ConnectionLease, network_s: float) -> None:
-        """The call ended with an answer, after `network_s` outside the server."""
+        """The call was answered, after `network_s` outside the server."""
 
     def missed(self, lease: ConnectionLease, reason: Reason, started_s: float) -> bool:
-        """The call, begun at `started_s`, ended without one. Whether the next one goes to the same endpoint."""
+        """The call, begun at `started_s`, ended without an answer. Returns whether the next one goes to the same
+        endpoint.
+        """
 
 
 class CloudCall:
-    """One request on its way. Used by one thread; ends with `wait` giving an outcome, or with `cancel`.
+    """One call in progress. Used by one thread; ends when `wait` returns an outcome, or with `cancel`.
 
-    `lease` is None where nothing was sent.
+    `lease` is None if nothing was sent.
     """
 
     def __init__(
@@ -153,12 +157,12 @@ class CloudCall:
         self._request_id = request_id
         self._ledger = ledger
         self._pending = pending
-        # From before the sending: on a busy machine the answer may be there before it returns.
+        # Taken before sending: on a busy machine the answer may arrive before that returns.
         self._started_s = started_s
         self._ended_s = math.nan
         self._outcome: CloudReply | CloudFailure | None = None
         heard_s = None if lease is None else lease.link.answered_at_s
-        self._is_first = heard_s is None or heard_s > started_s  # then the time holds handshakes
+        self._is_first = heard_s is None or heard_s > started_s  # then the time includes handshakes
         pending.add_done_callback(self._note_end)
 
     @property
@@ -168,17 +172,17 @@ class CloudCall:
 
     @property
     def frees_link(self) -> bool:
-        """Whether what has not left is dropped where the call is given up."""
+        """Whether unsent data is dropped when the call is abandoned."""
         return self.lease is not None and self.lease.link.client.drops_unsent
 
     @property
     def elapsed_s(self) -> float:
-        """Time from sending to the end of the call, whenever that was noticed; to now while it goes on."""
+        """Time from sending to the end of the call, whenever that was noticed; until now if it is still in progress."""
         return (time.monotonic() if math.isnan(self._ended_s) else self._ended_s) - self._started_s
 
     @property
     def ended_s(self) -> float:
-        """The instant at which it ended; now while it goes on."""
+        """The time at which it ended; now if it is still in progress."""
         return self._started_s + self.elapsed_s
 
     def on_end(self, callback: Callable[[], None]) -> None:
@@ -186,7 +190,7 @@ class CloudCall:
         self._pending.add_done_callback(lambda _: callback())
 
     def wait(self, until_s: float) -> CloudReply | CloudFailure | None:
-        """The outcome, or None if there is none yet at `until_s` (monotonic; infinity waits for the call's own end)."""
+        """The outcome, or None if there is none at `until_s` (monotonic; infinity waits for the call's own end)."""
         if self._outcome is None:
             timeout_s = None if until_s == math.inf else max(0.0, until_s - time.monotonic())
             try:
@@ -200,12 +204,12 @@ class CloudCall:
         return self._outcome
 
     def reject(self, detail: str) -> CloudFailure:
-        """Count an answer that was read but is not what the signature promises as garbage."""
+        """Count an answer that does not fit the signature as garbage."""
         self._outcome = miss = CloudFailure(Reason.CLOUD_GARBAGE, detail)
         return miss
 
     def give_up(self) -> CloudFailure:
-        """Cancel a call that is late. One that has failed by itself has failed already."""
+        """Cancel a late call. One that has failed by itself counts as failed."""
         if isinstance(self._outcome, CloudFailure):
             return self._outcome
         miss = self._miss(Reason.CLOUD_DEADLINE, "no answer in time")
@@ -213,7 +217,7 @@ class CloudCall:
         return miss
 
     def cancel(self) -> None:
-        """Cancel a call whose answer nobody needs any more; says nothing about the link."""
+        """Cancel a call whose answer is no longer needed; this says nothing about the link."""
         if self._outcome is None:
             self._outcome = CloudFailure(Reason.CLOUD_DEADLINE, "cancelled")
             self._pending.cancel()
@@ -249,7 +253,7 @@ class CloudCall:
 
 
 def _seconds(milliseconds: Parameter | None) -> float | None:
-    """A reported time, if the server reported one that can be true."""
+    """A reported time, if it is plausible."""
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)):
         return None
     return milliseconds / 1e3 if math.isfinite(milliseconds) and milliseconds >= 0 else None

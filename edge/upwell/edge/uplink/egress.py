@@ -1,4 +1,4 @@
-"""Whether something may leave the device, asked of the policy when it is about to."""
+"""Asks the policy, at the moment of sending, whether something may leave the device."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from upwell.shared.routing.policy.rules import Verdict
 from upwell.shared.routing.reasons import Reason
 
 Judge: TypeAlias = Callable[[], Verdict]
-"""Asks the policy that is in force when it is called. It is kept for a while, so it must not hold tensors."""
+"""Asks the policy in force when it is called. It is kept for a while, so it must not hold tensors."""
 
 
 METADATA_BYTES = 64
-"""What the cloud is asked about a model is judged like a request for it of this size without tags."""
+"""A question to the cloud about a model is judged like a request of this size without tags."""
 
 
 class EgressForbidden(UpwellError):
-    """The policy, as it is now, keeps on the device what was about to leave; `reason` is the code for it."""
+    """The current policy keeps on the device what was about to leave; `reason` is its code."""
 
     def __init__(self, verdict: Verdict) -> None:
         self.reason = verdict.denial or Reason.EGRESS_DENIED
@@ -27,7 +27,7 @@ class EgressForbidden(UpwellError):
 
 
 def check_egress(judge: Judge) -> None:
-    """Raise `EgressForbidden` where the policy keeps it here now."""
+    """Raise `EgressForbidden` if the current policy keeps it here."""
     verdict = judge()
     if verdict.denial is not None:
         raise EgressForbidden(verdict)

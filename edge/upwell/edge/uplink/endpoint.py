@@ -1,4 +1,4 @@
-"""How long a connection may stay silent before it counts as dead: from the round trips that were seen on it."""
+"""Endpoints and their connections, and how long a connection may stay silent before it counts as dead."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from upwell.shared.oip.open_client import Client, open_client
 
 @dataclass(frozen=True, slots=True)
 class RoundTrips:
-    """The retransmission timer of TCP (RFC 6298), kept for an HTTP/2 connection.
+    """The retransmission timer of TCP (RFC 6298), applied to an HTTP/2 connection.
 
-    Each sample R in seconds is a call's time outside the server, the sending of its bytes included: a ping waits behind
-    the same bytes. `mean_s` is the first R, then 7/8·mean + 1/8·R; `deviation_s` is R/2, then 3/4·deviation +
-    1/4·|mean − R|. The timer is mean + 4·deviation, one second before the first sample. A connection is given `TIMES`
-    that, rounded up to a power of two seconds (so that a new timer seldom needs a new connection), doubled for each
-    time that it was taken for dead since the last answer, and never less than `SHORTEST_S` or more than `LONGEST_S`.
+    Each sample R in seconds is a call's time outside the server, including the sending of its bytes: a ping waits
+    behind the same bytes. `mean_s` is the first R, then 7/8·mean + 1/8·R; `deviation_s` is R/2, then 3/4·deviation +
+    1/4·|mean − R|. The timer is mean + 4·deviation, one second before the first sample. A connection gets `TIMES`
+    that, rounded up to a power of two seconds (so that a new timer seldom needs a new connection), doubled each time
+    it was taken for dead since the last answer, and limited to `SHORTEST_S` to `LONGEST_S`.
     """
 
     TIMES: ClassVar[float] = 4.0
@@ -36,29 +36,30 @@ class RoundTrips:
     doublings: int = 0
 
     def answered(self, network_s: float) -> RoundTrips:
-        """With one more answered call, which spent `network_s` outside the server."""
+        """The state after another answered call, which spent `network_s` outside the server."""
         if math.isnan(self.mean_s):
             return RoundTrips(network_s, network_s / 2)
         deviation_s = 0.75 * self.deviation_s + 0.25 * abs(self.mean_s - network_s)
         return RoundTrips(0.875 * self.mean_s + 0.125 * network_s, deviation_s)
 
     def broke(self) -> RoundTrips:
-        """After a connection broke in silence: perhaps it was only slow."""
+        """The state after a connection broke in silence: it may only have been slow."""
         return self if self.timeout_s >= self.LONGEST_S else replace(self, doublings=self.doublings + 1)
 
     @property
     def timeout_s(self) -> float:
-        """How long to wait for the answer to a ping."""
+        """How long to wait for the reply to a ping."""
         timer_s = 1.0 if math.isnan(self.mean_s) else self.mean_s + 4 * self.deviation_s
         wanted_s = min(self.LONGEST_S, max(self.SHORTEST_S, self.TIMES * timer_s))
         return min(self.LONGEST_S, math.ldexp(1.0, math.ceil(math.log2(wanted_s)) + self.doublings))
 
 
 def channel_options(timeout_s: float) -> tuple[tuple[str, int], ...]:
-    """gRPC options: while a call is under way and nothing comes, ping after `timeout_s` and wait that long again.
+    """gRPC options: if a call is in progress and nothing arrives, ping after `timeout_s` and wait that long again.
 
-    gRPC heeds its keepalive timeout only where that of pings in general is as short; left at a minute, it would hold.
-    The two pings without data that it allows itself stay within what servers put up with by default.
+    gRPC applies its keepalive timeout only if the timeout of pings in general is as short; at its default of a
+    minute, that one would hold. The two pings without data that gRPC allows stay within what servers tolerate by
+    default.
     """
     milliseconds = round(timeout_s * 1e3)
     return (
@@ -70,11 +71,11 @@ def channel_options(timeout_s: float) -> tuple[tuple[str, int], ...]:
 
 
 WARM_UP_S = 10.0
-"""How long a new connection may take to be made, beyond which the next call makes it."""
+"""Maximum time to open a new connection ahead; after that the next call opens it."""
 
 
 class Connection:
-    """One client and its channel (over HTTP its connections), closed when it is retired and nobody uses it any more."""
+    """One client and its channel (over HTTP its connections), closed once it is retired and no longer used."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         self.client = client
@@ -83,19 +84,19 @@ class Connection:
         self.retired = False
         self.answered_at_s: float | None = None
         self.late = 0
-        """Calls in a row that got no answer in time."""
+        """Calls in a row without an answer in time."""
 
     @property
     def answered(self) -> bool:
-        """Whether anything ever came back over it."""
+        """Whether anything was ever received over it."""
         return self.answered_at_s is not None
 
 
 class Endpoint:
-    """An endpoint with the connection in use, and a second one for what must not share the first.
+    """An endpoint with its current connection, and a second one for calls that must not share the first.
 
-    Its connections are made over the network interface `interface`, if one is named. Safe to use from many threads. The
-    constructor raises `ConfigError` for an endpoint or files that are wrong.
+    Connections use the network interface `interface`, if one is named. Thread-safe. The constructor raises
+    `ConfigError` for an invalid endpoint or files.
     """
 
     def __init__(self, endpoint: str, security: ClientSecurity, max_message_bytes: int, interface: str = "") -> None:
@@ -111,10 +112,10 @@ class Endpoint:
         self._links: list[Connection | None] = [self._new_link(), None]
 
     def take(self, apart_from: Connection | None = None) -> Connection:
-        """A connection to use until `give_back`, another one than `apart_from`.
+        """A connection to use until `give_back`, different from `apart_from`.
 
-        One that was made for faster answers than are now seen is replaced: it would take slowness for death.
-        Raises `ConfigError` for files that went wrong, and `RemoteError` once the endpoint is closed.
+        A connection made for faster answers than are now observed is replaced: it would take slowness for death.
+        Raises `ConfigError` if files have become invalid, and `RemoteError` once the endpoint is closed.
         """
         with self._exclusively():
             if self._closed:
@@ -130,15 +131,15 @@ class Endpoint:
             return link
 
     def give_back(self, link: Connection) -> None:
-        """Done with a connection that was taken."""
+        """Return a connection after use."""
         with self._exclusively():
             link.users -= 1
             self._close_unused(link)
 
     def retire(self, link: Connection, *, at_once: bool = False) -> None:
-        """Make a new connection for the next call; those under way on this one end in peace.
+        """Open a new connection for the next call; calls in progress on this one finish normally.
 
-        `at_once`: before that call, since on a slow link the handshakes would cost it its deadline.
+        `at_once`: before that call, which on a slow link would lose its deadline to the handshakes.
         """
         with self._exclusively():
             was_in_use = self._links[0] is link and not self._closed
@@ -147,13 +148,13 @@ class Endpoint:
                 return
             try:
                 self._links[0] = fresh = self._new_link()
-            except ConfigError:  # files that went wrong: the next call says so
+            except ConfigError:  # invalid files: reported by the next call
                 return
         with suppress(ConfigError, RemoteError):
             fresh.client.warm_up(WARM_UP_S, lambda answered: self._warmed(fresh, answered))
 
     def _warmed(self, link: Connection, answered: bool) -> None:
-        """Note that a new connection is ready; one that could not be made is not kept: gRPC would be slow to retry."""
+        """Record that a new connection is ready. One that failed to open is dropped: gRPC would be slow to retry."""
         with self._exclusively():
             if answered:
                 link.answered_at_s = time.monotonic()
@@ -168,18 +169,20 @@ class Endpoint:
                     self._retire(link)
 
     def answered(self, link: Connection, network_s: float) -> None:
-        """Learn from an answer that spent `network_s` outside the server; handshakes in it only make for patience."""
+        """Learn from an answer that spent `network_s` outside the server; handshakes in it only lengthen the
+        timeout.
+        """
         with self._exclusively():
             link.answered_at_s, link.late = time.monotonic(), 0
             self.round_trips = self.round_trips.answered(network_s)
 
     def broke(self) -> None:
-        """Have more patience: a connection was taken for dead."""
+        """Lengthen the timeout: a connection was taken for dead."""
         with self._exclusively():
             self.round_trips = self.round_trips.broke()
 
     def close(self) -> None:
-        """Cancel what is in flight and close every connection."""
+        """Cancel calls in progress and close every connection."""
         with self._exclusively():
             self._closed = True
             links, self._links = [*self._links, *self._leaving], [None, None]
@@ -203,7 +206,7 @@ class Endpoint:
         link.retired = True
         self._links = [None if one is link else one for one in self._links]
         if link.users and link not in self._leaving:
-            self._leaving.append(link)  # what is under way on it ends in peace, or with the endpoint
+            self._leaving.append(link)  # calls in progress finish, at the latest with the endpoint
         self._close_unused(link)
 
     def _close_unused(self, link: Connection) -> None:
@@ -213,7 +216,7 @@ class Endpoint:
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Hold the lock. Connections that are done with are closed after it, since that may call back into here."""
+        """Hold the lock. Unused connections are closed after it, since that may call back into this object."""
         doomed: list[Connection] = []
         try:
             with self._lock:

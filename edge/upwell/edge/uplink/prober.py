@@ -1,4 +1,4 @@
-"""What is asked of the cloud without a request: how long an empty call takes, and whether a better endpoint is back."""
+"""What the cloud is asked without a request: the time of an empty call, and whether a preferred endpoint is back."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from upwell.shared.platform.background_thread import BackgroundThread
 
 
 class Prober:
-    """A thread that lives from the first allowed call on and sleeps unless requests that may leave were seen lately.
+    """A thread that starts with the first allowed call and sleeps unless there were recent requests that may leave.
 
-    Awake it calls `ask`, which gives the seconds until the next time.
+    While awake it calls `ask`, which returns the seconds until the next time.
     """
 
     SEEN_S: ClassVar[float] = 10.0
@@ -40,19 +40,19 @@ class Prober:
         self._wake()
 
     def note_candidate(self) -> None:
-        """A request was seen that may leave."""
+        """There was a request that may leave."""
         if self._thread is not None:
             self._seen_at_s = time.monotonic()
             self._wake()
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Start nothing more."""
         with self._lock:
             self._stopped = True
         self._bell.set()
 
     def join(self) -> None:
-        """Wait for the end of the thread, which is at once where its calls are cancelled."""
+        """Wait for the end of the thread, which comes at once if its calls are cancelled."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -62,7 +62,7 @@ class Prober:
 
     def _run(self) -> None:
         while not self._stopped:
-            self._is_dormant = True  # said before the look, so that who comes after the look rings the bell
+            self._is_dormant = True  # set before the check, so that a later request wakes the thread
             is_wanted = time.monotonic() - self._seen_at_s < self.SEEN_S
             if is_wanted:
                 self._is_dormant = False

@@ -1,4 +1,4 @@
-"""The way to the cloud: endpoints in order of preference, and the place where what must not leave is held back."""
+"""The way to the cloud: endpoints in order of preference, and the check that keeps data on the device."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ SUSPECT = frozenset(
         Reason.CLOUD_ERROR,
     }
 )
-"""Failures after which the connection itself may be at fault (half open, out of step): the next call gets a new one."""
+"""Failures that may be the fault of the connection itself (half open, out of step): the next call gets a new one."""
 
 UNREACHED = frozenset({Reason.CLOUD_DEADLINE, Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_CERTIFICATE})
-"""Of these, those after which nobody answered at all."""
+"""Those of them in which nobody answered at all."""
 
 ALIVE_S = 2.0
-"""A connection over which something came so lately, but for one call, is slow rather than dead: it is kept."""
+"""A connection that received something this recently, for another call, is slow rather than dead: it is kept."""
 
 LOOK_S = 1.0
-"""How often a call looks whether the device has moved to another network."""
+"""Minimum time between checks for a move to another network."""
 
 ASK_TIMEOUT_S = 2.0
-"""For an empty call, and for the question whether an endpoint is ready."""
+"""Time limit of an empty call, and of a readiness question."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class UplinkSettings:
-    """Where the cloud is: `endpoint`, or where that fails the first of `fallbacks` that works.
+    """The cloud's endpoints: `endpoint`, or if that fails the first of `fallbacks` that works.
 
     `interfaces` are the network interfaces to reach it by, the preferred one first; empty if the system chooses.
     """
@@ -72,10 +72,9 @@ class Uplink:
     """Sends requests to the cloud, over `interface` if one is named. No byte leaves before the first call that the
     policy allows.
 
-    `observe` is told, from any thread, of moves (`CloudMoved`) and link probes (`LinkProbed`). A link probe is made
-    where `wants_probe` says so, and only while requests are seen that may leave. `look` gives the device's own
-    addresses. Safe to use from many threads. The constructor raises `ConfigError` for endpoints or security files that
-    are wrong.
+    `observe` is called, from any thread, with moves (`CloudMoved`) and link probes (`LinkProbed`). A link probe is
+    made if `wants_probe` says so, and only while there are requests that may leave. `look` returns the device's own
+    addresses. Thread-safe. The constructor raises `ConfigError` for invalid endpoints or security files.
     """
 
     def __init__(
@@ -111,30 +110,31 @@ class Uplink:
 
     @property
     def has_others(self) -> bool:
-        """Whether there are other endpoints than the one in use."""
+        """Whether there are other endpoints besides the one in use."""
         return len(self._endpoints) > 1
 
     @property
     def retry_at_s(self) -> float:
-        """When to try again the endpoints before the one in use; infinity where there are none."""
+        """When to try the preferred endpoints again; infinity if there are none."""
         return self._selector.try_at_s if self._selector.place else math.inf
 
     @property
     def may_ask(self) -> bool:
-        """Whether the cloud may be asked anything without a request: the last one seen that might leave still may."""
+        """Whether the cloud may be asked anything without a request: the last request that might leave still may."""
         candidate = self._candidate
         return candidate is not None and candidate().denial is None
 
     @property
     def wants_probe(self) -> bool:
-        """Whether an empty call is worth its bytes: the router says so, and the endpoint did no worse than be late.
+        """Whether an empty call is worth its bytes: the router wants one, and the endpoint did nothing worse than
+        being late.
 
-        Whether one that failed is back is for the breaker to find out.
+        Whether a failed one is back is for the breaker to find out.
         """
         return self._is_well and self._wants_probe()
 
     def note_candidate(self, judge: Judge) -> None:
-        """A request was seen that may leave, whether it does or not: keep the link estimate fresh for a while.
+        """A request that may leave was seen, whether it leaves or not: keep the link estimate fresh for a while.
 
         `judge` says, from any thread, whether that request may leave.
         """
@@ -142,9 +142,9 @@ class Uplink:
         self._prober.note_candidate()
 
     def heed_policy(self) -> None:
-        """Close the connections where nothing may leave any more; to be called about once a second.
+        """Close the connections if nothing may leave any more. Call it about once a second.
 
-        gRPC would keep them, and make those anew that break. Calls under way end in peace.
+        gRPC would keep them, and reopen those that break. Calls in progress finish normally.
         """
         if self._candidate is not None and not self.may_ask:
             for endpoint in self._endpoints:
@@ -159,11 +159,11 @@ class Uplink:
     ) -> CloudCall:
         """Send a request that may take until `give_up_s` (monotonic), and return at once.
 
-        With `apart_from` it goes to another endpoint than that call, or where there is none over another connection.
+        With `apart_from` it goes to another endpoint than that call, or if there is none over another connection.
 
-        This is where bytes leave, so the policy is asked here: raises `EgressForbidden` where it keeps the request on
-        the device now, whatever was decided before. Where the call cannot even begin (a token file that is gone,
-        say), the `CloudCall` has failed already.
+        Bytes leave here, so the policy is asked here: raises `EgressForbidden` if it keeps the request on the device
+        now, whatever was decided before. If the call cannot even begin (for example, the token file is gone), the
+        returned `CloudCall` has already failed.
         """
         message = request if isinstance(request, Message) else Message.of(request)
         check_egress(judge)
@@ -186,11 +186,11 @@ class Uplink:
         return CloudCall(self, lease, pending, message.id, started_s)
 
     def metadata(self, model: str, judge: Judge, timeout_s: float) -> ModelMetadata:
-        """What the cloud says about a model. Raises `RemoteError`, and `EgressForbidden` as `start` does."""
+        """The cloud's metadata of a model. Raises `RemoteError`, and `EgressForbidden` like `start`."""
         return self._ask(judge, lambda client: client.metadata(model, timeout_s=timeout_s))
 
     def config_parameters(self, model: str, judge: Judge, timeout_s: float) -> Mapping[str, str]:
-        """What the cloud says in the `parameters` of a model's configuration. Raises as `metadata` does."""
+        """The `parameters` of a model's configuration in the cloud. Raises like `metadata`."""
         return self._ask(judge, lambda client: client.config_parameters(model, timeout_s))
 
     def _ask(self, judge: Judge, question: Callable[[Client], T]) -> T:
@@ -199,14 +199,14 @@ class Uplink:
         try:
             return question(lease.link.client)
         except RemoteError as error:
-            if REASONS.get(error.kind) in UNREACHED:  # what waits to be tried again would fail the next request at once
+            if REASONS.get(error.kind) in UNREACHED:  # a connection in backoff would fail the next request at once
                 lease.endpoint.retire(lease.link)
             raise
         finally:
             lease.endpoint.give_back(lease.link)
 
     def close(self) -> None:
-        """Cancel what is in flight, close the connections and end the thread. Calling it twice is harmless."""
+        """Cancel calls in progress, close the connections and end the thread. Calling it twice is harmless."""
         self._prober.stop()
         for endpoint in self._endpoints:
             endpoint.close()
@@ -222,9 +222,9 @@ class Uplink:
                 self._is_well = True
 
     def missed(self, lease: ConnectionLease, reason: Reason, started_s: float) -> bool:
-        """A call, begun at `started_s`, has failed: perhaps its connection is at fault, or the endpoint.
+        """A call, begun at `started_s`, has failed: its connection or the endpoint may be at fault.
 
-        Whether the next call goes to the same endpoint all the same.
+        Returns whether the next call goes to the same endpoint all the same.
         """
         now_s = time.monotonic()
         heard_s = -math.inf if lease.link.answered_at_s is None else lease.link.answered_at_s
@@ -241,18 +241,18 @@ class Uplink:
         return self._selector.place == place
 
     def _ask_around(self) -> float:
-        """Ask what is due and allowed without a request; the seconds until something is due next."""
+        """Ask what is due and allowed without a request; return the seconds until something is due next."""
         if not self.may_ask:
             return Prober.LOOK_S
         if time.monotonic() >= self.retry_at_s:
             self._try_better()
         if self.wants_probe:
             self._probe()
-        # Outcomes change what is due: looked at again soon, rather than a bell for each of them.
+        # Outcomes change what is due: poll soon instead of signalling each of them.
         return min(Prober.LOOK_S, max(0.0, self.retry_at_s - time.monotonic()))
 
     def _probe(self) -> None:
-        """Time an empty call over the connection in use, where one has answered before. Its failure says nothing."""
+        """Time an empty call over the connection in use, if that has answered before. Its failure means nothing."""
         try:
             lease = self._choose(None)
         except (ConfigError, RemoteError):
@@ -273,7 +273,7 @@ class Uplink:
             self._observe(LinkProbed(total_s, interface=self.interface))
 
     def _try_better(self) -> None:
-        """Ask the endpoints before the one in use whether they are ready, and go back to the first that is."""
+        """Ask the preferred endpoints whether they are ready, and return to the first that is."""
         better = range(self._selector.place)
         ready = next((place for place in better if self._is_ready(self._endpoints[place])), None)
         now_s = time.monotonic()
@@ -301,7 +301,7 @@ class Uplink:
                 endpoint.give_back(link)
 
     def _look_around(self, now_s: float) -> None:
-        """After a move to another network every connection is dead, though nobody says so."""
+        """After a move to another network every connection is dead, though nothing reports it."""
         with self._lock:
             if now_s - self._looked_at_s < LOOK_S:
                 return

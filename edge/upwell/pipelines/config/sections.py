@@ -94,8 +94,8 @@ class TrackSection(FilePart):
     """Follows objects from frame to frame (ByteTrack)."""
 
     lost: Seconds = Field(1.0, gt=0, description="An object not seen for this long has left.")
-    min_score: Share = Field(0.5, description="Least score of a box that begins a track.")
-    weak_score: Share = Field(0.1, description="Least score of a box that continues one.")
+    min_score: Share = Field(0.5, description="Minimum score of a box that begins a track.")
+    weak_score: Share = Field(0.1, description="Minimum score of a box that continues one.")
 
     @model_validator(mode="after")
     def _in_order(self) -> TrackSection:

@@ -30,7 +30,7 @@ _KAFKA_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 def _plain_url(text: str, ports: Mapping[str, int], instead: str) -> tuple[str, Address]:
     """Scheme and address of a URL. Raises `ValueError`, which never shows the URL, since it may hold a password."""
     secure = next(scheme for scheme in ports if scheme.endswith("s"))
-    expected = f"expected {secure}://HOST, perhaps with :PORT"
+    expected = f"expected {secure}://HOST, optionally with :PORT"
     scheme, _, rest = text.partition("://")
     if scheme not in ports or not rest or not text.isprintable() or " " in text:
         raise ValueError(f"the address cannot be read; {expected}")
@@ -50,7 +50,7 @@ def _plain_url(text: str, ports: Mapping[str, int], instead: str) -> tuple[str, 
 def _broker(text: str) -> str:
     _plain_url(text, _MQTT_PORTS, "them in `user` and `password_file`")
     if len(re.split(r"[/?#]", text.rstrip("/"))) > 3:
-        raise ValueError("a broker's address has no path; expected mqtts://HOST, perhaps with :PORT")
+        raise ValueError("a broker's address has no path; expected mqtts://HOST, optionally with :PORT")
     return text
 
 
@@ -98,7 +98,7 @@ class JsonlSection(FilePart):
     """A file with a JSON object per line; `jsonl: events.jsonl` is enough."""
 
     path: RelativePath = Field(description="The file.")
-    limit: Bytes = Field(256 << 20, gt=0, description="Most bytes of it and its predecessor, `.1`.")
+    limit: Bytes = Field(256 << 20, gt=0, description="Maximum size of it and its predecessor, `.1`.")
 
 
 class PicturesSection(FilePart):
@@ -116,7 +116,7 @@ class BrokerSection(FilePart):
     _carried: ClassVar[str]
 
     broker: Annotated[str, AfterValidator(_broker)] = Field(
-        description="`mqtts://HOST`, perhaps with `:PORT` (8883); on loopback `mqtt://HOST` (1883)."
+        description="`mqtts://HOST`, optionally with `:PORT` (8883); on loopback `mqtt://HOST` (1883)."
     )
     topic: str
     ca: RelativePath | None = Field(None, description="Issuers of the broker's certificate; default: the system's.")

@@ -44,7 +44,7 @@ def _video(value: object, info: ValidationInfo) -> str:
     except ValueError:
         is_readable = False
     if not rest or not is_readable or " " in value:
-        raise ValueError(f"the address cannot be read; expected {scheme}://HOST, perhaps with :PORT and a path")
+        raise ValueError(f"the address cannot be read; expected {scheme}://HOST, optionally with :PORT and a path")
     return value
 
 

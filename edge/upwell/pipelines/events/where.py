@@ -38,7 +38,7 @@ _TYPES: Mapping[FieldKind, cel.Type] = MappingProxyType(
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NO_OVERLOAD = re.compile(r"No matching overloads found : [_@]?(.*?)_?(\(.*\))")
 _SAYABLE = re.compile(r"No matching overloads|Key not found|divide by zero|modulus by zero|index out of bounds")
-_UNREADABLE = "it cannot be evaluated with the present labels and answers"
+_UNREADABLE = "it cannot be evaluated with the current labels and answers"
 """Replaces CEL's error unless that is `_SAYABLE`: its text may contain a model's answer, and this is logged."""
 
 _NO_DWELL: Mapping[str, float] = MappingProxyType({})

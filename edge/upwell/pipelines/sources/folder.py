@@ -64,7 +64,7 @@ class PictureFolder:
         self._watched = 0
 
     def next(self, timeout_s: float) -> Frame | None:
-        """The next picture; None where none came in that time. Raises `SourceEnded`."""
+        """The next picture; None if none came in that time. Raises `SourceEnded`."""
         until_s = time.monotonic() + timeout_s
         while not self._closed.is_set():
             if not self._ready:

@@ -145,7 +145,7 @@ class MqttTopic(ABC, Generic[Content]):
         self._thread.start()
 
     def next(self, timeout_s: float) -> Frame | None:
-        """The next frame; None where none came in that time. Raises `SourceEnded`."""
+        """The next frame; None if none came in that time. Raises `SourceEnded`."""
         until_s = time.monotonic() + timeout_s
         while True:
             with self._change:

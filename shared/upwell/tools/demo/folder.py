@@ -26,9 +26,9 @@ _HEADER = "# Each `upwell demo` rewrites this file: copy it before you change it
 _POLICY = f"""{_HEADER}version: 1
 defaults:
   deadline: 250ms                         # the answer is due after this time, whatever the cloud does
-  objective: accuracy                     # what is hard or large goes up if the answer is predicted in time
+  objective: accuracy                     # hard or large cases go up if the answer is predicted in time
   hard: {{measure: margin, below: 0.85}}    # the device's first choice leads its second by less than this
-  large: {{above: 1KiB}}                    # more bytes than this go up without a try on the device
+  large: {{above: 1KiB}}                    # larger requests go up without a run on the device
   on_cloud_failure: edge                  # then the device's answer stands, marked degraded
 """
 

@@ -186,10 +186,10 @@ def runs_table(runs: Mapping[str, Summary]) -> RenderableType:
             table.add_row(f"  {_KINDS[kind]}", *_cells(part), style="dim")
         table.add_section()
     note = (
-        f"Latency: what the caller of Agent.infer waits, one request at a time, on {os.cpu_count()} cores. The cloud "
-        "is a process of its own on loopback, as near as can be: a real link adds its round trip to what goes up."
+        f"Latency: the waiting time of a caller of Agent.infer, one request at a time, on {os.cpu_count()} cores. The "
+        "cloud is a process on loopback; over a real link, requests sent up also take its round trip."
     )
-    heading = Text("Handwritten digits that no model has seen", style="bold")
+    heading = Text("Handwritten digits held out from training", style="bold")
     return Group(heading, table, _reasons(named), "", Text(note, style="dim"))
 
 
@@ -215,9 +215,9 @@ def video_table(summary: VideoSummary) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     for what, (true, told) in (("cards that crossed the line", summary.passed), ("entered the zone", summary.entered)):
-        table.add_row(f" {what}:", f"{told} told, {true} true")
+        table.add_row(f" {what}:", f"{told} reported, {true} true")
     by = ", ".join(f"{count} by the {route}" for route, count in summary.read_by.items())
-    table.add_row(" digits read rightly:", f"{summary.read_right} of {summary.cards} ({by})")
+    table.add_row(" digits read correctly:", f"{summary.read_right} of {summary.cards} ({by})")
     all_well = summary.answered == summary.frames
     outcome = Text.assemble(
         (f"{summary.answered} of {summary.frames} frames answered", "bold green" if all_well else "bold red"),

@@ -47,7 +47,7 @@ RECIPES = (
            (_LINUX, _WINDOWS)),
     Recipe("tensorrt", "onnxruntime", "onnxruntime-gpu as for cuda, and TensorRT's libraries", (_LINUX, _WINDOWS)),
     Recipe("dml", "onnxruntime", "pip install onnxruntime-directml in place of onnxruntime", (_WINDOWS,)),
-    Recipe("vitisai", "onnxruntime", "AMD's Ryzen AI software brings an onnxruntime of its own",
+    Recipe("vitisai", "onnxruntime", "AMD's Ryzen AI software includes its own onnxruntime",
            (_WINDOWS, _LINUX), _X86),
     Recipe("cann", "onnxruntime", "pip install onnxruntime-cann in place of onnxruntime, and Huawei's CANN toolkit",
            (_LINUX,)),

@@ -43,8 +43,8 @@ DELEGATES: Mapping[str, str] = MappingProxyType(
         "libQnnTFLiteDelegate.so": "Qualcomm",
         "libneuron_stable_delegate.so": "MediaTek",
         "libneuronusdk_adapter.mtk.so": "MediaTek",
-        "libhailort.so": "Hailo (a runtime of its own, no delegate)",
-        "librknnrt.so": "Rockchip (a runtime of its own, no delegate)",
+        "libhailort.so": "Hailo (its own runtime, not a delegate)",
+        "librknnrt.so": "Rockchip (its own runtime, not a delegate)",
     }
 )
 """Vendors' libraries by their names for the system's loader."""
@@ -52,7 +52,7 @@ DELEGATES: Mapping[str, str] = MappingProxyType(
 DEVICE_FILES: Mapping[str, str] = MappingProxyType(
     {
         "/dev/apex_*": "Coral Edge TPU on PCIe",
-        "/dev/accel/accel*": "an accelerator with a driver of the kernel's accel class (Intel NPU, Hailo, AMD XDNA …)",
+        "/dev/accel/accel*": "an accelerator with a driver in the kernel's accel class (Intel NPU, Hailo, AMD XDNA …)",
         "/dev/ethosu*": "Arm Ethos-U",
         "/dev/ethosn*": "Arm Ethos-N",
         "/dev/galcore": "VeriSilicon or NXP GPU/NPU",

@@ -1,1 +1,1 @@
-"""`upwell fleet ...`: looking at a fleet and acting on it, over the REST interface of its service."""
+"""`upwell fleet ...`: views and controls a fleet over the REST interface of its service."""

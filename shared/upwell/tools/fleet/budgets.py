@@ -1,4 +1,4 @@
-"""`upwell fleet budget set | list | show | remove`: what devices may send up together."""
+"""`upwell fleet budget set | list | show | remove`: limits what devices may offload together."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def set_budget(
     ] = None,
     measure: Annotated[str, typer.Option(help="The hardness measure in these logs.")] = "margin",
 ) -> None:
-    """Set a budget, or change it; devices are told their shares with their next polls."""
+    """Set or change a budget; devices get their shares with their next polls."""
     if (group is None) == (where is None):
         raise ConfigError.at(None, "expected one of --group and --where")
     body: dict[str, Any] = {"group": group} if group is not None else {"where": where}
@@ -67,7 +67,7 @@ def set_budget(
 
 
 def _curve(model: str, path: Path, measure: Any) -> Sequence[Sequence[float]]:
-    """(share, risk) of a model by a log of its requests. Raises `ConfigError`."""
+    """(share, risk) points of a model, from a log of its requests. Raises `ConfigError`."""
     lines: list[LogLine] = [line for line in read_log(path) if line.model == model]
     if not lines:
         raise ConfigError.at(path, f"has no request of {model!r}", "--log")
@@ -81,7 +81,7 @@ def _curve(model: str, path: Path, measure: Any) -> Sequence[Sequence[float]]:
 
 @budget.command("list")
 def list_budgets(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
-    """List the budgets, and what the shares come to."""
+    """List the budgets, and what their shares amount to."""
     found = FleetClient(at, ca, token_file).call("GET", "/budgets")
     if as_json:
         print_json(found)
@@ -113,7 +113,7 @@ def show_budget(name: _Name, at: At, token_file: TokenFile, ca: Ca = None, as_js
         print_json(found)
         return
     _, _, chosen, asked, comes, when = _row(found)
-    stdout_console().print(plain(f"{name} for {chosen}: {asked}; {comes or 'not shared out yet'} ({when})"))
+    stdout_console().print(plain(f"{name} for {chosen}: {asked}; {comes or 'not shared yet'} ({when})"))
     print_table(
         ("device", "name", "share"), ((one["device"], one["name"], shares_text(one)) for one in found["devices"])
     )
@@ -121,5 +121,5 @@ def show_budget(name: _Name, at: At, token_file: TokenFile, ca: Ca = None, as_js
 
 @budget.command("remove")
 def remove_budget(name: _Name, at: At, token_file: TokenFile, ca: Ca = None) -> None:
-    """Take a budget back: its devices go by their policies."""
+    """Remove a budget: its devices follow their policies."""
     FleetClient(at, ca, token_file).call("DELETE", f"/budgets/{segment(name)}")

@@ -1,4 +1,4 @@
-"""What the commands share that ask a running service: options, the calls, and how answers look."""
+"""What commands that call a running service share: options, the calls, and the output of answers."""
 
 from __future__ import annotations
 
@@ -39,18 +39,20 @@ TokenFile: TypeAlias = Annotated[
 
 
 class CallFailed(UpwellError):
-    """The service could not be reached, or said no."""
+    """The service could not be reached, or refused the call."""
 
 
 class FleetClient:
-    """Calls the service's REST interface. Raises `ConfigError` for options that are wrong."""
+    """Calls the service's REST interface. Raises `ConfigError` for invalid options."""
 
     def __init__(self, at: str, ca: Path | None, token_file: Path) -> None:
         self._caller = HttpsCaller(at, ClientSecurity(TlsFiles(ca=ca), token_file))
         self._at = at
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
-        """What the service answers, as JSON; None for nothing. `path` is below the interface. Raises `CallFailed`."""
+        """The service's answer as JSON; None if it is empty. `path` is relative to the interface. Raises
+        `CallFailed`.
+        """
         asked = urlencode({name: value for name, value in query.items() if value is not None})
         data = b"" if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
@@ -89,12 +91,14 @@ def segment(name: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object."""
+    """Print one JSON object."""
     typer.echo(json.dumps(value))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table of plain text; a service or a device wrote what it holds, and a terminal would obey it."""
+    """Print a table of plain text. Its contents come from a service or a device, and a terminal would obey control
+    characters.
+    """
     made = Table(box=None)
     for heading in headings:
         made.add_column(heading, overflow="fold")
@@ -104,7 +108,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
 
 
 def shares_text(device: Mapping[str, Any]) -> str:
-    """What budgets let a device send up of its requests, by model."""
+    """The share of its requests that budgets let a device offload, by model."""
     return " ".join(f"{model}={percent(one)}" for model, one in sorted(device["shares"].items()))
 
 

@@ -41,7 +41,7 @@ def devices(
     where: Annotated[str | None, typer.Option(help="Only devices for which a CEL expression holds.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the devices: version, release, health, when each was last heard of."""
+    """List the devices: version, release, health, time of the last poll."""
     if group is not None and where is not None:
         raise ConfigError.at(None, "expected one of --group and --where, got both")
     found = [*FleetClient(at, ca, token_file).devices(group=group, where=where)]
@@ -69,7 +69,7 @@ def _state(device: Mapping[str, Any]) -> str:
 
 
 def show(device: DeviceArgument, at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
-    """Show all that is known of one device."""
+    """Show everything known of one device."""
     found = FleetClient(at, ca, token_file).call("GET", f"/devices/{segment(device)}")
     if as_json:
         print_json(found)
@@ -102,13 +102,13 @@ def label(
     token_file: TokenFile,
     ca: Ca = None,
 ) -> None:
-    """Give a device labels, over those in its own file."""
+    """Set labels of a device; they win over those in its own file."""
     given = {name: value or None for name, value in key_values("NAME=VALUE", labels).items()}
     FleetClient(at, ca, token_file).call("PUT", f"/devices/{segment(device)}/labels", {"labels": given})
 
 
 def revoke(device: DeviceArgument, at: At, token_file: TokenFile, ca: Ca = None) -> None:
-    """Let a device in no more, from its next poll on."""
+    """Stop admitting a device, from its next poll on."""
     FleetClient(at, ca, token_file).call("POST", f"/devices/{segment(device)}/revoke")
 
 
@@ -121,7 +121,7 @@ def assign(
     not_before: Annotated[str | None, typer.Option(help="Start time, such as 2027-01-31T02:00+01:00.")] = None,
     ca: Ca = None,
 ) -> None:
-    """Say which release a device, or a group of them, is to run."""
+    """Set which release a device or a group of devices is to run."""
     if (device is None) == (group is None):
         raise ConfigError.at(None, "expected --device or --group", "assign")
     body = {
@@ -157,7 +157,7 @@ def explain(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the device's next poll.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a device why a request was answered as it was; it says so with its next poll."""
+    """Ask a device why a request was answered as it was; it replies with its next poll."""
     client = FleetClient(at, ca, token_file)
     asked = client.call("POST", f"/devices/{segment(device)}/questions", {"request_id": request})
     until_s = time.monotonic() + wait
@@ -192,7 +192,7 @@ def tail(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=1000, help="Number of events.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show what happened to devices last; with --json one object a line."""
+    """Show the last events of devices; with --json one object per line."""
     client = FleetClient(at, ca, token_file)
     found = client.call("GET", "/events", after=-1, limit=lines, device=device)["events"]
     after = 0

@@ -33,11 +33,11 @@ def put_group(
     token_file: TokenFile,
     ca: Ca = None,
 ) -> None:
-    """Make a group, or give it another expression."""
+    """Create a group, or change its expression."""
     FleetClient(at, ca, token_file).call("PUT", f"/groups/{segment(name)}", {"expression": expression})
 
 
 @group.command("drop")
 def drop_group(name: _Name, at: At, token_file: TokenFile, ca: Ca = None) -> None:
-    """Forget a group; its devices stay."""
+    """Delete a group; its devices stay."""
     FleetClient(at, ca, token_file).call("DELETE", f"/groups/{segment(name)}")

@@ -23,7 +23,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
 
 
 class RoleName(str, Enum):
-    """What a user may do."""
+    """The role of a user."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -46,7 +46,7 @@ def add_user(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let somebody in; prints their token, this once."""
+    """Add a user; prints their token, only once."""
     if config is not None:
         made = _add_locally(config, name, role)
     elif at is None or token_file is None:
@@ -60,7 +60,7 @@ def add_user(
 
 
 def _add_locally(config: Path, name: str, role: RoleName) -> str:
-    """Whoever can write the database may do anything to it, so no token is asked for."""
+    """No token is needed: whoever can write the database may do anything to it."""
     from upwell.fleet.cli import extra_missing
     from upwell.fleet.config import FleetConfig
 
@@ -92,7 +92,7 @@ def list_users(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = F
 
 @user.command("remove")
 def remove_user(name: _Name, at: At, token_file: TokenFile, ca: Ca = None) -> None:
-    """Let somebody in no more."""
+    """Remove a user."""
     FleetClient(at, ca, token_file).call("DELETE", f"/users/{segment(name)}")
 
 
@@ -105,7 +105,7 @@ def add_token(
     valid: Annotated[str, typer.Option(help="How long it is valid.")] = "24h",
     as_json: AsJson = False,
 ) -> None:
-    """Make a token that enrols one device; prints it, this once."""
+    """Create a token that enrols one device; prints it, only once."""
     body = {"labels": key_values("--label", label), "valid_s": parsed("--valid", valid, parse_seconds)}
     made = FleetClient(at, ca, token_file).call("POST", "/tokens", body)
     if as_json:
@@ -116,7 +116,7 @@ def add_token(
 
 @token.command("list")
 def list_tokens(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
-    """List the tokens, without what they are."""
+    """List the tokens without their secrets."""
     found = FleetClient(at, ca, token_file).call("GET", "/tokens")
     if as_json:
         print_json(found)
@@ -137,12 +137,12 @@ def drop_token(
     token_file: TokenFile,
     ca: Ca = None,
 ) -> None:
-    """Take back a token that was not used."""
+    """Revoke an unused token."""
     FleetClient(at, ca, token_file).call("DELETE", f"/tokens/{segment(id)}")
 
 
 def audit(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
-    """List what people did: who, when, what."""
+    """List what users did: who, when, what."""
     client, found, after = FleetClient(at, ca, token_file), [], 0
     while page := client.call("GET", "/audit", after=after, limit=1000)["entries"]:
         found += page

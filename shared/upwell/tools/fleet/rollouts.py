@@ -44,7 +44,7 @@ def rollout(
     follow: Annotated[bool, typer.Option("--follow", help="Wait for its end; exit with 1 if it is halted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Roll a release out in waves; a breach of a bound halts it, and devices get their former release back."""
+    """Roll a release out in waves. A broken bound halts it, and devices get their former release back."""
     if (group is None) == (where is None):
         raise ConfigError.at(None, "expected one of --group and --where")
     if days is not None and window is None:
@@ -127,12 +127,12 @@ def _print(found: Mapping[str, Any], as_json: bool) -> None:
 
 
 def pause(rollout_id: RolloutArgument, at: At, token_file: TokenFile, ca: Ca = None) -> None:
-    """Offer the release to nobody for now."""
+    """Stop offering the release for now."""
     FleetClient(at, ca, token_file).call("POST", f"/rollouts/{segment(rollout_id)}/pause")
 
 
 def resume(rollout_id: RolloutArgument, at: At, token_file: TokenFile, ca: Ca = None) -> None:
-    """Offer it again."""
+    """Offer the release again."""
     FleetClient(at, ca, token_file).call("POST", f"/rollouts/{segment(rollout_id)}/resume")
 
 

@@ -28,7 +28,7 @@ def begin_shadow(
     devices: Annotated[int, typer.Option(min=1, help="Maximum number of devices.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Have devices run a release beside what they serve: it answers the same requests, and nobody hears of it."""
+    """Have devices run a shadow release: it answers the same requests, and its answers go to nobody."""
     if (group is None) == (where is None):
         raise ConfigError.at(None, "expected one of --group and --where")
     body: dict[str, Any] = {"release": release, "devices": devices}
@@ -42,7 +42,7 @@ def begin_shadow(
 
 @shadow.command("list")
 def list_shadows(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
-    """List the releases that run beside, and how many lines came of each."""
+    """List the shadow releases, and the number of lines of each."""
     found = FleetClient(at, ca, token_file).call("GET", "/shadows")
     if as_json:
         print_json(found)
@@ -59,7 +59,7 @@ def write_log(
     token_file: TokenFile,
     ca: Ca = None,
 ) -> None:
-    """Write what a release said beside as a request log. Exit code 1 where there is nothing yet."""
+    """Write a shadow release's answers as a request log. Exit code 1 if there are none yet."""
     client, after, lines = FleetClient(at, ca, token_file), 0, list[str]()
     while True:
         page = client.call("GET", f"/shadows/{release}/lines", after=after)
@@ -75,5 +75,5 @@ def write_log(
 
 @shadow.command("end")
 def end_shadow(release: _Release, at: At, token_file: TokenFile, ca: Ca = None) -> None:
-    """Run it beside no more; what it said stays for thirty days."""
+    """Stop a shadow release; its lines are kept for thirty days."""
     FleetClient(at, ca, token_file).call("DELETE", f"/shadows/{release}")

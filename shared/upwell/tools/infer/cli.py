@@ -51,7 +51,7 @@ def infer(
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS to a server on another machine.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send one request, and say who answered, why, and how long it took.
+    """Send one request, and show who answered, why, and how long it took.
 
     A server on another machine is called over TLS.
     """
@@ -111,7 +111,7 @@ def _document(response: InferResponse, labels: Labels, elapsed_s: float) -> dict
 
 
 def _values(array: Array) -> list[Any]:
-    """The elements in row-major order as JSON can hold them: null for what is not finite, bytes as text."""
+    """The elements in row-major order as JSON: null for values that are not finite, bytes as text."""
     numbers = array.astype(np.float64) if oip_datatype(array.dtype) in ("BF16", "FP16") else array
     return [_as_json(value) for value in numbers.ravel().tolist()]
 
@@ -151,7 +151,7 @@ def _unready(facts: Mapping[str, Parameter]) -> str:
 
 
 def _times(facts: Mapping[str, Parameter], elapsed_s: float) -> str:
-    """The caller's time, and where it went as far as the server says."""
+    """The caller's time, and how it was spent as far as the server reports it."""
 
     def part(name: str, key: str, inner: str = "") -> str:
         value = facts.get(key)

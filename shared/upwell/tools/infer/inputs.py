@@ -1,4 +1,4 @@
-"""What `upwell infer` is told to send: pictures and numpy files, read with care, as the inputs of one request."""
+"""The inputs of `upwell infer`: pictures and numpy files, read with bounds, as the inputs of one request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from upwell.shared.tensors import Array, TensorSpec
 
 @dataclass(frozen=True)
 class _Given:
-    """One thing to send: an array, or one picture, for the input `name` (empty where it is for the model to say)."""
+    """One value to send: an array or one picture, for the input `name` (empty if the model determines it)."""
 
     name: str
     path: Path
@@ -28,9 +28,9 @@ class _Given:
 
 
 def read_inputs(texts: Sequence[str], metadata: Callable[[], ModelMetadata]) -> dict[str, Array]:
-    """The tensors that the arguments stand for, by input name; pictures of one input are its rows, as BYTES [n].
+    """The tensors for the arguments, by input name; pictures for one input are its rows, as BYTES [n].
 
-    `metadata` is asked only where a file does not say which input it is for. Raises `ConfigError`.
+    `metadata` is called only if a file does not say which input it is for. Raises `ConfigError`.
     """
     given = [one for text in texts for one in _read(text)]
     only: TensorSpec | None = None

@@ -1,1 +1,1 @@
-"""`upwell partition`: profile, plan and split a model."""
+"""`upwell partition`: profiles, plans and splits a model."""

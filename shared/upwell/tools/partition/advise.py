@@ -1,4 +1,4 @@
-"""`upwell partition plan --edge --cloud`: the best cut of a profiled model, and whether it pays to cut at all."""
+"""`upwell partition plan --edge --cloud`: the best cut of a profiled model, and whether cutting pays at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from upwell.tools.terminal import stdout_console
 
 
 def advise_on(options: AdviseOptions) -> None:
-    """Plan, compare, print; draw where that was asked for. Raises `ConfigError`, and `NoPlan` where nothing can run."""
+    """Plan, compare, print; draw if requested. Raises `ConfigError`, and `NoPlan` if nothing can run."""
     check_together(options)
     check_plot(options.plot)
     outcome, factory = _found(options)
@@ -52,7 +52,7 @@ def _found(options: AdviseOptions) -> tuple[AdviceOutcome, OptionFactory]:
     edge, cloud = load_profile(options.edge), load_profile(options.cloud)
     graph = combine(edge, cloud, link)
     sweep = BandwidthSweep(graph, objective, symmetric=symmetric)
-    from upwell.shared.partition.planner import Cutter  # needs scipy, which no faulty file should ask for
+    from upwell.shared.partition.planner import Cutter  # needs scipy, which an invalid file should not require
 
     cutter = Cutter(sweep.weighed)
     pieces = envelope(sweep, lambda at: cutter.solve(at.links))
@@ -70,7 +70,7 @@ def _found(options: AdviseOptions) -> tuple[AdviceOutcome, OptionFactory]:
 
 
 def _best_cut(graph: CostGraph) -> Placement | None:
-    """The best placement with nodes on both sides; None where there is none."""
+    """The best placement with nodes on both sides; None if there is none."""
     from upwell.shared.partition.planner import Cutter, NoPlan
 
     try:

@@ -1,4 +1,4 @@
-"""An advice as `plan.json` holds it, and the sentences that sum it up."""
+"""The advice as in `plan.json`, and the sentences that sum it up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ALTERNATIVES = 5
 
 @dataclass(frozen=True)
 class AdviceOutcome:
-    """Everything that was found out. `graph` is in seconds, over the link that was asked for."""
+    """All findings. `graph` is in seconds, over the requested link."""
 
     edge: Profile
     cloud: Profile
@@ -43,7 +43,7 @@ class AdviceOutcome:
 
 
 def document(outcome: AdviceOutcome) -> PlanFacts:
-    """The plan for the bandwidth at hand, the envelope, and the advice."""
+    """The plan for the current bandwidth, the envelope, and the advice."""
     inverse, plan = outcome.advice.inverse, outcome.plan
     totals = {option.name: option.seconds.at(inverse) for option in outcome.advice.options}
     others = {cut_name(outcome.graph, one.placement): one for one in reversed(outcome.advice.options)}
@@ -67,7 +67,7 @@ def document(outcome: AdviceOutcome) -> PlanFacts:
 
 
 def sentences(outcome: AdviceOutcome) -> tuple[str, ...]:
-    """What it comes to, in plain words: the verdict first."""
+    """The conclusion in plain words, the verdict first."""
     advice = outcome.advice
     compared = ", ".join(option.name for option in advice.options if option.kind != "cut")
     at_hand = amount(advice.best.value.at(advice.inverse), outcome.objective)
@@ -96,7 +96,7 @@ def _where(wins: Wins, cuts: bool) -> str:
 
 
 def notes(outcome: AdviceOutcome) -> tuple[str, ...]:
-    """What the figures rest on, and what they leave out."""
+    """The assumptions behind the figures, and what they leave out."""
     found = [
         f"The {profile.tier} side is simulated: {profile.machine.simulated}."
         for profile in (outcome.edge, outcome.cloud)
@@ -187,7 +187,7 @@ def _option(advice: Advice, option: Option) -> OptionFacts:
 
 
 def _piece(outcome: AdviceOutcome, piece: Piece[LabelledCost]) -> PieceFacts:
-    """In seconds, whatever the objective by which it was found."""
+    """A piece in seconds, whatever the objective by which it was found."""
     placement = piece.line.of.placement
     line = BandwidthSweep(outcome.graph, latency(outcome.graph.tiers), symmetric=outcome.symmetric).line(
         placement, outcome.advice.inverse

@@ -1,4 +1,4 @@
-"""The options of `upwell partition plan --edge --cloud`, read: link, objective, bandwidth."""
+"""Parses the options of `upwell partition plan --edge --cloud`: link, objective, bandwidth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AdviseOptions:
-    """What was written on the command line, as it was written. `uplink` holds one rate or several samples."""
+    """The command-line options as written. `uplink` holds one rate or several samples."""
 
     edge: Path
     cloud: Path
@@ -53,7 +53,7 @@ class AdviseOptions:
 
 
 def check_together(options: AdviseOptions) -> None:
-    """Raise where an option is written that nothing would come of."""
+    """Raise if an option is given that would have no effect."""
     parts = ("energy", "cost") if options.objective == "weighted" else (options.objective,)
     checks = {
         "--power": (options.power and "energy" not in parts, "applies only to --objective energy or weighted"),
@@ -86,7 +86,7 @@ def inverse_of(options: AdviseOptions) -> float:
 
 
 def link_of(options: AdviseOptions, inverse: float) -> tuple[TierLink, bool]:
-    """The link, and whether it is as fast on the way back as it is upward because nothing else was said."""
+    """The link, and whether its downlink rate was assumed to equal the uplink."""
     rtt_s = parsed("--rtt", options.rtt, parse_seconds)
     bps = 1 / inverse
     down_bps = bps if options.downlink is None else _positive_bps(options.downlink, "--downlink")
@@ -94,7 +94,7 @@ def link_of(options: AdviseOptions, inverse: float) -> tuple[TierLink, bool]:
 
 
 def objective_of(options: AdviseOptions) -> Objective:
-    """What is to be the least, with the power and prices that it needs."""
+    """The quantity to minimize, with the power and prices that it needs."""
     makers: Mapping[str, Callable[[AdviseOptions], Objective]] = {
         "latency": lambda _: latency(TIERS),
         "energy": _energy,

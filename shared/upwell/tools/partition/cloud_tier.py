@@ -1,4 +1,4 @@
-"""The service as a tier to measure on: models in the engine that serves them."""
+"""The service as a tier to measure on: models run in the engine that serves them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from upwell.tools.partition.torch_parts import SUFFIXES, as_safetensors
 
 
 class CloudTier:
-    """The service's engine, on the CPU, with as many threads for a run as a model has there: one unless told."""
+    """The service's engine, on the CPU, with as many threads per run as a model gets there: one by default."""
 
     formats: ClassVar[tuple[str, ...]] = ("onnx", "torch")
 

@@ -1,4 +1,4 @@
-"""Cutting with a codec: what range each tensor of the cut has on samples, and what the codec costs on them."""
+"""Cutting with a codec: the range of each cut tensor on samples, and the error of the codec on them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Codec = Callable[[Halves, Mapping[str, tuple[float, float]]], Halves]
 
 
 class Coder:
-    """Puts a codec into the halves of one model. `samples` are arrays by name, rows first; empty for none.
+    """Adds a codec to the parts of one model. `samples` are arrays by name, rows first; empty for none.
 
-    Their names are those of the model's inputs, or of the signature in its `model.yaml`. Used as a context: the model
-    stays open in the runtime of the device.
+    Their names are those of the model's inputs, or of the signature in its `model.yaml`. Use it as a context manager:
+    the model stays open in the device's runtime.
     """
 
     def __init__(self, whole: UnsplitModel, codec: Codec, samples: Mapping[str, Array]) -> None:
@@ -46,9 +46,9 @@ class Coder:
         self._stack.close()
 
     def coded(self, halves: Halves) -> tuple[Halves, float | None]:
-        """The halves with the codec, and their largest error on the samples, None without any: max |d| / max |whole|.
+        """The parts with the codec, and their largest error on the samples, None without any: max |d| / max |whole|.
 
-        Raises `ConfigError` where the codec does not fit.
+        Raises `ConfigError` if the codec does not fit.
         """
         if not self._feeds:
             return self._codec(halves, {}), None
@@ -94,7 +94,7 @@ def _recomposed(head: Runner, tail: Runner, feed: Mapping[str, Array]) -> dict[s
 
 
 def _feeds(whole: UnsplitModel, runner: Runner, samples: Mapping[str, Array]) -> Iterator[Mapping[str, Array]]:
-    """The samples as the model takes them, as many rows at a time as it fixes; what is missing repeats the last row."""
+    """The samples in batches as the model takes them; missing rows repeat the last one."""
     described = whole.description if set(samples) != {spec.name for spec in runner.inputs} else None
     processor = Processor(described, runner.inputs, runner.outputs, whole.format)
     signature = processor.signature

@@ -1,4 +1,4 @@
-"""The device as a tier to measure on: models opened as the agent opens them, in its runtimes, on its accelerator."""
+"""The device as a tier to measure on: models are opened as by the agent, in its runtimes, on its accelerator."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from upwell.tools.quantize.quiet import quiet
 class EdgeTier:
     """The edge runtimes.
 
-    What the accelerator does not take of a part runs on the CPU and the hops between are part of its time; a part of
-    which it takes nothing runs on the CPU as a whole, as in the agent, and its `placement` says why.
+    Nodes that the accelerator does not run are run on the CPU, and the transfers in between count. A part of which it
+    runs nothing runs on the CPU as a whole, as in the agent, and its `placement` says why.
     """
 
     formats: ClassVar[tuple[str, ...]] = ("onnx", "tflite", "torch")
@@ -36,7 +36,7 @@ class EdgeTier:
         self._wanted = _accelerator(options)
 
     def open(self, path: Path) -> Runner:
-        """Load a model file; see `PartitionTier.open`. A library is tried out in a process of its own first.
+        """Load a model file; see `PartitionTier.open`. A library is first tried in a process of its own.
 
         A program of torch.export runs as ONNX.
         """
@@ -51,7 +51,7 @@ class EdgeTier:
         wanted = self._wanted
         if wanted is None:
             return _EdgeRunner(load_runtime(path, self._options), self._options, "")
-        with quiet():  # vendors' libraries print, to standard output too
+        with quiet():  # vendors' libraries print, even to standard output
             try:
                 return self._open_on(path, wanted)
             except AcceleratorNotUsable as error:
@@ -74,7 +74,7 @@ class EdgeTier:
         return _EdgeRunner(runtime, options, wanted.provider, lock)
 
     def _is_open(self, path: Path) -> bool:
-        """Whether the model leaves its batch open, which many accelerators do not take."""
+        """Whether the model's batch size is open, which many accelerators reject."""
         runtime = load_runtime(path, self._options)
         with contextlib.closing(runtime):
             return any(spec.shape[:1] == (-1,) for spec in runtime.inputs)
@@ -97,7 +97,7 @@ class _EdgeRunner:
 
     @property
     def placement(self) -> str:
-        """See `Runner.placement`; an accelerator that failed in a run has been left."""
+        """See `Runner.placement`; an accelerator that failed in a run is no longer used."""
         return self._left or _evidence(self._runtime.placement)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -105,7 +105,7 @@ class _EdgeRunner:
         return self._runtime.run(inputs)
 
     def close(self) -> None:
-        """Free it, and the device."""
+        """Close the model and release the device."""
         self._runtime.close()
         if self._lock is not None:
             self._lock.release()
@@ -121,7 +121,7 @@ def _accelerator(options: TierOptions) -> AcceleratorOptions | None:
 
 
 def _evidence(placement: Placement) -> str:
-    """Such as `53 of 55 nodes`; why none where the accelerator was left; empty on the CPU."""
+    """For example `53 of 55 nodes`; the reason if the accelerator is no longer used; empty on the CPU."""
     if not placement.accelerator:
         return ""
     if placement.reason and not placement.nodes_on_accelerator:

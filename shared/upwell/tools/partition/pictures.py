@@ -1,4 +1,4 @@
-"""What a compressed picture costs in place of a model's raw input: its bytes, and the time to encode and decode it."""
+"""The cost of a compressed picture in place of a model's raw input: its bytes, and the time to encode and decode it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ T = TypeVar("T")
 def measure(
     path: Path, profile: Profile, size: tuple[int, int] | None, quality: int, stretch: float
 ) -> Sequence[Encoded]:
-    """The picture at the size of the model's largest input, as JPEG and WebP of that quality and as PNG.
+    """Measure the picture at the size of the model's largest input, as JPEG and WebP of that quality and as PNG.
 
-    `size` is width and height where they do not follow from the bytes of the input. Times are medians on this
-    machine, encoding `stretch` times that. Raises `ConfigError`.
+    `size` is width and height if they do not follow from the bytes of the input. Times are medians on this machine;
+    those to encode are multiplied by `stretch`. Raises `ConfigError`.
     """
     pixels = _decoded(path)
     tensor, samples = _picture_input(profile)
@@ -70,7 +70,7 @@ def _measured(pixels: Array, encoding: UplinkEncoding, name: str, color: Color) 
 
 
 def _timed(run: Callable[[], T]) -> tuple[T, float]:
-    """What it gives, and the median of its warm runs in seconds."""
+    """The result of the function, and the median time of its warm runs in seconds."""
     result = run()
     times_s = []
     for _ in range(_RUNS):
@@ -88,7 +88,7 @@ def _decoded(path: Path) -> Array:
 
 
 def _picture_input(profile: Profile) -> tuple[str, int]:
-    """The largest input and how many numbers one row of it has."""
+    """The largest input, and how many numbers one of its rows has."""
     known = {name: profile.tensors[name] for name in profile.inputs if profile.tensors[name].bytes}
     if not known:
         raise ConfigError.at(None, "the model has no input of known size", "--picture")
@@ -98,7 +98,7 @@ def _picture_input(profile: Profile) -> tuple[str, int]:
 
 
 def _shape(samples: int, size: tuple[int, int] | None, tensor: str) -> tuple[int, int, int]:
-    """Width, height and channels of an input of so many numbers: a square where `size` does not say otherwise."""
+    """Width, height and channels of an input of so many numbers: a square unless `size` says otherwise."""
     for channels in (3, 1):
         side = math.isqrt(samples // channels)
         width, height = size if size is not None else (side, side)

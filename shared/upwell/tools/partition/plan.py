@@ -23,7 +23,7 @@ _MOST_TENSORS = 20
 
 
 def document(plan: PlacementPlan) -> dict[str, Any]:
-    """The answer of `upwell partition plan --graph --json`; `codec` is there where a tensor is sent by one."""
+    """The output of `upwell partition plan --graph --json`; with `codec` if a tensor is encoded."""
     return {
         "total_s": plan.total_s,
         "placement": dict(plan.placement),
@@ -40,7 +40,7 @@ def _sent(one: Sent) -> dict[str, Any]:
 
 
 def show(console: Console, graph: CostGraph, plan: PlacementPlan) -> None:
-    """Print where nodes run, what is sent, and what it takes beside one tier alone and other placements."""
+    """Print where nodes run, what is sent, and the time beside one tier alone and other placements."""
     console.print(_totals(graph, plan))
     console.print()
     for tier in graph.tiers:
@@ -77,7 +77,7 @@ def _counts(graph: CostGraph, placement: Placement) -> Text:
 
 
 def _nodes(graph: CostGraph, placement: Placement, tier: str) -> str:
-    """Names in the graph's order; of many the first and the last."""
+    """Names in the graph's order; if there are many, the first and the last."""
     names = [node.name for node in graph.nodes if placement[node.name] == tier]
     if not names:
         return "nothing"
@@ -139,8 +139,9 @@ def plan(
 ) -> None:
     """Find the placement that takes the least time, exactly, and what it gains over one tier alone.
 
-    From a cost graph (--graph), or from two profiles (--edge, --cloud, --uplink, --rtt): then the device alone and the
-    cloud alone, with the input raw or compressed, stand beside the best cut, each with the bandwidths at which it wins.
+    From a cost graph (--graph), or from two profiles (--edge, --cloud, --uplink, --rtt). With profiles, the device
+    alone and the cloud alone, with the input raw or compressed, are shown beside the best cut, each with the
+    bandwidths at which it wins.
     """
     optional = {
         "downlink": downlink, "spread": spread, "sure": sure, "objective": objective, "power": power, "price": price,

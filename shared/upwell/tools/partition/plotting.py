@@ -1,4 +1,4 @@
-"""The picture of an advice: what each way of answering takes at each bandwidth, and the least. Needs matplotlib."""
+"""The plot of an advice: the cost of each option at each bandwidth, and the least. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POINTS = 400
 
 
 def draw(advice: Advice, measured: Sequence[Option], objective: Objective, title: str, kind: str) -> bytes:
-    """The picture as `kind`: .png, .svg or .pdf. `measured` are cuts to draw faintly beside the options."""
+    """Draw the plot as `kind`: .png, .svg or .pdf. `measured` are cuts to draw faintly beside the options."""
 
     def on(figure: Figure) -> None:
         _panel(figure.subplots(), advice, measured, objective, title)
@@ -60,7 +60,7 @@ def _label(objective: Objective) -> str:
 
 
 def _mbps(advice: Advice) -> Array:
-    """Bandwidths from well below the first corner to well above the last, the one at hand among them."""
+    """Bandwidths from well below the first breakpoint to well above the last, including the current one."""
     corners = [1e-6 / advice.inverse, *(piece.to_bps / 1e6 for piece in advice.wins[:-1])]
     return np.geomspace(min(0.1, *corners) / 3, max(100.0, *corners) * 3, _POINTS)
 
@@ -70,5 +70,5 @@ def _values(option: Option, mbps: Array) -> Array:
 
 
 def _fit(axes: Axes, least: Array) -> None:
-    """What is hundreds of times worse than the best of a slow link is of no interest."""
+    """Limit the axis: values hundreds of times worse than the best of a slow link do not matter."""
     axes.set_ylim(float(least.min()) / 2, float(least.max()) * 20)

@@ -1,4 +1,4 @@
-"""`upwell partition profile`: what heads of a model take on the device, or its tails at the service."""
+"""`upwell partition profile`: measures heads of a model on the device, or its tails at the service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TIER = "edge: heads in the agent's runtimes, taken on the device; cloud: tails 
 _POINTS = "Number of cuts to measure, including both ends; `all`: every legal cut."
 _BUDGET = "Time limit; after it, every cut still gets 3 runs."
 _UNSTEADY = 1.5
-"""Ratio of the 90th to the 10th percentile of a cut below which an idle machine stays."""
+"""Maximum ratio of the 90th to the 10th percentile of a cut on an idle machine."""
 _STRETCH = "Simulate a device: multiply edge times of this machine by X. The file and every output say so."
 _INPUTS = "An .npz with arrays named as the model's inputs; without it they are random."
 
@@ -66,10 +66,10 @@ def profile(
     budget: Annotated[str, typer.Option(metavar="TIME", help=_BUDGET)] = "2m",
     as_json: AsJson = False,
 ) -> None:
-    """Measure MODEL on one side: whole heads (or tails) at the cuts that are worth it, not sums of single operators.
+    """Measure MODEL on one side: whole heads (or tails) at useful cuts, not sums of single operators.
 
-    Everything is warm, repeated and interleaved. What noise put in the wrong order is corrected, and shown. `upwell
-    partition plan` takes a profile of each side.
+    All runs are warm, repeated and interleaved. Times that noise put in the wrong order are corrected, and marked.
+    `upwell partition plan` takes a profile of each side.
     """
     target = out if out is not None else model.with_name(f"{model.stem}.{tier}.json")
     _check_target(target)
@@ -94,7 +94,7 @@ def profile(
 
 
 def document(outcome: ProfileOutcome, target: Path) -> dict[str, Any]:
-    """What was measured, as JSON: the profile as it was written, what cutting costs, and what was left out."""
+    """The measurements as JSON: the profile as written, the cost of cutting, and what was left out."""
     return {
         "written": str(target),
         "profile": outcome.profile.model_dump(mode="json"),
@@ -105,7 +105,7 @@ def document(outcome: ProfileOutcome, target: Path) -> dict[str, Any]:
 
 
 def _check_target(target: Path) -> None:
-    """Minutes of measuring should not end in a folder that is not there."""
+    """Minutes of measuring should not end in a missing folder."""
     if target.is_dir():
         raise ConfigError.at(target, "this is a folder; --out must name a file", "--out")
     if not target.absolute().parent.is_dir():

@@ -1,4 +1,4 @@
-"""What a model is run on while it is measured: random inputs, or those that a person gives."""
+"""The inputs that a model is measured on: random ones, or those that the user gives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _SMALL_BYTES = 2
 
 
 def read_given(path: Path, option: str = "--inputs") -> dict[str, Array]:
-    """The arrays of an .npz by name. Raises `ConfigError`, naming `option`, for what is none, or too large to hold."""
+    """The arrays of an .npz by name. Raises `ConfigError`, naming `option`, for an invalid file or one too large to
+    hold.
+    """
     try:
         return read_npz(path, MAX_BYTES)
     except OSError as error:
@@ -33,9 +35,9 @@ def inputs_of(
 ) -> tuple[dict[str, Array], dict[str, int]]:
     """An array for each input of the model by its tensor's name, and the sizes of the open dimensions by theirs.
 
-    `names` are those under which the runtime takes the tensors; `given` goes by either. What is not given is made up,
-    the same every time: the first open dimension is the batch. Raises `ConfigError` for what does not fit, and where
-    another open dimension has no size.
+    `names` are those under which the runtime takes the tensors; `given` uses either. Missing inputs are generated,
+    the same every time: the first open dimension is the batch. Raises `ConfigError` for arrays that do not fit, and
+    for another open dimension without a size.
     """
     unknown = sorted(set(given) - set(names) - set(names.values()))
     if unknown:
@@ -54,7 +56,7 @@ def inputs_of(
 
 
 def runtime_names(specs: tuple[TensorSpec, ...], tensors: tuple[str, ...]) -> dict[str, str]:
-    """By tensor name, the name under which a runtime takes or gives it: the same, or else by position."""
+    """By tensor name, the name under which a runtime takes or gives it: the same, or else matched by position."""
     own = [spec.name for spec in specs]
     if set(own) == set(tensors):
         return {name: name for name in tensors}
@@ -65,7 +67,7 @@ def runtime_names(specs: tuple[TensorSpec, ...], tensors: tuple[str, ...]) -> di
 
 
 def _fitted(array: Array, tensor: Tensor, rows: int, sizes: dict[str, int]) -> Array:
-    """The array as this input, no more rows than asked for; binds open dimensions."""
+    """The array for this input, with no more rows than requested; fixes open dimensions."""
     wanted, shape = numpy_dtype(tensor.datatype), tensor.shape
     if array.dtype != wanted:
         raise _refused(f"array {tensor.name!r} is {array.dtype}; the input takes {wanted}")

@@ -1,4 +1,4 @@
-"""Measuring one model on one tier, and the profile of it: which model, where and how, its graph and its points."""
+"""Measures one model on one tier and makes its profile: which model, where and how, its graph and its points."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NOTHING = Spread(median_s=0.0, p10_s=0.0, p90_s=0.0, runs=1)
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is asked of a profile. `points` None: every legal cut of the order. `stretch` 1: the machine as it is."""
+    """What to profile. `points` None: every legal cut of the order. `stretch` 1: the machine as it is."""
 
     tier: Literal["edge", "cloud"]
     points: int | None
@@ -59,7 +59,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Cutting:
-    """Both halves of a cut on this one machine, beside the whole: medians in seconds."""
+    """Both parts of a cut on this one machine, beside the whole: medians in seconds."""
 
     nodes: int
     head_s: float
@@ -68,13 +68,13 @@ class Cutting:
 
     @property
     def overhead(self) -> float:
-        """What cutting adds, as a part of the whole."""
+        """What cutting adds, as a share of the whole."""
         return (self.head_s + self.tail_s) / self.whole_s - 1
 
 
 @dataclass(frozen=True)
 class ProfileOutcome:
-    """A profile, what cutting costs, and the cuts (by number of nodes) that could not be measured, with the reason."""
+    """A profile, the cost of cutting, and the cuts (by number of nodes) that could not be measured, with the reason."""
 
     profile: Profile
     cutting: Sequence[Cutting]
@@ -82,7 +82,7 @@ class ProfileOutcome:
 
 
 class Profiler:
-    """Measures the model at `path`, of which `graph` is the contracted graph, on one tier."""
+    """Measures the model at `path`, whose contracted graph is `graph`, on one tier."""
 
     def __init__(
         self, path: Path, graph: Graph, tier: PartitionTier, wishes: Wishes, given: Mapping[str, Array]
@@ -99,7 +99,7 @@ class Profiler:
             arrays, self._sizes = inputs_of(self._graph, names, wishes.rows, given)
             own = {names[name]: array for name, array in arrays.items()}
             runner.run(own)
-            self._inputs = {**own, **arrays}  # halves of a TFLite model go by the names that callers see
+            self._inputs = {**own, **arrays}  # parts of a TFLite model use the names that callers see
             self._runtime = runner.runtime
         self._cuts = cuts_of(self._graph, self._sizes)
         self._ranked = ranked(self._cuts)
@@ -109,12 +109,12 @@ class Profiler:
 
     @property
     def steps(self) -> int:
-        """About how many steps there are."""
+        """The approximate number of steps."""
         parts = self._wanted + 1 + len(self._compared)
         return parts * (2 + math.ceil(self._wishes.runs / FEWEST_RUNS))
 
     def profile(self, tick: Callable[[], None]) -> ProfileOutcome:
-        """Measure; `tick` is called after every step. Raises `UpwellError` where the whole model cannot be run."""
+        """Measure; `tick` is called after every step. Raises `UpwellError` if the whole model cannot be run."""
         until_s = time.perf_counter() + self._wishes.budget_s
         first = self._ranked[: math.ceil(_FIRST * self._wanted)]
         bench = Bench(self._opened, time.perf_counter, random.Random(1), _memory_bytes(), tick)  # noqa: S311  no secret
@@ -135,7 +135,7 @@ class Profiler:
         return MeasuredPart("tail" if self._wishes.tier == "edge" else "head", cut.nodes)
 
     def _ends_s(self, whole_s: float) -> dict[int, float]:
-        """The times of the two ends by number of nodes."""
+        """The times of the two ends, by number of nodes."""
         heads = self._wishes.tier == "edge"
         return {0: 0.0 if heads else whole_s, len(self._graph.nodes): whole_s if heads else 0.0}
 
@@ -147,7 +147,7 @@ class Profiler:
         return refined({**measured, **self._ends_s(medians[WHOLE])}, cuts, count)
 
     def _opened(self, part: MeasuredPart) -> Opened:
-        """A `MeasuredPart` as the tier runs it, with inputs for it; its files are gone with it."""
+        """A `MeasuredPart` as the tier runs it, with inputs for it; its files are deleted afterwards."""
         with contextlib.ExitStack() as stack:
             arrays: Mapping[str, Array] = self._inputs
             if part == WHOLE:
@@ -169,11 +169,11 @@ class Profiler:
         runner.close()
 
     def _run(self, half: ModelHalf, stack: contextlib.ExitStack) -> Runner:
-        """The half, loaded from a folder that goes with `stack`."""
+        """The part, loaded from a folder that is deleted with `stack`."""
         return self._tier.open(half.write(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upwell-")))))
 
     def _tail_arrays(self, nodes: int, halves: Halves) -> Mapping[str, Array]:
-        """What the head gives, so that the tail works on what it would get; the model's own inputs with it."""
+        """The head's outputs, so that the tail gets real inputs, together with the model's own inputs."""
         if nodes not in self._tail_inputs:
             with contextlib.ExitStack() as stack:
                 runner = self._run(halves.head, stack)
@@ -247,7 +247,7 @@ class Profiler:
 
 
 def _processor() -> str:
-    """Its model where the system tells, and its cores."""
+    """Its model if the system reports it, and its cores."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -259,6 +259,6 @@ def _processor() -> str:
 
 
 def _memory_bytes() -> int:
-    """For model files that are open at one time."""
+    """Memory for the files of models that are open at the same time, in bytes."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return max(machine // _MEMORY_PART, _LEAST_MEMORY_BYTES)

@@ -1,4 +1,4 @@
-"""Halves of a model, run one after the other: how head and tail fit together, and what they give against the whole."""
+"""Runs head and tail of a model one after the other: how they fit together, and their outputs against the whole."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from upwell.tools.partition.torch_parts import SUFFIXES, as_safetensors
 
 
 class Unfit(Exception):
-    """Models that do not fit together, or in more than one way. The text is a sentence for a person."""
+    """Models that do not fit together, or do so in more than one way. The text is a sentence for the user."""
 
 
 @dataclass(frozen=True)
 class Joint:
     """How a head and a tail fit together.
 
-    `sent` leads from each input of the tail that the head makes to the head's output; `raw` are the other inputs of the
-    tail, which take what the caller gave; `early` are outputs of the head that no input takes. `by_order` says that
-    names alone did not tell.
+    `sent` maps each input of the tail that the head makes to the head's output; `raw` are the other inputs of the
+    tail, which take the caller's; `early` are outputs of the head that no input takes. `by_order`: names alone did
+    not decide.
     """
 
     sent: Mapping[str, str]
@@ -49,8 +49,8 @@ class Joint:
 def join(head: Sequence[TensorSpec], tail: Sequence[TensorSpec], given: Sequence[TensorSpec]) -> Joint:
     """Match the outputs of a head with the inputs of a tail; `given` are the inputs that a caller has.
 
-    By name where names are the same. An input that no output is called like is one of `given`, if one of that name
-    fits, and else an output that fits, in order. Raises `Unfit`, also where all inputs left may be either.
+    Equal names are matched first. Any other input is one of `given`, if one of that name fits, and otherwise the next
+    output that fits, in order. Raises `Unfit`, also if all inputs left may be either.
     """
     outputs = {spec.name: spec for spec in head}
     named = [spec for spec in tail if spec.name in outputs]
@@ -73,11 +73,11 @@ def join(head: Sequence[TensorSpec], tail: Sequence[TensorSpec], given: Sequence
 
 
 def pair(wanted: Sequence[TensorSpec], there: Sequence[TensorSpec], gives: str, takes: str) -> dict[str, str]:
-    """For each of `wanted` the one of `there` that it is: in their order, by datatype and shape.
+    """Match each of `wanted` with one of `there`: in their order, by datatype and shape.
 
     `gives` and `takes` begin sentences about them. Raises `Unfit` unless there is exactly one way.
     """
-    ways = [1] + [0] * len(wanted)  # of finding the first so many of `wanted` in what was seen of `there`
+    ways = [1] + [0] * len(wanted)  # ways[k]: of finding the first k of `wanted` in the part of `there` seen so far
     for one in there:
         for count in reversed(range(len(wanted))):
             ways[count + 1] += ways[count] if fits(one, wanted[count]) else 0
@@ -106,9 +106,9 @@ _COUNTED_BYTES = 4
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """Of one output over all runs. `error` is the largest of max |made − whole| / max |whole|.
+    """The difference of one output over all runs. `error` is the largest max |made − whole| / max |whole|.
 
-    It is infinite where a shape or dtype differs, what counts or names differs at all, or one side is not finite.
+    It is infinite if a shape or dtype differs, if counts or names differ at all, or if one side is not finite.
     """
 
     name: str
@@ -116,7 +116,7 @@ class OutputDifference:
     error: float
 
     def holds(self, at_most: float) -> bool:
-        """Whether it is bit-equal, or no further off than that."""
+        """Whether it is bit-equal, or within this error."""
         return self.is_equal or self.error <= at_most
 
 
@@ -174,7 +174,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Verification:
-    """What recomposing has shown. `outputs` is empty where there is no whole to compare with.
+    """The result of recomposing. `outputs` is empty if there is no whole to compare with.
 
     Times are medians in seconds. `raw` are inputs of the tail that the caller gives, `early` outputs of the head that
     the tail does not take. `is_repeatable`: the same inputs gave the same bits again.
@@ -192,20 +192,22 @@ class Verification:
     whole_s: float | None
 
     def holds(self, at_most: float) -> bool:
-        """Whether every output is within this relative error; without a whole, whether the halves repeat themselves."""
+        """Whether every output is within this relative error; without a whole, whether the parts repeat their own
+        outputs.
+        """
         return all(one.holds(at_most) for one in self.outputs) if self.outputs else self.is_repeatable
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What to run on: arrays that were given by name, or `runs` times random ones."""
+    """The inputs to run on: arrays given by name, or `runs` sets of random ones."""
 
     given: Mapping[str, Array]
     runs: int
     seed: int
 
     def feeds(self, specs: Sequence[TensorSpec]) -> Iterator[dict[str, Array]]:
-        """An array for each of `specs`, run by run: given ones row by row where the model takes one at a time.
+        """An array for each of `specs`, run by run: given ones row by row if the model takes one at a time.
 
         Raises `ConfigError` for given ones that do not fit.
         """
@@ -234,7 +236,7 @@ class Inputs:
 
 
 def verify(head: Path, tail: Path, whole: Path | None, inputs: Inputs) -> Verification:
-    """Run head and tail, and the whole where there is one. Raises `Unfit`, and what runtimes raise."""
+    """Run head and tail, and the whole if there is one. Raises `Unfit`, and whatever runtimes raise."""
     with contextlib.ExitStack() as stack:
 
         def opened(path: Path) -> Runtime | Engine:
@@ -244,7 +246,7 @@ def verify(head: Path, tail: Path, whole: Path | None, inputs: Inputs) -> Verifi
 
 
 def _opened(path: Path) -> Runtime | Engine:
-    """A model as the device runs it; a program of torch.export, or its tail, as the service does."""
+    """A model as the device runs it; a program of torch.export, or its tail, as the service runs it."""
     if path.suffix not in SUFFIXES:
         return load_runtime(path, _OPTIONS)
     with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
@@ -254,7 +256,7 @@ def _opened(path: Path) -> Runtime | Engine:
 
 @dataclass
 class _Timed:
-    """A runtime and what its runs took."""
+    """A runtime and the times of its runs."""
 
     runtime: Runtime | Engine
     samples: list[float] = field(default_factory=list)
@@ -267,12 +269,12 @@ class _Timed:
 
     @property
     def median_s(self) -> float:
-        """In seconds; the first run is not warm."""
+        """The median in seconds, without the first run, which is not warm."""
         return statistics.median(self.samples[1:] or self.samples)
 
 
 class _Bench:
-    """Head, tail and perhaps the whole, opened and joined."""
+    """Head, tail and optionally the whole, opened and joined."""
 
     def __init__(self, head: Runtime | Engine, tail: Runtime | Engine, whole: Runtime | Engine | None) -> None:
         self._head, self._tail = _Timed(head), _Timed(tail)
@@ -310,7 +312,7 @@ class _Bench:
         )
 
     def _recomposed(self, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """All that both halves give; where names are the same, the tail's."""
+        """All outputs of both parts; where names are the same, the tail's."""
         middle = self._head.run({name: feed[source] for name, source in self._takes.items()})
         sent = {name: middle[source] for name, source in self._joint.sent.items()}
         self._crossing = tuple(
@@ -332,7 +334,7 @@ class _Bench:
 
 
 def _same(wanted: Sequence[TensorSpec], there: Sequence[TensorSpec], gives: str, takes: str) -> dict[str, str]:
-    """For each of `wanted` the name of the one of `there` that it is, by name or else in order. Raises `Unfit`."""
+    """For each of `wanted` the name of its counterpart in `there`, by name or else in order. Raises `Unfit`."""
     known = {spec.name: spec for spec in there}
     named = {spec.name: spec.name for spec in wanted if spec.name in known and fits(known[spec.name], spec)}
     rest = [spec for spec in wanted if spec.name not in named]

@@ -1,4 +1,4 @@
-"""`upwell partition split`: the two halves of a model as files, for the cuts of a plan."""
+"""`upwell partition split`: writes the two parts of a model as files, for the cuts of a plan."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ def split(
     data: Annotated[Path | None, typer.Option(metavar="FILE", help=_DATA)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Split MODEL into heads for the device and tails for the cloud, as a plan says: real models of its own format.
+    """Split MODEL into heads for the device and tails for the cloud, following a plan: real models of the same
+    format.
 
-    Heads of a .pt2 become ONNX or TFLite; its tails are for `--engine torch`, and hold no pickle and no code.
+    Heads of a .pt2 become ONNX or TFLite; its tails are for `--engine torch`, and contain no pickle and no code.
 
-    `upwell serve --models DIR/tails` serves the tails at once. `upwell partition verify DIR` checks the halves.
+    `upwell serve --models DIR/tails` serves the tails at once. `upwell partition verify DIR` checks the parts.
     """
     if (plan is None) == (cut is None) or (every and plan is None):
         raise typer.BadParameter("say where to cut: --plan FILE, optionally with --all, or --cut N")
@@ -116,7 +117,7 @@ def _coder(whole: UnsplitModel, codec: Literal["fp16", "int8"], data: Path | Non
 def _made(
     whole: UnsplitModel, chosen: Iterable[Chosen], coder: Coder | None, errors: dict[str, float | None]
 ) -> Iterator[tuple[Chosen, Halves]]:
-    """The halves of each cut, one after the other; what a codec costs goes into `errors`."""
+    """The parts of each cut, one after the other; the codec's errors are added to `errors`."""
     for one in chosen:
         halves = whole.divide(one.edge)
         if coder is not None:
@@ -127,14 +128,14 @@ def _made(
 
 
 def _whole_of(whole: UnsplitModel) -> ModelHalf | None:
-    """A program of torch.export as the device runs it; None for what the device runs as it is."""
+    """A program of torch.export as the device runs it; None for what the device runs unchanged."""
     if not isinstance(whole.file, TorchModelFile):
         return None
     return for_device(whole.file.whole(whole.graph), whole.format)
 
 
 def _remarks(whole: UnsplitModel, out: Path, plan: PlanFacts | None) -> list[str]:
-    """What a person should know about these halves; `plan` is one whose codecs they do not have."""
+    """Notes on these parts for the user; `plan` is one whose codecs they lack."""
     remarks = []
     codecs = sorted({one.codec for one in plan.sent if one.codec}) if plan is not None else ()
     if codecs:

@@ -1,4 +1,4 @@
-"""Programs of torch.export and their halves: as torch modules, and as what a device runs."""
+"""Programs of torch.export and their parts: as torch modules, and as what devices run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DeviceFormat = Literal["onnx", "tflite"]
 
 
 def as_safetensors(path: Path, folder: Path) -> Path:
-    """The file that engine torch loads: `path`, or of a `.pt2` file a new one in `folder`. Raises `ConfigError`."""
+    """The file that engine torch loads: `path`, or for a `.pt2` file a new one in `folder`. Raises `ConfigError`."""
     if path.suffix != ".pt2":
         return path
     return TorchModelFile.read(path).whole(read_torch(path)).write(folder)
 
 
 def for_device(half: ModelHalf, kind: DeviceFormat) -> ModelHalf:
-    """A half, or a whole program, as the device runs it. Raises `UpwellError` where it cannot be exported."""
+    """A part, or a whole program, as the device runs it. Raises `UpwellError` if it cannot be exported."""
     with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
         data = exported_program(half.write(Path(folder)), kind)
     return replace(half, files={f"model.{kind}": data})

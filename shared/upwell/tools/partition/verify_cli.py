@@ -1,4 +1,4 @@
-"""`upwell partition verify`: whether two halves fit together and give what the whole gives."""
+"""`upwell partition verify`: whether two parts fit together and give the same outputs as the whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _AT_MOST = "The largest relative error of an output: max |halves - whole| / max 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two halves, and what came of them: a verification or a problem. `cut` is empty outside of a folder."""
+    """Two parts, and the verification or the problem with them. `cut` is empty outside of a folder."""
 
     head: Path
     tail: Path
@@ -57,9 +57,9 @@ def verify(
     at_most: Annotated[float, typer.Option("--at-most", min=0, metavar="ERROR", help=_AT_MOST)] = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """Recompose HEAD and TAIL in the runtimes of the device: do they fit, and give what the whole gives?
+    """Recompose HEAD and TAIL in the device's runtimes: do they fit, and give the same outputs as the whole?
 
-    Halves made elsewhere are welcome: learned bottlenecks, early exits. Tensors are matched by name, or where names
+    Parts made elsewhere are welcome: learned bottlenecks, early exits. Tensors are matched by name, or if names
     differ by order, datatype and shape.
     """
     pairs = _pairs(head, tail, whole)
@@ -94,7 +94,7 @@ def _pairs(head: Path, tail: Path | None, whole: Path | None) -> Sequence[_Pair]
 
 
 def _verified(pair: _Pair, whole: Path | None, inputs: Inputs) -> _Pair:
-    """What came of two halves. Raises `ConfigError` for files and inputs that cannot be used at all."""
+    """The verification of two parts. Raises `ConfigError` for files and inputs that cannot be used at all."""
     try:
         return replace(pair, found=verified(pair.head, pair.tail, whole, inputs))
     except ConfigError:

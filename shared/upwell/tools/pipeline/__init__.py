@@ -1,1 +1,1 @@
-"""Pipelines offline: a recorded video through a pipeline, to see what it would say."""
+"""Runs pipelines offline, on a recorded video."""

@@ -1,4 +1,4 @@
-"""`upwell pipeline test`: a recording through a pipeline, with its events and an annotated video as the result."""
+"""`upwell pipeline test`: runs a recording through a pipeline; writes its events and an annotated video."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def trial(
     out: Annotated[Path, typer.Option(help="Folder for the events and the annotated video.")] = Path("pipeline-out"),
     as_json: AsJson = False,
 ) -> None:
-    """Run a recording through a pipeline: every frame, none left out; its own source and sinks are not used.
+    """Run every frame of a recording through a pipeline; the pipeline's own source and sinks are not used.
 
-    Exit code 1 where the video breaks off before its end.
+    Exit code 1 if the video breaks off before its end.
     """
     agent_config = agent_config_of(config, models)
     parsed, warnings = parse_pipelines(read_text(pipelines), pipelines, signatures_of(agent_config))
@@ -85,7 +85,7 @@ def trial(
 
 
 def _of_recording(config: PipelinesConfig, name: str, recording: Path, events: Path) -> PipelinesConfig:
-    """The one pipeline with the recording as its source and a file of events as its sink. Raises `ConfigError`."""
+    """The one pipeline, with the recording as its source and a file of events as its sink. Raises `ConfigError`."""
     section = config.pipelines[name]
     if (series := section.source.series) is None:
         source = CaptureSection(video=str(recording), keep="all")
@@ -101,7 +101,7 @@ def _of_recording(config: PipelinesConfig, name: str, recording: Path, events: P
 
 
 def _make_room(out: Path) -> None:
-    """The folder, without what a former run left there. Raises `ConfigError`."""
+    """The folder, without the results of a former run. Raises `ConfigError`."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         for former in (EVENTS, f"{EVENTS}.1", VIDEO):
@@ -111,7 +111,7 @@ def _make_room(out: Path) -> None:
 
 
 def _length(video: Path) -> tuple[int, int | None]:
-    """Frames per second and how many there are, where the file says so. Raises `ConfigError`."""
+    """Frames per second and the number of frames, if the file says so. Raises `ConfigError`."""
     import av
 
     try:
@@ -142,7 +142,7 @@ class _VideoFile:
             self.stream = self.file.add_stream("mpeg4", rate=self.fps)
             self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
             self.stream.bit_rate = max(1_000_000, width * height * self.fps // 4)
-        if (height, width) != (self.stream.height, self.stream.width):  # the video changed its size on the way
+        if (height, width) != (self.stream.height, self.stream.width):  # the video changed its size
             return
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
         self.file.mux(self.stream.encode(frame))
@@ -150,7 +150,7 @@ class _VideoFile:
 
 @contextmanager
 def _video_file(path: Path, fps: int) -> Iterator[Any]:
-    """Writes pictures one after the other; the file is made with the first."""
+    """Writes pictures one after the other; the first one creates the file."""
     import av
 
     with av.open(str(path), "w", format="mp4") as file:

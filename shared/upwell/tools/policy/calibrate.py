@@ -1,4 +1,4 @@
-"""`upwell policy calibrate`: from a request log to a policy whose threshold keeps a share or a risk."""
+"""`upwell policy calibrate`: from a request log to a policy with a threshold for a target share or risk."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def calibrate(
 ) -> None:
     """Choose the threshold of `hard` from a log, and write the policy with it.
 
-    Nothing is written where the log is too small or the target is out of reach.
+    Nothing is written if the log is too small or the target is out of reach.
     """
     target = _target(cloud_share, max_risk, confidence)
     text = PolicyText(read_text(policy), policy)
@@ -146,14 +146,14 @@ def _calibrations(
 
 
 def _plain(policy: Policy, model: str) -> HardSettings:
-    """The settings of `hard` as they are written, with no calibration of an earlier time laid over them."""
+    """The settings of `hard` as written, without any former calibration."""
     hard = policy.model_copy(update={"calibrations": []}).settings(model, None).hard
     assert hard is not None  # noqa: S101  `PolicyText.set_target` refuses a `hard` that is off
     return hard
 
 
 def _at_no_hour(policy: Policy, lines: Sequence[LogLine]) -> Policy:
-    """The policy without its rules about hours, where nobody knows at what time of day the requests came."""
+    """The policy without its rules about hours, if the requests' time of day is unknown."""
     if any(line.t_s >= _UNIX_TIME_S for line in lines):
         return policy
     return policy.model_copy(update={"rules": [rule for rule in policy.rules if rule.match.hours is None]})

@@ -1,4 +1,4 @@
-"""Writing a target and calibrations into a policy file, with its comments, order and quoting."""
+"""Writes a target and calibrations into a policy file, keeping its comments, order and quoting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INDENTS = ((2, 4, 2), (2, 2, 0), (4, 6, 4), (4, 4, 2), (4, 4, 0))
 
 
 class PolicyText:
-    """The text of a policy file under edit. `path` names it in errors."""
+    """The text of a policy file being edited. `path` names it in errors."""
 
     def __init__(self, text: str, path: Path) -> None:
         self._path = path
@@ -39,12 +39,12 @@ class PolicyText:
         self._indent(min(_INDENTS, key=lambda indents: self._changed_lines(text, indents)))
 
     def policy(self) -> Policy:
-        """The policy as edited. Raises `ConfigError` where an edit changed what it should not have."""
+        """The policy as edited. Raises `ConfigError` if an edit changed more than it should."""
         policy = parse_yaml(self.text(), Policy, self._path)
         if _without_targets(policy) != _without_targets(self._before):
             raise ConfigError.at(
                 self._path, "an alias shares `hard` with another section; write it out", "hard"
-            )  # the edit would reach both
+            )  # the edit would affect both
         return policy
 
     def text(self) -> str:
@@ -54,9 +54,9 @@ class PolicyText:
         return self._dumped().replace("\n", self._newline)
 
     def set_target(self, model: str, target: Target) -> None:
-        """Write the target into `hard`, where that is written for `model`: in `models`, else in `defaults`.
+        """Write the target into the `hard` that applies to `model`: in `models`, or else in `defaults`.
 
-        Raises `ConfigError` where `hard` is off. A target of `defaults` that other models are calibrated for stays, and
+        Raises `ConfigError` if `hard` is off. A target of `defaults` that other models are calibrated for stays, and
         `model` gets a `hard` of its own.
         """
         policy = self.policy()
@@ -78,7 +78,7 @@ class PolicyText:
         _put_first(hard, next(iter(values)), values)
 
     def add(self, calibration: CalibrationResult) -> None:
-        """Write the calibration, in the place of one for the same models, measure and target."""
+        """Add the calibration, replacing one for the same models, measure and target."""
         entry = _entry(calibration)
         listed = self._document.setdefault("calibrations", CommentedSeq())
         key = Calibration.model_validate(entry).key()
@@ -126,7 +126,7 @@ def _target_values(target: Target) -> dict[str, str]:
 
 
 def _put_first(hard: CommentedMap, name: str, values: Mapping[str, str]) -> None:
-    """Set the target: in the place of another one where there is one, with the comment beside it, else near the top."""
+    """Set the target: in place of another one if there is one, with the comment beside it, otherwise near the top."""
     other = "max_risk" if name == "cloud_share" else "cloud_share"
     keys = list(hard)
     if other in hard:
@@ -136,7 +136,7 @@ def _put_first(hard: CommentedMap, name: str, values: Mapping[str, str]) -> None
         if comment is not None:
             hard.ca.items[name] = comment
     elif name not in hard:
-        # Not as the last one: what follows the last line of a section in the file belongs to that line's key.
+        # Not as the last one: what follows a section's last line in the file belongs to that line's key.
         hard.insert(keys.index("measure") + 1 if "measure" in hard and len(keys) > 1 else 0, name, values[name])
     for key, value in values.items():
         if key in hard:
@@ -162,8 +162,8 @@ def _entry(calibration: CalibrationResult) -> CommentedMap:
 
 
 def evidence(calibration: CalibrationResult) -> dict[str, Any]:
-    """What the calibration rests on: counts, shares and risks; what nobody knows is left out. `curve` has pairs of a
-    share and the risk there, by which a fleet shares a budget out; `qualities` what lower ones of pictures cost.
+    """The evidence of the calibration: counts, shares and risks; unknown values are left out. `curve` has pairs of a
+    share and its risk, by which a fleet shares a budget; `qualities` what lower picture qualities cost.
     """
     chosen, held_out = calibration.chosen, calibration.held_out
     numbers = {
@@ -200,7 +200,7 @@ def _numbers(part: str, found: Found) -> dict[str, float]:
 
 
 def _without_targets(policy: Policy) -> Any:
-    """The policy without what an edit is about: calibrations, and the targets of `defaults` and `models`."""
+    """The policy without what an edit changes: calibrations, and the targets of `defaults` and `models`."""
     plain = policy.model_dump(exclude_unset=True)
     plain.pop("calibrations", None)
     levels = {"": plain.pop("defaults", {}), **plain.pop("models", {})}

@@ -1,4 +1,4 @@
-"""`upwell policy check`: every problem of a policy file, and what in it may not be meant."""
+"""`upwell policy check`: lists every problem of a policy file, and what in it may be unintended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check(
     policy: PolicyArgument,
     as_json: AsJson = False,
 ) -> None:
-    """Check a policy file: every problem and warning with line and column. Exit code 1 where there is a problem."""
+    """Check a policy file: every problem and warning with line and column. Exit code 1 if there is a problem."""
     text = read_text(policy)
     problems: Sequence[Problem] = ()
     doubts: Sequence[Problem] = ()

@@ -43,7 +43,7 @@ def explain(
     request: Annotated[Path, typer.Option(help="The request as JSON; see docs/policy.md for its keys.")],
     as_json: AsJson = False,
 ) -> None:
-    """Tell how a request would be routed and why: rules, settings and who wrote them, predictions, decision."""
+    """Explain how a request would be routed and why: rules, settings and their origins, predictions, decision."""
     written, inquiry = load_yaml(policy, Policy), load_yaml(request, Inquiry)
     explanation = explained(written, inquiry, _wall_time_s(inquiry.time, written.timezone))
     if as_json:
@@ -57,7 +57,7 @@ def _zone(name: str) -> tzinfo:
 
 
 def _wall_time_s(text: str | None, zone: str) -> float:
-    """The Unix time of a request; now where it does not say, and in the policy's time zone where it names none."""
+    """The Unix time of a request; by default now, and by default in the policy's time zone."""
     if text is None:
         return time.time()
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
@@ -65,7 +65,7 @@ def _wall_time_s(text: str | None, zone: str) -> float:
 
 
 def document(policy: Policy, explanation: Explanation) -> dict[str, Any]:
-    """The explanation as JSON can hold it: times in seconds, null for what is unknown or does not apply."""
+    """The explanation as JSON: times in seconds, null for what is unknown or does not apply."""
     last = explanation.last
     return {
         "signals": _signals(policy, explanation),
@@ -89,7 +89,7 @@ def document(policy: Policy, explanation: Explanation) -> dict[str, Any]:
 
 
 def _signals(policy: Policy, explanation: Explanation) -> dict[str, Any]:
-    """What was known of request and link; the time is that of the policy's zone."""
+    """The signals of request and link; the time is in the policy's zone."""
     signals, facts = explanation.signals, explanation.facts
     request_facts = signals.request_facts
     at = datetime.fromtimestamp(request_facts.wall_time_s, _zone(policy.timezone))

@@ -1,4 +1,4 @@
-"""The pictures of `upwell policy calibrate` and `upwell policy simulate`. Need matplotlib."""
+"""The plots of `upwell policy calibrate` and `upwell policy simulate`. Need matplotlib."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def draw_simulation(scene: Scene, run: Sequence[SimulatedOutcome], kind: str) ->
 
 
 def _edges_s(run: Sequence[SimulatedOutcome]) -> Array:
-    """Bounds of bins of a second or more, at most `_MOST_BINS`."""
+    """Edges of bins of at least a second, at most `_MOST_BINS` bins."""
     first_s, last_s = run[0].request.t_s, run[-1].request.t_s
     bins = int(min(_MOST_BINS, max(1, last_s - first_s)))
     return np.linspace(first_s, max(last_s, first_s + 1.0), bins + 1)

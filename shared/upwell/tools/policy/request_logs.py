@@ -1,4 +1,6 @@
-"""Reading a request log: one JSON object per line, each a `LogLine`; every wrong line is named, nothing is guessed."""
+"""Reads a request log: one JSON object per line, each a `LogLine`. Every invalid line is reported; nothing is
+guessed.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _SHOWN_PROBLEMS = 20
 def read_log(path: Path) -> list[LogLine]:
     """The requests in the file at `path`, in the file's order; blank lines are skipped.
 
-    Raises `ConfigError` for a file that cannot be read, is too large or holds no request, and with the line number and
-    the fault of each line that is none, the first 20 of them.
+    Raises `ConfigError` for a file that cannot be read, is too large or holds no request, and for invalid lines, with
+    the line number and the fault of the first 20.
     """
     lines: list[LogLine] = []
     problems: list[Problem] = []
@@ -45,7 +47,7 @@ def read_log(path: Path) -> list[LogLine]:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line number and content of each line that is not blank, with bounds on what is read."""
+    """Line number and content of each line that is not blank, with bounds on the bytes read."""
     read_bytes = 0
     try:
         with path.open("rb") as file:
@@ -53,7 +55,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
             number = 0
             while text := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
-                read_bytes += len(text)  # a pipe says 0 beforehand
+                read_bytes += len(text)  # a pipe reports a size of 0
                 _check_size(path, read_bytes)
                 if len(text) > MAX_LINE_BYTES:
                     raise ConfigError.at(path, f"longer than {MAX_LINE_BYTES} bytes; expected one request", line=number)
@@ -76,7 +78,7 @@ def _check_size(path: Path, size_bytes: int) -> None:
 
 
 def _problem(path: Path, number: int, text: bytes, error: ValidationError) -> Problem:
-    """The first fault of one line, and how many others it has."""
+    """The first fault of one line, and the number of others."""
     first, *others = error.errors(include_url=False, include_input=False)
     key = ".".join(str(part) for part in first["loc"])
     message = first["msg"]

@@ -16,7 +16,9 @@ from upwell.shared.routing.policy.policy import Policy
 def schema(
     out: Annotated[Path | None, typer.Option(help="Write the schema to this file instead of standard output.")] = None,
 ) -> None:
-    """Print the JSON Schema of policy.yaml. Editors with a YAML language server complete and check by it."""
+    """Print the JSON Schema of policy.yaml. Editors with a YAML language server use it to complete and check the
+    file.
+    """
     text = json.dumps(policy_schema(), indent=2, ensure_ascii=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)

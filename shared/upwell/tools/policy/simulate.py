@@ -1,4 +1,4 @@
-"""What `upwell policy simulate` shows at a terminal."""
+"""The output of `upwell policy simulate` at a terminal."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def simulate(
 ) -> None:
     """Replay a request log with the agent's own router over a link.
 
-    Shows the policy beside the device alone, the cloud alone, a random choice of as many requests, and an oracle that
-    knows which answers are right and what the link will carry.
+    Compares the policy with the device alone, the cloud alone, a random choice of as many requests, and an oracle
+    that knows which answers are right and what the link will carry.
     """
     rules, other = load_yaml(policy, Policy), None if compare is None else load_yaml(compare, Policy)
     check_plot(plot)
@@ -189,7 +189,7 @@ def _tracked(work: Sequence[Any], what: str) -> Iterator[Any]:
 
 
 def read_scene(requests: Path, trace: Path | None, uplink: str | None, rtt: str, start: str) -> Scene:
-    """The requests of a log over a link, from the options of a command. Raises `ConfigError`."""
+    """The requests of a log over a link, from a command's options. Raises `ConfigError`."""
     if (trace is None) == (uplink is None):
         raise ConfigError.at(None, "give either --trace or --uplink")
     capacity = _read_trace(trace) if trace is not None else constant(_bits_per_s(uplink or ""))
@@ -204,7 +204,7 @@ def read_scene(requests: Path, trace: Path | None, uplink: str | None, rtt: str,
 
 
 def with_fleet_shares(scene: Scene, texts: Sequence[str] | None) -> Scene:
-    """The scene on a device of a fleet that shares a budget out. Raises `ConfigError`."""
+    """The scene on a device of a fleet that shares a budget. Raises `ConfigError`."""
     shares = {model: share("--fleet-share", text) for model, text in key_values("--fleet-share", texts).items()}
     models = {one.line.model for one in scene.requests}
     for model in shares.keys() - models:

@@ -1,1 +1,1 @@
-"""`upwell model quantize`: int8 models from float ones, with what it costs measured on the user's own data."""
+"""`upwell model quantize`: int8 models from float ones, with the loss measured on the user's own data."""

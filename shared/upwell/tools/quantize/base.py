@@ -1,4 +1,4 @@
-"""What the ONNX and the TFLite side of quantizing have in common."""
+"""What the ONNX and the TFLite quantizer share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Method = Literal["minmax", "entropy", "percentile"]
 Interface = Literal["float", "int8"]
 
 Arithmetic = Literal["served", "plain", "exact"]
-"""How to run an int8 model: as the agent does here; as its runtime does by default; or with floating point between the
-roundings, without saturation. They differ only for ONNX on some CPUs."""
+"""How to run an int8 model: as the agent does here; as its runtime does by default; or with floating point between
+the roundings, without saturation. They differ only for ONNX on some CPUs.
+"""
 
 Feed = Mapping[str, Array]
 """The tensors of one run, by the names of the model's inputs."""
@@ -36,7 +37,7 @@ _NEAR = 3
 
 
 class Track(Protocol):
-    """Goes through items and shows how far it is."""
+    """Iterates over items and shows progress."""
 
     def __call__(self, items: Sequence[T], doing: str) -> Iterator[T]:
         """The items, one after the other."""
@@ -59,7 +60,7 @@ class QuantizeSettings:
 
 @dataclass(frozen=True)
 class LayerNode:
-    """A node: its name and operator, the values it reads and makes, and how many weights it multiplies with."""
+    """A node: its name and operator, the values it reads and makes, and the number of its weights."""
 
     name: str
     operator: str
@@ -70,11 +71,11 @@ class LayerNode:
 
 @dataclass(frozen=True)
 class Layer:
-    """What quantizing does to the result of one node, over the rows it was measured on.
+    """The effect of quantizing on the result of one node, over the rows it was measured on.
 
-    `error` is ‖quantized − float‖ / ‖float‖ of its result in the whole model; the errors of earlier nodes are in it.
-    `added` estimates this node's own part: √(error² − e²), where e is the largest error among what it reads. Noise
-    that is uncorrelated adds up like this. Either is NaN where it cannot be told.
+    `error` is ‖quantized − float‖ / ‖float‖ of its result in the whole model, including the errors of earlier nodes.
+    `added` estimates this node's own part: √(error² − e²), where e is the largest error among its inputs, since
+    uncorrelated noise adds up like this. Either is NaN if unknown.
     """
 
     node: str
@@ -85,7 +86,7 @@ class Layer:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal to quantization noise ratio, 20·log₁₀(1 / error), in decibels; infinite where there is no error."""
+        """Signal to quantization noise ratio, 20·log₁₀(1 / error), in decibels; infinite without an error."""
         return math.inf if self.error == 0 else -20 * math.log10(self.error)
 
 
@@ -97,16 +98,16 @@ class Quantizer(Protocol):
     graph: Sequence[LayerNode]
     """All nodes, in order."""
     folded: frozenset[str]
-    """Names of nodes that the file has and that were folded into others before quantization."""
+    """Names of nodes of the file that were folded into others before quantization."""
     scheme: str
-    """What the numbers become, in words."""
+    """The numeric scheme, in words."""
 
     def calibrate(self, feeds: Iterable[Feed]) -> None:
-        """Learn the ranges of all activations. Raises `ConfigError` where the model cannot be run on them."""
+        """Learn the ranges of all activations. Raises `ConfigError` if the model cannot be run on the rows."""
         ...
 
     def quantized(self, keep_float: Sequence[str]) -> bytes:
-        """The int8 model as the bytes of a file. Raises `ConfigError` where nothing can be quantized."""
+        """The int8 model as the bytes of a file. Raises `ConfigError` if nothing can be quantized."""
         ...
 
     def opened(self, model: bytes, arithmetic: Arithmetic = "served") -> Run:
@@ -114,15 +115,15 @@ class Quantizer(Protocol):
         ...
 
     def layers(self, model: bytes, feeds: Iterable[Feed]) -> Sequence[Layer]:
-        """Every node of the int8 model that computes something, in the order of the graph."""
+        """Every computing node of the int8 model, in the order of the graph."""
         ...
 
 
 @dataclass(frozen=True)
 class FloatModel:
-    """The model to quantize: its file, what it takes and gives, and how it runs before.
+    """The model to quantize: its file, its inputs and outputs, and how it runs before.
 
-    `size_bytes` counts the files of its weights, too.
+    `size_bytes` includes the files of its weights.
     """
 
     path: Path
@@ -137,7 +138,7 @@ GROUPS = 8
 """The share of layers tried as float together."""
 
 _FEW_WEIGHTS = 64
-"""A node with fewer is arithmetic, such as the sum over bins that makes a distance of a distribution."""
+"""A node with fewer weights is arithmetic, such as the sum over bins that turns a distribution into a distance."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +177,11 @@ class DetectorParts:
 
 
 def detector_parts(quantizer: Quantizer) -> DetectorParts:
-    """Boxes in pixels and scores meet in a last concatenation, where one scale for both leaves a score five values.
+    """Boxes in pixels and scores meet in a last concatenation, where one common scale leaves a score only five
+    values.
 
-    The tail is every node between the results and the last layers with weights, those among them, unless none would be
-    left to quantize.
+    The tail is every node from the last layers with weights to the results, including those layers, unless nothing
+    would be left to quantize.
     """
     makers = {name: node for node in quantizer.graph for name in node.makes}
     read = {name for node in quantizer.graph for name in node.reads}
@@ -231,7 +233,7 @@ def _nearest(
 
 
 def own_names(names: Sequence[str], instead: Sequence[str]) -> list[str]:
-    """The names with a number behind those that came before; `instead` of those that are empty."""
+    """The names, with a number appended to repeated ones; `instead` for empty ones."""
     found: dict[str, None] = {}
     given = set(names)
     for name, other in zip(names, instead, strict=True):
@@ -245,7 +247,7 @@ def own_names(names: Sequence[str], instead: Sequence[str]) -> list[str]:
 
 
 def check_kept(path: Path, quantizer: Quantizer, kept: Sequence[str]) -> None:
-    """Raise `ConfigError` for names in `kept` that no node has which could be quantized."""
+    """Raise `ConfigError` for names in `kept` that no quantizable node has."""
     names = [node.name for node in quantizer.nodes]
     for name in kept:
         if name in names:
@@ -263,6 +265,6 @@ def check_kept(path: Path, quantizer: Quantizer, kept: Sequence[str]) -> None:
 
 
 def added_error(error: float, before: Iterable[float]) -> float:
-    """The part of a relative error that was not there before; see `Layer.added`."""
+    """The part of a relative error that this node adds; see `Layer.added`."""
     largest = max((one for one in before if not math.isnan(one)), default=0.0)
     return math.sqrt(max(0.0, error**2 - largest**2))

@@ -1,4 +1,4 @@
-"""Where the int8 model goes: never over another file unless that is wanted."""
+"""`upwell model quantize`: writes an int8 model, never over another file unless asked to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from upwell.tools.terminal import AsJson, progress, stdout_console
 
 
 def check_free(path: Path, model: Path, force: bool) -> None:
-    """Raise `ConfigError` where a model cannot or must not be written to `path`; before any work is done."""
+    """Raise `ConfigError` if a model cannot or must not be written to `path`, before any work is done."""
     if path.is_dir():
         raise ConfigError.at(path, "this is a folder; --out must name a file", "--out")
     if path.suffix.lower() != model.suffix.lower():
@@ -60,7 +60,7 @@ def quantize(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make an int8 model of MODEL, calibrated on your data, and measure what that costs on rows held out of it."""
+    """Make an int8 model of MODEL, calibrated on your data, and measure the loss on held-out rows."""
     check_model(model)
     written_to = out if out is not None else model.with_name(f"{model.stem}.int8{model.suffix}")
     check_free(written_to, model, force)
@@ -76,7 +76,7 @@ def quantize(
 
 
 class _Bar:
-    """A `Track` that draws a bar for each part of the work; silent where nobody looks."""
+    """A `Track` that draws a bar for each part of the work; silent outside a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""The outputs of a model before and after quantizing, compared row by row without holding them all."""
+"""Compares a model's outputs before and after quantizing, row by row, without holding all of them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ErrorSummary:
     differences: float = 0.0
 
     def add(self, expected: Array, got: Array) -> None:
-        """Count two arrays of one shape."""
+        """Add two arrays of one shape."""
         wide = expected.astype(np.float64)
         self.squares += float((wide**2).sum())
         self.differences += float(((got.astype(np.float64) - wide) ** 2).sum())
 
     @property
     def relative(self) -> float:
-        """The relative error; NaN where nothing but zeros was expected and something else came."""
+        """The relative error; NaN if only zeros were expected and something else came."""
         if self.squares == 0:
             return 0.0 if self.differences == 0 else math.nan
         return math.sqrt(self.differences / self.squares)
@@ -38,10 +38,10 @@ class ErrorSummary:
 
 @dataclass(frozen=True)
 class OutputChange:
-    """One output before and after: relative error, and the share of score vectors whose largest is the same one.
+    """One output before and after: relative error, and the share of score vectors with the same largest score.
 
-    `agreement` is None for outputs that are no scores: of one column or none. For integers it is the share that is
-    equal, and `relative_error` is None.
+    `agreement` is None for outputs that are not scores: those of one column or none. For integers it is the share of
+    equal values, and `relative_error` is None.
     """
 
     name: str
@@ -51,7 +51,7 @@ class OutputChange:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The share of labels that the largest score meets, before and after, of `count` labels."""
+    """Accuracy before and after: the share of `count` labels that have the largest score."""
 
     output: str
     before: float
@@ -65,9 +65,10 @@ SCORE_ERROR = 0.02
 
 @dataclass(frozen=True)
 class DetectionChange:
-    """What a detector finds after, against before, both after `post`: `boxes` that it found before, the share of either
-    side's boxes that have a partner on the other (one class, overlap of half or more), and of the partners the share
-    whose scores differ by at most `SCORE_ERROR`, and the 99th percentile of that difference."""
+    """A detector's findings after `post`, before and after quantizing. `boxes` counts those found before. Then the
+    share of either side's boxes with a partner on the other (same class, overlap of at least half), and of the
+    partners the share whose scores differ by at most `SCORE_ERROR`, and the 99th percentile of that difference.
+    """
 
     boxes: int
     matched: float
@@ -77,14 +78,14 @@ class DetectionChange:
 
 @dataclass
 class _Boxes:
-    """What is counted for detections."""
+    """The counts for detections."""
 
     before: int = 0
     after: int = 0
     errors: list[float] = field(default_factory=list)
 
     def add(self, before: Array, after: Array) -> None:
-        """Count the detections [n, 6] of one row."""
+        """Add the detections [n, 6] of one row."""
         ours, theirs = (boxes[boxes[:, 5] >= 0].astype(np.float64) for boxes in (after, before))
         pairs = matched_boxes(ours, theirs)
         self.before += len(theirs)
@@ -92,7 +93,7 @@ class _Boxes:
         self.errors.extend(abs(float(ours[one, 4] - theirs[other, 4])) for one, other in pairs)
 
     def change(self) -> DetectionChange:
-        """The sum of it. Where nothing was found on either side, nothing changed."""
+        """The result. If neither side found anything, nothing changed."""
         errors = np.array(self.errors or [0.0])
         both = self.before + self.after
         matched = 2 * len(self.errors) / both if both else 1.0
@@ -103,7 +104,7 @@ class _Boxes:
 
 @dataclass
 class _Tally:
-    """What is counted for one output."""
+    """The sums for one output."""
 
     difference: ErrorSummary
     is_integer: bool = False
@@ -116,7 +117,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """All outputs, the accuracy where there are labels, and the detections where `model.yaml` makes some."""
+    """All outputs, the accuracy if there are labels, and the detections if `model.yaml` makes some."""
 
     outputs: tuple[OutputChange, ...]
     accuracy: Accuracy | None
@@ -130,12 +131,12 @@ class OutputComparison:
 
     @property
     def worst_agreement(self) -> float:
-        """The smallest agreement of an output, 1 where none has any."""
+        """The smallest agreement of an output, 1 if none has any."""
         return min((one.agreement for one in self.outputs if one.agreement is not None), default=1.0)
 
 
 def compared(before: Run, after: Run, samples: Samples, cases: Iterable[SampleRow]) -> OutputComparison:
-    """Run both models on all cases. Raises `ConfigError` where the labels fit no output."""
+    """Run both models on all cases. Raises `ConfigError` if the labels fit no output."""
     tallies: dict[str, _Tally] = {}
     boxes = _Boxes()
     scores = ""
@@ -158,7 +159,7 @@ def compared(before: Run, after: Run, samples: Samples, cases: Iterable[SampleRo
     accuracy = _accuracy(scores, tallies[scores]) if scores else None
     if samples.detector is None:
         return OutputComparison(outputs, accuracy)
-    # Numbers of boxes and scores side by side name no class: the largest of them says nothing.
+    # Where box coordinates and scores share an output, the largest value names no class.
     outputs = tuple(replace(one, agreement=None) for one in outputs)
     return OutputComparison(outputs, accuracy, boxes.change())
 
@@ -170,7 +171,7 @@ def _labels_of(samples: Samples, case: SampleRow) -> Array | None:
 
 
 def _scores_output(samples: Samples, outputs: Mapping[str, Array], labels: Array) -> str:
-    """The first output of one score vector for each label."""
+    """The first output with one score vector for each label."""
     assert samples.labels is not None  # noqa: S101  `labels` come from there
     for name, array in outputs.items():
         if array.dtype.kind == "f" and array.shape[:-1] == labels.shape and array.shape[-1:] > (1,):
@@ -195,7 +196,7 @@ def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None) -> 
         tally.same += int((expected == got).sum()) if expected.shape == got.shape else 0
         tally.vectors += expected.size
         return
-    if expected.shape != got.shape:  # such as boxes of which another number is left
+    if expected.shape != got.shape:  # for example boxes, of which another number is left
         tally.difference.differences = math.inf
         return
     tally.difference.add(expected, got)

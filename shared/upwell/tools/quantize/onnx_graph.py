@@ -1,4 +1,4 @@
-"""An ONNX model made ready to be quantized: checked, folded, its nodes named, its opset raised where that is needed."""
+"""Prepares an ONNX model for quantization: checks it, folds constants, names nodes, raises the opset if needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST_OPSET = 13
 """The first opset in which DequantizeLinear has an axis, needed for per-channel weights."""
 
 _LEAST_IR = 7
-"""The IR version of opset 12 and later. From 4 on weights need not be inputs."""
+"""The IR version of opset 12 and later. From version 4 on, weights need not be inputs."""
 
 _QUANTIZED = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"}
@@ -48,9 +48,9 @@ def session_of(model: onnx.ModelProto, arithmetic: Arithmetic = "served", thread
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The float model at `path` with all its weights, which were found to lie where they may.
+    """The float model at `path` with all its weights, whose locations were checked.
 
-    Raises `ConfigError` where it cannot be quantized at all.
+    Raises `ConfigError` if it cannot be quantized at all.
     """
     try:
         model = onnx.load(str(path))
@@ -65,7 +65,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 def prepared(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """The model with constants folded, batch normalization in its convolutions and every shape that can be inferred.
 
-    Raises `ConfigError` where ONNX Runtime or the converter of opsets refuses it.
+    Raises `ConfigError` if ONNX Runtime or the opset converter rejects it.
     """
     _fix_weights(model)
     _name_nodes(model)
@@ -91,7 +91,7 @@ def prepared(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def float_tensors(model: onnx.ModelProto) -> set[str]:
-    """The names of float32 values in the main graph, as far as inference tells, without weights."""
+    """The names of float32 values in the main graph, as far as inference can tell, without weights."""
     graph = model.graph
     weights = {one.name for one in graph.initializer}
     return {
@@ -102,7 +102,7 @@ def float_tensors(model: onnx.ModelProto) -> set[str]:
 
 
 def layer_nodes(model: onnx.ModelProto) -> list[LayerNode]:
-    """The nodes of the main graph. A convolution or product of matrices has the weights that it reads."""
+    """The nodes of the main graph. Convolutions and matrix products include the weights that they read."""
     sizes = {one.name: math.prod(one.dims) for one in model.graph.initializer}
     return [
         LayerNode(
@@ -122,7 +122,7 @@ def float_weights(model: onnx.ModelProto) -> set[str]:
 
 
 def put_in_order(graph: onnx.GraphProto) -> None:
-    """Put each node of the main graph behind those whose results it, or a body in it, reads, as ONNX asks for."""
+    """Put each node of the main graph after those whose results it, or a subgraph in it, reads, as ONNX requires."""
     nodes = list(graph.node)
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     read = ({name for one in with_bodies([node]) for name in one.input} for node in nodes)
@@ -155,7 +155,7 @@ def _folded(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _fix_weights(model: onnx.ModelProto) -> None:
-    """Old files let a caller replace every weight, since they list it as an input, too; here none is replaced."""
+    """Make all weights constant. Old files list weights as inputs, too, so that a caller may replace them."""
     weights = {one.name for one in model.graph.initializer}
     inputs = [one for one in model.graph.input if one.name not in weights]
     del model.graph.input[:]
@@ -164,7 +164,7 @@ def _fix_weights(model: onnx.ModelProto) -> None:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Give each node of the main graph a name of its own, by which it can be kept float and reported."""
+    """Give each node of the main graph a unique name, by which it can be kept float and reported."""
     nodes = model.graph.node
     names = own_names([node.name for node in nodes], [f"{node.op_type}_{at}" for at, node in enumerate(nodes)])
     for node, name in zip(nodes, names, strict=True):

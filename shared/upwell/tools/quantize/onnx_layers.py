@@ -1,4 +1,4 @@
-"""The error of each node of an int8 ONNX model, from the values between its nodes and those of the float model."""
+"""The error of each node of an int8 ONNX model, measured between its values and those of the float model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
 
 @dataclass(frozen=True)
 class _Rounded:
-    """A quantized value: the tensor of integers that holds it, its scale and zero point."""
+    """A quantized value: the integer tensor that holds it, its scale and zero point."""
 
     integers: str
     scale: Array
@@ -29,17 +29,17 @@ class _Rounded:
 
     @property
     def datatype(self) -> int:
-        """ONNX's number of that of the integers."""
+        """ONNX's datatype of the integers."""
         return int(helper.np_dtype_to_tensor_dtype(self.zero_point.dtype))
 
     def real(self, integers: Array) -> Array:
-        """What the integers stand for."""
+        """The real numbers that the integers represent."""
         real: Array = (integers.astype(np.float32) - self.zero_point.astype(np.float32)) * self.scale
         return real
 
 
 def _paired(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, _Rounded | str]:
-    """For each value of the float graph where the int8 graph has it: rounded, or as it is by its name."""
+    """Where the int8 graph has each value of the float graph: rounded, or unchanged by its name."""
     pairs: dict[str, _Rounded | str] = {}
     constants = {one.name: one for one in after.graph.initializer}
     floats = float_tensors(before)
@@ -61,9 +61,9 @@ def _paired(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, _Round
 def layers_of(
     before: onnx.ModelProto, after: onnx.ModelProto, feeds: Iterable[Feed], arithmetic: Arithmetic
 ) -> list[Layer]:
-    """A layer for each node that both graphs have, in their order, measured on `feeds`.
+    """A layer for each node that both graphs have, in order, measured on `feeds`.
 
-    The integers of the int8 model are read where they are made, so that its nodes stay fused as they are without.
+    The integers of the int8 model are read where they are made, so that its nodes are fused as usual.
     """
     errors = _measured(before, after, feeds, arithmetic)
     dequantized = {node.output[0] for node in after.graph.node if node.op_type == _DQ}
@@ -91,14 +91,14 @@ def layers_of(
 
 
 def _followed(name: str, readers: Mapping[str, list[onnx.NodeProto]], present: set[str]) -> str:
-    """The value whose range a rounding has: an activation such as Relu that is gone is done by the rounding itself."""
+    """The value whose range a rounding has: a removed activation such as Relu is done by the rounding itself."""
     while len(readers.get(name, [])) == 1 and readers[name][0].name not in present:
         name = readers[name][0].output[0]
     return name
 
 
 def _absorbed(node: onnx.NodeProto, before: onnx.ModelProto, present: set[str]) -> set[str]:
-    """The results of the nodes behind this one that are gone, so that this one computes them."""
+    """The results of removed nodes after this one, which this one now computes."""
     reached = set(node.output)
     found: set[str] = set()
     for other in before.graph.node:

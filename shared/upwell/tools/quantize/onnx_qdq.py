@@ -32,10 +32,12 @@ _METHODS = {
 }
 _OPERATORS = sorted({*QDQRegistry, *QLinearOpsRegistry})
 _PER_COLLECTION = 32
-"""Runs whose smallest and largest values are merged at once. Histograms keep every activation, so one at a time."""
+"""Number of runs whose smallest and largest values are merged at once. Histograms keep every activation, so one at a
+time.
+"""
 
 _LEAST_RANGE = 0.0001
-"""Minimum scale, since NPUs refuse the nearly zero one of an activation that is always zero."""
+"""Minimum scale, since NPUs reject the almost zero scale of an activation that is always zero."""
 
 _SHOWN = 3
 
@@ -88,7 +90,7 @@ class OnnxQuantizer:
                 ranges = calibrator.compute_data().items()
             except ConfigError:
                 raise
-            except Exception as error:  # whatever onnxruntime makes of a strange model
+            except Exception as error:  # onnxruntime may raise anything on an unusual model
                 raise ConfigError.at(self._path, f"calibration failed: {plain_text(error)}") from error
         finite = {name: seen for name, seen in ranges if np.isfinite([seen.lowest, seen.highest]).all()}
         self._ranges = TensorsData(method, finite)
@@ -101,7 +103,7 @@ class OnnxQuantizer:
     def quantized(self, keep_float: Sequence[str]) -> bytes:
         """The int8 model; see `Quantizer.quantized`."""
         model = onnx.ModelProto()
-        model.CopyFrom(self._model)  # the quantizer changes what it is given
+        model.CopyFrom(self._model)  # the quantizer changes its argument
         options: dict[str, Any] = {"ForceQuantizeNoInputCheck": False}
         if self._settings.target == "npu":
             options |= {"MinimumRealRange": _LEAST_RANGE, "ForceQuantizeNoInputCheck": True}
@@ -119,7 +121,7 @@ class OnnxQuantizer:
                 options,
             )
             quantizer.quantize_model()
-        except Exception as error:  # whatever onnxruntime makes of a strange model
+        except Exception as error:  # onnxruntime may raise anything on an unusual model
             reason = self._without_range or plain_text(error)
             raise ConfigError.at(self._path, f"onnxruntime cannot quantize it: {reason}") from error
         made = quantizer.model.model
@@ -140,19 +142,19 @@ class OnnxQuantizer:
         return caller_for(session, self._inputs, self._outputs)
 
     def layers(self, model: bytes, feeds: Iterable[Feed]) -> Sequence[Layer]:
-        """What each node of the int8 model makes, against the float one; see `Quantizer.layers`."""
+        """The result of each node of the int8 model against the float one; see `Quantizer.layers`."""
         made = onnx.ModelProto.FromString(model)
         arithmetic: Arithmetic = "exact" if self._settings.target == "npu" else "served"
         return layers_of(self._model, made, map(self._raw, feeds), arithmetic)
 
     def _raw(self, feed: Feed) -> Feed:
-        """A feed as ONNX Runtime itself takes it: with text where callers send bytes."""
+        """A feed as ONNX Runtime takes it: with text where callers send bytes."""
         texts = [one.name for one in self._inputs if one.datatype == "BYTES"]
         return {**feed, **{name: text_of(name, feed[name]) for name in texts}}
 
 
 class _Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
-    """Hands out runs in collections of a few, so that not all activations of all rows are held at a time."""
+    """Yields runs in small groups, so that not all activations of all rows are held at once."""
 
     def __init__(self, feeds: Iterable[Feed], per_collection: int) -> None:
         self._feeds = iter(feeds)
@@ -161,13 +163,13 @@ class _Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has n
         self._next: Feed | None = None
 
     def more(self) -> bool:
-        """Whether there is another collection; begins it."""
+        """Whether there is another group; begins it."""
         self._left = self._per_collection
         self._next = next(self._feeds, None)
         return self._next is not None
 
     def get_next(self) -> Feed | None:
-        """The next run of this collection."""
+        """The next run of this group."""
         if self._left == 0:
             return None
         self._left -= 1

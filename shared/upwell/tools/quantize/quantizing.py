@@ -1,4 +1,4 @@
-"""Quantizing one model: calibrate, quantize, and measure on rows that calibration has not seen."""
+"""Quantizes one model: calibrates, quantizes, and measures on rows that calibration has not seen."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from upwell.tools.quantize.report import DataUsed, QuantizeReport, Suggestion, T
 from upwell.tools.quantize.samples import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
 
 MAX_BYTES = (1 << 31) - (1 << 24)
-"""Neither a protobuf message nor a flatbuffer can be larger than 2 GiB; some is left for what quantizing adds."""
+"""Neither a protobuf message nor a flatbuffer can exceed 2 GiB; some is reserved for what quantizing adds."""
 
 _ROOM = 3
-"""Temporary files, in sizes of the model: it as float twice, once with more outputs, and as int8."""
+"""Space for temporary files, in sizes of the model: two float copies, one with more outputs, and the int8 model."""
 
 _LAYER_ROWS = 64
-"""Layers are compared on so many rows at most: all their values are read, which takes long on large models."""
+"""Maximum number of rows to compare layers on: all their values are read, which is slow for large models."""
 
 _TRIED = 4
 _TRIED_ROWS = 1024
-"""How many of the worst layers are tried as float where too much is lost, and on how many rows at most."""
+"""How many of the worst layers are tried as float if too much is lost, and on how many rows at most."""
 
 _TIMED_RUNS = 21
 
@@ -50,37 +50,37 @@ _WITHOUT_VNNI = ("avx2",)
 """The flags of a CPU that adds products in 16 bits."""
 
 _OVERFLOWS = 1.5
-"""How many times the error of exact sums the error of a CPU's kernels must be to be no matter of rounding."""
+"""Minimum ratio of the error of a CPU's kernels to that of exact sums that rounding alone cannot explain."""
 
 _ACCURACY_FALL = 0.01
 _LEAST_AGREEMENT = 0.98
 _MOST_ERROR = 0.15
 _LEAST_MATCHED, _LEAST_WITHIN = 0.98, 0.99
-"""What costs more than one of these brings a warning, and advice."""
+"""A loss beyond one of these limits brings a warning, and advice."""
 
 _SURELY_WITHIN = 0.995
 _CHOSEN_ON_ROWS = 128
 _MOST_FLOAT = 0.9
-"""The outer layers of a detector stay float until so many scores are right, up to this share of the weights."""
+"""The outer layers of a detector stay float until this many scores are right, up to this share of the weights."""
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """The int8 model as the bytes of its file, and the report about it."""
+    """The int8 model as the bytes of its file, and the report on it."""
 
     model: bytes
     report: QuantizeReport
 
 
 def check_model(path: Path) -> None:
-    """Raise `ConfigError` for what is no file of a format that can be quantized, as far as its name tells."""
+    """Raise `ConfigError` if the file's name is not of a format that can be quantized."""
     check_file(path)
     if path.suffix.lower() not in (".onnx", ".tflite"):
         raise ConfigError.at(path, "expected a .onnx or .tflite file")
 
 
 def open_float_model(path: Path) -> FloatModel:
-    """The model at `path` in the runtime of its suffix. Raises `ConfigError`."""
+    """The model at `path`, in the runtime of its suffix. Raises `ConfigError`."""
     check_model(path)
     size_bytes = _size_bytes(path)
     if size_bytes > MAX_BYTES:
@@ -99,7 +99,7 @@ def open_float_model(path: Path) -> FloatModel:
 
 
 def quantizer_of(model: FloatModel, settings: QuantizeSettings) -> Quantizer:
-    """What quantizes models of this format. Raises `ConfigError` that names the extra where a package is missing."""
+    """The quantizer for models of this format. Raises `ConfigError`, which names the extra, if a package is missing."""
     try:
         if model.format == "onnx":
             from upwell.tools.quantize.onnx_qdq import OnnxQuantizer
@@ -116,7 +116,7 @@ def quantizer_of(model: FloatModel, settings: QuantizeSettings) -> Quantizer:
 def quantize_model(
     path: Path, data: Path, out: Path, settings: QuantizeSettings, keep_float: Sequence[str], track: Track
 ) -> Quantized:
-    """Quantize the model at `path`; nothing is written. Raises `ConfigError` for all that is wrong with either file."""
+    """Quantize the model at `path`; nothing is written. Raises `ConfigError` for every problem with either file."""
     model = open_float_model(path)
     samples = read_samples(data, model)
     quantizer = quantizer_of(model, settings)
@@ -149,7 +149,7 @@ class _Work:
         self._is_exact = settings.target == "npu"
 
     def done(self, out: Path, keep_float: Sequence[str]) -> Quantized:
-        """Everything, in order."""
+        """Do all steps, in order."""
         self._first_run()
         self._quantizer.calibrate(case.feed for case in self._cases(self._seen, "calibrating"))
         keep_float = self._kept(keep_float)
@@ -202,7 +202,7 @@ class _Work:
         return max(found, key=lambda names: found[names])
 
     def _within(self, keep_float: Sequence[str]) -> float:
-        """The share of scores that stay as they are with these nodes float, on rows that calibrate."""
+        """The share of scores that stay unchanged with these nodes float, on the calibration rows."""
         model = self._quantizer.quantized(keep_float)
         rows = self._seen[:: max(1, len(self._seen) // _CHOSEN_ON_ROWS)]
         boxes = self._comparison(model, rows, f"trying {len(keep_float)} nodes as float").detections
@@ -213,7 +213,7 @@ class _Work:
             yield self._samples.case(run)
 
     def _first_run(self) -> None:
-        """A model that cannot be run on the data says so before the long part."""
+        """Run once: a model that cannot be run on the data fails here, before the long part."""
         case = self._samples.case(self._samples.runs(self._seen)[0])
         try:
             self._model.run(case.feed)
@@ -225,7 +225,7 @@ class _Work:
         return compared(self._model.run, run, self._samples, self._cases(rows, doing))
 
     def _saturation(self, model: bytes) -> Sequence[str]:
-        """A sentence for a model meant for CPUs that some of them run wrongly, with what this one makes of it."""
+        """A warning about a model for CPUs that some of them compute wrongly, with the result on this one."""
         if self._model.format != "onnx" or self._is_exact:
             return ()
         with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
@@ -264,7 +264,7 @@ class _Work:
         )
 
     def _advice(self, report: QuantizeReport) -> Sequence[Suggestion]:
-        """What keeping the worst layers float would bring, each alone and all together; best first."""
+        """What keeping the worst layers float would gain, each alone and all together; best first."""
         able = {node.name for node in self._quantizer.nodes} - set(report.kept_float)
         worst = [layer.node for layer in report.worst_first if layer.node in able][:_TRIED]
         sets = [(node,) for node in worst] + ([tuple(worst)] if len(worst) > 1 else [])
@@ -282,7 +282,7 @@ class _Work:
         return sorted(tried, key=lambda one: (-(one.accuracy or one.scores_within or 0.0), one.worst_error))
 
     def _times(self, model: bytes) -> Times:
-        """The medians of runs of both in turn."""
+        """The medians of alternating runs of both."""
         feed = self._samples.case(self._samples.runs(self._seen)[0]).feed
         runs = self._model.run, self._quantizer.opened(model)
         samples: tuple[list[float], list[float]] = ([], [])
@@ -296,7 +296,7 @@ class _Work:
 
 
 def _losses(comparison: OutputComparison) -> Sequence[str]:
-    """A sentence for what the model lost too much of."""
+    """A warning for each loss that is too large."""
     accuracy = comparison.accuracy
     if accuracy is not None:
         fall = accuracy.before - accuracy.after

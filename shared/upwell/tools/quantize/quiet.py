@@ -1,4 +1,4 @@
-"""Keeping what libraries print away from the terminal, whether Python or C++ wrote it."""
+"""Keeps the output of libraries off the terminal, whether Python or C++ wrote it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import IO
 
 @contextlib.contextmanager
 def quiet() -> Iterator[IO[str]]:
-    """Standard output and error lead nowhere, log records and warnings too; gives the true standard error to write to.
+    """Discard standard output and error, log records and warnings; yields the true standard error to write to.
 
-    The file descriptors themselves are turned away, so this is for a command that has the process for itself.
+    It redirects the file descriptors themselves, so it is only for a command that has the process to itself.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -38,7 +38,7 @@ def quiet() -> Iterator[IO[str]]:
             yield terminal
         finally:
             if os.name == "posix":
-                ctypes.CDLL(None).fflush(None)  # what C has printed and not written yet goes the same way
+                ctypes.CDLL(None).fflush(None)  # also flushes what C has buffered
             for number, copy in zip((1, 2), saved, strict=True):
                 os.dup2(copy, number)
                 os.close(copy)

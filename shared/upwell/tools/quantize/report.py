@@ -1,4 +1,4 @@
-"""What quantizing a model did to it, as JSON and for people."""
+"""The effects of quantizing a model, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WORST = 5
 
 @dataclass(frozen=True)
 class Suggestion:
-    """More nodes kept float, tried on the same rows: accuracy after, None without labels, and largest error.
+    """More nodes kept float, tried on the same rows: accuracy after (None without labels), and largest error.
 
-    `scores_within` is that of `DetectionChange`, None for what is no detector.
+    `scores_within` is that of `DetectionChange`, None for other models.
     """
 
     nodes: Sequence[str]
@@ -33,7 +33,9 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class DataUsed:
-    """Which rows of which data did what. `described_by` is the `model.yaml` of whose signature they are, or empty."""
+    """Which rows of which data were used for what. `described_by` is the `model.yaml` with their signature, or
+    empty.
+    """
 
     path: str
     described_by: str
@@ -45,7 +47,7 @@ class DataUsed:
 
 @dataclass(frozen=True)
 class Times:
-    """Median milliseconds of one run, both models in turn, on this machine and one thread: a hint, not a claim."""
+    """Median milliseconds of one run, both models alternating, on this machine and one thread: a hint, not a claim."""
 
     before: float
     after: float
@@ -58,7 +60,7 @@ class Times:
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """All that is known. `layers` are in the order of the graph; `warnings` are sentences."""
+    """All findings. `layers` are in the order of the graph; `warnings` are sentences."""
 
     model: str
     out: str
@@ -77,11 +79,11 @@ class QuantizeReport:
 
     @property
     def worst_first(self) -> list[Layer]:
-        """The layers by what each adds to the error, largest first; those where that is not known are last."""
+        """The layers by what each adds to the error, largest first; unknown ones last."""
         return sorted(self.layers, key=lambda layer: -1.0 if math.isnan(layer.added) else layer.added, reverse=True)
 
     def document(self) -> dict[str, Any]:
-        """As JSON; numbers that are not finite are null."""
+        """The report as JSON; numbers that are not finite are null."""
         accuracy, accuracy_of_boxes = self.comparison.accuracy, self.comparison.detections
         return {
             "model": self.model,

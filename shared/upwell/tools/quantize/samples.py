@@ -1,4 +1,4 @@
-"""Reading `.npz` and `.npy` files of data: sizes are checked before memory is taken, and no Python object is read."""
+"""Reads `.npz` and `.npy` data files: sizes are checked before memory is allocated, and no Python objects are read."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from upwell.tools.quantize.base import Feed, FloatModel
 
 MAX_BYTES = 8 << 30
 UNNAMED = "arr_0"
-"""What `numpy.savez` calls the first array that is given without a name, and here the array of a .npy file."""
+"""The name that `numpy.savez` gives to the first unnamed array, used here also for the array of a .npy file."""
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of a file by name. Raises `ConfigError` for what is no such file, or too large to hold."""
+    """The arrays of a file by name. Raises `ConfigError` for an invalid file, or one too large to hold."""
     if path.suffix.lower() not in (".npz", ".npy"):
         raise ConfigError.at(path, "expected a .npz or .npy file, as numpy.savez and numpy.save write them", "--data")
     try:
@@ -51,14 +51,14 @@ LABELS = "labels"
 
 MOST_CALIBRATION_ROWS = 512
 FEWEST_TO_HOLD_OUT = 20
-"""With fewer rows every one calibrates and every one is measured on."""
+"""With fewer rows, all rows are used both to calibrate and to measure."""
 
 
 @dataclass(frozen=True)
 class SampleRow:
-    """The tensors of one run, and which rows of the data they are; what is behind `rows` only fills up the run.
+    """The tensors of one run, and the rows of the data in it; anything after `rows` is padding.
 
-    `geometry` brings boxes in pixels back to the picture.
+    `geometry` maps boxes in pixels back to the picture.
     """
 
     feed: Feed
@@ -69,8 +69,8 @@ class SampleRow:
 class Samples:
     """Rows of data that fit a model. `described_by` is the `model.yaml` whose signature they fit, None for tensors.
 
-    `labels`, int64 [rows, ...], is the right class for each score vector, where the data says so. `detector` has the
-    `post` that makes detections of the model's outputs, None where it makes none.
+    `labels`, int64 [rows, ...], is the correct class for each score vector, if the data has it. `detector` has the
+    `post` that turns the model's outputs into detections, None if there is none.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Samples:
         self._images = {one.name for one in processor.signature.inputs if one.kind == "image"}
 
     def runs(self, rows: Sequence[int]) -> list[Sequence[int]]:
-        """These rows in runs of the model: one each unless the model fixes more."""
+        """These rows as runs of the model: one each unless the model fixes more."""
         return [rows[start : start + self._per_run] for start in range(0, len(rows), self._per_run)]
 
     def case(self, rows: Sequence[int]) -> SampleRow:
@@ -112,7 +112,7 @@ class Samples:
         return SampleRow(feed, rows, prepared.geometry)
 
     def detections(self, outputs: Mapping[str, Array], case: SampleRow) -> Array | None:
-        """What a detector found in the rows of a run, FP32 [rows, max, 6]; None where `model.yaml` makes no boxes."""
+        """The detections in the rows of a run, FP32 [rows, max, 6]; None if `model.yaml` makes no boxes."""
         if self.detector is None:
             return None
         count = len(next(iter(case.feed.values()))) if self.has_rows else 1
@@ -121,9 +121,9 @@ class Samples:
         return found[: len(case.rows)]
 
     def split(self) -> tuple[Sequence[int], Sequence[int]]:
-        """The rows to calibrate on and those to measure on: no row is both, unless there are too few.
+        """The rows to calibrate on and those to measure on, disjoint unless there are too few.
 
-        Half of them, 512 at most, drawn with a fixed seed, calibrate; all the others are held out to measure.
+        Half of them, at most 512, drawn with a fixed seed, are for calibration; all others are held out to measure.
         """
         if self.count < FEWEST_TO_HOLD_OUT:
             return range(self.count), range(self.count)
@@ -137,7 +137,9 @@ def _detections(processor: Processor) -> list[str]:
 
 
 def _whole(feed: Feed, rows: int) -> Geometry | None:
-    """That of pictures given as the model's own tensor: the first of four dimensions, channels first or last."""
+    """The geometry of pictures given as the model's own tensor: the first with four dimensions, channels first or
+    last.
+    """
     shapes = [tensor.shape for tensor in feed.values() if tensor.ndim == 4]
     if not shapes:
         return None
@@ -148,8 +150,8 @@ def _whole(feed: Feed, rows: int) -> Geometry | None:
 def read_samples(path: Path, model: FloatModel) -> Samples:
     """The data at `path` for a model. Raises `ConfigError` with everything that does not fit.
 
-    Where a `model.yaml` beside the model describes inputs of the names that the arrays have, the data is what callers
-    send, and goes through its `pre`; else the arrays are the model's own tensors.
+    If a `model.yaml` beside the model describes inputs with the arrays' names, the data is what callers send, and
+    goes through its `pre`; otherwise the arrays are the model's own tensors.
     """
     arrays = read_arrays(path)
     described_by = description_of(model.path)
@@ -174,7 +176,7 @@ def _names_fit(arrays: Mapping[str, Array], processor: Processor) -> bool:
 
 
 def _renamed(arrays: Mapping[str, Array], processor: Processor) -> dict[str, Array]:
-    """The arrays without the labels, an unnamed one under the name of a model's only input."""
+    """The arrays without the labels; an unnamed one gets the name of a model's only input."""
     inputs = [one.name for one in processor.signature.inputs]
     left = {name: array for name, array in arrays.items() if name != LABELS or name in inputs}
     if list(left) == [UNNAMED] and len(inputs) == 1:
@@ -224,7 +226,7 @@ def _samples(
 
 
 def _fitted(array: Array, one: LogicalInput, has_rows: bool) -> Array:
-    """The array as the rows of an input. Raises `ValueError` where it is none."""
+    """The array as the rows of an input. Raises `ValueError` if it does not fit."""
     if array.ndim == 0 or len(array) == 0:
         raise ValueError("has no rows")
     if one.kind == "image":
@@ -237,7 +239,7 @@ def _fitted(array: Array, one: LogicalInput, has_rows: bool) -> Array:
 
 
 def _converted(array: Array, datatype: str) -> Array:
-    """In the datatype of the input: another width of the same kind is converted, another kind is refused."""
+    """Convert to the input's datatype: another width of the same kind is converted, another kind is refused."""
     if datatype == "BYTES":
         return _texts(array)
     wanted = numpy_dtype(datatype)

@@ -1,7 +1,7 @@
-"""A TFLite model made ready to be quantized, and the error of each of its nodes once it is.
+"""Prepares a TFLite model for quantization, and measures the error of each node afterwards.
 
-It is checked, its tensors get names of their own, and it has one signature. Errors are told from the tensors of two
-interpreters that keep them all.
+The model is checked, its tensors get unique names, and it has one signature. Errors are computed from the tensors of
+two interpreters that keep all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_
 
 @dataclass(frozen=True)
 class FloatGraph:
-    """The file as quantizing takes it, the key of its signature, and its nodes in order.
+    """The file to quantize, the key of its signature, and its nodes in order.
 
     `inputs` and `outputs` are, for each node, the names of the values that it reads and makes, without weights;
     `read_outputs` are outputs of the model that a node reads.
@@ -46,7 +46,7 @@ class FloatGraph:
 
 
 def read_graph(model: FloatModel) -> FloatGraph:
-    """The float model. Raises `ConfigError` where it cannot be quantized at all."""
+    """The float model. Raises `ConfigError` if it cannot be quantized at all."""
     data = model.path.read_bytes()
     try:
         return _graph(model, read_model(data)[0], schema.ModelT.InitFromPackedBuf(data, 0))
@@ -103,7 +103,7 @@ def _holds_data(made: Any, tensor: Any) -> bool:
 
 
 def _name_tensors(made: Any) -> None:
-    """Ranges are kept by name, so two values must not share one."""
+    """Make names unique: ranges are stored by name, so two values must not share one."""
     tensors = [(index, tensor) for graph in made.subgraphs for index, tensor in enumerate(graph.tensors)]
     given = [(tensor.name or b"").decode() for _, tensor in tensors]
     for (_, tensor), name in zip(tensors, own_names(given, [f"tensor_{index}" for index, _ in tensors]), strict=True):
@@ -111,7 +111,7 @@ def _name_tensors(made: Any) -> None:
 
 
 def _with_signature(model: FloatModel, made: Any) -> str:
-    """The key of the model's only signature; a model without one gets one with the names that its callers use."""
+    """The key of the model's only signature; a model without one gets one with the names that callers use."""
     signatures = made.signatureDefs or []
     if len(signatures) > 1:
         keys = ", ".join(repr(one.signatureKey.decode()) for one in signatures)
@@ -202,7 +202,7 @@ def layers_of(graph: FloatGraph, model: bytes, feeds: Iterable[Feed]) -> list[La
 
 
 def _quantization(detail: Mapping[str, Any]) -> tuple[float, int] | None:
-    """Scale and zero point of a tensor that holds integers for real numbers, None for any other."""
+    """Scale and zero point of a tensor whose integers represent real numbers, None for any other."""
     parameters = detail["quantization_parameters"]
     if len(parameters["scales"]) != 1:
         return None
@@ -210,7 +210,7 @@ def _quantization(detail: Mapping[str, Any]) -> tuple[float, int] | None:
 
 
 def stored(values: Array, scale: float, zero_point: int, dtype: DTypeLike) -> Array:
-    """Real numbers as the integers that stand for them."""
+    """Real numbers as the integers that represent them."""
     limits = np.iinfo(dtype)
     integers = np.rint(values / np.float32(scale)) + np.float32(zero_point)
     clipped: Array = np.clip(integers, limits.min, limits.max).astype(limits.dtype)
@@ -218,6 +218,6 @@ def stored(values: Array, scale: float, zero_point: int, dtype: DTypeLike) -> Ar
 
 
 def real(integers: Array, scale: float, zero_point: int) -> Array:
-    """What integers stand for."""
+    """The real numbers that integers represent."""
     values: Array = (integers.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
     return values

@@ -28,7 +28,7 @@ _SHOWN = 3
 
 
 class TfliteQuantizer:
-    """A `Quantizer` of TFLite models; see there. Its nodes are called as in coverage, such as `3 CONV_2D`."""
+    """A `Quantizer` of TFLite models; see there. Its nodes are named as in coverage, for example `3 CONV_2D`."""
 
     def __init__(self, model: FloatModel, settings: QuantizeSettings) -> None:
         if settings.weights == "u8":
@@ -61,7 +61,7 @@ class TfliteQuantizer:
             self._ranges = work.get_model_qsvs()
         except ConfigError:
             raise
-        except Exception as error:  # whatever ai-edge-quantizer makes of a strange model
+        except Exception as error:  # ai-edge-quantizer may raise anything on an unusual model
             raise ConfigError.at(self._path, f"calibration failed: {_text(error)}") from error
 
     def quantized(self, keep_float: Sequence[str]) -> bytes:
@@ -74,13 +74,13 @@ class TfliteQuantizer:
                     work.update_quantization_recipe(".*", edge, algorithm_key=AlgorithmName.NO_QUANTIZE)
             for node, code, outputs in zip(self._graph.nodes, self._graph.codes, self._graph.outputs, strict=True):
                 if node.name in keep_float:
-                    # The name of an operator is those of its results, each with a semicolon behind it.
+                    # The name of an operator is those of its results, each followed by a semicolon.
                     scope = re.escape("".join(f"{name};" for name in outputs))
                     work.update_quantization_recipe(
                         f"^{scope}$", TFL_OP_CODE_TO_NAME[code], algorithm_key=AlgorithmName.NO_QUANTIZE
                     )
             made = work.quantize(self._ranges, enable_progress_bar=False, enable_progress_report=False)
-        except Exception as error:  # whatever ai-edge-quantizer makes of a strange model
+        except Exception as error:  # ai-edge-quantizer may raise anything on an unusual model
             raise ConfigError.at(self._path, f"ai-edge-quantizer cannot quantize it: {_text(error)}") from error
         model = bytes(made.quantized_model)
         self._open(model)
@@ -93,11 +93,11 @@ class TfliteQuantizer:
         return lambda feed: _real(runtime, runtime.run(_stored(runtime, feed)))
 
     def layers(self, model: bytes, feeds: Iterable[Feed]) -> Sequence[Layer]:
-        """What each node of the int8 model makes, against the float one; see `Quantizer.layers`."""
+        """The result of each node of the int8 model against the float one; see `Quantizer.layers`."""
         return layers_of(self._graph, model, feeds)
 
     def _check_ranges(self, keep_float: Sequence[str]) -> None:
-        """Raise for nodes without a range: int8 kernels made for NaN take the process down."""
+        """Raise for nodes without a range: int8 kernels made for NaN crash the process."""
         endless = {
             name for name, seen in self._ranges.items() if not all(np.isfinite(one).all() for one in seen.values())
         }
@@ -115,7 +115,7 @@ class TfliteQuantizer:
             )
 
     def _open(self, model: bytes) -> TfliteRuntime:
-        """The int8 model in its runtime. Raises `ConfigError` where ai-edge-quantizer has made nothing that runs."""
+        """The int8 model in its runtime. Raises `ConfigError` if ai-edge-quantizer made one that does not run."""
         reason = "it has lost outputs"
         with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
             file = Path(folder, "model.tflite")

@@ -1,1 +1,1 @@
-"""`upwell release`: making, signing, publishing and checking releases of bundles, policy and pipelines."""
+"""`upwell release`: makes, signs, publishes and checks releases of bundles, policy and pipelines."""

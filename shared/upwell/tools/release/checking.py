@@ -1,4 +1,4 @@
-"""A release fetched and verified as a device does it, in a folder that is thrown away."""
+"""Downloads and verifies a release as a device does, in a temporary folder."""
 
 from __future__ import annotations
 

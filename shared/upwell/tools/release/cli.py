@@ -64,7 +64,7 @@ def init(
 ) -> None:
     """Draft the root of a folder of releases: who signs what. Then sign it (`sign`) and publish it (`publish`).
 
-    Every key is a public one in PEM (Ed25519, P-256, P-384 or P-521). The private halves stay where they are used.
+    All keys are public ones in PEM (Ed25519, P-256, P-384 or P-521). The private keys stay where they are used.
     """
     with _needs():
         from upwell.tools.release.repository_editor import RepositoryEditor, RoleKeys, in_days
@@ -111,9 +111,9 @@ def add(
     fleet_share: FleetShares = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draft the next release. Exit code 1, and nothing is drafted, where its parts do not fit together.
+    """Draft the next release. If its parts do not fit together, nothing is drafted and the exit code is 1.
 
-    Fits: calibrations are for these models, policy and pipelines name models and labels that there are, and no rule
+    They fit if calibrations are for these models, policy and pipelines name existing models and labels, and no rule
     with `egress: deny` is lost by accident.
     """
     with _needs():
@@ -167,13 +167,13 @@ def sign(
     folder: FolderArgument,
     key: KeyOption,
     renew: Annotated[
-        float | None, typer.Option("--renew", metavar="DAYS", help="Draft the present releases with a new expiry.")
+        float | None, typer.Option("--renew", metavar="DAYS", help="Draft the current releases with a new expiry.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign the drafts with a key: a root or a release. Every signer does so in turn, and needs `draft` alone.
+    """Sign the drafts of a root or a release with a key. Every signer does so in turn, and needs only `draft`.
 
-    The passphrase of an encrypted key is taken from the environment variable UPWELL_KEY_PASSPHRASE, or asked for.
+    The passphrase of an encrypted key is read from the environment variable UPWELL_KEY_PASSPHRASE, or asked for.
     """
     with _needs():
         from upwell.tools.release.repository_editor import RepositoryEditor, in_days
@@ -197,9 +197,9 @@ def publish(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put what is signed in place, and a new timestamp by the online key. Without drafts the timestamp alone is new.
+    """Publish what is signed, with a new timestamp by the online key. Without drafts only the timestamp is new.
 
-    Files come first and the timestamp last, so a device sees all of it or what was there before.
+    Files come first and the timestamp last, so a device sees either everything or the former state.
     """
     with _needs():
         from upwell.tools.release.repository_editor import RepositoryEditor, in_days, mirror
@@ -274,7 +274,7 @@ def verify(
     ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Issuers of the server's certificate.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch and check a release as a device would that trusts ROOT. Exit code 1 where it is refused."""
+    """Download and check a release like a device that trusts ROOT. Exit code 1 if it is refused."""
     with _needs():
         from upwell.tools.release.checking import checked
     check_place(source)
@@ -294,7 +294,7 @@ def verify(
 
 @contextlib.contextmanager
 def _needs() -> Iterator[None]:
-    """Says which package an import in the block lacks."""
+    """Report which package an import in the block lacks."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -306,7 +306,7 @@ def _needs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refused(as_json: bool) -> Iterator[None]:
-    """A release that is refused, or cannot be had as it was signed, is a failed check: said, and exit code 1."""
+    """A refused or unavailable release is a failed check: print the reason, exit with code 1."""
     try:
         yield
     except BundleRefused as error:
@@ -339,7 +339,7 @@ def _named_bundles(texts: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _former(editor: RepositoryEditor, known: Sequence[int]) -> Iterator[ReleaseUnit | None]:
-    """The last release that is published, opened; None where there is none."""
+    """The last published release, opened; None if there is none."""
     from upwell.tools.release.making import opened
 
     targets = editor.targets()
@@ -351,7 +351,7 @@ def _former(editor: RepositoryEditor, known: Sequence[int]) -> Iterator[ReleaseU
 
 
 def _simulated(former: ReleaseUnit | None, new: ReleaseUnit, scene: Scene) -> Mapping[str, SimulationReport]:
-    """The requests of a log under the policy before, if there is one, and after."""
+    """The requests of a log simulated under the former policy, if there is one, and under the new one."""
     units = {**({"before": former} if former is not None else {}), "after": new}
     return {name: SimulationReport.of(routed(unit.policy_over(Policy()), scene)) for name, unit in units.items()}
 

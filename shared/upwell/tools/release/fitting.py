@@ -1,4 +1,4 @@
-"""What of a release does not fit together: said before anybody signs it."""
+"""Finds what does not fit together in a release, before anyone signs it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from upwell.shared.routing.policy.policy import Policy
 
 @dataclass(frozen=True)
 class ReleaseParts:
-    """What a release is to hold, read. `digests` are those of the model files in each bundle.
+    """The parsed contents of a release. `digests` are those of the model files in each bundle.
 
-    `others` are models that the devices have without it, and `former` is the policy of the release before.
+    `others` are models that the devices have without it, and `former` is the policy of the previous release.
     """
 
     bundles: Mapping[str, Bundle]
@@ -36,7 +36,7 @@ class ReleaseParts:
 
 
 def misfits(parts: ReleaseParts) -> tuple[list[str], list[str]]:
-    """What does not fit together, in sentences, and what is worth a look. Raises `ConfigError` for unreadable parts."""
+    """What does not fit together, in sentences, and warnings. Raises `ConfigError` for unreadable parts."""
     problems = [*_misfit_calibrations(parts), *_unknown_models(parts), *_dropped(parts)]
     warnings: list[str] = []
     if parts.pipelines is not None:
@@ -59,7 +59,7 @@ def _misfit_calibrations(parts: ReleaseParts) -> Iterator[str]:
 
 
 def _misfit(where: str, calibrations: Sequence[Calibration], parts: ReleaseParts) -> Iterator[str]:
-    """Of the calibrations for each target, at least one must be for the models of this release."""
+    """Report each target with calibrations but none for the models of this release."""
     by_target: dict[tuple[object, ...], list[Calibration]] = {}
     for one in calibrations:
         if one.model in parts.bundles:

@@ -1,4 +1,4 @@
-"""From what a person names to the document of a release and its files."""
+"""From what the user names to the document of a release and its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MODEL_SUFFIXES = frozenset({".onnx", ".tflite"})
 class ReleaseContents:
     """What to release. `bundles` are archives, folders or `oci://…@sha256:…` by the names of models.
 
-    What is not named stays as in the release `like`, None for none.
+    Anything not given stays as in the release `like`, None for none.
     """
 
     bundles: Mapping[str, str] = field(default_factory=dict)
@@ -55,13 +55,15 @@ class Made:
 
     @property
     def digests(self) -> Mapping[str, Sequence[str]]:
-        """Of the model files in each bundle."""
+        """The digests of the model files in each bundle."""
         return {name: bundle.digests for name, bundle in self.document.bundles.items()}
 
 
 @contextmanager
 def made(editor: RepositoryEditor, wanted: ReleaseContents, sequence: int) -> Iterator[Made]:
-    """The release, in a folder that is gone after the block. Raises `ConfigError`, `BundleRefused`, `FetchFailed`."""
+    """The release, in a folder that is deleted after the block. Raises `ConfigError`, `BundleRefused`,
+    `FetchFailed`.
+    """
     targets = editor.targets()
     base = None
     if wanted.like is not None:
@@ -89,7 +91,7 @@ def made(editor: RepositoryEditor, wanted: ReleaseContents, sequence: int) -> It
 
 
 def _document(**parts: Any) -> ReleaseDocument:
-    """Raises `ConfigError` for a name or a digest that is none."""
+    """Raises `ConfigError` for an invalid name or digest."""
     try:
         return ReleaseDocument(**parts)
     except ValidationError as error:
@@ -103,7 +105,7 @@ def _document(**parts: Any) -> ReleaseDocument:
 
 
 def opened(editor: RepositoryEditor, document: ReleaseDocument, files: Mapping[str, Path], into: Path) -> ReleaseUnit:
-    """The release as a device would have it, in the new folder `into`."""
+    """The release as a device would open it, in the new folder `into`."""
 
     def payload(one: Payload) -> Path:
         known = files.get(one.sha256)
@@ -170,7 +172,7 @@ def _fetched(source: str, into: Path) -> Path:
 
 
 def name_of(source: str) -> str:
-    """The name in the manifest of a bundle, which is that of its model unless somebody says otherwise."""
+    """The name in the manifest of a bundle, which is also that of its model by default."""
     if source.startswith(SCHEME):
         raise ConfigError.at(None, f"expected NAME={source}, NAME as in agent.yaml", "--bundle")
     path = Path(source)

@@ -1,8 +1,8 @@
-"""The folder of releases where they are made: what is published, and drafts that wait for signatures.
+"""The folder in which releases are made: what is published, and drafts that wait for signatures.
 
-metadata/   N.root.json, N.targets.json, N.snapshot.json, timestamp.json: signed, as TUF's specification has them
+metadata/   N.root.json, N.targets.json, N.snapshot.json, timestamp.json: signed, as in TUF's specification
 targets/    releases/SHA256.N.json and payload/SHA256.SHA256
-draft/      root.json, targets.json and targets/: what `publish` puts there once it is signed
+draft/      root.json, targets.json and targets/: what `publish` moves there once it is signed
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DAY_S = 86400.0
 
 @dataclass(frozen=True)
 class RoleKeys:
-    """Who signs what: PEM files of public keys, and how many of each it takes.
+    """The keys of each role: PEM files of public keys, and how many signatures it needs.
 
     `online` signs snapshot and timestamp.
     """
@@ -53,7 +53,7 @@ class RoleKeys:
 
 @dataclass(frozen=True)
 class SignatureState:
-    """How far metadata is signed: key identifiers that have signed, those that may yet, and how many it takes."""
+    """The signatures of metadata: ids of keys that have signed, of those that still may, and how many are needed."""
 
     signed: tuple[str, ...]
     missing: tuple[str, ...]
@@ -66,22 +66,22 @@ class SignatureState:
 
 
 def key_of(path: Path) -> SSlibKey:
-    """The public key in a PEM file, as TUF names it. Raises `ConfigError`."""
+    """The public key in a PEM file, in TUF's form. Raises `ConfigError`."""
     return SSlibKey.from_crypto(load_public_key(path).key)
 
 
 def signer_of(key: PrivateKey) -> CryptoSigner:
-    """What signs with this key."""
+    """The signer with this key."""
     return CryptoSigner(key.key)
 
 
 def in_days(now_s: float, days: float) -> datetime.datetime:
-    """So many days after `now_s`, in UTC and whole seconds, as TUF writes what expires."""
+    """The time so many days after `now_s`, in UTC and whole seconds, as TUF writes expiry."""
     return datetime.datetime.fromtimestamp(int(now_s + days * _DAY_S), datetime.timezone.utc)
 
 
 class RepositoryEditor:
-    """A folder of releases. Every change of what is published is whole or not at all; one process at a time."""
+    """A folder of releases. Every change of what is published is atomic; one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -92,7 +92,7 @@ class RepositoryEditor:
     # What there is
 
     def root(self, *, with_draft: bool = False) -> Metadata[Root]:
-        """The root that is published, or the draft of the next. Raises `ConfigError` where there is none."""
+        """The published root, or the draft of the next. Raises `ConfigError` if there is none."""
         draft = self._read(self.draft / "root.json", Root) if with_draft else None
         found = draft or self._newest("root", Root)
         if found is None and (self.draft / "root.json").exists():
@@ -103,20 +103,20 @@ class RepositoryEditor:
         return found
 
     def targets(self, *, with_draft: bool = False) -> Metadata[Targets] | None:
-        """The releases that are published, or the draft of the next."""
+        """The published releases, or the draft of the next."""
         draft = self._read(self.draft / "targets.json", Targets) if with_draft else None
         return draft or self._newest("targets", Targets)
 
     def timestamp(self) -> Metadata[Timestamp] | None:
-        """What is published last."""
+        """The published timestamp."""
         return self._read(self.metadata / "timestamp.json", Timestamp)
 
     def snapshot(self) -> Metadata[Snapshot] | None:
-        """Which metadata belongs together."""
+        """The snapshot: the versions of metadata that belong together."""
         return self._newest("snapshot", Snapshot)
 
     def drafts(self) -> Mapping[str, Metadata[Any]]:
-        """What waits for signatures or for `publish`, by role."""
+        """The drafts that wait for signatures or for `publish`, by role."""
         kinds: Mapping[str, type[Any]] = {"root": Root, "targets": Targets}
         found = {role: self._read(self.draft / f"{role}.json", kind) for role, kind in kinds.items()}
         return {role: one for role, one in found.items() if one is not None}
@@ -130,13 +130,13 @@ class RepositoryEditor:
         return parse_document(read_file(self.file(target), "the release", MAX_DOCUMENT_BYTES), sequence)
 
     def file(self, target: TargetFile) -> Path:
-        """Where a target lies, published or drafted."""
+        """The path of a target, published or drafted."""
         path = target.get_prefixed_paths()[0]
         drafted = self.draft / TARGETS_NAME / path
         return drafted if drafted.is_file() else self.targets_folder / path
 
     def signatures(self, role: str, metadata: Metadata[Any]) -> SignatureState:
-        """How far the draft of a role is signed; a root is signed by the keys of the root before it, too."""
+        """The signatures of a role's draft; a root is also signed by the keys of the previous root."""
         payload, signatures = metadata.signed_bytes, metadata.signatures
         if role == "root":
             found = metadata.signed.get_root_verification_result(self._root_before(metadata), payload, signatures)
@@ -182,7 +182,7 @@ class RepositoryEditor:
         return drafted
 
     def renew(self, expires: datetime.datetime | None) -> None:
-        """Have the releases signed anew, as they are: until `expires`, or as long as before."""
+        """Draft the releases unchanged to sign them again: until `expires`, or for as long as before."""
         draft = self.targets(with_draft=True)
         if draft is None:
             raise ConfigError.at(self.folder, "there is no release yet; draft one with `upwell release add`")
@@ -192,7 +192,7 @@ class RepositoryEditor:
         self._write_draft("targets", Metadata(draft.signed))
 
     def add(self, document: ReleaseDocument, files: Mapping[str, Path], expires: datetime.datetime) -> None:
-        """Draft a release: the next targets with its document and files, which lie at `files` by SHA-256."""
+        """Draft a release: the next targets with its document and files, which are at `files` by SHA-256."""
         published = self.targets()
         draft = Targets(version=1, expires=expires) if published is None else published.signed
         draft.version = 1 if published is None else draft.version + 1
@@ -216,7 +216,7 @@ class RepositoryEditor:
             raise _unwritable(self.folder, error) from None
 
     def sign(self, key: PrivateKey) -> Sequence[str]:
-        """Sign every draft of a role that this key has; the roles. Raises `ConfigError` where there is none."""
+        """Sign every draft of a role that has this key; return the roles. Raises `ConfigError` if there is none."""
         signer, signed = signer_of(key), []
         drafts = self.drafts()
         for role, metadata in drafts.items():
@@ -240,10 +240,10 @@ class RepositoryEditor:
         return None if before is None else before.signed
 
     def publish(self, online: PrivateKey, expires: datetime.datetime) -> Sequence[str]:
-        """Put the drafts in place, and a timestamp that holds until `expires`; what is new, by role.
+        """Publish the drafts, and a timestamp that is valid until `expires`; return what is new, by role.
 
-        Files come first and `timestamp.json` last: until then everybody sees what was there before. Raises
-        `ConfigError` where a draft lacks signatures, and nothing has changed then.
+        Files come first and `timestamp.json` last: until then everyone sees the former state. Raises `ConfigError` if
+        a draft lacks signatures, and then changes nothing.
         """
         drafts = self.drafts()
         targets = self.targets()
@@ -270,7 +270,7 @@ class RepositoryEditor:
     ) -> Sequence[str]:
         self.metadata.mkdir(parents=True, exist_ok=True)
         _copy_missing(self.draft / TARGETS_NAME, self.targets_folder)
-        # Signed for a key that a new root takes away, these would hold no more; signed anew they always do.
+        # Signatures of a key that a new root removes would no longer be valid; new signatures always are.
         targets = drafts.get("targets") or self.targets()
         for role, metadata in drafts.items():
             if role != "root":
@@ -305,7 +305,7 @@ class RepositoryEditor:
         return self._read(self.metadata / f"{max(versions)}.{role}.json", kind) if versions else None
 
     def _published(self, role: str) -> int:
-        """The version that the timestamp leads to: a `publish` that was killed may have left a newer file behind."""
+        """The version that the timestamp refers to: a killed `publish` may have left a newer file behind."""
         timestamp = self.timestamp()
         if timestamp is None:
             return 0
@@ -336,17 +336,17 @@ class RepositoryEditor:
 
 
 def sequences(targets: Targets) -> list[int]:
-    """The releases that targets name, the newest last."""
+    """The releases in the targets, the newest last."""
     return sorted(found for path in targets.targets if (found := sequence_of(path)) is not None)
 
 
 def fingerprint(key: Key) -> str:
-    """How a key is shown."""
+    """A key in the form shown to users."""
     return key.keyid[:16]
 
 
 def mirror(editor: RepositoryEditor, to: Path) -> None:
-    """Bring `to` (a stick, the folder of a web server) to what is published: files first, the timestamp last.
+    """Update `to` (a stick, the folder of a web server) to the published state: files first, the timestamp last.
 
     Raises `ConfigError`.
     """
@@ -373,7 +373,7 @@ def _meta(version: int, path: Path) -> MetaFile:
 
 
 def _copy_missing(source: Path, to: Path) -> None:
-    """Copy files that `to` lacks, each whole or not at all; their names hold their digests."""
+    """Copy files that `to` lacks, each atomically; their names hold their digests."""
     for path in sorted(source.rglob("*")) if source.is_dir() else ():
         target = to / path.relative_to(source)
         if path.is_file() and not target.is_file():
@@ -381,7 +381,7 @@ def _copy_missing(source: Path, to: Path) -> None:
 
 
 def _copy(source: Path, target: Path, sha256: str) -> None:
-    """Raises `ConfigError` where the source is not, or no more, of this digest."""
+    """Raises `ConfigError` if the source does not, or no longer, have this digest."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with replacing(target, 0o644) as out, source.open("rb") as file:

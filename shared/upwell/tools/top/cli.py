@@ -45,7 +45,7 @@ def top(
 ) -> None:
     """Watch a running agent or service: requests, where they went and why, latency, link, queues.
 
-    Ctrl-C ends it. It reads the metrics page, so nothing of it costs a request anything.
+    Ctrl-C ends it. It only reads the metrics page and costs requests nothing.
     """
     url, folder = _places(at, config)
     console = stdout_console()
@@ -79,7 +79,7 @@ def _watch(url: str, folder: Path | None, before: Scrape, every_s: float, consol
 
 
 def _places(at: str | None, config: Path | None) -> tuple[str, Path | None]:
-    """The URL of the metrics, and the flight recorder's folder where it is known. Raises `ConfigError`."""
+    """The URL of the metrics, and the flight recorder's folder if it is known. Raises `ConfigError`."""
     if config is None:
         if at is None:
             raise ConfigError.at(None, "expected --at HOST:PORT of a metrics page, or -c agent.yaml", "top")
@@ -92,7 +92,7 @@ def _places(at: str | None, config: Path | None) -> tuple[str, Path | None]:
 
 
 def _slowest(folder: Path | None) -> list[dict[str, Any]]:
-    """The slowest of the last answers, the slowest first; none where nobody says where they are kept."""
+    """The slowest of the last answers, the slowest first; none if their folder is unknown."""
     if folder is None:
         return []
     try:

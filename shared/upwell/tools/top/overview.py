@@ -1,4 +1,4 @@
-"""From two readings of a metrics page to what happened between them: pure, for agent and service."""
+"""The changes between two readings of a metrics page, for agent and service. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NOT_GIVEN = math.nan
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One model between two readings. Rates are per second; what is not known is NaN.
+    """One model between two readings. Rates are per second; unknown values are NaN.
 
-    `up_share`: of the answers, those in which the cloud had a part. On a service it is NaN, and `queue_p99_s`,
+    `up_share`: the share of answers in which the cloud took part. For a service it is NaN, and `queue_p99_s`,
     `batch_rows` and `waiting` are known instead.
     """
 
@@ -36,7 +36,7 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """What a server did within `interval_s`. `facts` are single figures by name, `reasons` rates by reason."""
+    """The activity of a server within `interval_s`. `facts` are single figures by name, `reasons` rates by reason."""
 
     kind: str
     interval_s: float
@@ -47,7 +47,7 @@ class Overview:
 
 
 def overview(before: Scrape, after: Scrape) -> Overview:
-    """What happened between the two. A counter that fell began anew, and counts from zero."""
+    """The changes between the two. A counter that fell was restarted, and counts from zero."""
     is_agent = any(name.startswith("upwell_model_state") for name in after.samples)
     return (_agent if is_agent else _service)(_Change(before, after))
 
@@ -59,7 +59,7 @@ class _Change:
         self._before = before
 
     def of(self, name: str) -> list[tuple[Mapping[str, str], float]]:
-        """By how much each sample of that name has grown."""
+        """The growth of each sample with that name."""
         was = self._before.samples.get(name, {})
         grown: list[tuple[Mapping[str, str], float]] = []
         for labels, value in self.after.samples.get(name, {}).items():
@@ -72,7 +72,7 @@ class _Change:
         return sum(value for own, value in self.of(name) if labels.items() <= own.items()) / self.interval_s
 
     def rates(self, name: str, label: str) -> dict[str, float]:
-        """Growth per second by the value of that label, the greatest first, without those that did not grow."""
+        """Growth per second by the value of that label, the largest first, without those that did not grow."""
         found: dict[str, float] = defaultdict(float)
         for own, value in self.of(name):
             found[own.get(label, "")] += value
@@ -80,7 +80,9 @@ class _Change:
         return {key: value / self.interval_s for key, value in ordered if value > 0}
 
     def quantile_s(self, name: str, share: float, **labels: str) -> float:
-        """The quantile of a histogram's growth, interpolated within its bucket as Prometheus does; NaN where none."""
+        """The quantile of a histogram's growth, interpolated within its bucket as in Prometheus; NaN if nothing was
+        counted.
+        """
         buckets: dict[float, float] = defaultdict(float)
         for own, value in self.of(f"{name}_bucket"):
             if labels.items() <= own.items():
@@ -89,9 +91,9 @@ class _Change:
 
 
 def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float:
-    """The quantile of cumulative `buckets` (upper bound, count), linear within one; NaN where nothing was counted.
+    """The quantile of cumulative `buckets` (upper bound, count), linear within a bucket; NaN if nothing was counted.
 
-    It is Prometheus' `histogram_quantile`: above the last finite bound, that bound.
+    Like Prometheus' `histogram_quantile`: above the last finite bound, it is that bound.
     """
     if not buckets or buckets[-1][1] <= 0:
         return math.nan
@@ -173,6 +175,6 @@ def _service(change: _Change) -> Overview:
 
 
 def _in_time(lines: Sequence[ModelRow], late_rate: float) -> float:
-    """The share of requests that did not end for want of time; NaN where there were none."""
+    """The share of requests that did not fail by timeout; NaN if there were none."""
     every = sum(line.rate + line.failed_rate for line in lines)
     return 1 - late_rate / every if every else math.nan

@@ -1,4 +1,4 @@
-"""The metrics page of an agent or service, read once."""
+"""Reads the metrics page of an agent or service."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Scrape:
             yield dict(labels), value
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of the samples of that name that have these labels."""
+        """The sum of the samples with that name and these labels."""
         return sum(value for own, value in self.of(name) if labels.items() <= own.items())
 
 
 def page_url(at: str) -> str:
-    """`HOST:PORT`, or a whole URL -> the URL of the metrics page. Raises `ConfigError`."""
+    """`HOST:PORT`, or a complete URL -> the URL of the metrics page. Raises `ConfigError`."""
     url = at if "://" in at else f"http://{at}"
     try:
         parts = urlsplit(url)
@@ -50,7 +50,7 @@ def page_url(at: str) -> str:
 
 
 def scrape(url: str) -> Scrape:
-    """Read the page. Raises `Unavailable` where nobody answers there, or not with metrics of Upwell."""
+    """Read the page. Raises `Unavailable` if nobody answers there, or not with metrics of Upwell."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 (http or https, see `page_url`)
             text = answer.read(MAX_BYTES + 1)

@@ -1,1 +1,1 @@
-"""Wheels in a folder, and the script beside them that puts an agent on a device without a network."""
+"""Wheels in a folder, and the script beside them that installs an agent on a device without a network."""

@@ -1,4 +1,4 @@
-"""`upwell release wheelhouse`: what a device without a network needs to install Upwell."""
+"""`upwell release wheelhouse`: collects what a device without a network needs to install Upwell."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wheelhouse(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Collect the wheels of Upwell for devices, an SBOM, and the script that installs them there without a network."""
+    """Collect the wheels of Upwell for devices, an SBOM, and the script that installs them without a network."""
     target = _target(box, python, machine)
     if not re.fullmatch(r"[a-z0-9-]+(,[a-z0-9-]+)*", extras):
         raise ConfigError.at(None, f"expected names of extras with commas between, got {extras!r}", "--extras")

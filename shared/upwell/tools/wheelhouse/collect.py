@@ -1,4 +1,4 @@
-"""Collects the wheels of Upwell for devices: by pip, for their Python and processor, with their digests and an SBOM."""
+"""Collects the wheels of Upwell for devices by pip, for their Python and processor, with digests and an SBOM."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _MOST_METADATA = 4 << 20
 
 
 class CannotCollect(UpwellError):
-    """Something has no wheel for the device, or could not be fetched."""
+    """Something has no wheel for the device, or could not be downloaded."""
 
 
 @dataclass(frozen=True)
 class UpwellAsked:
-    """Which Upwell: a `wheel`, or without one that `version` from the index; and with which extras."""
+    """Which Upwell to install: a `wheel`, or without one that `version` from the index; and its extras."""
 
     version: str
     wheel: Path | None
@@ -53,15 +53,16 @@ class UpwellAsked:
 
     @property
     def requirement(self) -> str:
-        """As pip takes it."""
+        """The requirement as pip takes it."""
         extras = f"[{','.join(self.extras)}]"
         return f"upwell{extras}=={self.version}" if self.wheel is None else f"{self.wheel.resolve()}{extras}"
 
 
 @dataclass(frozen=True)
 class DeviceTarget:
-    """What the wheels are for: Python such as 3.11, processor as `uname -m` says it, and the newest glibc 2.x that the
-    device has at least."""
+    """The target of the wheels: a Python version such as 3.11, a processor as in `uname -m`, and the minimum glibc
+    2.x of the device.
+    """
 
     python: str
     machine: str
@@ -69,11 +70,11 @@ class DeviceTarget:
 
     @property
     def tag(self) -> str:
-        """As the list of requirements is named by it."""
+        """The target's name in the list of requirements."""
         return f"cp{self.python.replace('.', '')}-{self.machine}"
 
     def takes(self, requirement: Requirement, extras: Iterable[str] = ()) -> bool:
-        """Whether its marker holds on the device, for a package that was asked for with these extras."""
+        """Whether the requirement's marker holds on the device, for a package requested with these extras."""
         environment = {
             "implementation_name": "cpython", "implementation_version": f"{self.python}.0", "os_name": "posix",
             "platform_machine": self.machine, "platform_python_implementation": "CPython", "platform_release": "",
@@ -84,7 +85,7 @@ class DeviceTarget:
         return marker is None or any(marker.evaluate({**environment, "extra": one}) for one in ("", *extras))
 
     def platforms(self) -> Iterator[str]:
-        """The platform tags (PEP 600) that the device takes, the newest first; pip itself goes through no others."""
+        """The platform tags (PEP 600) that the device accepts, the newest first; pip itself does not expand them."""
         for minor in range(self.glibc, 4, -1):
             yield f"manylinux_2_{minor}_{self.machine}"
             if minor in _OLD_NAMES and minor in MACHINES[self.machine]:
@@ -94,7 +95,7 @@ class DeviceTarget:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel in the folder, as its own metadata describes it."""
+    """A wheel in the folder, described by its own metadata."""
 
     path: Path
     name: str
@@ -106,10 +107,10 @@ class Wheel:
 
 
 def collect(folder: Path, asked: UpwellAsked, target: DeviceTarget, constraint: Path | None) -> list[Wheel]:
-    """Put the wheels of Upwell, and of all that it needs on the target, into `folder`, with pip's own wheel, a list of
-    them with digests, the installing script, the unit and the SBOM. Wheels of other targets stay.
+    """Put into `folder` the wheels of Upwell and all its dependencies on the target, pip's own wheel, a list of them
+    with digests, the install script, the unit and the SBOM. Wheels of other targets stay.
 
-    Raises `CannotCollect`; the folder then has no list for the target, so no device takes it for whole.
+    Raises `CannotCollect`; the folder then has no list for the target, so no device takes it for complete.
     """
     listed = folder / f"requirements-{target.tag}.txt"
     try:
@@ -142,8 +143,8 @@ def _complete(
 ) -> list[Wheel]:
     """The wheels that the target needs, and no others.
 
-    pip judges markers by the Python and the machine that it runs on, so what the target needs besides is asked for by
-    name, until nothing is missing, and what only this machine would need is left out.
+    pip evaluates markers for the Python and the machine that it runs on. So what else the target needs is requested
+    by name until nothing is missing, and what only this machine would need is left out.
     """
     besides: dict[str, str] = {}
     for _ in range(_ROUNDS):
@@ -159,7 +160,7 @@ def _complete(
 
 
 def _needed(found: Mapping[str, Wheel], extras: Sequence[str], target: DeviceTarget) -> tuple[set[str], dict[str, str]]:
-    """The names of what Upwell needs on the target, and of that the requirements of which there is no wheel."""
+    """The names of Upwell's dependencies on the target, and the requirements among them without a wheel."""
     needed: dict[str, set[str]] = {"upwell": set(extras)}
     missing: dict[str, str] = {}
     open_names = ["upwell"]
@@ -178,7 +179,7 @@ def _needed(found: Mapping[str, Wheel], extras: Sequence[str], target: DeviceTar
 
 
 def _constraints(path: Path | None, target: DeviceTarget, fresh: Path) -> Path | None:
-    """The constraints that hold on the target, in a file of their own."""
+    """The constraints that hold on the target, in their own file."""
     if path is None:
         return None
     kept = []
@@ -198,7 +199,7 @@ def _constraints(path: Path | None, target: DeviceTarget, fresh: Path) -> Path |
 
 
 def _normal(name: str) -> str:
-    """As names of packages are compared (PEP 503)."""
+    """The form in which package names are compared (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -226,7 +227,7 @@ def _download(
 
 
 def _wheel(path: Path) -> Wheel:
-    """What a wheel says of itself. Raises `CannotCollect` for a file that is none."""
+    """A wheel's metadata. Raises `CannotCollect` for an invalid file."""
     try:
         with zipfile.ZipFile(path) as archive:
             (entry,) = (
@@ -244,7 +245,7 @@ def _wheel(path: Path) -> Wheel:
 
 
 def _licenses(metadata: Message) -> Iterable[str]:
-    """Its licence: the expression (PEP 639), else the classifiers, else the first line of free text."""
+    """Its licence: the expression (PEP 639), or else the classifiers, or else the first line of free text."""
     if expression := metadata["License-Expression"]:
         return [str(expression)]
     all_classifiers = map(str, metadata.get_all("Classifier", ()))
@@ -254,7 +255,7 @@ def _licenses(metadata: Message) -> Iterable[str]:
 
 
 def sbom(wheels: Sequence[Wheel], now: datetime, serial: uuid.UUID) -> Mapping[str, Any]:
-    """What is in the folder, as CycloneDX 1.5 in JSON: name, version, digest and licence of each wheel."""
+    """The contents of the folder, as CycloneDX 1.5 in JSON: name, version, digest and licence of each wheel."""
     components = []
     for one in wheels:
         component: dict[str, Any] = {

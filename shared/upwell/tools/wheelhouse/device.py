@@ -1,8 +1,8 @@
-"""Puts the Upwell agent on a device from the wheels beside this script: install, upgrade with a trial, remove.
+"""Installs the Upwell agent on a device from the wheels beside this script; upgrades it with a trial; removes it.
 
-It stands alone: Python 3.10 or later with its standard library, systemd, and no network. Two environments lie side by
-side, /opt/upwell/a and b, and `current` leads to the one in use: an upgrade makes the other, switches, and goes back
-where the agent does not come up and stay up.
+It needs nothing but Python 3.10 or later with its standard library, and systemd; no network. Two environments lie
+side by side, /opt/upwell/a and b, and `current` points to the one in use: an upgrade creates the other, switches, and
+switches back if the agent does not start and stay up.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ACCELERATOR_GROUPS = ("video", "render")
 
 
 class InstallFailed(Exception):
-    """What is wrong, and what would be right."""
+    """What is wrong, and what is expected."""
 
 
 def run(*words: object, check: bool = True, quiet: bool = False) -> subprocess.CompletedProcess[str]:
-    """A program. Raises `InstallFailed` with what it said where `check` and it failed."""
+    """Run a program. With `check`, raises `InstallFailed` with its output if it failed."""
     listed = [str(word) for word in words]
     done = subprocess.run(listed, text=True, capture_output=True, check=False, cwd="/")  # noqa: S603  no shell
     if check and done.returncode:
@@ -53,7 +53,7 @@ def run(*words: object, check: bool = True, quiet: bool = False) -> subprocess.C
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file whole, beside it first."""
+    """Write a file atomically."""
     beside = path.with_name(path.name + ".new")
     beside.write_text(text, encoding="utf-8")
     beside.chmod(mode)
@@ -61,7 +61,7 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """The object in a file; empty where there is none or it is torn."""
+    """The object in a file; empty if the file is missing or torn."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -84,7 +84,9 @@ def requirements(wheels: Path) -> Path:
 
 
 def make_environment(slot: Path, wheels: Path) -> str:
-    """A virtual environment with exactly the listed wheels, each held to its digest; its version of Upwell."""
+    """Create a virtual environment with exactly the listed wheels, each checked against its digest; return its
+    version of Upwell.
+    """
     listed = requirements(wheels)
     pip = max(wheels.glob("pip-*.whl"), default=None)
     if pip is None:
@@ -93,7 +95,7 @@ def make_environment(slot: Path, wheels: Path) -> str:
     try:
         run(sys.executable, "-m", "venv", "--without-pip", slot)
         python = slot / "bin" / "python"
-        # From the wheel itself: Debian's venv has no pip where python3-venv is not installed.
+        # From the wheel itself: Debian's venv has no pip unless python3-venv is installed.
         options = ("--isolated", "--no-cache-dir", "--disable-pip-version-check", "--no-index")
         run(python, pip / "pip", "install", *options, "--find-links", wheels, "--require-hashes", "-r", listed)
         return run(slot / "bin" / "upwell", "--version", quiet=True).stdout.strip()
@@ -103,7 +105,7 @@ def make_environment(slot: Path, wheels: Path) -> str:
 
 
 def switch(slot: Path) -> None:
-    """Have `current` lead there, in one step."""
+    """Point `current` there, atomically."""
     beside = HOME / "current.new"
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()
@@ -115,7 +117,7 @@ def switch(slot: Path) -> None:
 
 
 def other_slot() -> Path:
-    """The one that is not in use."""
+    """The slot that is not in use."""
     return HOME / ("b" if CURRENT.resolve().name == "a" else "a")
 
 
@@ -125,13 +127,15 @@ def show(name: str) -> str:
 
 
 def why_not() -> str:
-    """What the agent said last."""
+    """The agent's last log lines."""
     said = run("journalctl", "--unit", UNIT, "--lines", "12", "--output", "cat", "--no-pager", check=False, quiet=True)
     return "\n  ".join(("the agent did not start; its output:", *said.stdout.strip().splitlines()))
 
 
 def stays_up(trial_s: float) -> str:
-    """Restart the agent and watch it; empty once it was ready and ran so long without a restart, else why not."""
+    """Restart the agent and watch it. Returns an empty text once it has run long enough without a restart, otherwise
+    the reason.
+    """
     run("systemctl", "reset-failed", UNIT, check=False, quiet=True)
     if run("systemctl", "restart", UNIT, check=False, quiet=True).returncode:
         return why_not()
@@ -145,7 +149,7 @@ def stays_up(trial_s: float) -> str:
 
 
 def install(wheels: Path, settings: Path, trial_s: float) -> None:
-    """Put the agent on this device with the settings in that folder, and start it. All of it, or nothing."""
+    """Install the agent on this device with the settings in that folder, and start it. All or nothing."""
     if CURRENT.is_symlink():
         raise InstallFailed(f"{CURRENT} already exists; expected `upgrade`, or `remove` first")
     if not (settings / "agent.yaml").is_file():
@@ -177,7 +181,7 @@ def install(wheels: Path, settings: Path, trial_s: float) -> None:
 
 
 def make_user() -> bool:
-    """Make the user that the agent runs as; whether it was not there."""
+    """Create the user that the agent runs as; whether it did not exist."""
     with contextlib.suppress(KeyError):
         pwd.getpwnam(USER)
         return False
@@ -187,7 +191,7 @@ def make_user() -> bool:
 
 
 def copy_settings(settings: Path) -> None:
-    """The folder's files, which only root may change and the agent may read."""
+    """Copy the folder's files; only root may change them, and the agent may read them."""
     shutil.copytree(settings, ETC)
     group = grp.getgrnam(USER).gr_gid
     for path in (ETC, *ETC.rglob("*")):
@@ -197,7 +201,7 @@ def copy_settings(settings: Path) -> None:
 
 
 def unit_text(wheels: Path) -> str:
-    """The unit, with those groups of accelerators that there are: with another one it would not start."""
+    """The unit, with those accelerator groups that exist: it would not start with any other."""
     text = (wheels / UNIT).read_text(encoding="utf-8")
     there = []
     for name in ACCELERATOR_GROUPS:
@@ -208,7 +212,7 @@ def unit_text(wheels: Path) -> str:
 
 
 def enrolment() -> str:
-    """How it stands with the fleet."""
+    """The state of the enrolment with the fleet."""
     if (STATE / "fleet" / "cert.pem").exists():
         return "it has enrolled in its fleet"
     if (STATE / "fleet").exists():
@@ -217,7 +221,9 @@ def enrolment() -> str:
 
 
 def upgrade(wheels: Path, trial_s: float) -> None:
-    """Put another version beside the one in use and run it on trial; back where it does not come up and stay up."""
+    """Install another version beside the one in use and run it on trial; switch back if it does not start and stay
+    up.
+    """
     if not CURRENT.is_symlink():
         raise InstallFailed(f"{CURRENT} is missing; expected `install` first")
     former, slot = CURRENT.resolve(), other_slot()
@@ -241,9 +247,9 @@ def upgrade(wheels: Path, trial_s: float) -> None:
 
 
 def guard() -> None:
-    """Before each start of the agent: a version on trial that is started again and again is left.
+    """Before each start of the agent: abandon a version on trial that keeps restarting.
 
-    The upgrade watches by itself; this is for when it was ended in between, as by a power cut.
+    The upgrade watches by itself; this is for one that was cut short, for example by a power failure.
     """
     trial = read_json(TRIAL)
     began, starts, former = trial.get("began_unix_s"), trial.get("starts"), trial.get("from")
@@ -261,7 +267,7 @@ def guard() -> None:
 
 
 def remove(*, keep_state: bool) -> None:
-    """Take everything off the device that `install` put there, and what the agent kept."""
+    """Remove everything that `install` put on the device, and the agent's state."""
     made = read_json(MADE)
     if UNIT_FILE.exists():
         run("systemctl", "disable", "--now", UNIT, check=False, quiet=True)
@@ -273,12 +279,12 @@ def remove(*, keep_state: bool) -> None:
     if made.get("user") and not keep_state:
         run("userdel", USER, check=False, quiet=True)
     elif made and STATE.is_dir():
-        write(STATE / MADE.name, json.dumps(made))  # for the next `install`, whose `remove` takes the user along
+        write(STATE / MADE.name, json.dumps(made))  # for the next `install`, whose `remove` also deletes the user
     shutil.rmtree(HOME, ignore_errors=True)
 
 
 def status() -> None:
-    """Say what runs."""
+    """Show what runs."""
     if not CURRENT.is_symlink():
         raise InstallFailed("not installed")
     slot = CURRENT.resolve()
@@ -288,7 +294,7 @@ def status() -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what is asked; 0 done, 1 failed, 2 wrong use."""
+    """Run the command; returns 0 done, 1 failed, 2 wrong use."""
     parser = argparse.ArgumentParser(prog="upwell-device", description=__doc__)
     parser.add_argument("--wheels", type=Path, default=Path(__file__).resolve().parent,
                         help="the folder that `upwell release wheelhouse` made (this script's own)")  # fmt: skip

@@ -150,7 +150,7 @@ def test_a_condition_that_cannot_be_judged_is_no_match_counted_and_said_once(cap
 def test_what_a_model_says_may_be_anything(said: object, caplog: pytest.LogCaptureFixture) -> None:
     rules = rules_on("frame", 'object.helmet.label == "none"')
     assert rules.take(scene(0.0, person(1, {"helmet": {"label": said}}), person(2))) == [FiredEvent("r", (person(2),))]
-    assert all(record.getMessage().endswith("with the present labels and answers") for record in caplog.records)
+    assert all(record.getMessage().endswith("with the current labels and answers") for record in caplog.records)
 
 
 def test_a_label_that_is_no_unicode_is_no_match() -> None:

@@ -1,4 +1,4 @@
-// Times in the viewer's zone, the plot of a device's history, and a question before what halts a roll-out.
+// Times in the viewer's zone, the plot of a device's history, and a confirmation before halting a roll-out.
 const shown = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
 function localTimes() {

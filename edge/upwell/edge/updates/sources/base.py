@@ -1,4 +1,4 @@
-"""One interface for the places that bundles come from."""
+"""The interface of the places that bundles come from."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Protocol
 from upwell.shared.errors import UpwellError
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are there and the bytes of the whole (0 if unknown)."""
+"""Called with the bytes received so far and the total (0 if unknown)."""
 
 
 class FetchFailed(UpwellError):
-    """The source cannot be reached or does not have it; trying later may work. What was fetched so far is kept.
+    """The source cannot be reached or does not have it; a retry later may succeed. Bytes fetched so far are kept.
 
-    `retry_after_s` is how long the source asks to be left alone, 0 where it does not say.
+    `retry_after_s` is the pause that the source asks for, 0 without one.
     """
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
@@ -26,10 +26,11 @@ class FetchFailed(UpwellError):
 
 @dataclass(frozen=True)
 class AvailableBundle:
-    """What a source has now.
+    """The bundle that a source has now.
 
-    `token` names it: two offers with the same token are the same bundle (a digest, an ETag, or name, size and time).
-    `sha256` is the digest of the archive where the source states it, else empty. `size_bytes` is 0 if unknown.
+    `token` identifies it: two offers with the same token are the same bundle (a digest, an ETag, or name, size and
+    time). `sha256` is the digest of the archive if the source states it, otherwise empty. `size_bytes` is 0 if
+    unknown.
     """
 
     token: str
@@ -38,23 +39,23 @@ class AvailableBundle:
 
 
 class Source(Protocol):
-    """A place that bundles come from. Used by one thread at a time, but for `close`."""
+    """A place that bundles come from. Used by one thread at a time, except for `close`."""
 
     def newest(self) -> AvailableBundle | None:
-        """What there is now; None where there is nothing. Asks for little more than its name.
+        """The current offer; None if there is none. Downloads little more than its name.
 
-        Raises `FetchFailed`, and `BundleRefused` for what can already be seen to be no bundle or not the one wanted.
+        Raises `FetchFailed`, and `BundleRefused` if it is visibly no bundle or not the one wanted.
         """
         ...
 
     def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
-        """The archive or folder of `offer` under the folder `into`, which is this source's own between calls.
+        """The archive or folder of `offer` in the folder `into`, which belongs to this source between calls.
 
-        What an earlier call left there unfinished is taken up again. Raises `FetchFailed` where it could not be
-        finished this time, and `BundleRefused` (`DIGEST_MISMATCH`, `TOO_LARGE`) where it is not what was offered.
+        An unfinished download of an earlier call is resumed. Raises `FetchFailed` if it could not be finished this
+        time, and `BundleRefused` (`DIGEST_MISMATCH`, `TOO_LARGE`) if it is not what was offered.
         """
         ...
 
     def close(self) -> None:
-        """Leave nothing open, from any thread: what is under way soon raises `FetchFailed`. Twice is harmless."""
+        """Close everything, from any thread; a transfer in progress soon raises `FetchFailed`. Harmless twice."""
         ...

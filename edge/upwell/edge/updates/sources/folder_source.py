@@ -1,4 +1,4 @@
-"""A folder that holds bundles, as folders or as `*.bundle.tar`: on the device itself, or a share of the network."""
+"""A folder that holds bundles, as folders or as `*.bundle.tar`, on the device itself or on a network share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from upwell.edge.updates.sources.partial import MAX_BYTES, Partial, check_room, 
 
 SUFFIX = ".bundle.tar"
 FOLDER_NAME = "folder"
-"""What a bundle that is a folder is called while it is copied."""
+"""The name of a bundle's folder while it is copied."""
 
 _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
 class _Peek(BaseModel):
-    """As much of a manifest as it takes to choose; everything else is verified once it was fetched."""
+    """The part of a manifest needed to choose; everything else is verified after the fetch."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -45,9 +45,9 @@ class _Candidate:
 
 
 class FolderSource:
-    """A `Source`: the bundle with the greatest version in a folder. Files that are no bundles are passed over.
+    """A `Source`: the bundle with the greatest version in a folder. Files that are not bundles are skipped.
 
-    With `sha256`, that of an archive, bundles that are folders do not count.
+    With `sha256`, the digest of an archive, bundles that are folders do not count.
     """
 
     def __init__(self, folder: Path, *, sha256: str = "") -> None:
@@ -57,14 +57,14 @@ class FolderSource:
         self._is_closed = False
 
     def newest(self) -> AvailableBundle | None:
-        """The greatest version there; of two files with the same, the last by name."""
+        """The greatest version; of two files with the same version, the last by name."""
         found = max(self._candidates(), key=lambda one: (one.version, one.path.name), default=None)
         if found is None:
             return None
         return AvailableBundle(found.token, self._sha256 if found.path.is_file() else "", found.size_bytes)
 
     def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
-        """A copy, since the folder may change or go at any time."""
+        """Copy it, since the folder may change or vanish at any time."""
         found = next((one for one in self._candidates() if one.token == offer.token), None)
         if found is None:
             raise FetchFailed(f"{self._folder}: the bundle to be fetched is gone or has changed")
@@ -73,7 +73,7 @@ class FolderSource:
         return fetch_archive(offer, into, progress, partial(self._copy_archive, found))
 
     def close(self) -> None:
-        """End a copy that is under way."""
+        """End a copy in progress."""
         self._is_closed = True
 
     def _candidates(self) -> list[_Candidate]:
@@ -90,7 +90,7 @@ class FolderSource:
                 continue
             if candidate is not None:
                 found.append(candidate)
-        for name in skipped.keys() - self._skipped:  # said once for each
+        for name in skipped.keys() - self._skipped:  # logged once for each
             _log.warning("%s: skipped, its manifest cannot be read", self._folder / name)
         self._skipped = frozenset(skipped)
         return found
@@ -149,7 +149,7 @@ class FolderSource:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """What is in a folder but folders; a link is copied as one, and refused by who verifies it."""
+    """The files in a folder, without subfolders. A link is copied as a link, which verification refuses."""
     for root, folders, names in os.walk(folder):
         links = [name for name in folders if (Path(root) / name).is_symlink()]
         for name in sorted([*names, *links]):
@@ -160,7 +160,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _version_in(path: Path) -> int:
-    """The version that the manifest in an archive states. Raises where there is none that can be read."""
+    """The version in the manifest of an archive. Raises if there is no readable one."""
     with tarfile.open(path, "r:") as archive:
         for _ in range(MAX_ENTRIES):
             member = archive.next()

@@ -23,11 +23,11 @@ from upwell.edge.updates.sources.partial import Partial, fetch_archive
 from upwell.edge.updates.sources.web import Web, download, failure, host_of, is_safe, length_of
 
 USER_VARIABLE, PASSWORD_VARIABLE = "ORAS_USER", "ORAS_PASS"
-"""Where credentials may be in the environment; they go before those of Docker's configuration."""
+"""The environment variables of the credentials; they take precedence over Docker's configuration."""
 
 
 class Access:
-    """Requests to one registry, with what it asks for: nothing, basic credentials or a token.
+    """Requests to one registry, with the access that it requires: none, basic credentials or a token.
 
     Credentials come from the environment (`ORAS_USER`, `ORAS_PASS`) or from Docker's configuration
     (`$DOCKER_CONFIG/config.json` or `~/.docker/config.json`, with credential helpers).
@@ -40,7 +40,7 @@ class Access:
         self._authorization: dict[str, str] = {}
 
     def open(self, url: str, headers: Mapping[str, str]) -> requests.Response:
-        """The answer to a GET, asked again with credentials if the registry wants them. Raises `FetchFailed`."""
+        """The response to a GET, repeated with credentials if the registry requires them. Raises `FetchFailed`."""
         response = self._web.open("GET", url, {**headers, **self._authorization})
         if response.status_code != requests.codes.unauthorized:
             return response
@@ -66,7 +66,7 @@ class Access:
                 raise self._denied("it names no safe token address; expected one that begins with https://")
         try:
             found, is_changed = backend.authenticate_request(response, {})
-        except AttributeError:  # what `oras` comes to for basic access without credentials
+        except AttributeError:  # what `oras` raises for basic access without credentials
             raise self._denied("it requires a user and a password") from None
         except (requests.RequestException, ValueError, OSError):
             raise self._denied("its token address returned no token") from None
@@ -122,7 +122,7 @@ class _Layer(_Document):
 
 
 class _Manifest(_Document):
-    """As much of an image manifest as says what it is and where its layer lies."""
+    """The part of an image manifest that says what it is and where its layer is."""
 
     artifactType: str = ""  # noqa: N815  the specification's names
     config: _Config
@@ -132,12 +132,12 @@ class _Manifest(_Document):
 class RegistrySource:
     """A `Source`. The manifest's digest is the token; every byte is checked against the digest that named it.
 
-    `package oras` brings the credentials; blobs are fetched here, since it cannot take up what broke off, waits
-    without limit, and gives no bytes of a manifest to check.
+    The package `oras` provides the credentials. Blobs are fetched here, since it cannot resume downloads, waits
+    without a limit, and returns no bytes of a manifest to check.
     """
 
     def __init__(self, reference: Reference, *, sha256: str = "", ca: Path | None = None) -> None:
-        """`sha256` is that of the archive, which is the layer, where it is known from elsewhere."""
+        """`sha256` is the digest of the archive (the layer) if it is known from elsewhere."""
         self._reference = reference
         self._sha256 = sha256
         self._web = Web(ca)
@@ -146,7 +146,7 @@ class RegistrySource:
         self._base = f"{'http' if is_plain else 'https'}://{reference.registry}/v2/{reference.repository}"
 
     def newest(self) -> AvailableBundle | None:
-        """What the reference names now."""
+        """The artifact that the reference names now."""
         url = f"{self._base}/manifests/{self._reference.digest or self._reference.tag}"
         with self._access.open(url, {"Accept": MANIFEST_TYPE}) as response:
             if response.status_code == requests.codes.not_found:
@@ -165,11 +165,11 @@ class RegistrySource:
         return self._offer(digest, data)
 
     def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
-        """The layer, fetched or taken up again."""
+        """The layer, fetched or resumed."""
         return fetch_archive(offer, into, progress, partial(self._download, offer))
 
     def close(self) -> None:
-        """End what is under way."""
+        """End what is in progress."""
         self._web.close()
 
     def _offer(self, digest: str, data: bytes) -> AvailableBundle:

@@ -1,4 +1,4 @@
-"""An archive that arrives in pieces, over several connections and perhaps several lives of the process."""
+"""An archive that arrives in pieces, over several connections and perhaps several runs of the process."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from upwell.shared.files import write_whole
 ARCHIVE_NAME = "download.bundle.tar"
 RECORD_NAME = "download.json"
 CHECKPOINT_BYTES = 1 << 20
-"""So many bytes at most are fetched again after a crash or a power failure; after a broken link, none."""
+"""Maximum number of bytes fetched again after a crash or a power failure; after a broken link, none."""
 
 MAX_BYTES = 2 << 30
-"""The largest archive that is fetched."""
+"""Maximum size of an archive to fetch."""
 
 SPARE_BYTES = 16 << 20
-"""Left free on the disk by what is fetched: others write there too."""
+"""Space left free on the disk: others write there, too."""
 
 _BLOCK_BYTES = 1 << 20
 _ANEW_S = 600.0
 
 
 def check_room(folder: Path, needed_bytes: int, purpose: str) -> None:
-    """Raise `FetchFailed` where the disk of `folder` has not so many bytes free, and some to spare."""
+    """Raise `FetchFailed` unless the disk of `folder` has that many bytes free, plus a reserve."""
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes + SPARE_BYTES > free_bytes:
         expected = f"expected {needed_bytes + SPARE_BYTES} {purpose}"
@@ -40,7 +40,7 @@ def check_room(folder: Path, needed_bytes: int, purpose: str) -> None:
 
 
 def fetch_archive(offer: AvailableBundle, into: Path, progress: Progress, bring: Callable[[Partial], None]) -> Path:
-    """The archive of `offer` in the folder `into`; `bring` adds what is missing. Raises as `Source.fetch`."""
+    """The archive of `offer` in the folder `into`; `bring` adds what is missing. Raises like `Source.fetch`."""
     with Partial(into, offer, progress) as partial:
         if not partial.is_complete:
             partial.expect(offer.size_bytes)
@@ -50,7 +50,7 @@ def fetch_archive(offer: AvailableBundle, into: Path, progress: Progress, bring:
 
 
 class _Record(BaseModel):
-    """`download.json`: whose bytes they are, and how many of them are known to be on disk."""
+    """`download.json`: which offer the bytes belong to, and how many of them are known to be on disk."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -60,14 +60,15 @@ class _Record(BaseModel):
 
 
 class Partial:
-    """What is there of one offer, in a folder that holds nothing else. Close it, or use it as a context manager.
+    """The partial download of one offer, in a folder that holds nothing else. Close it, or use it as a context
+    manager.
 
-    Bytes count as there once they are synced to disk, and the record that says so is replaced whole: what a power
-    failure garbles is not taken for a part of the archive.
+    Bytes count once they are synced to disk and the record that says so is replaced atomically, so data garbled by a
+    power failure is never taken for a part of the archive.
     """
 
     def __init__(self, folder: Path, offer: AvailableBundle, progress: Progress) -> None:
-        """Take up what is there of `offer`, and drop what is there of another. Raises `FetchFailed`."""
+        """Resume what is there of `offer`, and drop what is there of another. Raises `FetchFailed`."""
         self.path = folder / ARCHIVE_NAME
         self._record_path = folder / RECORD_NAME
         self._offer, self._progress = offer, progress
@@ -84,11 +85,11 @@ class Partial:
 
     @property
     def size_bytes(self) -> int:
-        """How much is there."""
+        """The number of bytes received."""
         return self._size_bytes
 
     def expect(self, size_bytes: int) -> None:
-        """Learn the size of the whole (0 if unknown). Raises where it is too much for the limit or the disk."""
+        """Set the total size (0 if unknown). Raises if it is too much for the limit or the disk."""
         self._expected_bytes = size_bytes or self._expected_bytes
         self._progress(self._size_bytes, self._expected_bytes)
         if self._expected_bytes > MAX_BYTES:
@@ -100,9 +101,9 @@ class Partial:
             self._check_room()
 
     def append(self, data: bytes) -> None:
-        """Add what came next. Raises `BundleRefused` beyond the limit and `FetchFailed` where the disk is full."""
+        """Append the next bytes. Raises `BundleRefused` beyond the limit and `FetchFailed` if the disk is full."""
         assert self._file is not None  # noqa: S101  appended to before it is closed
-        # Where a digest was named besides, whoever sends more sends something else.
+        # If a digest was also given, a server that sends more bytes sends something else.
         most_bytes = (self._offer.sha256 and self._offer.size_bytes) or MAX_BYTES
         if self._size_bytes + len(data) > most_bytes:
             self.drop()
@@ -126,13 +127,13 @@ class Partial:
         self._progress(self._size_bytes, self._expected_bytes)
 
     def _check_room(self) -> None:
-        """Raise `FetchFailed` where the disk lacks room for what is still to come, as far as that is known."""
+        """Raise `FetchFailed` if the disk lacks room for the remaining bytes, if their number is known."""
         whole_bytes = max(self._expected_bytes, self._size_bytes)
         # Unpacking takes as much again.
         check_room(self.path.parent, whole_bytes - self._size_bytes + whole_bytes, "to fetch and unpack it")
 
     def restart(self) -> None:
-        """Begin anew: what is there does not belong to what comes."""
+        """Start again: the bytes received do not belong to those that come."""
         try:
             self._close_file()
             self._open(0)
@@ -141,10 +142,10 @@ class Partial:
         self.is_resumed = False
 
     def finish(self) -> Path:
-        """The archive, now that its last byte is there.
+        """The complete archive, after its last byte.
 
-        Where it is not what was offered, nothing is left, and `BundleRefused` (`DIGEST_MISMATCH`) is raised, or
-        `FetchFailed` if it was put together from several fetches, for one of them may be to blame.
+        If it is not what was offered, everything is deleted, and `BundleRefused` (`DIGEST_MISMATCH`) is raised, or
+        `FetchFailed` if it was assembled from several fetches, since one of them may be to blame.
         """
         found = self._digest.hexdigest()
         if self._offer.sha256 and found != self._offer.sha256:
@@ -161,13 +162,13 @@ class Partial:
         return self.path
 
     def drop(self) -> None:
-        """Leave nothing on disk."""
+        """Delete everything on disk."""
         self._close_file()
         for path in (self._record_path, self.path):
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Make what is there last. Calling it twice is harmless."""
+        """Make the received bytes durable. Calling it twice is harmless."""
         if self._file is not None:
             try:
                 self._checkpoint()
@@ -184,7 +185,7 @@ class Partial:
         self.close()
 
     def _known(self) -> int:
-        """How many bytes of this offer are surely there."""
+        """The number of bytes that certainly belong to this offer."""
         try:
             record = _Record.model_validate_json(self._record_path.read_bytes())
         except (FileNotFoundError, ValidationError):
@@ -195,7 +196,7 @@ class Partial:
         return record.bytes
 
     def _open(self, keep_bytes: int) -> None:
-        if not keep_bytes:  # else the record of what was there would hold for what comes
+        if not keep_bytes:  # or the old record would apply to the new bytes
             self._record_path.unlink(missing_ok=True)
             self.is_complete = False
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)

@@ -1,4 +1,4 @@
-"""Which source a line of agent.yaml means."""
+"""Opens the source for an address in agent.yaml."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from upwell.shared.errors import ConfigError
 def open_source(text: str, *, digest: str = "", ca: Path | None = None) -> Source:
     """The source that `text` names: a folder, `file:///...`, `https://...` or `oci://...`.
 
-    `digest` (`sha256:` and 64 digits, or empty) is that of the archive; nothing else is taken then. `ca` is a PEM file
-    with the issuers of the server's certificate. Nothing is asked yet. Raises `ConfigError`.
+    `digest` (`sha256:` and 64 digits, or empty) is that of the archive; nothing else is accepted then. `ca` is a PEM
+    file with the issuers of the server's certificate. Contacts nobody yet. Raises `ConfigError`.
     """
     check_source(text)
     sha256 = digest.removeprefix("sha256:")

@@ -1,6 +1,6 @@
-"""Requests over HTTPS as every source makes them: never for ever, never off to plain HTTP, no secret in a message.
+"""HTTPS requests for all sources: with time limits, never redirected to plain HTTP, without secrets in messages.
 
-A file that broke off is taken up where it did.
+Interrupted downloads are resumed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from upwell.shared.config.security import Address
 
 CONNECT_S = 10.0
 READ_S = 30.0
-"""The longest wait for a connection, and for the next byte on one."""
+"""Time limit for connecting, and for the next byte of a connection."""
 
 _CHUNK_BYTES = 64 << 10
 _MOST_REDIRECTS = 5
@@ -38,15 +38,15 @@ _LENGTH = re.compile(r"\d{1,18}")
 
 
 class Web:
-    """Connections to one source. Used by one thread at a time, but for `close`.
+    """Connections to one source. Used by one thread at a time, except for `close`.
 
-    The proxies of the environment are used, and so is netrc, unless a request brings its own `Authorization`.
+    Proxies from the environment are used, and so is netrc, unless a request has its own `Authorization`.
     """
 
     def __init__(self, ca: Path | None = None) -> None:
         self.session = requests.Session()
         self._verify: str | bool = True if ca is None else str(ca)
-        # Written even if the environment names another bundle, so that this one counts.
+        # Set explicitly, so that it overrides another bundle named in the environment.
         self.session.verify = self._verify
         self.session.headers.update({"Accept-Encoding": "identity", "User-Agent": "upwell"})
         for scheme in ("https://", "http://"):
@@ -55,9 +55,9 @@ class Web:
         self._is_closed = False
 
     def open(self, method: str, url: str, headers: Mapping[str, str]) -> requests.Response:
-        """The answer, whatever its status, to be closed, with its body still to come. Raises `FetchFailed`.
+        """The response, whatever its status, with its body still to come; the caller closes it. Raises `FetchFailed`.
 
-        Redirects are followed; `Authorization` goes to the host alone that it was meant for.
+        Redirects are followed; `Authorization` goes only to the host it is meant for.
         """
         sent = dict(headers)
         for _ in range(_MOST_REDIRECTS + 1):
@@ -75,7 +75,7 @@ class Web:
         raise FetchFailed(f"{host_of(url)}: redirects more than {_MOST_REDIRECTS} times")
 
     def chunks(self, response: requests.Response) -> Iterator[bytes]:
-        """The body as it comes, each piece as soon as it is there. Raises `FetchFailed` where it breaks off."""
+        """The body, each piece as soon as it arrives. Raises `FetchFailed` if it breaks off."""
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise FetchFailed(f"{host_of(response.url)}: sends it compressed; expected it uncompressed")
         while True:
@@ -91,7 +91,7 @@ class Web:
             yield data
 
     def read(self, response: requests.Response, max_bytes: int) -> bytes:
-        """A small body, whole. Raises `FetchFailed` where it is larger."""
+        """A whole small body. Raises `FetchFailed` if it is larger."""
         found = bytearray()
         for data in self.chunks(response):
             found += data
@@ -100,11 +100,11 @@ class Web:
         return bytes(found)
 
     def close(self) -> None:
-        """End what is under way, from any thread. Calling it twice is harmless."""
+        """End what is in progress, from any thread. Calling it twice is harmless."""
         self._is_closed = True
         response = self._response
         if response is not None:
-            # What has ended by itself in the meantime has nothing to shut down.
+            # A connection that has just ended by itself cannot be shut down.
             with contextlib.suppress(OSError, RuntimeError, ValueError, AttributeError):
                 response.raw.shutdown()
         self.session.close()
@@ -126,10 +126,10 @@ class Web:
 
 
 class _Impatient(HTTPAdapter):
-    """Waits no longer than the limits, also where a library asks without naming any."""
+    """Enforces the time limits, also when a library sets none."""
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-        """As `HTTPAdapter.send`."""
+        """See `HTTPAdapter.send`."""
         kwargs["timeout"] = kwargs.get("timeout") or (CONNECT_S, READ_S)
         return super().send(request, *args, **kwargs)
 
@@ -141,10 +141,10 @@ def download(
     condition: Mapping[str, str] | None,
     check: Callable[[requests.Response], None],
 ) -> None:
-    """Bring what is missing into `partial`. Raises `FetchFailed`; what came by then is kept.
+    """Fetch what is missing into `partial`. Raises `FetchFailed`; the bytes received by then are kept.
 
-    `ask` sends the request with the headers given. `condition` goes with a request for the rest (`If-Range`); with None
-    the rest is not asked for, and the whole is fetched anew. `check` raises where the answer is not what was offered.
+    `ask` sends the request with the given headers. `condition` accompanies a request for the rest (`If-Range`); with
+    None the whole is fetched again. `check` raises if the response is not what was offered.
     """
     headers: dict[str, str] = {}
     if partial.size_bytes and condition is not None:
@@ -167,15 +167,15 @@ def download(
 
 
 def length_of(response: requests.Response) -> int:
-    """What `Content-Length` says; 0 if nothing."""
+    """The value of `Content-Length`; 0 if missing."""
     found = _LENGTH.fullmatch(response.headers.get("Content-Length", ""))
     return int(found[0]) if found else 0
 
 
 def _begin(response: requests.Response, partial: Partial) -> int:
-    """Make `partial` ready for the body that comes; the size of the whole, 0 if unknown."""
+    """Prepare `partial` for the coming body; return the total size, 0 if unknown."""
     if response.status_code == requests.codes.ok:
-        if partial.size_bytes:  # a server without ranges, or a file that has changed
+        if partial.size_bytes:  # a server without ranges, or a changed file
             partial.restart()
         return length_of(response)
     found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -187,9 +187,9 @@ def _begin(response: requests.Response, partial: Partial) -> int:
 
 
 def is_safe(url: str, *, after: str = "") -> bool:
-    """Whether nobody between can read or change what comes: https, or this machine.
+    """Whether nobody in between can read or change the data: https, or this machine.
 
-    `after` is the address that led there: from https nothing leads back to plain HTTP.
+    `after` is the address that redirected there: https never leads back to plain HTTP.
     """
     parts = urlsplit(url)
     if parts.scheme == "https":
@@ -199,7 +199,7 @@ def is_safe(url: str, *, after: str = "") -> bool:
 
 
 def failure(response: requests.Response) -> FetchFailed:
-    """What an answer of no use comes to."""
+    """The error for an unusable response."""
     asked = response.headers.get("Retry-After", "") if response.status_code in (429, 503) else ""
     return FetchFailed(
         f"{host_of(response.url)}: answers {response.status_code} {response.reason}", _retry_after_s(asked)
@@ -207,7 +207,7 @@ def failure(response: requests.Response) -> FetchFailed:
 
 
 def host_of(url: str | None) -> str:
-    """Host and port of an address, and nothing of it that may be secret."""
+    """Host and port of an address, without anything that may be secret."""
     parts = urlsplit(url or "")
     return parts.netloc.rpartition("@")[2]
 
@@ -222,7 +222,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _retry_after_s(text: str) -> float:
-    """`120`, or a date; 0 for what is neither."""
+    """`120`, or a date; 0 for anything else."""
     if text.isascii() and text.isdigit():
         return min(float(text[:9]), _MOST_RETRY_AFTER_S)
     try:
@@ -233,12 +233,12 @@ def _retry_after_s(text: str) -> float:
 
 
 def _as_written(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Keeps netrc from writing over the header that the request has."""
+    """Prevents netrc from overwriting the request's own header."""
     return request
 
 
 def _why(error: BaseException) -> str:
-    """One line without addresses: those of object stores carry their signatures."""
+    """One line without addresses: those of object stores contain their signatures."""
     cause: BaseException | None = error
     seen: list[BaseException] = []
     while cause is not None and cause not in seen:
@@ -267,18 +267,18 @@ _NO_HEAD = frozenset({405, 501})
 class WebSource:
     """A `Source`: one archive on a web server.
 
-    What is there is told apart by its ETag, else by its Last-Modified; a server must state one of them.
-    Credentials come from netrc (`NETRC`, `~/.netrc`), never from the address.
+    Versions are told apart by the ETag, or else the Last-Modified; a server must send one of them. Credentials come
+    from netrc (`NETRC`, `~/.netrc`), never from the address.
     """
 
     def __init__(self, url: str, *, sha256: str = "", ca: Path | None = None) -> None:
-        """`sha256` is that of the archive, where it is known from elsewhere."""
+        """`sha256` is the digest of the archive, if it is known from elsewhere."""
         self._url = url
         self._sha256 = sha256
         self._web = Web(ca)
 
     def newest(self) -> AvailableBundle | None:
-        """What is at the address now. A server that knows no HEAD is asked with GET, and hung up on."""
+        """The current file at the address. If the server does not support HEAD, a GET is sent and cut off."""
         for method in ("HEAD", "GET"):
             with self._web.open(method, self._url, {}) as response:
                 if response.status_code in _NO_HEAD and method == "HEAD":
@@ -288,19 +288,19 @@ class WebSource:
                 if response.status_code != requests.codes.ok:
                     raise failure(response)
                 return AvailableBundle(_token(response.headers, self._url), self._sha256, length_of(response))
-        raise AssertionError  # the answer to GET ends the loop
+        raise AssertionError  # the response to GET ends the loop
 
     def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
-        """The archive, fetched or taken up again. One that changed meanwhile is `FetchFailed`: look again."""
+        """The archive, fetched or resumed. If it changed meanwhile, that is `FetchFailed`: check again."""
         return fetch_archive(offer, into, progress, bound(self._download, offer))
 
     def close(self) -> None:
-        """End what is under way."""
+        """End what is in progress."""
         self._web.close()
 
     def _download(self, offer: AvailableBundle, partial: Partial) -> None:
         kind, _, value = offer.token.partition(" ")
-        # A weak ETag does not promise the same bytes, so that nothing may be put together by it.
+        # A weak ETag does not promise the same bytes, so nothing may be assembled by it.
         condition = None if kind == "weak" else {"If-Range": value}
         ask = bound(self._web.open, "GET", self._url)
         download(self._web, ask, partial, condition, lambda response: self._check(response, offer, partial))

@@ -1,4 +1,4 @@
-// Asks for the state of each pipeline and shows it. No text of a model or a file is ever taken for HTML.
+// Fetches the state of each pipeline and shows it. Text of a model or a file is never interpreted as HTML.
 
 import { Drawing } from "./drawing.js";
 import { Figures, milliseconds } from "./figures.js";
@@ -56,7 +56,7 @@ class Panel {
     const frame = `${facts.frame.number} ${facts.frame.captured_unix_s}`;
     if (frame !== this.frame) {
       const picture = await ask(`${this.path}.jpg?frame=${facts.frame.number}`);
-      if (!picture.ok) return; // a newer frame has taken its place meanwhile
+      if (!picture.ok) return; // a newer frame has replaced it
       await this.picture.show(facts, await picture.blob());
       this.frame = frame;
       this.showObjects(facts);

@@ -17,7 +17,7 @@ function key(name) {
   return /^[A-Za-z]/.test(name) && !MEANS_SOMETHING.test(name) ? name : JSON.stringify(name);
 }
 
-// `zones: {door: [[0.4, 0.2], …], gate: {line: [[0, 0.5], [1, 0.5]]}}`, in one line, which no indentation can break.
+// `zones: {door: [[0.4, 0.2], …], gate: {line: [[0, 0.5], [1, 0.5]]}}`, in one line, so that indentation does not matter.
 export function asYaml(shapes) {
   const parts = shapes.map((shape) => {
     const list = `[${shape.points.map(pair).join(", ")}]`;

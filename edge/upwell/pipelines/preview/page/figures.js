@@ -1,4 +1,4 @@
-// Figures with a sparkline each, sampled once a second for two minutes. Without the line they say the same in text.
+// Figures with a sparkline each, sampled once a second for two minutes. The text says the same without the line.
 
 import { setText, svg } from "./picture.js";
 

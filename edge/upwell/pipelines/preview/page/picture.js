@@ -1,4 +1,4 @@
-// The picture of a frame, and on it the zones, lines, boxes and tracks. All texts go in as text nodes.
+// The picture of a frame with its zones, lines, boxes and tracks. All texts are text nodes.
 
 const TRAIL_POINTS = 40;
 const FORGET_S = 3;
@@ -24,7 +24,7 @@ export function points(fractions, size) {
   return fractions.map(([x, y]) => `${(x * size.width).toFixed(1)},${(y * size.height).toFixed(1)}`).join(" ");
 }
 
-// A shape with a dark one beneath it, so that it is seen on any picture.
+// A shape on top of a dark one, so that it is visible on any picture.
 export function outlined(tag, attributes) {
   return [svg(tag, { ...attributes, class: "under" }), svg(tag, attributes)];
 }
@@ -40,7 +40,7 @@ export class Picture {
     new ResizeObserver(() => this.draw()).observe(stage);
   }
 
-  // Show the picture with what was found on it, both at once.
+  // Show the picture and its findings at the same time.
   async show(facts, blob) {
     const old = this.image.src;
     const next = URL.createObjectURL(blob);
@@ -50,7 +50,7 @@ export class Picture {
     this.image.hidden = false;
     const { width, height } = facts.frame;
     this.stage.style.aspectRatio = `${width} / ${height}`;
-    this.stage.style.maxWidth = `calc(80vh * ${width / height})`; // all of a tall picture is on the screen at once
+    this.stage.style.maxWidth = `calc(80vh * ${width / height})`; // a tall picture fits on the screen
     this.facts = facts;
     this.follow(facts);
     this.draw();
@@ -124,7 +124,7 @@ function nameOf(found) {
   return `${found.label}${track} ${score(found.score)}`.trim();
 }
 
-// The route of the last answer about the object; of the frame, where no model was asked about the object itself.
+// The route of the last answer about the object, or about the frame if no model was asked about the object.
 export function routeOf(found, frame) {
   const routes = Object.values(found.answers).map((answer) => answer?.route).filter((one) => typeof one === "string");
   return routes.at(-1) ?? frame.route;

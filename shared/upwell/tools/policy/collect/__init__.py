@@ -1,1 +1,3 @@
-"""`upwell policy collect`: what device and cloud say to the same items, written down for calibration and simulation."""
+"""`upwell policy collect`: records the answers of device and cloud to the same items, for calibration and
+simulation.
+"""

@@ -1,4 +1,4 @@
-"""Device and cloud asked for the same item, one after the other, and the log line that comes of it."""
+"""Asks device and cloud about the same item, one after the other, and makes a log line of the answers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class CloudAsker:
-    """What the cloud had to say. `answer` is None where it was not asked, or gave nothing that can be used: then
-    `problem` says why. `is_silent`: it was asked and is not there, or not for us, whatever the item."""
+    """The cloud's answer. `answer` is None if it was not asked, or gave nothing usable: then `problem` says why.
+    `is_silent`: it was asked and is not there, or rejects us, whatever the item.
+    """
 
     sent_bytes: int
     reply_bytes: int = 0
@@ -54,7 +55,7 @@ class AskedCloud:
 
 @dataclass(frozen=True)
 class Asked:
-    """One item done: its line without a time, and what became of the cloud's side."""
+    """A finished item: its line without a time, and the outcome on the cloud's side."""
 
     line: LogLine
     cloud: CloudAsker
@@ -86,11 +87,11 @@ class Asker:
         self._runtime = runtime_name(model.edge.runtime)
 
     def warm_up(self, item: Item) -> None:
-        """Run the device once for nothing: the first run is no sample. Raises what `ask` raises."""
+        """Run the device once and drop the result: the first run is no sample. Raises what `ask` raises."""
         self._edge.run(read_item(item, self._model), math.inf)
 
     def ask(self, item: Item, t_s: float) -> Asked:
-        """Ask for one item, at `t_s` of the log. Raises `UpwellError` for an item that cannot be read or run."""
+        """Ask about one item, at `t_s` of the log. Raises `UpwellError` for an item that cannot be read or run."""
         inputs = read_item(item, self._model)
         run = self._edge.run(inputs, math.inf)
         encoded = encode_for_uplink(self._edge.signature, inputs, self._cloud.resizes)
@@ -107,11 +108,11 @@ class Asker:
         return Asked(line, cloud, verdict.egress_rule)
 
     def close(self) -> None:
-        """End the call to the cloud that is under way, if there is one; nothing can be asked after that."""
+        """End the call to the cloud in progress, if there is one; nothing can be asked after that."""
         self._cloud.client.close()
 
     def _at_qualities(self, inputs: Mapping[str, Array], verdict: Verdict) -> tuple[QualityAnswer, ...]:
-        """How the cloud's answers about pictures of lower qualities compare with that about whole ones."""
+        """How the cloud's answers about pictures of lower quality compare with its answers about the originals."""
         whole = self._ask_with(None, inputs, verdict)
         if whole.answer is None:
             return ()
@@ -132,7 +133,7 @@ class Asker:
         return self._ask_cloud(InferRequest(self._model.cloud_model, sent, id=uuid.uuid4().hex), verdict)
 
     def _ask_cloud(self, request: InferRequest, verdict: Verdict) -> CloudAsker:
-        if verdict.egress_rule:  # what denies egress is measured and stays here
+        if verdict.egress_rule:  # what denies egress is measured on the device alone
             return CloudAsker(len(serialize_infer_request(request)))
         try:
             pending = self._cloud.client.infer_async(request, ANSWER_S)
@@ -187,7 +188,7 @@ def _digest(answer: InferResponse | None) -> str:
 
 
 def _server_s(answer: InferResponse | None) -> float | None:
-    """The cloud's own time, None where it does not tell, or tells what cannot be."""
+    """The cloud's own time, None if it reports none, or an impossible one."""
     facts = answer.parameters if answer is not None else {}
     parts_ms = [facts.get(f"upwell.cloud_{part}_ms") for part in ("queue", "compute")]
     seconds = [part / 1e3 for part in parts_ms if isinstance(part, (int, float)) and not isinstance(part, bool)]

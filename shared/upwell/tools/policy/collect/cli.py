@@ -1,4 +1,4 @@
-"""`upwell policy collect`: write down what device and cloud say to the same items."""
+"""`upwell policy collect`: records the answers of device and cloud to the same items."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def collect(
     quality: Annotated[list[int] | None, typer.Option(min=1, max=100, metavar="QUALITY", help=_QUALITY)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run both sides of MODEL on every item of a folder, and write what they say as a request log.
+    """Run both sides of MODEL on every item of a folder, and write their answers as a request log.
 
-    What was collected stays: after an interrupt the same command continues with the items that are missing.
+    Collected lines stay: after an interrupt the same command continues with the missing items.
     """
     config = load_yaml(agent, AgentConfig)
     section, cloud = _sides(agent, config, model)
@@ -126,7 +126,7 @@ def _collected(
 
 
 def _resizes(client: Client, model: ServedModel, policy: CompiledPolicy) -> Resizes:
-    """How the cloud's model resizes pictures; a cloud that does not say so takes them as they are."""
+    """How the cloud's model resizes pictures; a cloud that does not say so takes them unchanged."""
     if policy.judge(RequestFacts(model.name, {}, METADATA_BYTES, time.time())).egress_rule:
         return NO_RESIZES
     try:

@@ -1,4 +1,4 @@
-"""The whole of a collection: every item that is not in the log yet, once, with what went wrong counted and told."""
+"""The whole collection: every item that is not yet in the log, once, with failures counted and reported."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ wrong."""
 
 
 class CloudSilent(UpwellError):
-    """The cloud does not answer at all; nothing is learnt by going on."""
+    """The cloud does not answer at all, so going on is pointless."""
 
 
 @dataclass(kw_only=True)
 class CollectionReport:
-    """What became of the items so far, as `--json` prints it; items by name with what happened to them.
+    """The outcome of the items so far, as `--json` prints it; items by name with what happened to them.
 
-    The accuracies are None where no line knows, and until all items are done.
+    The accuracies are None if no line tells, and until all items are done.
     """
 
     out: str
@@ -45,7 +45,7 @@ class CollectionReport:
 
 
 def check_same(former: LogLine | None, edge: EdgeModel, model: str, *, with_labels: bool) -> None:
-    """Raise `ConfigError` where a log to go on with is about something else: a log of two models is of no use."""
+    """Raise `ConfigError` if an existing log is about another model: a log of two models is useless."""
     if former is None:
         return
     truths = ("labels", "the cloud")
@@ -63,7 +63,7 @@ def check_same(former: LogLine | None, edge: EdgeModel, model: str, *, with_labe
 
 
 class Collection:
-    """Asks for items one after the other and writes their lines. `report` counts them, also where Ctrl-C ends it."""
+    """Asks about items one after the other and writes their lines. `report` counts them, even if Ctrl-C ends it."""
 
     def __init__(self, asker: Asker, log: LogFile, report: CollectionReport) -> None:
         self.report = report
@@ -77,8 +77,8 @@ class Collection:
     def run(self, items: Sequence[Item], advance: Callable[[], None]) -> None:
         """Collect the items, calling `advance` after each. Raises `CloudSilent` and `LogNotWritten`."""
         began_s = time.monotonic() - self._log.former.last_s
-        # An interrupt that tears the beginning of a call in two leaves a gRPC channel that never closes. So calls are
-        # made in a thread that no interrupt reaches.
+        # An interrupt in the middle of starting a call leaves a gRPC channel that never closes. So calls are made in
+        # a thread, which interrupts do not reach.
         with ThreadPoolExecutor(1) as worker:
             try:
                 for item in items:
@@ -86,7 +86,7 @@ class Collection:
                     advance()
                 self._release()
             except BaseException:
-                self._asker.close()  # ends the call under way, for which the worker is waited for
+                self._asker.close()  # ends the call in progress, for which the worker waits
                 raise
         self.report.edge_accuracy = _accuracy(self._edge_correct)
         self.report.cloud_accuracy = _accuracy(self._cloud_correct)
@@ -102,7 +102,9 @@ class Collection:
             return None
 
     def _take(self, item: Item, asked: Asked | None) -> None:
-        """Write the line, but hold it while the cloud is silent: if it stays so, the items are to be asked again."""
+        """Write the line, but hold it back while the cloud is silent: if it stays so, the items are asked about
+        again.
+        """
         if asked is None:
             return
         self._held.append((item, asked))

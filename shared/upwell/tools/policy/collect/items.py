@@ -21,14 +21,14 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".npy", ".npz"})
 
 @dataclass(frozen=True)
 class Item:
-    """One file: its name within the folder, with `/` between folders, and where it lies."""
+    """One file: its name within the folder, with `/` between folders, and its path."""
 
     name: str
     path: Path
 
 
 def find_items(folder: Path) -> list[Item]:
-    """The items in the folder and those below it, by name. Raises `ConfigError` where there is none."""
+    """The items in the folder and those below it, by name. Raises `ConfigError` if there is none."""
     if not folder.is_dir():
         raise ConfigError.at(folder, "expected a folder of pictures, .npy or .npz files", "--data")
     try:
@@ -45,7 +45,7 @@ def find_items(folder: Path) -> list[Item]:
 def read_item(item: Item, model: ServedModel) -> dict[str, Array]:
     """The item as a request of one row. Raises `ConfigError` or `InvalidRequest`."""
     assert model.edge is not None  # noqa: S101  collecting asks both sides
-    if any("\ud800" <= letter <= "\udfff" for letter in item.name):  # how bytes that are no text stand in a name
+    if any("\ud800" <= letter <= "\udfff" for letter in item.name):  # bytes of a name that are not UTF-8
         raise InvalidRequest("its name is not UTF-8, which a log cannot contain; rename the file")
     signature = model.edge.signature
     specs = tuple(one.spec for one in signature.inputs)
@@ -63,6 +63,6 @@ def read_item(item: Item, model: ServedModel) -> dict[str, Array]:
 
 
 def _with_row(array: Array, one: LogicalInput, signature: Signature) -> Array:
-    """The array with the dimension of rows, which a file of one item may leave out."""
+    """The array with a row dimension, which a file of one item may leave out."""
     lacks_row = one.kind == "tensor" and signature.has_rows and array.ndim == len(one.spec.shape) - 1
     return array[None] if lacks_row else np.asarray(array)

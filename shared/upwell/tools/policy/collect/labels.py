@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KnownLabels:
-    """What labels may name: the items `names`, and classes by one of `texts` or by number.
+    """What labels may refer to: the items `names`, and classes by one of `texts` or by number.
 
-    `classes` is 0 where nobody knows how many there are.
+    `classes` is the number of classes, 0 if unknown.
     """
 
     names: frozenset[str]
@@ -42,7 +42,7 @@ class KnownLabels:
         return name
 
     def number(self, text: str) -> int:
-        """The class that a label means. Raises `ValueError`."""
+        """The class that a label denotes. Raises `ValueError`."""
         if text in self.texts:
             return self.texts.index(text)
         if not (text.isascii() and text.isdigit()) or len(text) > 9:
@@ -74,11 +74,11 @@ def read_classes(path: Path, known: KnownLabels) -> dict[str, int]:
 
 
 def read_boxes(path: Path, known: KnownLabels) -> dict[str, Array]:
-    """Item name -> its objects, FP64 [n, 6] as detections are: x1, y1, x2, y2 in fractions, score 1, class.
+    """Item name -> its objects, FP64 [n, 6] like detections: x1, y1, x2, y2 as fractions, score 1, class.
 
-    From CSV with the columns file, label, x1, y1, x2, y2, one line per object, and a line with the file alone for a
-    picture without any; or from COCO JSON (`.json`: images, annotations, categories), whose boxes are in pixels. Items
-    that neither names are left out. Raises `ConfigError` with every problem.
+    From CSV with the columns file, label, x1, y1, x2, y2, one line per object, and a line with only the file for a
+    picture without objects; or from COCO JSON (`.json`: images, annotations, categories), whose boxes are in pixels.
+    Items that are in neither are left out. Raises `ConfigError` with every problem.
     """
     found: dict[str, list[list[float]]] = {}
     if path.suffix.lower() == ".json":
@@ -135,7 +135,7 @@ class _Coco(BaseModel):
 def _read_coco(path: Path, known: KnownLabels, found: dict[str, list[list[float]]]) -> None:
     """COCO's detection format (Lin et al. 2014, cocodataset.org): bbox is left, top, width, height in pixels.
 
-    A category is the class of its name; where the model has no labels, classes are the categories in the order of ids.
+    A category is the class of its name; if the model has no labels, classes are the categories in the order of ids.
     """
     try:
         coco = _Coco.model_validate(json.loads(_text(path)))
@@ -161,7 +161,7 @@ def _read_coco(path: Path, known: KnownLabels, found: dict[str, list[list[float]
         left, top, width, height = one.bbox
         box = [left / image.width, top / image.height, (left + width) / image.width, (top + height) / image.height]
         number = known.number(name if known.texts else str(names.index(name)))
-        clipped = np.clip(box, 0.0, 1.0).tolist()  # annotators draw a pixel over the edge
+        clipped = np.clip(box, 0.0, 1.0).tolist()  # annotations may extend a pixel over the edge
         found[image.file_name].append([*_checked_box(clipped), 1.0, number])
 
     _each(path, ((None, image) for image in coco.images), add_image)

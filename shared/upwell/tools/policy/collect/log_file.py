@@ -1,4 +1,4 @@
-"""The log that `upwell policy collect` writes, line by line, so that it can be interrupted and gone on with."""
+"""The log that `upwell policy collect` writes, line by line, so that it can be interrupted and continued."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _START = b'{"t_s":'
 
 
 class LogNotWritten(UpwellError):
-    """The disk does not take the log."""
+    """The log cannot be written to disk."""
 
 
 @dataclass(frozen=True)
 class Former:
-    """What a log holds already: its items, its last instant, and one of its lines to compare with."""
+    """The former contents of a log: its items, its last instant, and one of its lines to compare with."""
 
     items: frozenset[str] = frozenset()
     last_s: float = 0.0
@@ -46,7 +46,7 @@ class LogFile:
         self._file = file
 
     def append(self, line: LogLine) -> None:
-        """Write one line, whole or not at all. Raises `LogNotWritten`."""
+        """Write one line, atomically. Raises `LogNotWritten`."""
         try:
             append_line(self._file, encode_line(line))
         except OSError as error:
@@ -55,7 +55,7 @@ class LogFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[LogFile]:
-    """The log at `path`, made if missing, with an unfinished last line cut off. Raises `ConfigError`."""
+    """The log at `path`, created if missing, with an unfinished last line cut off. Raises `ConfigError`."""
     if path.exists() and not path.is_file():
         raise ConfigError.at(path, "not a file; expected a log to write or to continue", "--out")
     former = _read(path) if path.exists() else Former()
@@ -68,7 +68,7 @@ def opened(path: Path) -> Iterator[LogFile]:
 
 
 def _read(path: Path) -> Former:
-    """What the log holds; its last line is left out where it is unfinished. Raises `ConfigError` for another file."""
+    """The contents of the log, without an unfinished last line. Raises `ConfigError` for another file."""
     items: set[str] = set()
     last_s, first = 0.0, None
     try:
