@@ -290,7 +290,7 @@ def test_servers_refusal_is_shown_in_its_own_words(
     at = serve(AgentDataplane(agent))
     code, _, err = cli("letters", pictures[0], "--at", at)
     assert code == 1
-    assert "NOT_FOUND: Request for unknown model: no model 'letters' here; there is digits, pages" in err
+    assert "NOT_FOUND: Request for unknown model: no model 'letters' here; available: digits, pages" in err
     (tmp_path / "text.png").write_text("no picture")
     code, _, err = cli("digits", tmp_path / "text.png", "--at", at)
     assert code == 1

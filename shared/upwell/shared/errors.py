@@ -73,7 +73,7 @@ class ModelNotFound(UpwellError):
         """For a name that no model has; `there` are those that are, where the caller may know. It begins as Triton's
         does, since its clients look for these words.
         """
-        others = "" if there is None else f"; there is {', '.join(sorted(there)) or 'none'}"
+        others = "" if there is None else f"; available: {', '.join(sorted(there)) or 'none'}"
         return cls(f"Request for unknown model: no model {model!r} here{others}")
 
 

@@ -202,7 +202,7 @@ def test_an_unknown_model_has_no_metadata_and_is_not_ready(client: OipClient, as
     if ask_for == "ready":
         assert not client.ready(LIMIT_S, "nope")
         return
-    with pytest.raises(RemoteError, match="no model 'nope' here; there is digits") as caught:
+    with pytest.raises(RemoteError, match="no model 'nope' here; available: digits") as caught:
         client.metadata("nope", LIMIT_S)
     assert caught.value.kind is RemoteErrorKind.NOT_FOUND
 

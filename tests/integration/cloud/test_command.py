@@ -73,8 +73,8 @@ def test_settings_of_what_is_not_there_are_said_with_the_file_that_holds_them(tm
     code, said = serve_and_fail("-c", path)
     assert code == 2
     first, second = said.splitlines()
-    assert first.startswith(f"error: {path}: models.nobody: not in {repository}; there is ")
-    assert second.startswith(f"{path}: models.linear.versions: version 9 is not there; there is 1, 2")
+    assert first.startswith(f"error: {path}: models.nobody: not in {repository}; available: ")
+    assert second.startswith(f"{path}: models.linear.versions: there is no version 9; available: 1, 2")
 
 
 @pytest.mark.parametrize("engine", ["onnx", pytest.param("torch", marks=pytest.mark.exhaustive)])

@@ -64,10 +64,10 @@ def test_metadata_over_the_wire(client: OipClient) -> None:
         (
             InferRequest("lineal", {"x": X}),
             RemoteErrorKind.NOT_FOUND,
-            "no model 'lineal' here; there is broken, linear",
+            "no model 'lineal' here; available: broken, linear",
         ),
         (InferRequest("../linear", {"x": X}), NOT_FOUND, "no model '../linear'"),
-        (InferRequest("linear", {"x": X}, version="7"), NOT_FOUND, "there is 1, 2"),
+        (InferRequest("linear", {"x": X}, version="7"), NOT_FOUND, "available: 1, 2"),
         (
             InferRequest("linear", {"x": X.astype(np.int32)}),
             RemoteErrorKind.INVALID_ARGUMENT,

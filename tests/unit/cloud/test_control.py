@@ -193,7 +193,7 @@ def test_a_folder_whose_name_no_model_can_have_is_said_once_and_harms_nobody(
     shutil.copytree(root / "m", root / "m (copy)")
     for _ in range(3):
         scene.watch.look()
-    assert caplog.text.count("'m (copy)' is not served: a model's name is letters") == 1
+    assert caplog.text.count("'m (copy)' is not served: a model's name has letters") == 1
     assert scene.answer() == ("1", 1)
     assert Scene(root).answer() == ("1", 1)
 
@@ -290,7 +290,7 @@ def test_a_version_that_is_named_and_not_there(root: Path, caplog: pytest.LogCap
     with pytest.raises(ConfigError) as caught:
         find_models(fixed)
     assert [problem.key for problem in caught.value.problems] == ["models.n", "models.m.versions"]
-    assert "version 4 is not there; there is 1" in str(caught.value)
+    assert "there is no version 4; available: 1" in str(caught.value)
     scene = Scene(root, models={"m": {"versions": [1, 4]}, "n": {}})  # they may come
     assert "version 4 is not there" in caplog.text
     put(root, "m", 4, seed=4)

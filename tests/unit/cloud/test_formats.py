@@ -39,7 +39,7 @@ def test_a_folder_with_such_a_file_alone_is_a_broken_model(tmp_path: Path, engin
     )
     broken = load_model(ModelFolder("net", 1, version, tmp_path), config)
     assert isinstance(broken, BrokenModel)
-    assert broken.reason.startswith(f"no model.{'onnx' if engine == 'onnx' else 'safetensors'} in net/1; there is")
+    assert broken.reason.startswith(f"no model.{'onnx' if engine == 'onnx' else 'safetensors'} in net/1; available:")
     assert re.search(says, broken.reason)
 
 
@@ -58,11 +58,8 @@ PICKLED = [pickle.dumps({"factor": 1}, protocol) for protocol in range(2, 6)]
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (saved_by_torch(), "{} is a zip archive, as torch.save and TorchScript write them: it is never opened"),
-        *(
-            (content, "{} is a pickle, and opening one runs code of its maker: it is never loaded")
-            for content in PICKLED
-        ),
+        (saved_by_torch(), "{} is a zip archive, as written by torch.save and TorchScript, and is never loaded"),
+        *((content, "{} is a pickle, which runs code when opened, and is never loaded") for content in PICKLED),
     ],
 )
 def test_such_a_file_is_known_under_any_name(tmp_path: Path, engine: str, file: str, content: bytes, says: str) -> None:

@@ -124,7 +124,7 @@ def test_names_that_strangers_chose_write_no_lines_of_the_log_and_pass_as_a_reas
     (found,) = find_models(config)
     broken = load_model(found, config)
     assert isinstance(broken, BrokenModel)
-    assert broken.reason == r"no model.onnx in m/1; there is \udcff\x1b[31m\nERROR forged"
+    assert broken.reason == r"no model.onnx in m/1; available: \udcff\x1b[31m\nERROR forged"
     assert caplog.messages == [f"model m version 1 is not served: {broken.reason}"]
 
 

@@ -38,7 +38,7 @@ def test_no_repository_and_an_empty_one_say_what_is_expected(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["two words", "-flag", "x" * 101, "ä"])
 def test_a_name_that_no_model_can_have_is_refused(tmp_path: Path, name: str) -> None:
     put(tmp_path, name, "1", "model.onnx")
-    with pytest.raises(ConfigError, match="a model's name is letters"):
+    with pytest.raises(ConfigError, match="a model's name has letters"):
         scan(tmp_path)
 
 
@@ -53,7 +53,7 @@ def test_the_description_of_the_version_counts_before_that_of_the_model(tmp_path
 
 def test_a_missing_file_says_what_is_there(tmp_path: Path) -> None:
     put(tmp_path, "m", "1", "model.safetensors")
-    with pytest.raises(ModelFailed, match=r"no model\.onnx in m/1; there is model\.safetensors"):
+    with pytest.raises(ModelFailed, match=r"no model\.onnx in m/1; available: model\.safetensors"):
         scan(tmp_path)[0].file("model.onnx")
 
 

@@ -86,11 +86,11 @@ def test_an_answer_has_its_facts_and_the_highest_version_by_number(tmp_path: Pat
 def test_unknown_models_versions_and_outputs_name_what_there_is(tmp_path: Path) -> None:
     put(tmp_path, "m", 1)
     cloud = service(tmp_path)
-    with pytest.raises(ModelNotFound, match="no model 'n' here; there is m"):
+    with pytest.raises(ModelNotFound, match="no model 'n' here; available: m"):
         cloud.infer(InferRequest("n", {"x": X}), Call())
-    with pytest.raises(ModelNotFound, match="no version '01'; there is 1"):
+    with pytest.raises(ModelNotFound, match="no version '01'; available: 1"):
         cloud.metadata("m", "01")
-    with pytest.raises(InvalidRequest, match="no output 'logits'; there is scores"):
+    with pytest.raises(InvalidRequest, match="no output 'logits'; it has scores"):
         cloud.infer(InferRequest("m", {"x": X}, outputs=("logits",)), Call())
 
 
@@ -184,7 +184,7 @@ def test_a_broken_newest_version_is_not_silently_replaced_by_an_older_one(tmp_pa
 
 def test_settings_of_a_model_that_is_not_there_are_an_error(tmp_path: Path) -> None:
     put(tmp_path, "m", 1)
-    with pytest.raises(ConfigError, match=r"models\.n: not in .*; there is m"):
+    with pytest.raises(ConfigError, match=r"models\.n: not in .*; available: m"):
         find_models(config(tmp_path, models={"n": {"engine": "onnx"}}))
 
 
@@ -267,7 +267,7 @@ def test_a_request_ends_on_the_engine_it_began_on_which_is_closed_then() -> None
     assert not new.closed.is_set()
     cloud.put("fake", None)
     assert new.closed.is_set()
-    with pytest.raises(ModelNotFound, match="there is none"):
+    with pytest.raises(ModelNotFound, match="available: none"):
         cloud.infer(request, Call())
     assert cloud.drain(0)
 

@@ -51,7 +51,7 @@ def config(root: Path, listen: str = "127.0.0.1:0") -> CloudConfig:
 def test_a_socket_has_one_process_and_no_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert resolved(config(tmp_path, f"unix:{tmp_path}/s")).serve.workers == 1
-    assert "workers: auto is 1 (a unix socket has one process)" in caplog.text
+    assert "workers: auto chose 1 (processes cannot share a unix socket)" in caplog.text
 
 
 @pytest.mark.slow

@@ -381,7 +381,7 @@ def test_a_request_that_cannot_be_sent_does_not_keep_the_probe_from_the_others()
 
 
 def test_an_unknown_model_is_named_with_those_that_there_are() -> None:
-    with scene() as at, pytest.raises(ModelNotFound, match="no model 'x' here; there is model"):
+    with scene() as at, pytest.raises(ModelNotFound, match="no model 'x' here; available: model"):
         at.agent.infer("x", rows_of(SURE))
 
 

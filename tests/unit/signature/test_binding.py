@@ -58,7 +58,7 @@ def processor(
         (
             "{decode: image}",
             "{decode: picture}",
-            "5:16: pre[0].decode: there is no value 'picture' here; there are image",
+            "5:16: pre[0].decode: no value 'picture' here; available: image",
         ),
         ("{decode: image}", "{decode: image}, {decode: image}", None),
         (
@@ -80,7 +80,7 @@ def processor(
         (
             "from: logits",
             "from: logit",
-            "6:18: post[0].softmax: there is no value 'logit' here; there are logits",
+            "6:18: post[0].softmax: no value 'logit' here; available: logits",
         ),
         ("to: scores", "to: score", None),
         ("[a, b, c]", "[a, b]", "4:51: signature.outputs.scores.labels: 2 labels for 3 classes"),
@@ -109,7 +109,7 @@ def processor(
         (
             "image: {kind: image}",
             "a: {kind: image}, b: {kind: image}",
-            "5:16: pre[0].decode: there is no value 'image' here; there are a, b",
+            "5:16: pre[0].decode: no value 'image' here; available: a, b",
         ),
         ("image: {kind: image}", "image: {kind: image}, n: {kind: tensor, dtype: FP32, shape: [3]}", None),
     ],
@@ -148,12 +148,12 @@ def test_mistakes_that_the_models_tensors_reveal(old: str, new: str, expected: s
         (
             [("a", "FP32", (-1, 3, 4, 6)), ("b", "FP32", (-1, 2))],
             [("logits", "FP32", (-1, 3))],
-            "there is no value for model input 'a'; there are image",
+            "no value for model input 'a'; available: image",
         ),
         (
             [("input", "FP32", (-1, 3, 4, 6))],
             [("a", "FP32", (-1, 3)), ("b", "FP32", (-1, 3))],
-            "there is no value 'logits' here; there are a, b",
+            "no value 'logits' here; available: a, b",
         ),
     ],
 )
@@ -186,7 +186,7 @@ BOXES = [("b", "FP32", (-1, 9, 4)), ("s", "FP32", (-1, 9, 2)), ("c", "INT64", (-
             BOXES,
             "expected floating point numbers in 'c', got INT64 [-1, 9]",
         ),
-        ("boxes: {format: xyxy, boxes: b, scores: x}", BOXES, "there is no value 'x' here; there are b, s, c"),
+        ("boxes: {format: xyxy, boxes: b, scores: x}", BOXES, "no value 'x' here; available: b, s, c"),
         (
             "boxes: {format: xyxy, boxes: b, scores: s, background: 2}",
             BOXES,

@@ -1,1 +1,1 @@
-"""What can be seen of the service: metrics, access log, traces."""
+"""Metrics, access log and traces of the service."""

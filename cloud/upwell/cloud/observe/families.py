@@ -1,4 +1,4 @@
-"""Every metric of the service: its name with its unit, what it says, its labels, and how those of workers add up."""
+"""Every metric of the service: name with unit, help text, labels, and how the values of several workers combine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 Labels: TypeAlias = tuple[str, ...]
 Snapshot: TypeAlias = Mapping[str, Mapping[Labels, Sequence[float]]]
-"""Metric -> label values -> numbers: one, or of a histogram the count of each bucket, of what is above, and the sum."""
+"""Metric name -> label values -> numbers: one number, or for a histogram the count of each bucket, the count above the
+last bound, and the sum."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One metric. `bounds` are of a histogram. `across` says what becomes of a gauge of several workers."""
+    """One metric. `bounds` are the buckets of a histogram. `across` says how a gauge of several workers combines."""
 
     kind: Literal["counter", "histogram", "gauge"]
     text: str
@@ -31,7 +32,7 @@ class Family:
     across: Literal["sum", "most", "least"] = "sum"
 
     def merged(self, one: Sequence[float], other: Sequence[float]) -> Sequence[float]:
-        """What two processes say of the same thing, as one."""
+        """The combined values of two processes."""
         pairs = zip(one, other, strict=True)
         if self.across == "sum":
             return [a + b for a, b in pairs]
@@ -49,31 +50,31 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             "histogram", "Time to the answer, of requests answered OK.", _MODEL, SECONDS
         ),
         "upwell_cloud_queue_seconds": Family("histogram", "Of that, the wait for an instance.", _MODEL, SECONDS),
-        "upwell_cloud_compute_seconds": Family("histogram", "Time of the engine's runs.", _MODEL, SECONDS),
-        "upwell_cloud_batch_rows": Family("histogram", "Rows in the engine's runs.", _MODEL, ROWS),
-        "upwell_cloud_waiting_requests": Family("gauge", "Requests that wait for an instance.", _MODEL),
+        "upwell_cloud_compute_seconds": Family("histogram", "Duration of an engine run.", _MODEL, SECONDS),
+        "upwell_cloud_batch_rows": Family("histogram", "Rows in an engine run.", _MODEL, ROWS),
+        "upwell_cloud_waiting_requests": Family("gauge", "Requests waiting for an instance.", _MODEL),
         "upwell_cloud_model_ready": Family(
-            "gauge", "1 where the version answers, in all workers.", _MODEL, across="least"
+            "gauge", "1 if the version is ready in all workers.", _MODEL, across="least"
         ),
         "upwell_cloud_model_load_seconds": Family(
-            "gauge", "Loading and warming up; of workers, the longest.", _MODEL, across="most"
+            "gauge", "Time to load and warm up; the longest of all workers.", _MODEL, across="most"
         ),
         "upwell_cloud_client_bytes": Family(
-            "counter", "Bytes of tensors that clients sent (in) and got (out).", ("client", "direction")
+            "counter", "Bytes of tensors that clients sent (in) and received (out).", ("client", "direction")
         ),
         "upwell_cloud_client_device_seconds": Family(
-            "counter", "Time of the engines, by the clients' share of the rows.", ("client",)
+            "counter", "Engine time, divided among clients by their share of the rows.", ("client",)
         ),
-        "upwell_cloud_cpu_seconds": Family("counter", "CPU time of the processes that serve."),
-        "upwell_cloud_resident_memory_bytes": Family("gauge", "Memory of the processes that serve."),
-        "upwell_cloud_workers": Family("gauge", "Processes that serve."),
+        "upwell_cloud_cpu_seconds": Family("counter", "CPU time of the serving processes."),
+        "upwell_cloud_resident_memory_bytes": Family("gauge", "Resident memory of the serving processes."),
+        "upwell_cloud_workers": Family("gauge", "Serving processes."),
         "upwell_cloud_traces": Family("counter", "Requests recorded for traces, by outcome.", ("became",)),
     }
 )
 
 
 class Histogram:
-    """Counts by bucket, and the sum. Not safe by itself."""
+    """Counts by bucket, and the sum. Not thread-safe."""
 
     __slots__ = ("_bounds", "values")
 
@@ -82,14 +83,14 @@ class Histogram:
         self.values = [0.0] * (len(bounds) + 2)
 
     def add(self, value: float) -> None:
-        """Count one value; a bucket holds what is at most its bound."""
+        """Count one value; a bucket includes its upper bound."""
         values = self.values
         values[bisect_left(self._bounds, value)] += 1
         values[-1] += value
 
 
 def merged(snapshots: Iterable[Snapshot]) -> dict[str, dict[Labels, Sequence[float]]]:
-    """What several processes say, as one."""
+    """The combined snapshots of several processes."""
     whole: dict[str, dict[Labels, Sequence[float]]] = {}
     for snapshot in snapshots:
         for name, table in snapshot.items():
@@ -100,22 +101,22 @@ def merged(snapshots: Iterable[Snapshot]) -> dict[str, dict[Labels, Sequence[flo
 
 
 def counted(snapshot: Snapshot) -> Snapshot:
-    """Of a process that has ended, what still counts: not its gauges."""
+    """What stays of the snapshot of a process that has ended: everything but its gauges."""
     return {name: table for name, table in snapshot.items() if FAMILIES[name].kind != "gauge"}
 
 
 class CloudCollector(Collector):
-    """Makes metrics, when scraped, of what `read` gives then."""
+    """Turns the snapshots that `read` returns into metrics on each scrape."""
 
     def __init__(self, read: Callable[[], Iterable[Snapshot]]) -> None:
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not read."""
+        """Return nothing, so that registering does not read."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, whether anything is known of it yet or not."""
+        """Every family, also those without a value yet."""
         whole = merged(self._read())
         for name, family in FAMILIES.items():
             yield _metric(name, family, whole.get(name, {}))

@@ -1,4 +1,4 @@
-"""What the operator learns of each request: a `Dataplane` before the service that counts, traces and logs."""
+"""Counts, traces and logs each request, as a `Dataplane` in front of the service."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _access = logging.getLogger("upwell.access")
 
 
 class Observer:
-    """Counts what the engines and the requests do, and records traces of it. Safe to use from many threads.
+    """Counts engine runs and requests, and records their traces. Thread-safe.
 
-    `has_names` says that callers have names (tokens or certificates): without them they
-    are all anonymous. `tally` and `tracer` are None where nobody wants to know.
+    `has_names` says that callers have names (from tokens or certificates); without it all are counted as anonymous.
+    `tally` and `tracer` are None where they are switched off.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Observer:
         self._has_names = has_names
 
     def name_of(self, client: str) -> str:
-        """The client as metrics name it: never by its address."""
+        """The client's name in metrics; never its address."""
         is_address = client == "unix" or client_key(client) != client
         return client if self._has_names and client and not is_address else ANONYMOUS
 
     def ran(self, model: str, version: str, run: Run) -> None:
-        """An engine has run."""
+        """Count and trace one run of an engine."""
         if self.tally is not None:
             shares = [(self.name_of(entry.call.client), entry.rows) for entry in run.entries]
             self.tally.ran(model, version, run.rows, run.ended_s - run.started_s, shares)
@@ -57,7 +57,7 @@ class Observer:
 
 
 class Observed(DataplaneLayer):
-    """A `Dataplane` whose requests are counted, traced and logged; the rest passes through."""
+    """A `Dataplane` that counts, traces and logs inference requests and passes all other calls through."""
 
     def __init__(
         self, dataplane: Dataplane, observer: Observer, versions_by_model: Callable[[], Mapping[str, ModelVersions]]
@@ -76,7 +76,7 @@ class Observed(DataplaneLayer):
                 call = replace(call, trace=trace)
         try:
             response = self._dataplane.infer(request, call)
-        except Exception as error:  # whatever it is, it is counted, and raised again
+        except Exception as error:  # any failure is counted, then raised again
             self._failed(request, call, status_of(error), started_s)
             raise
         took_s = time.monotonic() - started_s
@@ -87,7 +87,8 @@ class Observed(DataplaneLayer):
         return response
 
     def _failed(self, request: InferRequest, call: Call, status: Status, started_s: float) -> None:
-        """What a caller writes makes no new series: a model or version that is not there has no name."""
+        """Count a failed request. Unknown models and versions are counted without a name, or callers could create any
+        number of time series."""
         model_versions = self._versions_by_model().get(request.model)
         version = "" if model_versions is None else request.version or model_versions.default
         if model_versions is None or version not in model_versions.versions:
@@ -97,8 +98,8 @@ class Observed(DataplaneLayer):
         self._tell(request, call, RequestEnd(model, version, status.code.name, took_s, in_bytes))
 
     def _tell(self, request: InferRequest, call: Call, end: RequestEnd) -> None:
-        """What leaves for a collector says how the request ended by the status' name alone: an error's text may hold
-        what was in the tensors, and a model that is not there is a text of the caller's."""
+        """Report the end of a request. Traces carry only the name of the status: an error's text may quote the caller's
+        tensors or an invented model name."""
         observer = self._observer
         if observer.tally is not None:
             observer.tally.ended(observer.name_of(call.client), end)
@@ -116,7 +117,7 @@ class Observed(DataplaneLayer):
 
 
 def states_of(versions_by_model: Mapping[str, ModelVersions]) -> Iterable[ModelCounts]:
-    """How each version of each model is now."""
+    """The current state of each version of each model."""
     for model_versions in versions_by_model.values():
         for model in model_versions.versions.values():
             if isinstance(model, BrokenModel):

@@ -1,4 +1,4 @@
-"""What one process counts, request by request: a few microseconds of a request, and metrics when asked for them."""
+"""The counters of one process: a few microseconds per request, turned into metrics only when scraped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from upwell.shared.platform.memory import resident_bytes
 ANONYMOUS = "anonymous"
 OTHERS = "others"
 MAX_CLIENTS = 1000
-"""So many clients are told apart; those that come after them are `others` together."""
+"""Clients that are counted by name; all later ones are counted together as `others`."""
 
 
 @dataclass(frozen=True)
 class ModelCounts:
-    """One version of a model as it is now; `load_s` is None where it could not be loaded."""
+    """The current state of one version of a model; `load_s` is None if it could not be loaded."""
 
     name: str
     version: str
@@ -32,7 +32,7 @@ class ModelCounts:
 
 @dataclass(slots=True)
 class _Served:
-    """Of one version of a model."""
+    """The counters of one version of a model."""
 
     answered: int = 0
     request_s: Histogram = field(default_factory=lambda: Histogram(SECONDS))
@@ -50,7 +50,7 @@ class _Client:
 
 @dataclass(frozen=True)
 class RequestEnd:
-    """How a request ended, by gRPC status. Model and version are empty where there are no such."""
+    """How a request ended, by gRPC status. Model and version are empty if they do not exist."""
 
     model: str
     version: str
@@ -62,10 +62,10 @@ class RequestEnd:
 
 
 class RequestCounters:
-    """Counts under one lock. Safe to use from many threads.
+    """All counters under one lock. Thread-safe.
 
-    `models` says how each model is now, `traces` what became of the requests that were recorded. The client library's
-    own counters would take a call and a lock for each number, and its files for several processes far more.
+    `models` returns the state of each model, `traces` the outcomes of recorded requests. prometheus-client's own
+    counters would cost a call and a lock per number, and its files for several processes far more.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RequestCounters:
             used.out_bytes += end.out_bytes
 
     def ran(self, model: str, version: str, rows: int, compute_s: float, shares: Iterable[tuple[str, int]]) -> None:
-        """Count a run of the engine; `shares` says how many of the rows were whose."""
+        """Count a run of the engine; `shares` gives the rows of each client."""
         with self._lock:
             served = self._of(model, version)
             served.compute_s.add(compute_s)
@@ -102,7 +102,7 @@ class RequestCounters:
                 self._client(client).device_s += compute_s * part / max(rows, 1)
 
     def snapshot(self) -> Snapshot:
-        """All of it now."""
+        """The current values of all counters."""
         with self._lock:
             counts: dict[str, dict[tuple[str, ...], list[float]]] = {
                 "upwell_cloud_requests": {
@@ -144,7 +144,7 @@ class RequestCounters:
         return self._served[key]
 
     def _client(self, client: str) -> _Client:
-        """Beyond the bound, the one that stands for all the others."""
+        """The client's counters; beyond the limit those that all others share."""
         if client not in self._clients:
             client = client if client == ANONYMOUS or len(self._clients) < MAX_CLIENTS else OTHERS
             return self._clients.setdefault(client, _Client())

@@ -1,4 +1,4 @@
-"""What a serving process tells its operator, put together as `cloud.yaml` says."""
+"""Metrics, traces and access log of one serving process, as configured in `cloud.yaml`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from upwell.shared.telemetry.exposition import serve_pages
 
 
 class Telemetry:
-    """Metrics, traces and the access log of one process. What is not configured does not exist, and costs nothing.
+    """Metrics, traces and the access log of one process. What is not configured is not created and costs nothing.
 
-    `versions_by_model` gives what is served now. Raises `ConfigError` where the extra for traces is missing.
+    `versions_by_model` returns the models served now. Raises `ConfigError` if the extra for traces is missing.
     """
 
     def __init__(self, serve: Serve, versions_by_model: Callable[[], Mapping[str, ModelVersions]]) -> None:
@@ -42,20 +42,20 @@ class Telemetry:
         )
 
     def before(self, dataplane: Dataplane) -> Dataplane:
-        """The dataplane with all that is configured before it."""
+        """The dataplane with the configured observer in front."""
         return dataplane if self._observer is None else Observed(dataplane, self._observer, self._versions_by_model)
 
     @property
     def on_run(self) -> OnRun | None:
-        """To be told of the engines' runs; None where nobody wants to know."""
+        """The callback for engine runs; None if metrics and traces are off."""
         return self._observer.ran if self._observer is not None and (self._tally or self._tracer) else None
 
     def snapshots(self) -> Iterable[Snapshot]:
-        """What this process has counted."""
+        """The snapshots of this process."""
         return [] if self._tally is None else [self._tally.snapshot()]
 
     def report(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
-        """From now on tell what is counted here to the process that brings it together."""
+        """Send the counts of this process regularly to the process that combines them."""
         if self._tally is not None:
             self._reporter = Reporter(self._tally.snapshot, tell)
 
@@ -63,7 +63,7 @@ class Telemetry:
         return {} if self._tracer is None else self._tracer.delivery.became
 
     def close(self) -> None:
-        """Tell the last of it, within seconds."""
+        """Send what is left, within seconds."""
         if self._reporter is not None:
             self._reporter.close()
         if self._tracer is not None:
@@ -71,9 +71,9 @@ class Telemetry:
 
 
 def serve_metrics(address: str, read: Callable[[], Iterable[Snapshot]]) -> str:
-    """Answer Prometheus at `HOST:PORT` from what `read` gives, for as long as the process lives; where the page is.
+    """Serve Prometheus metrics from `read` at `HOST:PORT` until the process ends; returns the page's URL.
 
-    Raises `ConfigError` where it cannot listen.
+    Raises `ConfigError` if it cannot listen.
     """
     registry = CollectorRegistry()
     build = Info("upwell_cloud_build", "The service's version of Upwell; always 1.", registry=registry)

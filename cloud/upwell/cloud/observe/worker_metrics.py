@@ -1,4 +1,4 @@
-"""What several worker processes count, brought together: each tells it once a second, one process adds it up."""
+"""Combines the counts of several worker processes: each reports once a second, and one process adds them up."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from upwell.cloud.observe.families import FAMILIES, Labels, Snapshot, counted, m
 from upwell.shared.platform.background_thread import BackgroundThread
 
 EVERY_S = 1.0
-"""So old may be what a worker has told; one that is killed takes what it has counted since with it."""
+"""Interval of reports. A worker that is killed loses what it counted since its last one."""
 
 _CLOSE_S = 2.0
 
 
 class Reporter:
-    """Gives `tell` what `read` gives, now, every second and once more when it is closed. No request waits for it.
+    """Passes what `read` returns to `tell` at once, every second and when closed, off the request path.
 
-    `tell` may raise `OSError` where nobody listens any more; that ends it.
+    If `tell` raises `OSError`, because nobody listens any more, reporting ends.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Reporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Tell it for the last time. Calling it twice is harmless."""
+        """Report for the last time. May be called twice."""
         self._end.set()
         self._thread.join(_CLOSE_S)
 
@@ -49,7 +49,7 @@ class Reporter:
 
 
 class WorkerMetrics:
-    """What the workers have counted together, those that have ended included. Safe to use from many threads."""
+    """The combined counts of all workers, including those that have ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,29 +57,29 @@ class WorkerMetrics:
         self._latest: dict[int, Snapshot] = {}
 
     def update(self, worker: int, tables: Mapping[str, Any]) -> None:
-        """What a worker has counted by now, in place of what it said before."""
+        """Replace the previous report of a worker."""
         snapshot = from_wire(tables)
         with self._lock:
             self._latest[worker] = snapshot
 
     def ended(self, worker: int) -> None:
-        """The worker has ended: what it counted stays, what it had does not."""
+        """Keep the counters of a worker that has ended, and drop its gauges."""
         with self._lock:
             self._former = merged([self._former, counted(self._latest.pop(worker, {}))])
 
     def read(self) -> Sequence[Snapshot]:
-        """One snapshot of all that have ended, and one of each that has not."""
+        """One snapshot for all workers that have ended, and one for each that runs."""
         with self._lock:
             return [self._former, *self._latest.values()]
 
 
 def to_wire(snapshot: Snapshot) -> dict[str, list[list[str | float]]]:
-    """As JSON can hold it."""
+    """The snapshot as plain JSON values."""
     return {name: [[*labels, *values] for labels, values in table.items()] for name, table in snapshot.items()}
 
 
 def from_wire(tables: Mapping[str, Any]) -> Snapshot:
-    """The snapshot again."""
+    """The snapshot from its JSON values."""
     return {name: dict(_row(len(FAMILIES[name].labels), row) for row in rows) for name, rows in tables.items()}
 
 

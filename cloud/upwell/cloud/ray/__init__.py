@@ -1,1 +1,1 @@
-"""The adapter for Ray Serve."""
+"""Adapter for Ray Serve."""

@@ -1,7 +1,7 @@
-"""What one replica of a Ray Serve application runs: the models of a cloud.yaml, and the protocol's methods over them.
+"""One replica of a Ray Serve application: the models of a cloud.yaml behind the methods of the protocol.
 
-Nothing here needs Ray. Ray's gRPC proxy looks up methods by the names that the protocol gives them, hands each the
-serialized request and a context, and takes what can be serialized for an answer.
+Nothing here imports Ray. Ray's gRPC proxy looks methods up by their names in the protocol, passes each the serialized
+request and a context, and expects an answer that it can serialize.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from upwell.shared.oip.grpc.streams import METHOD as STREAM_METHOD
 from upwell.shared.oip.statuses import Status
 
 QUICK_CALLS = 16
-"""Calls of a replica beside inference: readiness, metadata, and requests that are refused at once."""
+"""Calls of a replica beside inference: readiness, metadata, and requests refused at once."""
 
 AHEAD = 16
-"""Requests of one stream that are under way at a time."""
+"""Requests of one stream that may be in progress at a time."""
 
 T = TypeVar("T")
 
@@ -44,14 +44,14 @@ _log = logging.getLogger("upwell.cloud")
 
 
 class Context(Protocol):
-    """What is used of Ray's `RayServegRPCContext`."""
+    """The part of Ray's `RayServegRPCContext` that is used here."""
 
     def peer(self) -> str:
-        """Where the caller is."""
+        """The caller's address."""
         ...
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
-        """What the caller sent with the call."""
+        """The metadata that the caller sent."""
         ...
 
     def set_code(self, code: grpc.StatusCode) -> None:
@@ -59,17 +59,17 @@ class Context(Protocol):
         ...
 
     def set_details(self, details: str) -> None:
-        """Set its text."""
+        """Set the text of the status."""
         ...
 
     def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str | bytes]]) -> None:
-        """Set what is sent beside it."""
+        """Set the trailing metadata."""
         ...
 
 
 @dataclass(frozen=True)
 class Serialized:
-    """A message that is serialized already, for Ray, which serializes what it is given."""
+    """A message that is already serialized, in the form that Ray serializes."""
 
     data: bytes = b""
 
@@ -79,9 +79,9 @@ class Serialized:
 
 
 def add_methods(servicer: Any, server: Any) -> None:
-    """Tell Ray's gRPC proxy the methods of the protocol; of `grpc_servicer_functions`, in whose manner it is.
+    """Register the protocol's methods with Ray's gRPC proxy, in the form of its `grpc_servicer_functions`.
 
-    Without (de)serializers: messages pass through the proxy as bytes, and are read once, by a replica.
+    There are no (de)serializers: messages pass through the proxy as bytes and are parsed once, in the replica.
     """
     handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in METHODS}
     handlers[STREAM_METHOD] = grpc.stream_stream_rpc_method_handler(getattr(servicer, STREAM_METHOD))
@@ -89,10 +89,10 @@ def add_methods(servicer: Any, server: Any) -> None:
 
 
 class Replica:
-    """All models of a cloud.yaml in one process of Ray's, whose methods are those of the protocol.
+    """All models of a cloud.yaml in one Ray process, with the methods of the protocol.
 
     `written` is the configuration as plain values. The constructor loads and warms up every model. Raises
-    `ConfigError`, and `ModelFailed` where no model at all can be served.
+    `ConfigError`, and `ModelFailed` if no model can be served.
     """
 
     def __init__(self, written: Mapping[str, Any]) -> None:
@@ -115,19 +115,19 @@ class Replica:
         return await self._answer("ServerLive", data, grpc_context)
 
     async def ServerReady(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
-        """Whether this replica takes requests."""
+        """Whether this replica accepts requests."""
         return await self._answer("ServerReady", data, grpc_context)
 
     async def ModelReady(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
-        """Whether a model takes requests here."""
+        """Whether a model accepts requests here."""
         return await self._answer("ModelReady", data, grpc_context)
 
     async def ServerMetadata(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (as above)
-        """Who serves."""
+        """Name, version and extensions of the service."""
         return await self._answer("ServerMetadata", data, grpc_context)
 
     async def ModelMetadata(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (as above)
-        """What a model takes and gives."""
+        """Inputs and outputs of a model."""
         return await self._answer("ModelMetadata", data, grpc_context)
 
     async def ModelInfer(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
@@ -137,7 +137,7 @@ class Replica:
     async def ModelStreamInfer(  # noqa: N802 (the protocol's name)
         self, request_stream: AsyncIterator[bytes], grpc_context: Context
     ) -> AsyncIterator[Serialized]:
-        """Answer the requests of a stream, in their order; `AHEAD` of them are under way at a time."""
+        """Answer the requests of a stream in order; at most `AHEAD` of them are in progress at a time."""
         call = call_of(grpc_context)
         under_way: asyncio.Queue[asyncio.Future[bytes] | None] = asyncio.Queue(AHEAD)
 
@@ -158,12 +158,12 @@ class Replica:
             reader.cancel()
 
     def check_health(self) -> None:
-        """Ray asks every few seconds; what raises here is replaced."""
+        """Called by Ray every few seconds; Ray replaces a replica for which this raises."""
         if not self._service.ready():
             raise Unavailable("the replica takes no more requests")
 
     def __del__(self) -> None:
-        """Ray calls this when the replica's requests have ended, or the time for that is up."""
+        """Called by Ray when the replica's requests have ended, or their time is up."""
         if hasattr(self, "_pool"):
             self._service.drain(0.0)
             self._service.close()
@@ -171,7 +171,8 @@ class Replica:
             self._pool.shutdown(wait=False)
 
     async def _answer(self, method: str, data: bytes, context: Context) -> Serialized:
-        """What a method makes in a thread, or the status of what it raises. Ray cancels this when the caller leaves."""
+        """Run a method in a thread; returns its answer, or the status of its error. Ray cancels this if the caller
+        leaves."""
         call = call_of(context)
         try:
             self._check_size(data, "request")
@@ -180,16 +181,16 @@ class Replica:
         except asyncio.CancelledError:
             call.cancelled.set()
             raise
-        except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
+        except Exception as error:  # noqa: BLE001 (the boundary: callers must not see the inside of a bug)
             return _refused(failure(error), context)
         return Serialized(answer)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        # Who calls is known by the context, which one thread at a time can be in.
+        # The caller's identity is in the context, and a context can be entered by one thread at a time.
         return await asyncio.get_running_loop().run_in_executor(self._pool, copy_context().run, work)
 
     def _streamed(self, data: bytes, call: Call) -> bytes:
-        """The message that answers one request of a stream, be it an error."""
+        """The reply to one request of a stream, which may be an error."""
         request: InferRequest | None = None
         try:
             self._check_size(data, "request")
@@ -208,14 +209,14 @@ class Replica:
 
 
 def call_of(context: Context) -> Call:
-    """The circumstances of a call. Ray does not tell the caller's deadline; it cancels when that is over."""
+    """The circumstances of a call. Ray does not pass on the caller's deadline, but cancels the call when it ends."""
     sent = dict(context.invocation_metadata())
     traceparent = sent.get("traceparent", "")
     return Call(math.inf, Flag(), context.peer(), traceparent if isinstance(traceparent, str) else "")
 
 
 def _refused(status: Status, context: Context) -> Serialized:
-    """End a call with this status. Not by raising: Ray would log that with a traceback, and drop the trailers."""
+    """End a call with this status, without raising: Ray would log a traceback and drop the trailers."""
     context.set_code(status.code)
     context.set_details(status.text)
     context.set_trailing_metadata(list(trailers(status)))

@@ -1,8 +1,8 @@
-"""The cloud service as a Ray Serve application, for several machines without Kubernetes: `examples/ray`.
+"""The cloud service as a Ray Serve application, for several machines without Kubernetes; see `examples/ray`.
 
-A replica is the whole service, with every model of its cloud.yaml. A deployment for each model would let models scale
-apart, at the price of one more hop between processes for each request; models that are to scale apart are better
-served by applications of their own, which the gRPC proxy tells apart by the metadata `application`.
+Each replica is the whole service with every model of its cloud.yaml. One deployment per model would let models scale
+apart, but costs another hop between processes for each request. Models that must scale apart are better served as
+separate applications, which the gRPC proxy tells apart by the metadata key `application`.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 NAME = "upwell"
-"""Of the application and its deployment."""
+"""Name of the application and of its deployment."""
 
 _SERVICER = "upwell.cloud.ray.replica.add_methods"
 _MAX_MESSAGE = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
-_ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (what Ray's proxy listens on, whatever it is told)
+_ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (Ray's proxy always listens on all interfaces)
 _LEFT_OUT = {
     "tls": "Ray's gRPC proxy has no TLS; put a proxy that has it in front",
     "tokens": "tokens would cross the network in clear, since Ray's gRPC proxy has no TLS",
     "listen_http": "only Ray's gRPC proxy speaks the protocol",
-    "metrics": "the replicas of a machine cannot share a port; Ray has metrics of its own",
+    "metrics": "the replicas of a machine cannot share a port; Ray has its own metrics",
     "max_connection_age": "Ray's gRPC proxy keeps connections as long as clients do",
     "access_log": "Ray logs requests its own way",
 }
-"""Keys of `serve` that Ray cannot honour, and why."""
+"""Keys of `serve` that Ray cannot honour, with the reason."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How many replicas there are, and what each takes of its machine. Times in seconds.
+    """Number of replicas, and the resources of each. Times in seconds.
 
-    `target`: requests under way for each replica that are aimed at; None: as many as run at once in one.
+    `target` is the number of requests in progress per replica to aim for; None: as many as one replica runs at once.
     """
 
     min_replicas: int = 1
@@ -58,7 +58,7 @@ class Scale:
     downscale_delay_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for numbers that cannot be."""
+        """Raise `ConfigError` for impossible numbers."""
         if not 1 <= self.min_replicas <= self.max_replicas:
             text = f"expected 1 <= min_replicas <= max_replicas, got {self.min_replicas} and {self.max_replicas}"
             raise ConfigError.at(None, text)
@@ -70,9 +70,10 @@ class Scale:
 
 
 def build(args: Mapping[str, str]) -> Application:
-    """The application, for `serve run upwell.cloud.ray.serve:build config=/path/cloud.yaml` and Serve's files.
+    """The application, for `serve run upwell.cloud.ray.serve:build config=/path/cloud.yaml` and for Serve's config
+    files.
 
-    `args` has `config`, and the fields of `Scale` where they differ. Raises `ConfigError`.
+    `args` has `config`, and the fields of `Scale` that differ from the default. Raises `ConfigError`.
     """
     rest = dict(args)
     if "config" not in rest:
@@ -82,9 +83,9 @@ def build(args: Mapping[str, str]) -> Application:
 
 
 def application(config: CloudConfig, scale: Scale) -> Application:
-    """The application of a configuration, which travels to the replicas by value; model files do not.
+    """The application of a configuration, which is sent to the replicas by value; model files are not.
 
-    Raises `ConfigError`, `ExtraMissing` without Ray.
+    Raises `ConfigError`, and `ExtraMissing` without Ray.
     """
     try:
         from ray import serve
@@ -112,13 +113,13 @@ def application(config: CloudConfig, scale: Scale) -> Application:
 
 
 def start(config: CloudConfig, scale: Scale, request_timeout_s: float) -> None:
-    """Serve on the Ray cluster that this process is connected to, or on one that it starts; returns when it is up.
+    """Serve on the Ray cluster to which this process is connected, or on a new one; returns once it is up.
 
-    Raises `ConfigError`, also where that cluster's gRPC proxies listen elsewhere already, and `ModelFailed` where no
-    replica can start, with the reason that the last of them gave.
+    Raises `ConfigError`, also if the cluster's gRPC proxies already listen elsewhere, and `ModelFailed` with the last
+    replica's reason if no replica can start.
     """
     app = application(config, scale)
-    os.environ.setdefault(_MAX_MESSAGE, str(config.serve.max_message))  # read by proxies that are started from here
+    os.environ.setdefault(_MAX_MESSAGE, str(config.serve.max_message))  # read by proxies that are started here
     from ray import serve
     from ray.serve.config import ProxyLocation, gRPCOptions
 
@@ -126,20 +127,20 @@ def start(config: CloudConfig, scale: Scale, request_timeout_s: float) -> None:
     options = gRPCOptions(port=port, grpc_servicer_functions=[_SERVICER], request_timeout_s=request_timeout_s)
     serve.start(proxy_location=ProxyLocation.EveryNode, grpc_options=options)
     try:
-        serve.run(app, name=NAME, route_prefix=f"/{NAME}")  # without one the proxies would not know it
-    except RuntimeError as error:  # which says no more than that it failed
+        serve.run(app, name=NAME, route_prefix=f"/{NAME}")  # a proxy does not know an application without a prefix
+    except RuntimeError as error:  # it says no more than that it failed
         deployment = serve.status().applications[NAME].deployments.get(NAME)
         raise ModelFailed(reason_in(deployment.message if deployment else str(error))) from error
 
 
 def reason_in(message: str) -> str:
-    """Why replicas do not start, from what Ray says of it: the last error of ours in its tracebacks, else all of it."""
+    """Why replicas do not start: the last error of ours in the tracebacks of Ray's message, else the whole message."""
     found = re.findall(r"^upwell\.[\w.]+: (.+)$", message, re.MULTILINE)
     return found[-1] if found else message
 
 
 def check(config: CloudConfig) -> None:
-    """Raise `ConfigError` for all that Ray cannot honour, and for an open port that is not meant."""
+    """Raise `ConfigError` for everything that Ray cannot honour, and for ports that would be open by accident."""
     problems = list(_problems(config))
     if problems:
         raise ConfigError(problems)
@@ -147,7 +148,7 @@ def check(config: CloudConfig) -> None:
 
 
 def on_cpus(config: CloudConfig, cpus: int) -> CloudConfig:
-    """The configuration with `instances`, where it says nothing of them, for so many cores instead of the machine's."""
+    """The configuration with `instances`, if not written, chosen for `cpus` cores instead of the machine's."""
     defaults = config.defaults
     if defaults.instances is not None or defaults.device != "cpu" or defaults.providers:
         return config
@@ -174,7 +175,7 @@ def _problems(config: CloudConfig) -> Iterator[Problem]:
 
 
 def _room(config: CloudConfig) -> tuple[list[int], int]:
-    """The requests that run at once, of each model, and those of all that may wait."""
+    """The requests that each model runs at once, and the number that may wait in all models."""
     names = {folder.name for folder in find_models(config)}
     if not names:
         raise ConfigError.at(None, f"no model in {config.serve.models}")
@@ -183,13 +184,13 @@ def _room(config: CloudConfig) -> tuple[list[int], int]:
 
 
 def _scale(args: Mapping[str, str]) -> Scale:
-    """The fields of `Scale` as they are written on a command line."""
+    """The fields of `Scale` as written on a command line."""
     kinds = {"min_replicas": int, "max_replicas": int, "cpus": int}
     numbers: dict[str, Any] = {}
     for name, text in args.items():
         if name not in Scale.__dataclass_fields__:
             raise ConfigError.at(
-                None, f"unknown argument; there is config, {', '.join(Scale.__dataclass_fields__)}", name
+                None, f"unknown argument; expected config, {', '.join(Scale.__dataclass_fields__)}", name
             )
         try:
             numbers[name] = kinds.get(name, float)(text)

@@ -1,4 +1,4 @@
-"""Files that are never opened, since reading such a format runs what its maker put in."""
+"""Files that are never opened, because reading their format runs code from the file."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _PICKLE, _PROTOCOLS = 0x80, range(2, 6)
 
 
 def why_never(files: Sequence[Path]) -> str:
-    """Why the first of these files that is of such a format is never loaded, and what would be right; else empty.
+    """Why the first of these files that has such a format is never loaded, and what to use instead; "" if none has.
 
-    Their names are asked before what is in them.
+    Names are checked before contents.
     """
     named = (_by_name(path.name, path.suffix.lower()) for path in files)
     return next(filter(None, named), "") or next(filter(None, map(why_not_this, files)), "")
 
 
 def why_not_this(file: Path) -> str:
-    """The same of one file by its first bytes, whatever it is called; empty for all else, and what cannot be read.
+    """The same for one file, by its first bytes and whatever its name; "" for all others and for unreadable files.
 
-    For files that are of no use anyway: a safetensors file may begin as a pickle does.
+    Only for files that are of no use anyway: a safetensors file may begin like a pickle.
     """
     try:
         with open_plain(file) as opened:
@@ -38,17 +38,17 @@ def why_not_this(file: Path) -> str:
     except OSError:
         return ""
     if begins == _ZIP:
-        return f"{file.name} is a zip archive, as torch.save and TorchScript write them: it is never opened; {_EXPORT}"
+        return f"{file.name} is a zip archive, as written by torch.save and TorchScript, and is never loaded; {_EXPORT}"
     if begins[:1] == bytes([_PICKLE]) and begins[1:2] and begins[1] in _PROTOCOLS:
-        return f"{file.name} is a pickle, and opening one runs code of its maker: it is never loaded; {_WEIGHTS}"
+        return f"{file.name} is a pickle, which runs code when opened, and is never loaded; {_WEIGHTS}"
     return ""
 
 
 def _by_name(name: str, suffix: str) -> str:
     if suffix in _PICKLES or name == _PICKLED_WEIGHTS:
-        return f"{name} is a pickle, and opening one runs code of its maker: it is never loaded; {_WEIGHTS}"
+        return f"{name} is a pickle, which runs code when opened, and is never loaded; {_WEIGHTS}"
     if suffix in _TORCH:
-        return f"{name} holds a pickle or TorchScript, which run code of their maker: it is never loaded; {_EXPORT}"
+        return f"{name} holds a pickle or TorchScript, which run code when opened, and is never loaded; {_EXPORT}"
     if suffix in _PACKAGES:
-        return f"{name} is a package of torch, which can run code of its maker: it is never loaded; {_EXPORT}"
+        return f"{name} is a package of torch, which can run code when opened, and is never loaded; {_EXPORT}"
     return ""

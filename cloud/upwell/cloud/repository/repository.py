@@ -1,4 +1,4 @@
-"""Models on disk: `DIR/<name>/<version>/<the engine's file>`, with an optional `model.yaml` beside it or one above."""
+"""Models on disk: `DIR/<name>/<version>/<the engine's file>`, with an optional `model.yaml` beside it or above."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from upwell.shared.formats.onnx.bytes import BadOnnxFile
 _log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-NAMES = "a model's name is letters, digits, '.', '_' and '-', at most 100"
+NAMES = "a model's name has letters, digits, '.', '_' and '-', at most 100"
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
 _SHOWN = 5
 
 Versions: TypeAlias = Literal["latest", "all"] | tuple[int, ...]
-"""Which versions of a model are to be served."""
+"""The versions of a model to serve."""
 
 Files: TypeAlias = frozenset[tuple[str, int, int, int]]
-"""The state of a version's files: of each its path, modification time (ns), size (bytes) and inode."""
+"""The state of a version's files: path, modification time (ns), size (bytes) and inode of each."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class ModelFolder:
     root: Path
 
     def file(self, file_name: str) -> Path:
-        """The model's file. Raises `ModelFailed` where it is missing, no file, or leads out of the repository."""
+        """The model's file. Raises `ModelFailed` if it is missing, not a regular file, or outside the repository."""
         path = self.path / file_name
         if not os.path.lexists(path):
             there = sorted(self.path.iterdir())
             names = ", ".join(one.name for one in there[:_SHOWN]) or "nothing"
-            text = f"no {file_name} in {self.name}/{self.version}; there is {names}"
+            text = f"no {file_name} in {self.name}/{self.version}; available: {names}"
             raise ModelFailed("; ".join(filter(None, (text, why_never(there)))))
         return self._plain(path)
 
     @property
     def description(self) -> Path | None:
-        """The `model.yaml` beside the model's file, else the one of all its versions, else None.
+        """The `model.yaml` beside the model's file, else the one shared by all versions, else None.
 
-        Raises `ModelFailed` as `file`.
+        Raises `ModelFailed` as `file` does.
         """
         for folder in (self.path, self.path.parent):
             path = folder / "model.yaml"
@@ -63,20 +63,20 @@ class ModelFolder:
         return None
 
     def files(self) -> Files:
-        """The state of all that the version is made of: every file in its folder or below, and those beside its folder.
+        """The state of all files of the version: those in or below its folder, and those beside its folder.
 
-        What vanishes or cannot be looked at meanwhile is left out, and a folder outside the repository is not entered.
+        Files that vanish or cannot be read meanwhile are left out. Folders outside the repository are not entered.
         """
-        linked = self.path.is_symlink() or self.path.parent.is_symlink()  # asked first, since it costs less
+        linked = self.path.is_symlink() or self.path.parent.is_symlink()  # checked first, since it costs less
         if linked and not self.path.resolve().is_relative_to(self.root.resolve()):
             return frozenset()
         return frozenset((*_states(self.path.parent, deep=False), *_states(self.path, deep=True)))
 
     def digest(self, file: Path) -> str:
-        """`sha256:` and the hex digest of what the model is made of (see `model_digest`).
+        """`sha256:` and the hex digest of everything that makes up the model (see `model_digest`).
 
-        Raises `ModelFailed` where the file is no ONNX file, or weights of its own are missing or outside the model's
-        folder, before anything has read them.
+        Raises `ModelFailed` if the file is not an ONNX file, or if its weights are missing or outside the model's
+        folder, before anything reads them.
         """
         beside = jax_weights(file)
         if beside is not None:
@@ -88,7 +88,7 @@ class ModelFolder:
             raise ModelFailed("; ".join(filter(None, (text, why_not_this(file))))) from None
 
     def _plain(self, path: Path) -> Path:
-        """`path`, if it may be read: a pipe in its place would keep whoever reads it waiting for ever."""
+        """`path`, if it is a regular file in the repository. A pipe in its place would block its reader for ever."""
         what = f"{self.name}/{self.version}/{path.name}"
         try:
             plain_file(self.root, path)
@@ -102,9 +102,9 @@ class ModelFolder:
 def scan(root: Path, *, is_strict: bool = True) -> list[ModelFolder]:
     """Every version of every model under `root`, by name and version.
 
-    A model without a version, or whose folder cannot be read, is left out with a warning; hidden folders and files are
-    left alone. Raises `ConfigError` where `root` is no folder that can be read or holds no version at all. So does a
-    name that cannot be a model's, which is left out with a warning where not `is_strict`.
+    A model without a version, or with an unreadable folder, is left out with a warning; hidden files and folders are
+    ignored. Raises `ConfigError` if `root` is not a readable folder or holds no version, and, if `is_strict`, for a
+    name that is not valid for a model, which otherwise is left out with a warning.
     """
     if not root.is_dir():
         raise ConfigError.at(root, "no such folder; expected a model repository: <name>/<version>/model.onnx")
@@ -124,17 +124,17 @@ def scan(root: Path, *, is_strict: bool = True) -> list[ModelFolder]:
 
 
 def warn_of_name(name: str) -> None:
-    """Say in the log that a folder of that name is no model's."""
+    """Warn that a folder's name is not valid for a model."""
     _log.warning("%r is not served: %s", name, NAMES)
 
 
 def model_names(root: Path) -> list[str]:
-    """The folders under `root` that may be models', in order, whatever their names. Raises `OSError`."""
+    """The folders under `root` that may be models, sorted, whatever their names. Raises `OSError`."""
     return sorted(one.name for one in _folders(root))
 
 
 def versions_of(root: Path, name: str) -> list[ModelFolder]:
-    """Every version of the model `name`, by number; none where there is no such model. Raises `OSError`."""
+    """Every version of the model `name`, by number; empty if there is no such model. Raises `OSError`."""
     folder = root / name
     if not folder.is_dir():
         return []
@@ -144,7 +144,7 @@ def versions_of(root: Path, name: str) -> list[ModelFolder]:
 
 
 def select(folders: Sequence[ModelFolder], versions: Versions) -> list[ModelFolder]:
-    """Those of one model's `folders`, in order, that are to be served."""
+    """The folders of one model whose versions are to be served, in order."""
     if versions == "all":
         return list(folders)
     if versions == "latest":
@@ -168,7 +168,7 @@ def _folders(parent: Path) -> Iterator[Path]:
 
 
 def _states(folder: Path, *, deep: bool) -> Iterator[tuple[str, int, int, int]]:
-    """The files of `folder`, with `deep` also those below. Links to files are followed, links to folders are not."""
+    """The files in `folder` and, if `deep`, below it. Links to files are followed, links to folders are not."""
     try:
         with os.scandir(folder) as entries:
             found = list(entries)
@@ -177,7 +177,7 @@ def _states(folder: Path, *, deep: bool) -> Iterator[tuple[str, int, int, int]]:
     for entry in found:
         try:
             state = entry.stat()
-        except OSError:  # it has gone, or is a link that leads nowhere
+        except OSError:  # it is gone, or is a link that leads nowhere
             continue
         if not stat.S_ISDIR(state.st_mode):
             yield (entry.path, state.st_mtime_ns, state.st_size, state.st_ino)

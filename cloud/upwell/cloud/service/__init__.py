@@ -1,1 +1,1 @@
-"""The use case of the service, its models and their versions, loading and unloading."""
+"""The service's use case: requests, models and their versions, loading and unloading."""

@@ -1,4 +1,4 @@
-"""Keeps what the service offers in step with the model folders: by request, and for whoever watches the folders."""
+"""Keeps the models that the service offers in step with their folders, on request and for the watch."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoad
 from upwell.shared.oip.grpc.repository import AS_CONFIGURED, IndexEntry, LoadSettings, ModelState
 
 MAX_CHANGES = 4
-"""Loads and unloads by request that may be under way or wait at a time: each holds a thread of the server."""
+"""Loads and unloads by request that may run or wait at a time: each holds a thread of the server."""
 
 log = logging.getLogger("upwell.cloud")
 
 
 class ModelRepository:
-    """The `Repository` of the protocol over the folders of `config` and the offers of `service`.
+    """The protocol's `Repository` over the folders of `config` and the models of `service`.
 
-    Models are loaded in a thread of their own, while the service goes on with what it has; then the new takes its
-    place at once (`CloudService.put`). One change is made at a time. `attempts` is what was loaded at the start, and
-    `unloaded` names the models that were unloaded by request before that, and `settings` what the loads of others
-    asked to be other than configured; `on_change` is told of each model that
-    changed, by name, and whether it answers now, `on_run` of the runs of what is loaded here.
+    A thread of its own loads models while the service goes on with the old ones; the new ones then replace them in one
+    step (`CloudService.put`). Changes are made one at a time.
+
+    `attempts` are the loads made at the start; `unloaded` names the models that were unloaded by request before it, and
+    `settings` the settings of earlier loads by request. `on_change` is called with the name of each model that changed
+    and whether it is ready, `on_run` with the runs of the models loaded here.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class ModelRepository:
         self._loading = ("", "")
         self._odd: set[str] = set()
         self._changing = threading.Lock()
-        # Always the same thread: malloc keeps a pool of memory for each thread that has ever loaded a model.
+        # Always the same thread, since malloc keeps a pool of memory for each thread that ever loaded a model.
         self._loader = ThreadPoolExecutor(1, "loading models")
         self._places = threading.Semaphore(MAX_CHANGES)
 
     def index(self) -> list[IndexEntry]:
-        """See `Repository.index`. A version that lies there and has not been loaded says so."""
+        """See `Repository.index`. A version on disk that is not loaded is listed as such."""
         versions_by_model = self._service.versions_by_model
         entries = [
             entry for name, model_versions in versions_by_model.items() for entry in _entries(name, model_versions)
@@ -83,22 +84,23 @@ class ModelRepository:
         return sorted(entries, key=lambda entry: (entry.model, int(entry.version)))
 
     def load(self, model: str, settings: LoadSettings = AS_CONFIGURED) -> None:
-        """See `Repository.load`. A version that answers is not loaded again while files and settings are as before."""
+        """See `Repository.load`. A version that is ready is loaded again only if its files or settings differ."""
         with self.place():
             self.make_load(model, settings)
 
     def unload(self, model: str) -> None:
-        """See `Repository.unload`. It stays so until it is loaded by request, whatever becomes of its files."""
+        """See `Repository.unload`. The model stays unloaded until it is loaded by request, whatever happens to its
+        files."""
         with self.place():
             self.make_unload(model)
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """One of the `MAX_CHANGES` places for those who wait for a change. Raises `NotAllowed`, `Refused`."""
+        """Take one of the `MAX_CHANGES` places of callers that wait for a change. Raises `NotAllowed`, `Refused`."""
         if not self._config.serve.repository.control:
             raise NotAllowed(
-                "callers may not load or unload models here; the service's `serve: {repository: {control: true}}` "
-                "would allow it"
+                "callers may not load or unload models here; `serve: {repository: {control: true}}` in the "
+                "service's configuration allows it"
             )
         if not self._places.acquire(blocking=False):
             raise Refused(f"{MAX_CHANGES} loads and unloads are under way or waiting; try again later")
@@ -113,7 +115,7 @@ class ModelRepository:
         return () if model_versions is None else tuple(model_versions.versions)
 
     def make_load(self, model: str, settings: LoadSettings = AS_CONFIGURED) -> None:
-        """`load` by somebody who has a place."""
+        """`load` for a caller that has a place."""
         with self._turn():
             folders = self._folders(model)
             there = ", ".join(str(folder.version) for folder in folders)
@@ -121,9 +123,7 @@ class ModelRepository:
                 raise ModelNotFound(f"no model {model!r} in the repository")
             wanted = select(folders, self._config.versions_of(model))
             if not wanted:
-                raise NotLoaded(
-                    f"none of the versions of model {model!r} that are to be served is there; it has {there}"
-                )
+                raise NotLoaded(f"model {model!r} has none of the versions to serve; available: {there}")
             self._unloaded.discard(model)
             self._renew(model, wanted, settings, again=True)
             broken = [one.result for one in self._attempts[model].values() if isinstance(one.result, BrokenModel)]
@@ -134,7 +134,7 @@ class ModelRepository:
             raise NotLoaded(f"model {model!r} is not loaded: {reasons}{in_force}")
 
     def make_unload(self, model: str) -> None:
-        """`unload` by somebody who has a place."""
+        """`unload` for a caller that has a place."""
         with self._turn():
             model_versions = self._service.versions_by_model.get(model)
             if model_versions is None:
@@ -143,13 +143,13 @@ class ModelRepository:
             self._attempts.pop(model, None)
             self._settings.pop(model, None)
             self._put(model, model_versions.unloaded())
-        log.info("model %s is unloaded", model)
+        log.info("model %s was unloaded", model)
 
     def look(self) -> dict[str, Mapping[str, Files] | None]:
-        """The files of every model that is there or was loaded: per version that is to be served, by model.
+        """The files of every model that exists or was loaded: model -> version to serve -> files.
 
-        Empty for a model that is gone, None for one whose folder cannot be read now. Raises `OSError` where no
-        folder at all can be read.
+        Empty for a model that is gone, None for one whose folder cannot be read now. Raises `OSError` if the repository
+        itself cannot be read.
         """
         names = set(model_names(self._root))
         odd = {name for name in names if not NAME.fullmatch(name)}
@@ -159,12 +159,12 @@ class ModelRepository:
         return {name: self._look_at(name) for name in {*names - odd, *self._attempts, *self._unloaded}}
 
     def is_new(self, model: str, files: Mapping[str, Files]) -> bool:
-        """Whether these files of a model are others than those last loaded, or tried."""
+        """Whether these files of a model differ from those last loaded or tried."""
         tried = {version: one.files for version, one in self._attempts.get(model, {}).items()}
         return tried != files if model not in self._unloaded else not files
 
     def take_over(self, model: str, files: Mapping[str, Files]) -> None:
-        """Load what is new of a model, if its files are still `files`; give the model up where there are none."""
+        """Load the new versions of a model if its files are still `files`; drop the model if there are none."""
         with self._changing:
             folders = select(self._folders(model), self._config.versions_of(model))
             if {str(folder.version): folder.files() for folder in folders} != files or not self._service.ready():
@@ -179,15 +179,15 @@ class ModelRepository:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The time to change something, one after the other."""
+        """Wait for the previous change to end."""
         with self._changing:
             if not self._service.ready():
                 raise Unavailable("the service is draining and no longer loads or unloads models")
             yield
 
     def _renew(self, model: str, folders: Sequence[ModelFolder], settings: LoadSettings, *, again: bool) -> None:
-        """Load those of `folders` whose files are new, with `again` also those that were broken, and with other
-        settings all of them; then offer all."""
+        """Load the `folders` whose files are new, with `again` also the broken ones, and with new settings all of them;
+        then offer the result."""
         former = self._attempts.get(model, {}) if settings == self._settings.get(model, AS_CONFIGURED) else {}
         attempts: dict[str, LoadAttempt] = {}
         try:
@@ -221,7 +221,7 @@ class ModelRepository:
         return {str(folder.version): folder.files() for folder in folders}
 
     def _folders(self, model: str) -> list[ModelFolder]:
-        """All versions of a model that are there; none for a name that no model can have."""
+        """All versions of a model on disk; none for a name that is not valid for a model."""
         try:
             return versions_of(self._root, model) if NAME.fullmatch(model) else []
         except OSError:
@@ -247,28 +247,26 @@ def _entries(name: str, model_versions: ModelVersions) -> Iterator[IndexEntry]:
 
 
 def _tried(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None, settings: LoadSettings) -> LoadAttempt:
-    """`attempt`, where whatever goes wrong is said of this one version, while the others are served."""
+    """`attempt`, where any error concerns this version alone and the others are still served."""
     try:
         return attempt(folder, config, on_run, settings)
-    except Exception as error:  # one model must not keep the others from being looked after
+    except Exception as error:  # one model must not stop the others
         what = error if isinstance(error, ConfigError) else "an internal error"
         log.error(
             "model %s version %s is not served: %s", folder.name, folder.version, what, exc_info=what is not error
         )
-        reason = "it cannot be loaded here; the service's log says why"
+        reason = "it cannot be loaded; the service's log says why"
         return LoadAttempt(folder.files(), BrokenModel(folder.name, str(folder.version), reason))
 
 
 def _tell(model: str, model_versions: ModelVersions, former: ModelVersions | None) -> None:
     for version, note in model_versions.notes.items():
-        log.error(
-            "model %s version %s: its former files stay in force, since the new ones fail: %s", model, version, note
-        )
+        log.error("model %s version %s: its new files fail, so the former ones stay in force: %s", model, version, note)
     if (
         isinstance(model_versions.versions[max(model_versions.versions, key=int)], BrokenModel)
         and model_versions.served
     ):
-        log.warning("model %s: version %s answers, since the highest is broken", model, model_versions.default)
+        log.warning("model %s: version %s is the default, since the highest is broken", model, model_versions.default)
     as_before = () if former is None else former.served
     for one in model_versions.served:
         if one in as_before:

@@ -1,4 +1,4 @@
-"""What the service says of its models to clients of Triton's configuration and statistics extensions."""
+"""Model configuration, statistics and settings for clients of Triton's extensions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from upwell.shared.telemetry.sections import Traces
 
 
 class CloudIntrospection:
-    """An `Introspection` of what `service` offers and `counter` has counted in this process."""
+    """An `Introspection` of the models of `service` and the counts of `counter`, for this process."""
 
     def __init__(self, service: CloudService, counter: StatisticsCounter, traces: Traces | None) -> None:
         self._service = service
@@ -44,7 +44,7 @@ class CloudIntrospection:
 
 
 def _traced(traces: Traces) -> dict[str, tuple[str, ...]]:
-    """In Triton's words, of which one in `trace_rate` requests is recorded."""
+    """The trace settings in Triton's words; `trace_rate` means one in so many requests."""
     rate = round(1 / traces.sample) if traces.sample > 0 else 0
     return {
         "trace_level": ("TIMESTAMPS",),

@@ -1,4 +1,4 @@
-"""From folders of the repository to models that can answer, or the reason why one cannot."""
+"""Loads models from folders of the repository, or says why one cannot be loaded."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from upwell.shared.signature.processor import Processor
 log = logging.getLogger("upwell.cloud")
 
 OnRun: TypeAlias = Callable[[str, str, Run], None]
-"""Told of a run: the name of the model, its version, and the run."""
+"""Called with the model's name, its version, and the run."""
 
 _LONG_S = 1.0
-"""What takes longer is worth a line of its own: engines that compile may take a minute for each size."""
+"""Warm-ups that take longer are logged: engines that compile may take a minute for each size."""
 
 
 @dataclass(frozen=True, eq=False)
 class CloudModel:
-    """One version of a model, ready to answer. Loaded twice, it is two."""
+    """One version of a model, ready to answer. Each load makes a new one."""
 
     name: str
     version: str
@@ -45,12 +45,12 @@ class CloudModel:
     processor: Processor
     batcher: Batcher
     load_s: float = 0.0
-    """What loading and warming up took."""
+    """Time to load and warm up."""
 
 
 @dataclass(frozen=True)
 class BrokenModel:
-    """One version of a model that could not be loaded. `reason` may be told to callers."""
+    """One version of a model that could not be loaded. `reason` may be shown to callers."""
 
     name: str
     version: str
@@ -59,17 +59,17 @@ class BrokenModel:
 
 @dataclass(frozen=True)
 class LoadAttempt:
-    """What came of loading one version, and the state of its files before that."""
+    """The result of loading one version, and the state of its files before that."""
 
     files: Files
     result: CloudModel | BrokenModel
 
 
 def find_models(config: CloudConfig, *, begins: bool = True) -> list[ModelFolder]:
-    """All versions that are to be served, by model and number.
+    """All versions to serve, by model and number.
 
-    Raises `ConfigError`. So do names that no model can have and settings of a model or version that is not there,
-    which are only warned of where models may still come, or where not `begins`: others serve already.
+    Raises `ConfigError`, also for invalid names and for settings of a model or version that does not exist. These two
+    are only warnings if models may still appear, or if not `begins`, since other workers already serve.
     """
     is_strict = begins and not config.serve.repository.may_change
     found: dict[str, list[ModelFolder]] = {}
@@ -86,7 +86,7 @@ def find_models(config: CloudConfig, *, begins: bool = True) -> list[ModelFolder
 def _missing_models(config: CloudConfig, found: Mapping[str, Sequence[ModelFolder]]) -> Iterator[Problem]:
     for name in config.models:
         if name not in found:
-            text = f"not in {config.serve.models}; there is {', '.join(found)}"
+            text = f"not in {config.serve.models}; available: {', '.join(found)}"
             yield Problem(None, None, None, f"models.{name}", text)
 
 
@@ -96,14 +96,14 @@ def _missing_versions(config: CloudConfig, found: Mapping[str, Sequence[ModelFol
         wanted = config.versions_of(name)
         for version in wanted if isinstance(wanted, tuple) else ():
             if version not in there:
-                text = f"version {version} is not there; there is {', '.join(map(str, there))}"
+                text = f"there is no version {version}; available: {', '.join(map(str, there))}"
                 yield Problem(None, None, None, f"models.{name}.versions", text)
 
 
 def attempt(
     folder: ModelFolder, config: CloudConfig, on_run: OnRun | None = None, asked: LoadSettings = AS_CONFIGURED
 ) -> LoadAttempt:
-    """Load one version as `load_model` does, and see to it that its files did not change meanwhile."""
+    """Load one version with `load_model`; if its files changed meanwhile, the result is broken."""
     files = folder.files()
     result = load_model(folder, config, on_run, asked)
     if folder.files() != files:
@@ -115,10 +115,10 @@ def attempt(
 
 
 def calls_at_once(models: Sequence[CloudModel | BrokenModel], config: CloudConfig) -> int:
-    """How many requests `models` let in at once: they run, some of them in one batch, or wait in a queue.
+    """How many requests `models` admit at once: those that run, several of them in one batch, and those that wait.
 
-    Where models may change, twice that and with those that are still broken: the requests of a version that is given
-    up end beside those of the new one, and models that come later need room too.
+    If models may change, twice that, broken ones included: the requests of a version that is replaced end beside those
+    of the new one, and models that come later need room too.
     """
     may_change = config.serve.repository.may_change
     every = [config.settings(one.name) for one in models if may_change or isinstance(one, CloudModel)]
@@ -129,10 +129,10 @@ def calls_at_once(models: Sequence[CloudModel | BrokenModel], config: CloudConfi
 def load_model(
     folder: ModelFolder, config: CloudConfig, on_run: OnRun | None = None, asked: LoadSettings = AS_CONFIGURED
 ) -> CloudModel | BrokenModel:
-    """Load one version and warm it up, as `asked` over the configuration. What is wrong with it is logged whole.
-    `on_run` is told of its runs.
+    """Load one version and warm it up, with `asked` over the configuration. What is wrong with it is logged in full.
+    `on_run` is called with its runs.
 
-    Raises `ConfigError` only where the engine itself is not installed.
+    Raises `ConfigError` only if the engine itself is not installed.
     """
     settings = _settings(config.settings(folder.name), asked)
     kind = engine_type(settings.engine)
@@ -143,7 +143,7 @@ def load_model(
         problems = "\n".join(printable(str(problem)) for problem in error.problems)
         log.error("model %s version %s is not served: its description is wrong\n%s", name, version, problems)
         return BrokenModel(name, version, "its model.yaml is wrong; the service's log says where")
-    except (ModelFailed, InvalidRequest) as error:  # the latter where even zeros of its own shapes do not fit
+    except (ModelFailed, InvalidRequest) as error:  # InvalidRequest: even zeros of its own shapes do not fit
         log.error("model %s version %s is not served: %s", name, version, printable(str(error)))
         return BrokenModel(name, version, tellable(str(error)))
     except OSError as error:
@@ -164,7 +164,7 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run
     started_s = time.monotonic()
     name, version = folder.name, str(folder.version)
     path = folder.file(kind.file_name)
-    digest = folder.digest(path)  # before anything else reads it: this refuses weights outside the folder
+    digest = folder.digest(path)  # first, since this refuses weights outside the folder
     description = folder.description
     engine = by_rows(kind.load(folder.name, path, settings), settings.buckets)
     buckets = engine.buckets or settings.buckets
@@ -186,16 +186,16 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run
 
 
 def _warm_up(folder: ModelFolder, engine: Engine, buckets: Sequence[int], max_batch: int) -> None:
-    """Have the engine ready for every size of batch that it will get. What takes long is logged as it goes on."""
+    """Prepare the engine for every batch size that it will get. Slow steps are logged."""
     if works_by_rows(engine):
         sizes: Sequence[int] = buckets or sorted({1, max_batch})
     else:
         sizes = [1]
         if max_batch > 1 or buckets:
-            log.warning("model %s has no rows to batch by; each request runs alone", folder.name)
+            log.warning("model %s has no batch dimension, so each request runs alone", folder.name)
     if engine.buckets:
         listed = ", ".join(map(str, engine.buckets))
-        log.info("model %s version %d: preparing it for batches of %s rows", folder.name, folder.version, listed)
+        log.info("model %s version %d: preparing batches of %s rows", folder.name, folder.version, listed)
     for place, rows in enumerate(sizes, 1):
         started_s = time.monotonic()
         engine.warm_up(rows)

@@ -1,4 +1,4 @@
-"""All versions of one model as the service offers them, and how new ones take the place of old ones."""
+"""The versions of one model that the service offers, and how new ones replace old ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ UNLOADED = "unloaded"
 
 @dataclass(frozen=True)
 class ModelVersions:
-    """The versions of one model, by rising number, and the one that answers where a request names none.
+    """The versions of one model, ascending, and the default, which answers requests that name no version.
 
-    `notes` says, of a version that answers, why its newer files are not in force.
+    `notes` says, for versions that are ready, why their newer files are not in force.
     """
 
     versions: Mapping[str, CloudModel | BrokenModel]
@@ -23,11 +23,11 @@ class ModelVersions:
 
     @property
     def served(self) -> tuple[CloudModel, ...]:
-        """Those that answer."""
+        """The versions that are ready."""
         return tuple(model for model in self.versions.values() if isinstance(model, CloudModel))
 
     def left(self, there: Collection[str]) -> ModelVersions:
-        """What is left of it where only the versions of `there` are still to be had; all of it if none would answer."""
+        """Only the versions in `there`, which still exist; all of them if none of those would be ready."""
         versions = {version: model for version, model in self.versions.items() if version in there}
         runnable = [version for version, model in versions.items() if isinstance(model, CloudModel)]
         if not runnable:
@@ -35,23 +35,23 @@ class ModelVersions:
         return ModelVersions(versions, self.default if self.default in versions else max(runnable, key=int))
 
     def runnable(self) -> ModelVersions:
-        """The same, where the highest version that answers does so for the default if that is broken."""
+        """The same, with the highest ready version as default if the default is broken."""
         default = max((model.version for model in self.served), key=int, default=self.default)
         is_broken = isinstance(self.versions[self.default], BrokenModel)
         return replace(self, default=default) if is_broken else self
 
     def unloaded(self) -> ModelVersions:
-        """The same versions, none of which answers."""
+        """The same versions, none of them ready."""
         versions = {version: BrokenModel(model.name, version, UNLOADED) for version, model in self.versions.items()}
         return ModelVersions(versions, self.default)
 
 
 def offered(models: Sequence[CloudModel | BrokenModel], before: ModelVersions | None = None) -> ModelVersions:
-    """One model's versions (at least one), where `before` is what has been offered of it until now.
+    """One model's versions (at least one) after a load, where `before` is what was offered until now.
 
-    What is broken takes no place of what serves: a version whose new files are broken stays as it was, and where
-    the highest version is broken, the one that has answered until now goes on, even if it is not among
-    `models` any more. Otherwise the highest version answers, and what is not in `models` is given up.
+    A broken version never replaces one that is ready: if the new files of a version are broken, the old version stays,
+    and if the highest version is broken, the former default goes on, even if it is not among `models`. Otherwise the
+    highest version becomes the default, and versions that are not in `models` are dropped.
     """
     versions: dict[str, CloudModel | BrokenModel] = {}
     notes: dict[str, str] = {}

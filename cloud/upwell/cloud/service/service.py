@@ -28,19 +28,17 @@ from upwell.shared.signature.processor import Prepared
 from upwell.shared.tensors import Array
 
 _HELD_S = 3.0
-"""How long a refusal is held at the most, see `CloudService.hold_refusals`."""
+"""The longest time to hold a refusal, see `CloudService.hold_refusals`."""
 
 
 class CloudService(Dataplane):
     """A `Dataplane` over loaded models: pre-processing, queue and engine, post-processing.
 
-    A request without a version gets the one its model's offer names: the highest, if that is not broken. An answer
-    carries `upwell.cloud_queue_ms`, `upwell.cloud_compute_ms` (of the whole batch it was in) and
-    `upwell.cloud_digest`.
+    A request without a version gets the model's default: the highest version, unless that is broken. An answer carries
+    `upwell.cloud_queue_ms`, `upwell.cloud_compute_ms` (of the whole batch) and `upwell.cloud_digest`.
 
-    What is offered is one table that is replaced whole, so a request sees a model as it was before a change or
-    as it is after. A request ends on the version it began on, and an engine that is given up is closed when
-    the last of its requests has ended.
+    The table of models is replaced as a whole, so a request sees a model either before or after a change. A request
+    ends on the version on which it began; an engine that was replaced is closed when its last request has ended.
     """
 
     def __init__(
@@ -69,11 +67,11 @@ class CloudService(Dataplane):
 
     @property
     def versions_by_model(self) -> Mapping[str, ModelVersions]:
-        """All models, ready or not, by name: as they are now, whatever changes later."""
+        """All models by name, ready or not: a snapshot that later changes do not touch."""
         return self._versions_by_model
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
-        """Answer one request. Raises as `Dataplane.infer`; `Unavailable` while draining."""
+        """Answer one request. Raises as `Dataplane.infer` does, and `Unavailable` while draining."""
         model = self._begin(request)
         started_s = time.monotonic()
         try:
@@ -87,7 +85,7 @@ class CloudService(Dataplane):
         return response
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
-        """The signature of a model, and all of its versions that are ready."""
+        """The signature of a model, and all its versions that are ready."""
         found = self.find(model, version)
         signature = found.processor.signature
         model_versions = self._versions_by_model.get(model)
@@ -96,12 +94,12 @@ class CloudService(Dataplane):
         return ModelMetadata(model, ready, found.platform, inputs, outputs)
 
     def server_metadata(self) -> ServerMetadata:
-        """Who serves, and the versions that decide whether the edge processes bit for bit alike."""
+        """Name and version of the service, and the versions that decide whether the edge computes the same bits."""
         announced = (*extensions(), *self._extra_extensions)
         return ServerMetadata("upwell-cloud", package_version("upwell"), announced)
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
-        """Whether the service, or that model, answers now."""
+        """Whether the service, or the given model, is ready."""
         if self._draining or model is None:
             return not self._draining
         try:
@@ -111,13 +109,13 @@ class CloudService(Dataplane):
         return True
 
     def is_idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is in progress."""
         return not self._in_use
 
     def drain(self, limit_s: float) -> bool:
-        """Take no more requests and wait until those under way have been answered; False if that took too long.
+        """Accept no more requests and wait until those in progress are answered; False if that took too long.
 
-        Runs of which every caller has left count too.
+        Runs whose callers have all left count too.
         """
         end_s = time.monotonic() + limit_s
         with self._idle:
@@ -128,11 +126,10 @@ class CloudService(Dataplane):
         return all(model.batcher.rest(end_s - time.monotonic()) for model in served)
 
     def hold_refusals(self, quiet_s: float, most_s: float) -> None:
-        """After `drain`: let those that are refused wait for `release_refusals`, a moment at the most.
+        """After `drain`: hold refusals back until `release_refusals`, for a moment at most.
 
-        Returns once no more of them have come for `quiet_s`, or after `most_s`. A server that is closed breaks off what
-        it has not looked at yet, without a word. While callers wait for a refusal they send nothing that could meet
-        with that.
+        Returns once no more requests have come for `quiet_s`, or after `most_s`. A server that closes cuts off, without
+        a reply, what it has not read yet. Callers that wait for a refusal send nothing that could be cut off like that.
         """
         self._refusing.clear()
         end_s, held = time.monotonic() + most_s, -1
@@ -141,7 +138,7 @@ class CloudService(Dataplane):
             time.sleep(quiet_s)
 
     def release_refusals(self) -> None:
-        """Refuse those that wait, and from now on at once."""
+        """Send the held refusals, and refuse at once from now on."""
         self._refusing.set()
 
     def close(self) -> None:
@@ -150,10 +147,10 @@ class CloudService(Dataplane):
             self.put(name, None)
 
     def put(self, name: str, model_versions: ModelVersions | None) -> None:
-        """Offer the model `name` as `model_versions` says from now on (None: no more), all at once.
+        """Offer the model `name` as `model_versions` from now on (None: no more), in one step.
 
-        What was offered before and is not any more is closed here, or as soon as its requests have ended. While
-        draining nothing new is taken, and an offer's models are given up.
+        Versions that are no longer offered are closed at once or when their requests have ended. While draining, new
+        versions are closed instead of offered.
         """
         with self._idle:
             former = self._versions_by_model.get(name)
@@ -180,14 +177,14 @@ class CloudService(Dataplane):
             raise ModelNotFound.unknown(name, versions_by_model)
         versions = versions_by_model[name].versions
         if version and version not in versions:
-            raise ModelNotFound(f"model {name!r} has no version {version!r}; there is {', '.join(versions)}")
+            raise ModelNotFound(f"model {name!r} has no version {version!r}; available: {', '.join(versions)}")
         model = versions[version or versions_by_model[name].default]
         if isinstance(model, BrokenModel):
             raise Unavailable(f"model {name!r} version {model.version} is not ready: {model.reason}")
         return model
 
     def _begin(self, request: InferRequest) -> CloudModel:
-        """The model that is to answer, which has one more request under way now."""
+        """The model that will answer, with one more request counted as in progress."""
         with self._lock:
             if not self._draining:
                 model = self.find(request.model, request.version)
@@ -196,9 +193,9 @@ class CloudService(Dataplane):
         if not self._refusing.is_set():
             with self._lock:
                 self._held += 1
-            yield_permit()  # those behind it are to be held too: what is not looked at by then ends without a word
+            yield_permit()  # let waiting calls in, so that they are held too: what is unread then ends without a reply
             self._refusing.wait(_HELD_S)
-        raise Unavailable("the service is draining and takes no more requests")
+        raise Unavailable("the service is draining and accepts no more requests")
 
     def _end(self, model: CloudModel) -> None:
         with self._lock:
@@ -215,7 +212,7 @@ class CloudService(Dataplane):
 
 
 def _close_at_rest(model: CloudModel) -> None:
-    """Close its engine when its last run has ended, and not in this thread, whose caller may wait for an answer."""
+    """Close the model's engine after its last run, not in this thread, whose caller may wait for an answer."""
 
     def close() -> None:
         model.batcher.rest()
@@ -231,7 +228,7 @@ def _answer(model: CloudModel, request: InferRequest, call: Call, began_s: float
     priority = priority_of(request.parameters)
     if not processor.identity:
         model.batcher.check(call, priority)
-        yield_permit()  # pictures are decoded without the interpreter's lock
+        yield_permit()  # pictures are decoded without the GIL
     trace, started_s = call.trace, time.monotonic()
     prepared = processor.pre(request.inputs)
     prepared_s = time.monotonic()
@@ -261,7 +258,7 @@ def _check_wanted(request: InferRequest, model: CloudModel) -> None:
     for name in request.outputs:
         known = [output.name for output in model.processor.signature.outputs]
         if name not in known:
-            raise InvalidRequest(f"model {model.name!r} has no output {name!r}; there is {', '.join(known)}")
+            raise InvalidRequest(f"model {model.name!r} has no output {name!r}; it has {', '.join(known)}")
 
 
 def _run(model: CloudModel, prepared: Prepared, call: Call, priority: int) -> RunResult:

@@ -1,4 +1,4 @@
-"""Looks at the model folders at intervals and has the service take over what has changed and come to rest."""
+"""Checks the model folders at intervals, and loads what has changed and come to rest."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ log = logging.getLogger("upwell.cloud")
 
 
 class RepositoryWatch:
-    """A thread that looks every `interval_s` seconds, and loads in itself.
+    """A thread that checks every `interval_s` seconds and loads models itself.
 
-    A model is taken over once two looks in a row have found the same files, so that a copy under way is left
-    alone. There is no other sign of its end, so a copy that halts for longer may be tried too early: it fails, what was
-    in force stays, and the next change is tried again. A look costs a few system calls per file.
+    A model is loaded once two checks in a row have found the same files, so that a copy in progress is left alone. A
+    copy has no other sign of its end, so one that pauses for longer may be tried too early: that load fails, the old
+    version stays in force, and the next change is tried again. A check costs a few system calls per file.
     """
 
     def __init__(self, repository: ModelRepository, interval_s: float) -> None:
@@ -31,16 +31,16 @@ class RepositoryWatch:
         self._thread = threading.Thread(target=self._run, name="repository watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. A load under way is waited for, but not for ever."""
+        """Stop checking. Waits for a load in progress, for a limited time."""
         self._ending.set()
         self._thread.join(_ENDING_S)
 
     def look(self) -> None:
-        """Look once, and load what has changed since the last load and not since the last look."""
+        """Check once, and load what has changed since the last load but not since the last check."""
         try:
             seen = self._repository.look()
         except OSError as error:
@@ -58,5 +58,5 @@ class RepositoryWatch:
         while not self._ending.wait(self._interval_s):
             try:
                 self.look()
-            except Exception:  # the watch goes on, whatever one model did to it
-                log.exception("looking at the model repository failed")
+            except Exception:  # the watch goes on, whatever one model did
+                log.exception("checking the model repository failed")

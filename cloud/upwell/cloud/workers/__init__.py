@@ -1,1 +1,1 @@
-"""Processes of the service, and their supervisor."""
+"""The service's processes and their supervisor."""

@@ -1,4 +1,4 @@
-"""What the service says on its terminal once it serves: each model, and where it listens."""
+"""The terminal output of a service that is ready: its models and its addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from upwell.cloud.service.loading import BrokenModel, CloudModel
 
 @dataclass(frozen=True)
 class ModelLine:
-    """One version of a model as it is announced; `reason` says why it is not ready, empty where it is."""
+    """One version of a model as it is shown; `reason` says why it is not ready, "" if it is."""
 
     name: str
     version: str
@@ -26,7 +26,7 @@ class ModelLine:
 
     @classmethod
     def of(cls, model: CloudModel | BrokenModel) -> ModelLine:
-        """The line of a version that was loaded, or could not be."""
+        """The line of a version that was loaded or is broken."""
         if isinstance(model, BrokenModel):
             return cls(model.name, model.version, reason=model.reason)
         own = model.settings
@@ -36,7 +36,7 @@ class ModelLine:
 
 @dataclass(frozen=True)
 class Listening:
-    """The addresses on which a process serves, with the real ports where 0 was asked for; of `metrics` the page."""
+    """The addresses on which a process serves, with real ports instead of 0; `metrics` is the page's URL."""
 
     grpc: tuple[str, ...]
     http: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Listening:
 
 
 def announce(console: Console, models: Sequence[ModelLine], where: Listening, workers: int = 1) -> None:
-    """Say what is served and where: a table on a terminal, and for everyone the lines that tools wait for."""
+    """Show what is served and where: a table on a terminal, and the lines that tools wait for everywhere."""
     if where.http:
         console.print(f"HTTP on {', '.join(where.http)}", markup=False)
     if where.metrics:

@@ -1,4 +1,4 @@
-"""Loads and unloads by request, made in all workers before the one that asks is told."""
+"""Loads and unloads by request, made in all workers before the caller gets its answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOBODY = -1
 
 @dataclass
 class _CurrentChange:
-    """One change: who asked for it, and which workers have not yet done it."""
+    """One change: the worker that asked for it, and the workers that have not made it yet."""
 
     change: Change
     asker: int
@@ -26,9 +26,9 @@ class _CurrentChange:
 
 
 class Changes:
-    """The supervisor's part: one change at a time, told to all workers, and remembered for those that come later.
+    """The supervisor's part: sends one change at a time to all workers, and remembers changes for later workers.
 
-    `tell` sends a message to the worker of a number. Used by one thread.
+    `tell` sends a message to the worker of a number. Not thread-safe.
     """
 
     def __init__(self, tell: Tell) -> None:
@@ -42,11 +42,11 @@ class Changes:
         self._workers: set[int] = set()
 
     def note(self, versions: Mapping[str, tuple[str, ...]]) -> None:
-        """These versions of the models were loaded at the start."""
+        """Record the versions that were loaded at the start."""
         self._versions.update(versions)
 
     def start(self, number: int, config: Mapping[str, object]) -> list[Message]:
-        """What to say first to a worker that begins now: it comes up as the others are, a change under way included."""
+        """The first messages for a new worker, which bring it up to date, including a change in progress."""
         self._workers.add(number)
         versions = dict(self._versions) if self._versions else None
         first: list[Message] = [
@@ -58,12 +58,12 @@ class Changes:
         return first
 
     def ask(self, number: int, ask: Ask) -> None:
-        """A worker asks for a change."""
+        """Queue a change that a worker asked for."""
         self._queue.append((number, ask))
         self._next()
 
     def done(self, number: int, done: Done) -> None:
-        """A worker has made the change under way, or could not."""
+        """Record that a worker has made the current change, or failed to."""
         if self._current is None or self._current.change.id != done.id:
             return
         self._remember(self._current.change, done.versions)
@@ -71,11 +71,11 @@ class Changes:
         self._without(number)
 
     def gone(self, number: int) -> None:
-        """A worker has died: nobody waits for it, and what it asked for is nobody's wish any more, unless begun."""
+        """Forget a worker that died: nobody waits for it, and the changes it asked for are dropped unless begun."""
         self._workers.discard(number)
         self._queue = deque((asker, ask) for asker, ask in self._queue if asker != number)
         if self._current is not None and self._current.asker == number:
-            self._current.asker = _NOBODY  # the worker that will have this number has not asked
+            self._current.asker = _NOBODY  # the next worker of this number did not ask for it
         self._without(number)
 
     def _without(self, number: int) -> None:
@@ -91,7 +91,7 @@ class Changes:
         self._next()
 
     def _remember(self, change: Change, versions: tuple[str, ...]) -> None:
-        """A change that any worker has made holds for those that come later."""
+        """Remember a change made by any worker, for later workers."""
         if versions and change.unload:
             self._unloaded.add(change.model)
             self._settings.pop(change.model, None)

@@ -1,4 +1,4 @@
-"""What supervisor and workers say to each other, one JSON object a line, over a socket pair that only they have."""
+"""The messages of supervisor and workers: one JSON object per line, over a private socket pair."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class StartWorker:
-    """To a new worker: what to serve, and what was changed by request since the service began."""
+    """To a new worker: what to serve, and the changes by request since the service began."""
 
     number: int
     config: Mapping[str, Any]
@@ -33,24 +33,24 @@ class StartWorker:
 
 @dataclass(frozen=True)
 class Loaded:
-    """From a worker: its models are loaded, and nothing listens yet."""
+    """From a worker: its models are loaded; it does not listen yet."""
 
     models: tuple[ModelLine, ...]
 
 
 @dataclass(frozen=True)
 class Listen:
-    """To a worker: all have loaded; open the ports."""
+    """To a worker: all have loaded, so start listening."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """From a worker: it answers."""
+    """From a worker: it serves."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """From a worker: it cannot serve, and ends. `is_config`: something that a person wrote is wrong."""
+    """From a worker: it cannot serve, and ends. `is_config` says that something a person wrote is wrong."""
 
     text: str
     is_config: bool
@@ -58,7 +58,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Ask:
-    """From a worker: a caller wants a model to be loaded or, with `unload`, unloaded in all workers."""
+    """From a worker: a caller wants a model loaded or, with `unload`, unloaded in all workers."""
 
     id: int
     model: str
@@ -78,7 +78,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Done:
-    """From a worker: a change is made, or not. `versions` are those of the model by then, none if nothing changed."""
+    """From a worker: a change is made or has failed. `versions` are those of the model now, empty if unchanged."""
 
     id: int
     error: tuple[str, str] | None = None
@@ -87,7 +87,7 @@ class Done:
 
 @dataclass(frozen=True)
 class WorkerReply:
-    """To the worker that asked: all have done it; `error` is what a worker said that could not."""
+    """To the worker that asked: all have made the change; `error` is that of a worker that failed."""
 
     id: int
     error: tuple[str, str] | None = None
@@ -95,28 +95,28 @@ class WorkerReply:
 
 @dataclass(frozen=True)
 class Counted:
-    """From a worker: what it has counted since it began (`metrics.together`)."""
+    """From a worker: its counts since it began (see `metrics.together`)."""
 
     tables: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class AskStatistics:
-    """From a worker: a caller wants to know what all workers have counted of their requests."""
+    """From a worker: a caller wants the request statistics of all workers."""
 
     id: int
 
 
 @dataclass(frozen=True)
 class TellStatistics:
-    """To every worker: tell what was counted."""
+    """To every worker: send your statistics."""
 
     id: int
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """From a worker, what it has counted; to the one that asked, what all have."""
+    """From a worker: its statistics. To the worker that asked: the sum of all."""
 
     id: int
     models: tuple[ModelStatistics, ...]
@@ -124,7 +124,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Drain:
-    """To a worker: answer what was accepted, and end."""
+    """To a worker: answer what was accepted, then end."""
 
 
 Message = (
@@ -141,43 +141,43 @@ _ERRORS: Mapping[str, type[UpwellError]] = MappingProxyType(
 
 
 def error_to_wire(error: BaseException) -> tuple[str, str]:
-    """An error's kind and text; of one that nobody raised on purpose the text stays here."""
+    """An error's kind and text; the text of an unexpected error stays here."""
     kind = type(error).__name__
     return (kind, str(error)) if kind in _ERRORS else ("", "")
 
 
 def error_from_wire(error: tuple[str, str]) -> Exception:
-    """The error again, to be raised where a caller waits."""
+    """The error again, to be raised where the caller waits."""
     kind, text = error
     return _ERRORS[kind](text) if kind in _ERRORS else RuntimeError("a worker failed; its log says why")
 
 
 def encode(message: Message) -> bytes:
-    """One line."""
+    """The message as one line."""
     return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """The message of one line."""
+    """The message in one line."""
     fields: dict[str, Any] = json.loads(line)
     return _READERS[fields.pop("kind")].validate_python(fields)
 
 
 @dataclass
 class Channel:
-    """One end of the pair. Any thread may send; one receives. The socket's timeout, if any, holds for both."""
+    """One end of the pair. Any thread may send; one receives. The socket's timeout, if any, applies to both."""
 
     socket: socket.socket
     _received: bytearray = field(default_factory=bytearray)
     _sending: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises `OSError` where the other side is gone or stuck."""
+        """Send a message. Raises `OSError` if the other side is gone or stuck."""
         with self._sending:
             self.socket.sendall(encode(message))
 
     def receive(self) -> list[Message] | None:
-        """Wait for something to come; the messages that are complete then, or None at the end."""
+        """Wait for data; returns the messages that are complete, or None at the end of the stream."""
         try:
             data = self.socket.recv(_CHUNK_BYTES)
         except ConnectionError:

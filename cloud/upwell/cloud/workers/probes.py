@@ -1,4 +1,4 @@
-"""`grpc.health.v1` and reflection beside the inference service, with a limit on the streams they keep open."""
+"""`grpc.health.v1` and reflection beside the inference service, with a limit on their open streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from upwell.shared.platform.call_threads import yield_permit
 MAX_WATCHES = 64
 MAX_REFLECTIONS = 4
 MAX_STREAMS = MAX_WATCHES + MAX_REFLECTIONS
-"""Streams that may be open for as long as their client likes, and so must not use up the server's calls."""
+"""Streams that may stay open as long as their clients like, in addition to the server's calls."""
 
 _REFLECTION_LIMIT_S = 60.0
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -34,7 +34,7 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Health(HealthServicer):
-    """Health of the whole ("", and the inference service by its name) and of each model by its name."""
+    """Health of the service (as "" and under its name) and of each model under its name."""
 
     def __init__(self, models: dict[str, bool]) -> None:
         super().__init__()
@@ -45,20 +45,21 @@ class Health(HealthServicer):
             self.show(name, ready)
 
     def show(self, name: str, ready: bool) -> None:
-        """Say from now on whether the model `name` answers, also to those who watch. Any thread may call it."""
+        """Set whether the model `name` is ready, also for watchers. Thread-safe."""
         self._known.add(name)
         states = health_pb2.HealthCheckResponse
         self.set(name, states.SERVING if ready else states.NOT_SERVING)
 
     def add_to(self, server: grpc.Server) -> None:
-        """Serve it on `server`."""
+        """Register the servicer with `server`."""
         request, write = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse.SerializeToString
         check: _Handler = grpc.unary_unary_rpc_method_handler(_reading(request, self.Check), response_serializer=write)
         watch: _Handler = grpc.unary_stream_rpc_method_handler(_reading(request, self.Watch), response_serializer=write)
         _add(server, _HEALTH, {"Check": check, "Watch": watch})
 
     def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802 (the protocol's name)
-        """Tell the state now. A model that the caller may not use is unknown to it; without a token, each is."""
+        """Report the current state. A model that the caller may not use is unknown to it; without a token every model
+        is."""
         if not _may_ask(request.service):
             context.abort(grpc.StatusCode.NOT_FOUND, "")
         return super().Check(request, context)
@@ -66,10 +67,10 @@ class Health(HealthServicer):
     def Watch(  # noqa: N802 (the protocol's name)
         self, request: health_pb2.HealthCheckRequest, context: Any, send_response_callback: Any = None
     ) -> Any:
-        """Tell the state now and whenever it changes. An unknown name is said to be so and not remembered."""
+        """Report the state now and on every change. An unknown name is reported as such and not remembered."""
         if not self._watches.acquire(blocking=False):
-            # With any other status a client that watches each of its servers would take this one for unhealthy; with
-            # this one it goes on without.
+            # With any other status a client that watches its servers would take this one for unhealthy; with
+            # UNIMPLEMENTED it goes on without watching.
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"at most {MAX_WATCHES} health watches at a time")
         if not context.add_callback(self._watches.release):
             self._watches.release()
@@ -85,7 +86,7 @@ def _may_ask(service: str) -> bool:
 
 
 class Reflection(ReflectionServicer):
-    """What is served here, for tools such as grpcurl. A stream lasts 60 s at most, for it holds a thread."""
+    """Reflection, for tools such as grpcurl. A stream lasts 60 s at most, because it holds a thread."""
 
     def __init__(self) -> None:
         pool = service_pool(with_extensions=True)
@@ -95,7 +96,7 @@ class Reflection(ReflectionServicer):
         self._streams = threading.Semaphore(MAX_REFLECTIONS)
 
     def add_to(self, server: grpc.Server) -> None:
-        """Serve it on `server`."""
+        """Register the servicer with `server`."""
 
         def info(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
             yield_permit()
@@ -111,7 +112,7 @@ class Reflection(ReflectionServicer):
     ) -> Iterator[reflection_pb2.ServerReflectionResponse]:
         """Answer the questions of one stream."""
         if not self._streams.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_REFLECTIONS} reflections at a time")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_REFLECTIONS} reflection streams at a time")
         limit = threading.Timer(_REFLECTION_LIMIT_S, context.cancel)
         limit.daemon = True
         limit.start()
@@ -122,10 +123,10 @@ class Reflection(ReflectionServicer):
             self._streams.release()
 
 
-# The generated handlers leave the reading to gRPC, which takes what it cannot read for a fault of the server, logs it
-# whole each time, and in a stream never lets go of the call: a server that has had one cannot be stopped any more.
+# The generated handlers leave parsing to gRPC, which treats an unreadable message as a fault of the server, logs a
+# traceback each time, and in a stream never releases the call: the server can then not be stopped any more.
 def _reading(kind: type[M], method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method`, which takes a message of this kind, as one that takes its bytes."""
+    """`method`, which takes a message of this type, as a method that takes its bytes."""
 
     @functools.wraps(method)
     def read(data: bytes, context: grpc.ServicerContext, *more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The life of a process that serves: load, serve, drain. What several share is in `supervisor.py`."""
+"""The life of a serving process: load, serve, drain. For several processes see `supervisor.py`."""
 
 from __future__ import annotations
 
@@ -58,17 +58,16 @@ _QUICK_CALLS = 16
 """Calls beside inference: health, metadata, loading, and requests that are refused at once."""
 _CLOSING_S = 1.0
 _SETTLING_S, _LONGEST_SETTLING_S = 0.2, 2.0
-"""Each of the callers that go on asking waits for a refusal when for so long no more have come, or after so long."""
+"""Refusals are held until no more requests have come for the first, or for the second at most (seconds)."""
 
 BROKEN_OFF = "error: some requests took longer than the drain time and were cut off"
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What was changed by request before this process began: the models `unloaded`, and the versions of the others.
+    """The changes made by request before this process began: the models `unloaded`, and the versions of the others.
 
-    `versions` is None where there is nothing to go by: then what lies in the folders decides. `settings`: what loads
-    asked to be other than configured.
+    `versions` is None if there were none: the folders then decide. `settings` are those of earlier loads by request.
     """
 
     unloaded: frozenset[str] = frozenset()
@@ -77,20 +76,20 @@ class Restored:
 
 
 FRESH = Restored()
-"""Nothing was changed."""
+"""No changes."""
 
 
 def run(config: CloudConfig) -> None:
-    """Serve until one of `stop_signals`, then answer what was accepted and come back.
+    """Serve until one of `stop_signals`, then answer what was accepted and return.
 
-    Nothing listens before every model has been loaded and warmed up, in every worker. Raises `ConfigError`, and
-    `ModelFailed` where no model at all can be served; one that is broken beside others is only not ready.
+    Nothing listens before every model is loaded and warmed up in every worker. Raises `ConfigError`, and `ModelFailed`
+    if no model can be served; a broken model beside others is only not ready.
     """
     console = set_up_logs(config.serve.log)
     read_in_waiting_threads()
     check_exposure(
         [*config.serve.listen, *config.serve.listen_http], config.serve.security
-    )  # loading may take minutes, so say this first
+    )  # before loading, which may take minutes
     warn_of_root([*config.serve.listen, *config.serve.listen_http])
     config = resolved(config)
     if config.serve.processes > 1:
@@ -118,13 +117,13 @@ def _run_alone(config: CloudConfig, console: Console) -> None:
     if not process.drain():
         console.print(BROKEN_OFF, markup=False)
         logging.shutdown()
-        os._exit(1)  # a plain exit would wait for their threads, however long
+        os._exit(1)  # a plain exit would wait for the threads, however long they take
 
 
 class ServingProcess:
-    """One process's part of the service: its models, what answers for them, and the servers in front.
+    """One process's part of the service: its models, their repository, and the servers in front.
 
-    The constructor loads the models, `start` listens, `drain` ends it. `console` shows the progress. Raises as `run`.
+    The constructor loads the models, `start` listens, `drain` ends. `console` shows the progress. Raises as `run` does.
     """
 
     def __init__(self, config: CloudConfig, console: Console | None = None, restored: Restored = FRESH) -> None:
@@ -146,7 +145,7 @@ class ServingProcess:
         extensions = [*INTROSPECTION, *([EXTENSION] if config.serve.repository.control else [])]
         self.service = CloudService(results, extra_extensions=extensions, statistics=counter)
         self.introspection = CloudIntrospection(self.service, counter, config.serve.traces)
-        if restored.versions is not None:  # beside others, in which a broken version took no place of what answered
+        if restored.versions is not None:  # beside other workers, where a broken version replaced none that was ready
             for name, model_versions in self.service.versions_by_model.items():
                 self.service.put(name, model_versions.runnable())
         self._health = Health({name: self.service.ready(name) for name in self.service.versions_by_model})
@@ -166,8 +165,8 @@ class ServingProcess:
         *,
         shares_ports: bool = False,
     ) -> Listening:
-        """Listen, and look after the model folders. `repository` answers for them and `introspection` says what was
-        counted, by default those of this process alone.
+        """Listen, and watch the model folders. `repository` and `introspection` are by default those of this process
+        alone.
 
         With `shares_ports` other processes of this user listen on the same ports. Raises `ConfigError`.
         """
@@ -207,9 +206,9 @@ class ServingProcess:
         return listening
 
     def drain(self) -> bool:
-        """Answer what was accepted, then end; False where that took too long, and threads are still at work.
+        """Answer what was accepted, then end; False if that took too long and threads are still running.
 
-        It says that no more is taken while the port is still open, so that whoever asks learns it, then closes.
+        It reports "not ready" while the port is still open, so that clients learn of it, and then closes.
         """
         self._health.enter_graceful_shutdown()
         self._memory_trimmer.stop()
@@ -225,18 +224,18 @@ class ServingProcess:
         self.service.close()
         if self._watch is not None:
             self._watch.stop()
-        gc.freeze()  # or the interpreter, ending, looks through all that a framework holds, which takes seconds
+        gc.freeze()  # at exit the interpreter would otherwise scan all objects of a framework, which takes seconds
         return True
 
     def _let_refused_go(self) -> None:
-        # Those who wait for their refusal over a connection that is kept would send the next request into its end.
+        # Clients that wait for a refusal on a kept connection would send their next request into its closing.
         if self._web is not None:
             self._web.end()
         self.service.release_refusals()
 
 
 def _told_to(counter: StatisticsCounter, on_run: OnRun | None) -> OnRun:
-    """Tells both of a run."""
+    """A callback that passes a run to both."""
 
     def ran(model: str, version: str, run: Run) -> None:
         counter.ran(model, version, run.rows, run.ended_s - run.started_s, time.time())
@@ -247,9 +246,9 @@ def _told_to(counter: StatisticsCounter, on_run: OnRun | None) -> OnRun:
 
 
 def _to_serve(config: CloudConfig, restored: Restored) -> list[ModelFolder]:
-    """The versions that are to be there. Raises `ConfigError`.
+    """The versions to serve. Raises `ConfigError`.
 
-    A process that begins later than others offers the versions that they do, unless each looks for new ones itself.
+    A process that starts later than others offers the same versions as they do, unless each watches the folders itself.
     """
     others = restored.versions
     folders = find_models(config, begins=others is None)
@@ -259,7 +258,7 @@ def _to_serve(config: CloudConfig, restored: Restored) -> list[ModelFolder]:
 
 
 def _shown(folders: Sequence[ModelFolder], console: Console | None) -> Iterable[ModelFolder]:
-    """The same one by one, with a bar on a terminal."""
+    """The folders one by one, with a progress bar on a terminal."""
     hidden = console is None or not console.is_terminal
     return track(folders, "loading models", console=console, transient=True, disable=hidden)
 
@@ -268,7 +267,7 @@ def _check_any(attempts: Sequence[LoadAttempt]) -> None:
     broken = [one.result for one in attempts if isinstance(one.result, BrokenModel)]
     if len(broken) == len(attempts):
         reasons = "; ".join(f"{model.name} version {model.version}: {model.reason}" for model in broken)
-        raise ModelFailed(f"no model can be served: {reasons or 'none of the requested versions is there'}")
+        raise ModelFailed(f"no model can be served: {reasons or 'none of the versions to serve exists'}")
 
 
 _LOOK_S = 1.0
@@ -278,11 +277,11 @@ _ENDING_S = 5.0
 
 
 class MemoryTrimmer:
-    """A thread that looks each second whether memory has grown, and gives back what is free of it.
+    """A thread that returns unused memory to the system, checked every second.
 
-    glibc keeps what was freed: a service that was once sent many large messages, or bombs, would stay at several times
-    its size for ever. It is done where `is_idle`, or has not been for a minute, while the process has 5 % more than
-    it had at the least; less and less often where that does not help. Nothing is done where glibc is not.
+    glibc keeps freed memory: a service that once received many large messages would stay at several times its size for
+    ever. Memory is trimmed when the process `is_idle`, or after a minute without idling, while it uses 5 % more than
+    its minimum; less and less often if that does not help. Without glibc nothing is done.
     """
 
     def __init__(self, is_idle: Callable[[], bool]) -> None:
@@ -291,14 +290,14 @@ class MemoryTrimmer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         trim = heap_trimmer()
         if trim is not None:
             self._thread = BackgroundThread("memory-trim", partial(self._run, trim), self._ending.is_set)
             self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(_ENDING_S)

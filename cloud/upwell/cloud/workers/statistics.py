@@ -1,4 +1,4 @@
-"""What several workers have counted of their requests, added up for whoever asks one of them."""
+"""The request statistics of several workers, added up when a caller asks one of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from upwell.shared.oip.introspection import Introspection, ModelConfig, ServerSe
 from upwell.shared.oip.statistics import ModelStatistics, added
 
 LIMIT_S = 5.0
-"""So long a caller waits for the slowest worker."""
+"""How long a caller waits for the slowest worker."""
 
 
 @dataclass
 class _Gathering:
-    """Who asked, and which workers have not told yet."""
+    """The worker that asked, and the workers that have not replied yet."""
 
     asker: int
     ask_id: int
@@ -27,9 +27,9 @@ class _Gathering:
 
 
 class GatheredStatistics:
-    """The supervisor's part: asks every worker. What one told counts on when it has died, so no count ever falls.
+    """The supervisor's part: asks every worker. Counts of a worker that died are kept, so no sum ever falls.
 
-    `tell` sends a message to the worker of a number. Used by one thread.
+    `tell` sends a message to the worker of a number. Not thread-safe.
     """
 
     def __init__(self, tell: Callable[[int, Message], None]) -> None:
@@ -40,21 +40,21 @@ class GatheredStatistics:
         self._former: Sequence[ModelStatistics] = ()
 
     def ask(self, number: int, ask: AskStatistics, workers: Sequence[int]) -> None:
-        """A worker asks; `workers` are those that serve."""
+        """Handle a question of a worker; `workers` are those that serve."""
         self._count += 1
         self._open[self._count] = _Gathering(number, ask.id, set(workers))
         for worker in workers:
             self._tell(worker, TellStatistics(self._count))
 
     def told(self, number: int, statistics: Statistics) -> None:
-        """A worker has told what it counted."""
+        """Handle a worker's statistics."""
         self._latest[number] = statistics.models
         if statistics.id in self._open:
             self._open[statistics.id].waiting.discard(number)
         self._answer()
 
     def gone(self, number: int) -> None:
-        """A worker has died: nobody waits for it."""
+        """Forget a worker that died, so that nobody waits for it."""
         self._former = added([self._former, self._latest.pop(number, ())])
         self._open = {key: one for key, one in self._open.items() if one.asker != number}
         for one in self._open.values():
@@ -69,7 +69,7 @@ class GatheredStatistics:
 
 
 class SharedIntrospection:
-    """The `Introspection` of a worker: `own` is what this worker knows, `send` says something to the supervisor."""
+    """The `Introspection` of a worker: `own` answers for this worker, `send` sends a message to the supervisor."""
 
     def __init__(self, own: Introspection, send: Callable[[Message], None]) -> None:
         self._own = own
@@ -87,7 +87,7 @@ class SharedIntrospection:
         return self._own.settings()
 
     def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        """See `Introspection.statistics`: of all workers together. Raises `Unavailable` where one does not answer."""
+        """See `Introspection.statistics`: for all workers together. Raises `Unavailable` if one does not reply."""
         wanted = {(one.model, one.version) for one in self._own.statistics(model, version)}
         with self._lock:
             self._count += 1
@@ -97,18 +97,18 @@ class SharedIntrospection:
         try:
             every = future.result(LIMIT_S)
         except TookTooLong:
-            raise Unavailable("another worker does not say what it has counted; try again") from None
+            raise Unavailable("another worker did not report its statistics; try again") from None
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
         return [one for one in every if (one.model, one.version) in wanted]
 
     def tell(self, order: TellStatistics) -> None:
-        """The supervisor wants to know what this worker has counted."""
+        """Send this worker's statistics to the supervisor."""
         self._send(Statistics(order.id, tuple(self._own.statistics())))
 
     def answered(self, statistics: Statistics) -> None:
-        """The supervisor says what all have counted."""
+        """Handle the sum of all workers' statistics."""
         with self._lock:
             future = self._waiting.get(statistics.id)
         if future is not None and not future.done():

@@ -44,22 +44,22 @@ from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 
 _DRAIN_MARGIN_S = 10.0
-"""Beyond the drain time, for what closes after it."""
+"""Added to the drain time, for what closes after it."""
 
 log = logging.getLogger("upwell.cloud")
 
 
 class WorkersFailed(UpwellError):
-    """The workers cannot serve: one ended before it did, or dies again and again."""
+    """The workers cannot serve: one ended before it was ready, or keeps dying."""
 
 
 def supervise(config: CloudConfig, console: Console) -> None:
-    """Run `serve.workers` workers until one of `stop_signals`, then have them drain, and come back when all have ended.
+    """Run `serve.workers` workers until one of `stop_signals`, then let them drain, and return when all have ended.
 
-    Raises `ConfigError`, and `WorkersFailed`; exits with 1 where requests were lost in the drain.
+    Raises `ConfigError`, and `WorkersFailed`; exits with 1 if requests were lost in the drain.
     """
     for device in {config.defaults.device, *(config.settings(name).device for name in config.models)} - {"cpu"}:
-        log.warning("each of %d workers loads its models onto device %s", config.serve.processes, device)
+        log.warning("each of the %d workers loads its models onto device %s", config.serve.processes, device)
     ports, web_ports = reserve(config.serve.listen), reserve(config.serve.listen_http)
     try:
         _Supervisor(config, console, ports, web_ports).run()
@@ -69,7 +69,7 @@ def supervise(config: CloudConfig, console: Console) -> None:
 
 
 class _Supervisor:
-    """One thread, which does nothing but wait for workers, signals and times; it never blocks on a worker for long."""
+    """One thread that waits for workers, signals and timers, and never blocks on a worker for long."""
 
     def __init__(self, config: CloudConfig, console: Console, ports: Reserved, web_ports: Reserved) -> None:
         self._counted = WorkerMetrics()
@@ -95,7 +95,7 @@ class _Supervisor:
         self._stop = StopSignals()
 
     def run(self) -> None:
-        """Until everything has ended."""
+        """Run until all workers have ended."""
         self._selector.register(self._stop, selectors.EVENT_READ, None)
         try:
             for number in range(1, self._count + 1):
@@ -115,7 +115,7 @@ class _Supervisor:
             raise SystemExit(1)
 
     def _step(self) -> None:
-        """Wait for the next thing to happen, and see to it."""
+        """Wait for the next event and handle it."""
         now_s = time.monotonic()
         until_s = min([*self._start_at_s.values(), self._drain_until_s or math.inf, self._ping_at_s])
         events = self._selector.select(None if until_s == math.inf else max(0.0, until_s - now_s))
@@ -238,7 +238,7 @@ class _Supervisor:
         worker_handle.tell(self._changes.start(number, self._config))
 
     def _fail(self, text: str) -> None:
-        """End the service, but with what was accepted answered where there are workers to do it."""
+        """End the service, after the running workers have answered what was accepted."""
         self._failure = self._failure or WorkersFailed(text)
         self._drain()
 
@@ -257,7 +257,7 @@ class _Supervisor:
         return math.inf if interval_s is None else time.monotonic() + interval_s
 
     def _end_at_once(self, number: signal.Signals) -> NoReturn:
-        """As the signal does by default, and the workers with it."""
+        """End as the signal does by default, and kill the workers."""
         for worker_handle in self._worker_handles.values():
             worker_handle.kill()
         for worker_handle in self._worker_handles.values():
@@ -269,26 +269,26 @@ class _Supervisor:
 
 @dataclass(frozen=True)
 class Reserved:
-    """Addresses with their real ports, and the sockets that hold them; those are bound and never listen."""
+    """Addresses with their real ports, and the sockets that hold them, which are bound and never listen."""
 
     addresses: tuple[str, ...]
     sockets: tuple[socket.socket, ...]
 
     def close(self) -> None:
-        """Let the ports go."""
+        """Release the ports."""
         for one in self.sockets:
             one.close()
 
 
 def reserve(listen: Sequence[str]) -> Reserved:
-    """Take every address of `listen` (port 0: any free one), for processes of this user to listen on.
+    """Bind every address of `listen` (port 0: any free one), for processes of this user to listen on.
 
-    Linux gives each new connection to one of the sockets that listen on a port with SO_REUSEPORT, by a hash of both
-    ends, and lets only processes of one user share it so. Raises `ConfigError`: an address is in use by another
-    program, is a unix socket (which cannot be shared like that), or this is not Linux.
+    Linux spreads new connections over the sockets that listen on a port with SO_REUSEPORT, by a hash of both addresses,
+    and lets only processes of one user share a port. Raises `ConfigError` if an address is in use, is a unix socket
+    (which cannot be shared like that), or if this is not Linux.
     """
     if sys.platform != "linux":
-        raise ConfigError.at(None, "only Linux lets several workers share a port; write `workers: 1`")
+        raise ConfigError.at(None, "only Linux lets several processes share a port; write `workers: 1`")
     sockets: list[socket.socket] = []
     addresses: list[str] = []
     try:
@@ -301,7 +301,7 @@ def reserve(listen: Sequence[str]) -> Reserved:
             check_free(address)
             sockets.append(_bound(address))
             addresses.append(str(Address(address.host, sockets[-1].getsockname()[1])))
-    except BaseException:  # whatever it is, the ports that were taken are let go
+    except BaseException:  # whatever it is, the ports are released
         Reserved((), tuple(sockets)).close()
         raise
     return Reserved(tuple(addresses), tuple(sockets))
@@ -317,8 +317,9 @@ def _bound(address: Address) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            # Connections of a service that did not share are still timing out. With this the port is ours beside them,
-            # but until the workers listen another program could take it in the same way: so only if need be.
+            # Old connections of a service that did not share its ports are still in TIME_WAIT. With this option the
+            # port is ours despite them, but another program could take it the same way until the workers listen: so
+            # only if needed.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind(where[4])
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One of several processes that share the service's ports: it does what its supervisor tells it."""
+"""One of several processes that share the service's ports, directed by the supervisor."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ log = logging.getLogger("upwell.cloud")
 
 
 class SharedRepository:
-    """The `Repository` of a worker: `own` is what this worker serves, `send` says something to the supervisor.
+    """The `Repository` of a worker: `own` is this worker's, `send` sends a message to the supervisor.
 
-    Whichever worker is asked, all of them do it: the supervisor makes one change at a time,
-    and answers when every worker has made it.
+    Whichever worker is asked, all of them make the change: the supervisor makes one at a time, and answers when every
+    worker has made it.
     """
 
     def __init__(self, own: ModelRepository, send: Callable[[Message], None]) -> None:
@@ -60,11 +60,11 @@ class SharedRepository:
         self._waiting: dict[int, Future[None]] = {}
 
     def index(self) -> Sequence[IndexEntry]:
-        """See `Repository.index`: as it is in this worker."""
+        """See `Repository.index`: the state of this worker."""
         return self._own.index()
 
     def load(self, model: str, settings: LoadSettings = AS_CONFIGURED) -> None:
-        """See `Repository.load`. Where it fails in one worker and not in another, it has failed."""
+        """See `Repository.load`. It fails if it fails in any worker."""
         self._ask(model, settings, unload=False)
 
     def unload(self, model: str) -> None:
@@ -72,7 +72,7 @@ class SharedRepository:
         self._ask(model, AS_CONFIGURED, unload=True)
 
     def answered(self, answer: WorkerReply) -> None:
-        """The supervisor says what became of a change that this worker asked for."""
+        """Handle the supervisor's reply to a change that this worker asked for."""
         with self._lock:
             future = self._waiting.pop(answer.id, None)
         if future is None:
@@ -83,14 +83,14 @@ class SharedRepository:
             future.set_exception(error_from_wire(answer.error))
 
     def close(self) -> None:
-        """Nobody answers any more: those who wait are told."""
+        """Fail the calls that still wait, since nobody will answer them."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             future.set_exception(Unavailable("the service is draining and no longer loads or unloads models"))
 
     def make_changes(self, changes: queue.SimpleQueue[Change]) -> None:
-        """Make the changes that the supervisor tells, one after the other, for ever: for a thread."""
+        """Make the changes that the supervisor sends, one after the other, for ever; runs in a thread."""
         while True:
             change = changes.get()
             self._send(self._made(change))
@@ -114,7 +114,7 @@ class SharedRepository:
                 self._own.make_load(change.model, change.settings)
         except UpwellError as refused:
             error = refused
-        except Exception as failed:  # the caller is told, and the worker goes on
+        except Exception as failed:  # the caller gets the error, and the worker goes on
             log.exception("model %s could not be loaded or unloaded", change.model)
             error = failed
         happened = error is None or isinstance(error, NotLoaded)
@@ -123,7 +123,7 @@ class SharedRepository:
 
 
 def main() -> None:
-    """Serve as the supervisor says at the other end of the socket whose descriptor is the argument."""
+    """Serve as directed by the supervisor over the socket whose descriptor is the argument."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     orders = _Orders(channel)
     start = orders.start.get()
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 class _Orders:
-    """What the supervisor has said so far. Its end is ours: nobody would restart us, or let the port go."""
+    """The supervisor's messages so far. If it ends, so does this process: nothing would restart it or free the port."""
 
     def __init__(self, channel: Channel) -> None:
         self.start: queue.SimpleQueue[StartWorker] = queue.SimpleQueue()
@@ -187,6 +187,6 @@ class _Orders:
 
 
 def _end(code: int) -> NoReturn:
-    """End without waiting for threads, however long they take."""
+    """End without waiting for threads."""
     logging.shutdown()
     os._exit(code)

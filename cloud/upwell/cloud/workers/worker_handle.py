@@ -1,4 +1,4 @@
-"""When a worker that died is started again, and when that makes no sense any more."""
+"""A worker process as its supervisor sees it, and when to restart it or give up."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from upwell.shared.platform.stopping import stop_signals
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """The deaths of one worker in a row: a value, time is an argument.
+    """The consecutive deaths of one worker. An immutable value; time is an argument.
 
-    The k-th death in a row is followed by a wait of `FIRST_WAIT_S` · 2^(k-1), at most `LONGEST_WAIT_S`, so that what
-    fails at once does not take the machine from the workers that serve. One that has served for `WELL_S` before it
-    died begins a new row. With the `LIMIT`-th it is hopeless.
+    After the k-th death in a row the supervisor waits `FIRST_WAIT_S` · 2^(k-1), at most `LONGEST_WAIT_S`, so that a
+    worker that fails at once does not take the machine from the others. A worker that served for `WELL_S` before it
+    died starts a new count. After `LIMIT` deaths it is hopeless.
     """
 
     FIRST_WAIT_S: ClassVar[float] = 0.5
@@ -32,12 +32,12 @@ class Restarts:
     deaths: int = 0
 
     def died(self, served_s: float) -> Restarts:
-        """After one more death, of a worker that had served for so long."""
+        """The state after one more death, of a worker that had served for `served_s`."""
         return Restarts(1 if served_s >= self.WELL_S else self.deaths + 1)
 
     @property
     def wait_s(self) -> float:
-        """How long to wait before the next start."""
+        """Seconds to wait before the next start."""
         return min(self.LONGEST_WAIT_S, self.FIRST_WAIT_S * 2.0 ** max(0, self.deaths - 1))
 
     @property
@@ -47,12 +47,12 @@ class Restarts:
 
 
 _SEND_S = 10.0
-"""A worker that takes nothing for so long is stuck, and is treated as dead."""
+"""A worker that accepts no message for so long is stuck, and is treated as dead."""
 _ENDING_S = 5.0
 
 
 class Phase(Enum):
-    """How far a worker is."""
+    """The state of a worker."""
 
     LOADING = "loading"
     LOADED = "loaded"
@@ -60,7 +60,7 @@ class Phase(Enum):
 
 
 class WorkerHandle:
-    """A running worker, `number` among its fellows from 1 on. Its socket ends when the process does."""
+    """A running worker, `number` counting from 1. Its socket closes when the process ends."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -71,18 +71,18 @@ class WorkerHandle:
         ours, theirs = socket.socketpair()
         ours.settimeout(_SEND_S)
         self.channel = Channel(ours)
-        # The same interpreter and the same modules: a plain `-c` would put the current folder in front of them.
+        # The same interpreter and the same modules: a plain `-c` would put the current folder first on the path.
         program = f"import sys; sys.path[:] = {sys.path!r}; from upwell.cloud.workers.worker import main; main()"
-        # A worker is told over the socket when to end. The signals of a terminal or a service manager reach it too, and
-        # one that comes a moment after it was told would end it with work in its hands: so it never sees them.
+        # The supervisor tells a worker over the socket when to end. Signals of a terminal or a service manager reach
+        # the worker too, and one that came a moment later would kill it with requests in progress; so they are blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
         try:
-            self._process = subprocess.Popen(  # noqa: S603  our own interpreter and code
+            self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and code)
                 [sys.executable, "-c", program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        except BaseException:  # whatever keeps it from starting, the socket is not left open
+        except BaseException:  # whatever keeps it from starting, the socket is closed
             ours.close()
             raise
         finally:
@@ -91,11 +91,11 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process ID."""
         return self._process.pid
 
     def tell(self, messages: Sequence[Message]) -> None:
-        """Send it something. One that is gone, or takes nothing, is killed: what follows is the end of its socket."""
+        """Send messages. A worker that is gone or stuck is killed, and its socket then closes."""
         try:
             for message in messages:
                 self.channel.send(message)
@@ -103,11 +103,11 @@ class WorkerHandle:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         self._process.kill()
 
     def end(self) -> str:
-        """Once its socket has ended: wait for the process, and say how it ended; "" if as it should."""
+        """After its socket has closed: wait for the process, and say how it ended; "" if normally."""
         self.channel.close()
         try:
             code = self._process.wait(_ENDING_S)

@@ -132,7 +132,7 @@ class _State:
             raise ValueError(f"there are several values; choose one with `from`: {', '.join(self.types)}")
         for name in reads:
             if name not in self.types:
-                raise ValueError(f"there is no value {name!r} here; there are {', '.join(self.types)}")
+                raise ValueError(f"no value {name!r} here; available: {', '.join(self.types)}")
         step = build(op, reads)
         if op.name == "rename":
             del self.types[reads[0]]
@@ -147,4 +147,4 @@ class _State:
             return name
         if alone and self.current is not None:
             return self.current
-        raise ValueError(f"there is no value for {what} {name!r}; there are {', '.join(self.types)}")
+        raise ValueError(f"no value for {what} {name!r}; available: {', '.join(self.types)}")

@@ -165,7 +165,7 @@ def test_a_file_that_was_loaded_without_models_can_be_checked_with_them(tmp_path
     config = load_pipelines(path)
     review = check_pipelines(config, {})
     assert [str(one) for one in config.problems(review.problems)] == [
-        f"{path}:1:65: pipelines.p.steps[0].infer.model: agent.yaml has no model 'people'; there are none"
+        f"{path}:1:65: pipelines.p.steps[0].infer.model: agent.yaml has no model 'people'; available: none"
     ]
 
 
