@@ -1,4 +1,4 @@
-"""What a model is made of, as one digest: answers, calibrations and reports name a model by it."""
+"""One digest for everything that makes up a model, by which answers, calibrations and reports name it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CHUNK_BYTES = 1 << 20
 def model_digest(path: Path) -> str:
     """`sha256:` and 64 hexadecimal digits.
 
-    Of the file, or, for a model with weights in files of their own, of the digests of all of them: the file's and then,
-    by location, theirs. Raises `BadOnnxFile` where the file is no ONNX file or such a file is missing or
-    outside the model's folder, before anything has read it, and `OSError`.
+    The digest of the file or, if the model has weights in separate files, of the digests of all files: the model file's
+    first, the others by location. Raises `BadOnnxFile` if the file is not an ONNX file, or if a weight file is missing
+    or outside the model's folder, before anything reads it, and `OSError`.
     """
     weights = _weights(path)
     if not weights:
@@ -27,7 +27,7 @@ def model_digest(path: Path) -> str:
 
 
 def jax_weights(path: Path) -> Path | None:
-    """The weights beside a program of JAX, if it has any there; None for a file of another kind."""
+    """The weights beside a program of JAX, if there are any; None for other kinds of files."""
     weights = path.with_suffix(".safetensors")
     return weights if path.suffix == ".jax" and os.path.lexists(weights) else None
 
@@ -40,7 +40,7 @@ def _weights(path: Path) -> tuple[Path, ...]:
 
 
 def sha256_of(path: Path) -> bytes:
-    """Of a plain file, read in chunks. Raises `OSError`."""
+    """The SHA-256 of a regular file, read in chunks. Raises `OSError`."""
     digest = hashlib.sha256()
     with open_plain(path) as file:
         while chunk := file.read(_CHUNK_BYTES):

@@ -66,12 +66,12 @@ class InvalidRequest(UpwellError):
 
 
 class ModelNotFound(UpwellError):
-    """No model of that name or version is served here."""
+    """The server has no model of that name or version."""
 
     @classmethod
     def unknown(cls, model: str, there: Iterable[str] | None = None) -> ModelNotFound:
-        """For a name that no model has; `there` are those that are, where the caller may know. It begins as Triton's
-        does, since its clients look for these words.
+        """For a name that no model has; `there` are the existing names, if the caller may know them. It begins as
+        Triton's message does, since Triton's clients look for these words.
         """
         others = "" if there is None else f"; available: {', '.join(sorted(there)) or 'none'}"
         return cls(f"Request for unknown model: no model {model!r} here{others}")
@@ -80,7 +80,7 @@ class ModelNotFound(UpwellError):
 class Refused(UpwellError):
     """Admission, a full queue or a size limit refused the request before any work was done.
 
-    `retry_after_s`: after so many seconds it may be worth another try; None where nobody can say.
+    `retry_after_s`: seconds after which a retry may succeed; None if unknown.
     """
 
     def __init__(self, text: str, *, retry_after_s: float | None = None) -> None:
@@ -89,15 +89,15 @@ class Refused(UpwellError):
 
 
 class Superseded(UpwellError):
-    """A newer request of the same source took the place of this one, which was still waiting."""
+    """A newer request of the same source replaced this one while it was still waiting."""
 
 
 class NoAllowedRoute(UpwellError):
-    """The policy leaves no route, such as `egress: deny` for a model without an edge side."""
+    """The policy leaves no route, for instance with `egress: deny` for a model without an edge side."""
 
 
 class DeadlineExceeded(UpwellError):
-    """The deadline has passed before an answer was there."""
+    """The deadline passed before there was an answer."""
 
 
 class Unavailable(UpwellError):
@@ -105,19 +105,19 @@ class Unavailable(UpwellError):
 
 
 class NotOffered(UpwellError):
-    """The caller asked for a part of the protocol that is not offered here; the text names what it has instead."""
+    """The caller asked for a part of the protocol that is not offered here; the text says what is."""
 
 
 class Unauthenticated(UpwellError):
-    """The call carried no token, or none that is known."""
+    """The call carried no token, or an unknown one."""
 
 
 class NotAllowed(UpwellError):
-    """The caller is known well enough, but the operator has not allowed what it asked for."""
+    """The caller is known, but the operator has not allowed what it asked for."""
 
 
 class NotLoaded(UpwellError):
-    """A model could not be loaded as asked: its files are missing or wrong. What was in force stays."""
+    """A model could not be loaded as asked: its files are missing or wrong. The former version stays in force."""
 
 
 class CallerLeft(UpwellError):
@@ -125,16 +125,16 @@ class CallerLeft(UpwellError):
 
 
 class ModelFailed(UpwellError):
-    """The runtime or engine failed on a request that was valid."""
+    """The runtime or engine failed on a valid request."""
 
 
 class CloudFailed(UpwellError):
-    """The cloud gave no usable answer, and no edge answer may stand in for it."""
+    """The cloud gave no usable answer, and the policy allows no edge answer instead."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a file: where, what, and what would be right."""
+    """One problem in a file: where it is, what is wrong, and what would be right."""
 
     path: Path | None
     line: int | None
@@ -143,13 +143,13 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        """`file:line:column: key: message`, leaving out what is not known."""
+        """`file:line:column: key: message`, without the parts that are unknown."""
         where = ":".join(str(part) for part in (self.path, self.line, self.column) if part is not None)
         return ": ".join(part for part in (where, self.key, self.message) if part)
 
 
 class ConfigError(UpwellError):
-    """A file a person wrote is wrong. All problems found are in `problems`, in file order."""
+    """A file written by a person is wrong. `problems` holds all problems found, in file order."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -1,7 +1,7 @@
-"""Files: read within a limit, written whole or not at all, and confined to the folder that they belong to.
+"""Files: read within a size limit, written atomically, and confined to their folder.
 
-A name that comes from a stranger (from a bundle, a model.yaml, a model file, a split.json) leads to a plain file in the
-folder that it belongs to, or it is refused. Else whoever made the bundle could read any file of the device."""
+A name from an untrusted file (a bundle, a model.yaml, a model file, a split.json) must lead to a regular file in the
+folder of that file, or it is refused. Otherwise the author of a bundle could read any file of the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def read_file(path: Path, what: str, max_bytes: int = 1 << 20) -> bytes:
-    """The bytes of a small file. Raises `ConfigError` naming `what` it should have been."""
+    """The bytes of a small file. Raises `ConfigError`, which names `what` the file should have been."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -34,7 +34,7 @@ def read_file(path: Path, what: str, max_bytes: int = 1 << 20) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int = 1 << 20) -> Any:
-    """What a plain file of JSON holds. Raises `OSError`, and `ValueError` for what is too large or no JSON."""
+    """The value in a regular JSON file. Raises `OSError`, and `ValueError` if it is too large or not JSON."""
     with open_plain(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -43,7 +43,7 @@ def read_json(path: Path, max_bytes: int = 1 << 20) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises `ValueError`, also where it is nested too deeply to be read."""
+    """The value of a JSON text. Raises `ValueError`, also if it is nested too deeply to be read."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -52,10 +52,10 @@ def parse_json(text: str | bytes) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
-    """A new file, which takes the place of the one at `path` once the block is done, and is gone if that fails.
+    """A new file that replaces the one at `path` when the block succeeds, and is removed when it fails.
 
-    It has the permissions of the file that it replaces; where there is none, those of `mode`, by default those of any
-    new file. A link stays one. Raises `OSError`, also where something else than a plain file is in the way.
+    It gets the permissions of the replaced file, else `mode`, by default those of any new file. A link stays a link.
+    Raises `OSError`, also if `path` is not a regular file.
     """
     path = Path(os.path.realpath(path))
     permissions = _permissions(path, mode)
@@ -67,7 +67,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         if permissions is not None:
-            os.chmod(draft, permissions)  # whatever the umask took away
+            os.chmod(draft, permissions)  # despite the umask
         os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -89,15 +89,15 @@ def _permissions(path: Path, mode: int | None) -> int | None:
 
 
 def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Put `data` at `path`, whole or not at all; `mode` as for `replacing`. Raises `OSError`."""
+    """Write `data` to `path` atomically; `mode` as for `replacing`. Raises `OSError`."""
     with replacing(path, mode) as file:
         file.write(data)
 
 
 def write_named(path: Path, data: bytes, option: str = "", like: Path | None = None) -> None:
-    """Put `data`, whole or not at all, where a person wants it; `option` is how they said so.
+    """Write `data` atomically to a path that a person chose with `option`.
 
-    A new file has the permissions of the file `like`. Raises `ConfigError` where it cannot be written.
+    A new file gets the permissions of the file `like`. Raises `ConfigError` if it cannot be written.
     """
     try:
         write_whole(path, data, None if like is None else stat.S_IMODE(like.stat().st_mode))
@@ -106,7 +106,7 @@ def write_named(path: Path, data: bytes, option: str = "", like: Path | None = N
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last. Where the system cannot do that for folders, nothing is done."""
+    """Sync the names in a folder to disk. Does nothing if the system cannot sync folders."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -116,7 +116,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Make all files under a folder last. Raises `OSError`."""
+    """Sync all files under a folder to disk. Raises `OSError`."""
     for path in (*folder.rglob("*"), folder):
         if path.is_dir():
             sync_folder(path)
@@ -129,26 +129,26 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class Unconfined(ValueError):
-    """A name that may not be followed."""
+    """A name that must not be followed."""
 
 
 class LeadsOut(Unconfined):
-    """It leads out of the folder, perhaps by a link."""
+    """The name leads out of the folder, perhaps by a link."""
 
 
 class NoPlainFile(Unconfined):
-    """There is no file of that name, or what is there is a folder, a pipe, a socket or a device."""
+    """The name has no file, or belongs to a folder, a pipe, a socket or a device."""
 
 
 def confined(folder: Path, name: str | Path) -> Path:
-    """What `name` leads to from `folder`, an absolute path without links, whether there is a file or not.
+    """The absolute path, without links, to which `name` leads from `folder`; the file need not exist.
 
-    A `Path` was put together already and is taken as it is; an absolute name may lead into the folder, too.
-    Raises `LeadsOut`, and `NoPlainFile` for what can name no file.
+    An absolute name is accepted if it leads into the folder; a `Path` is used unchanged. Raises `LeadsOut`, and
+    `NoPlainFile` for what cannot be a file name.
     """
     try:
         within, path = folder.resolve(), (name if isinstance(name, Path) else folder / name).resolve()
-    except (OSError, RuntimeError, ValueError):  # a name too long, links in a circle, a zero byte
+    except (OSError, RuntimeError, ValueError):  # name too long, circular links, NUL character
         raise NoPlainFile(f"{str(name)!r} does not exist") from None
     if not path.is_relative_to(within):
         raise LeadsOut(f"{str(name)!r} points outside {folder}")
@@ -156,7 +156,7 @@ def confined(folder: Path, name: str | Path) -> Path:
 
 
 def plain_file(folder: Path, name: str | Path) -> Path:
-    """As `confined`, of a plain file that is there. Raises `Unconfined`."""
+    """As `confined`, for a regular file that exists. Raises `Unconfined`."""
     path = confined(folder, name)
     try:
         is_plain = stat.S_ISREG(path.stat().st_mode)
@@ -168,14 +168,14 @@ def plain_file(folder: Path, name: str | Path) -> Path:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """The plain file at `path`, open to be read.
+    """Open the regular file at `path` for reading.
 
     Raises `OSError`, also for a pipe, a socket or a device, which is neither opened nor waited for.
     """
-    _check(os.stat(path).st_mode, path)  # first, since some devices act on being opened
+    _check(os.stat(path).st_mode, path)  # before opening, since some devices act on being opened
     descriptor = os.open(path, _FLAGS)
     try:
-        _check(os.fstat(descriptor).st_mode, path)  # again: another may be there by now
+        _check(os.fstat(descriptor).st_mode, path)  # again, since it may have been replaced
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)

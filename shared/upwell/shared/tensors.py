@@ -1,4 +1,4 @@
-"""Tensors as Upwell holds them: numpy arrays, their Open Inference Protocol datatypes and their specifications."""
+"""Tensors in Upwell: numpy arrays, their Open Inference Protocol datatypes and their specifications."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ else:
     _BF16 = {"BF16": np.dtype(ml_dtypes.bfloat16)}
 
 Array: TypeAlias = npt.NDArray[Any]
-"""A tensor. BF16 is `ml_dtypes.bfloat16`; BYTES is dtype `object`, each element `bytes`."""
+"""A tensor. BF16 is `ml_dtypes.bfloat16`; BYTES is dtype `object` with `bytes` elements."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, OIP datatype (`FP32`, `BYTES`, ...) and shape of a tensor; -1 is a dimension that varies."""
+    """Name, OIP datatype (`FP32`, `BYTES`, ...) and shape of a tensor; -1 is a variable dimension."""
 
     name: str
     datatype: str
@@ -56,7 +56,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
-    """The numpy dtype of an OIP datatype. Raises `InvalidRequest` with the known ones."""
+    """The numpy dtype of an OIP datatype. Raises `InvalidRequest`, which lists the known ones."""
     try:
         return DTYPES[datatype]
     except KeyError:
@@ -79,5 +79,5 @@ def oip_datatype(dtype: np.dtype[Any]) -> str:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype holds floating-point numbers; BF16 is not of numpy's kind `f`."""
+    """Whether a dtype holds floating-point numbers. BF16 does, though numpy's kind for it is not `f`."""
     return dtype.kind == "f" or _NAMES.get(dtype) == "BF16"

@@ -1,8 +1,8 @@
 """Quantities with units as people write them in files: `80ms`, `256KiB`, `20%`, `20Mbps`, `2uJ`, `100/min`.
 
-A bare number is refused where it could be read in two ways: `deadline: 100` may be seconds or milliseconds to
-whoever wrote it. Zero needs no unit. Inside the program a duration is seconds (float), a size bytes (int), a share
-a fraction from 0 to 1 (float), an energy joules (float), the speed of a link bits per second (float).
+A bare number is refused if it is ambiguous: `deadline: 100` could mean seconds or milliseconds. Zero needs no unit.
+Inside the program a duration is in seconds (float), a size in bytes (int), a share a fraction from 0 to 1 (float), an
+energy in joules (float), and a link's rate in bits per second (float).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PERIODS = ("s", "min", "h", "day", "week", "month")
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of quantity: its units, what a value of it looks like, and two units to offer for a bare number."""
+    """A kind of quantity: its units, an example for messages, and two units to suggest for a bare number."""
 
     units: Mapping[str, Decimal]
     expected: str
@@ -79,7 +79,7 @@ _BARE = re.compile(_NUMBER, re.ASCII)
 
 
 def parse_seconds(value: object) -> float:
-    """`80ms`, `1.5s`, `2m`, `1h` or 0 -> seconds. Raises `ValueError` that says what would be right."""
+    """`80ms`, `1.5s`, `2m`, `1h` or 0 -> seconds. Raises `ValueError` that says what is expected."""
     return float(_parse(value, _DURATION))
 
 
@@ -101,12 +101,12 @@ def parse_share(value: object) -> float:
 
 
 def parse_joules(value: object) -> float:
-    """`20mJ`, `2uJ`, `0.5J` or 0 -> joules. Raises `ValueError` that says what would be right."""
+    """`20mJ`, `2uJ`, `0.5J` or 0 -> joules. Raises `ValueError` that says what is expected."""
     return float(_parse(value, _ENERGY))
 
 
 def parse_bits_per_second(value: object) -> float:
-    """`500kbps`, `20Mbps` or 0 -> bits per second. Raises `ValueError` that says what would be right."""
+    """`500kbps`, `20Mbps` or 0 -> bits per second. Raises `ValueError` that says what is expected."""
     return float(_parse(value, _BITRATE))
 
 
@@ -114,9 +114,9 @@ N = TypeVar("N")
 
 
 def parse_rate(value: object, amount: Callable[[str], N], example: str = "100/min") -> tuple[N, str]:
-    """`100/min` -> what `amount` makes of the part before the slash, and the period, one of `PERIODS`.
+    """`100/min` -> the part before the slash as read by `amount`, and the period, one of `PERIODS`.
 
-    Raises `ValueError`, also what `amount` raises.
+    Raises `ValueError`, also if `amount` does.
     """
     text = value.strip() if isinstance(value, str) else ""
     before, slash, period = text.rpartition("/")
@@ -151,7 +151,7 @@ def _share(value: object) -> int | float:
 
 
 def _parse(value: object, kind: _Kind) -> Decimal:
-    """The quantity in the base unit, exact."""
+    """The exact quantity in the base unit."""
     units, expected = kind.units, kind.expected
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value == 0:
@@ -199,14 +199,14 @@ def _schema(pattern: str, *others: dict[str, object]) -> WithJsonSchema:
 
 
 def seconds_as_written(value: float) -> str:
-    """0.08 -> `80ms`, 90.0 -> `90s`: what `parse_seconds` reads as the same value."""
+    """0.08 -> `80ms`, 90.0 -> `90s`: text that `parse_seconds` reads as the same value."""
     exact = Decimal(repr(value))
     unit = "ms" if 0 < exact < 1 else "s"
     return f"{(exact / DURATION_UNITS[unit]).normalize():f}{unit}"
 
 
 def bytes_as_written(value: int) -> str:
-    """67108864 -> `64MiB`, 1000 -> `1000B`: what `parse_bytes` reads as the same value."""
+    """67108864 -> `64MiB`, 1000 -> `1000B`: text that `parse_bytes` reads as the same value."""
     unit = next((unit for unit in ("GiB", "MiB", "KiB") if value and value % int(SIZE_UNITS[unit]) == 0), "B")
     return f"{value // int(SIZE_UNITS[unit])}{unit}"
 
@@ -217,7 +217,7 @@ Seconds: TypeAlias = Annotated[
     _schema(rf"^{_NUMBER}({'|'.join(DURATION_UNITS)})$", {"const": 0}),
     PlainSerializer(seconds_as_written, when_used="json"),
 ]
-"""A pydantic field written as a duration with its unit, in JSON too; seconds inside."""
+"""A pydantic field: a duration with a unit in files and JSON, seconds in the program."""
 
 Bytes: TypeAlias = Annotated[
     int,
@@ -225,23 +225,23 @@ Bytes: TypeAlias = Annotated[
     _schema(rf"^{_NUMBER}({'|'.join(SIZE_UNITS)})$", {"const": 0}),
     PlainSerializer(bytes_as_written, when_used="json"),
 ]
-"""A pydantic field written as a size with its unit, in JSON too; bytes inside."""
+"""A pydantic field: a size with a unit in files and JSON, bytes in the program."""
 
 Share: TypeAlias = Annotated[
     float,
     BeforeValidator(parse_share),
     _schema(PERCENT_PATTERN, {"type": "number", "minimum": 0, "maximum": 1}),
 ]
-"""A pydantic field written as `20%` or 0.2; a fraction from 0 to 1 inside."""
+"""A pydantic field: `20%` or 0.2 in files and JSON, a fraction from 0 to 1 in the program."""
 
 Joules: TypeAlias = Annotated[
     float, BeforeValidator(parse_joules), _schema(rf"^{_NUMBER}({'|'.join(ENERGY_UNITS)})$", {"const": 0})
 ]
-"""A pydantic field written as an energy with its unit; joules inside."""
+"""A pydantic field: an energy with a unit in files and JSON, joules in the program."""
 
 
 def rate_schema(unit: str = "") -> WithJsonSchema:
-    """The JSON Schema of a rate; `unit` is a pattern of what stands between the number and the slash."""
+    """The JSON Schema of a rate; `unit` is the pattern between the number and the slash."""
     return WithJsonSchema({"type": "string", "pattern": rf"^{_NUMBER}{unit}/({'|'.join(PERIODS)})$"})
 
 

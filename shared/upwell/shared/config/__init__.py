@@ -1,1 +1,1 @@
-"""Files that users write: YAML with positions, addresses, sections that both sides have."""
+"""Configuration files: YAML with positions, addresses, and sections that both sides share."""

@@ -1,4 +1,4 @@
-"""Addresses as a person writes them in `agent.yaml` and `cloud.yaml`, refused there where they cannot be read."""
+"""Addresses in `agent.yaml` and `cloud.yaml`, checked when the file is loaded."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def _read_by(parse: Callable[[str], Address], *, is_tcp: bool = False) -> AfterV
 
 
 ListenAddress: TypeAlias = Annotated[str, _read_by(parse_address)]
-"""`HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`: where a server listens."""
+"""`HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`, where a server listens."""
 
 TcpAddress: TypeAlias = Annotated[str, _read_by(parse_address, is_tcp=True)]
-"""The same without a unix socket."""
+"""`HOST:PORT` or `[IPV6]:PORT`, where a server listens."""
 
 
 def check_all_differ(keys: Mapping[str, Sequence[str]]) -> None:
-    """Raise `ValueError` where an address is written twice, under one key or two. Port 0 is another one each time.
+    """Raise `ValueError` if an address appears twice, under one key or two. Port 0 never counts as equal.
 
-    Without this whoever listens second would say that some other program has the port.
+    Otherwise the second listener would report that another program uses the port.
     """
     found: dict[Address, str] = {}
     for key, texts in keys.items():
@@ -64,4 +64,4 @@ InterfaceName: TypeAlias = Annotated[str, AfterValidator(_check_interface)]
 """A network interface of this device, whether it is there now or not."""
 
 Endpoint: TypeAlias = Annotated[str, _read_by(parse_endpoint)]
-"""A server to call: see `parse_endpoint`."""
+"""The address of a server to call: see `parse_endpoint`."""

@@ -1,9 +1,9 @@
-"""Expressions in CEL, as rules of policies and conditions of pipelines have them: compiled, or refused in one sentence.
+"""CEL expressions, for rules of policies and conditions of pipelines: compiled, or refused with a one-sentence reason.
 
 The Common Expression Language has no loops and no clock, its regular expressions take linear time, and the evaluator
-bounds how deeply an expression may be nested. What could still hurt is refused when the file is loaded: expressions
-that are long, and macros inside macros. So are names and functions that do not exist, and operands whose types do not
-go together. The package that evaluates them is an extra; who makes an environment imports it.
+bounds the nesting. What could still do harm is refused when the file is loaded: long expressions, and macros inside
+macros. So are unknown names and functions, and operands of incompatible types. The package that evaluates expressions
+is an extra; it is imported by the code that makes an environment.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MISMATCH = re.compile(r"found no matching overload for '[_@]?(.*?)_?' applied t
 
 
 class ExpressionText:
-    """An expression with its texts taken out, so that what looks like code is code.
+    """An expression with its string literals cut out, so that only code is searched for names.
 
-    In `code` there stands `\\0N\\0` for `texts[N]`, which is as it is written, and a space for a comment.
+    In `code`, `\\0N\\0` stands for `texts[N]`, which is unchanged, and a space for a comment.
     """
 
     def __init__(self, source: str) -> None:
@@ -59,10 +59,10 @@ def compile_expression(
     functions: Collection[str] = FUNCTIONS,
     known: str = "",
 ) -> cel.Expression:
-    """The program of an expression that reads these variables of the environment and calls these functions.
+    """Compile an expression that may read `variables` of the environment and call `functions`.
 
-    `known` is what is said to be known where it reads something else: all the variables if empty. Raises `ValueError`
-    that says what is wrong with the expression, and where in it.
+    `known` is the list of known names in error messages; empty means all variables. Raises `ValueError` that says what
+    is wrong with the expression, and where.
     """
     if len(source) > MAX_LENGTH:
         raise ValueError(f"the expression has {len(source)} characters; expected at most {MAX_LENGTH}")
@@ -90,7 +90,7 @@ def _check_calls(text: ExpressionText, variables: Collection[str], functions: Co
 
 
 def _complaint(message: str, variables: Collection[str], known: str) -> str:
-    """What CEL says of an expression that it cannot compile, in one sentence."""
+    """CEL's message about an expression that does not compile, in one sentence."""
     if "recursion" in message:
         return "the expression is nested deeper than 32; expected a simpler one"
     found = _TROUBLE.search(message)
@@ -111,6 +111,6 @@ def _complaint(message: str, variables: Collection[str], known: str) -> str:
 
 
 def no_verdict(value: object) -> str:
-    """Why the value of an expression is no verdict."""
+    """Why the value of an expression is not true or false."""
     kinds = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a map"}
     return f"the expression gives {kinds.get(type(value), 'another value')}; expected true or false"

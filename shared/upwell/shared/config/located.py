@@ -1,4 +1,4 @@
-"""Errors of a whole file that point at the place deeper in it where they can be mended."""
+"""Errors found in a whole file that point at the place deeper in it where they can be fixed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 Location: TypeAlias = tuple[str | int, ...]
-"""The keys and indexes of a value in a file."""
+"""The keys and indexes that lead to a value in a file."""
 
 
 def located(problems: Mapping[Location, str]) -> ValidationError:
-    """An error to raise in a validator of a whole file, for problems that lie deeper in it: location -> text."""
+    """An error for the validator of a whole file, from location -> message for places deeper in it."""
     kind = "located"
     details = [
         InitErrorDetails(type=PydanticCustomError(kind, "{text}", {"text": text}), loc=location, input=None)

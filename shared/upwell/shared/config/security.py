@@ -1,4 +1,4 @@
-"""Who may talk to whom: TLS, tokens, and the refusal to be open to a network by accident."""
+"""TLS, tokens, and the refusal to expose a server to a network by accident."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PORTS = {"http": "80", "https": "443"}
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files: this side's certificate chain and key, and whom to trust.
+    """PEM files: this side's certificate chain and key, and the CAs it trusts.
 
-    On a server `cert` and `key` are needed, and `ca` (the issuers of client certificates) makes every client show
-    one. On a client `ca` holds the issuers of the server's certificate (the system's where None), and `cert`
-    with `key` are shown to a server that asks. All are watched: new ones take over without a restart.
+    A server needs `cert` and `key`; with `ca` (the issuers of client certificates) every client must present one. On a
+    client `ca` holds the issuers of the server's certificate (None: the system's), and `cert` and `key` are presented
+    to a server that asks. All files are watched: new ones take effect without a restart.
     """
 
     cert: Path | None = None
@@ -35,13 +35,13 @@ class TlsFiles:
 
     @property
     def paths(self) -> list[Path]:
-        """Those that there are."""
+        """The files that are given."""
         return [path for path in (self.cert, self.key, self.ca) if path is not None]
 
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """How a server is protected: TLS, a `tokens.yaml`, or, with `insecure`, by what stands around it."""
+    """How a server is protected: by TLS, by a `tokens.yaml`, or, if `insecure`, by its surroundings."""
 
     tls: TlsFiles | None = None
     tokens: Path | None = None
@@ -50,7 +50,7 @@ class ServerSecurity:
 
 @dataclass(frozen=True)
 class ClientSecurity:
-    """How a client proves itself and whom it believes. The file at `token_file` holds one token, read on change."""
+    """How a client identifies itself and which servers it trusts. `token_file` holds one token, read on change."""
 
     tls: TlsFiles | None = None
     token_file: Path | None = None
@@ -59,10 +59,11 @@ class ClientSecurity:
 
 @dataclass(frozen=True)
 class Address:
-    """`HOST:PORT` (an IPv6 host in brackets) or, where `socket_path` is set, a unix socket.
+    """`HOST:PORT` (an IPv6 host in brackets) or, if `socket_path` is set, a unix socket.
 
-    With `name_server` (empty for the system's) all servers behind the name `host` are meant, and not any one of them.
-    With `scheme` (`http` or `https`) it is called over HTTP/1.1, its paths behind `prefix` (empty, or `/` and more).
+    With `name_server` set (empty: the system's), the address stands for all servers behind the name `host`. With
+    `scheme` (`http` or `https`) the server is called over HTTP/1.1, with `prefix` (empty, or `/` and more) before its
+    paths.
     """
 
     host: str = ""
@@ -73,7 +74,7 @@ class Address:
     prefix: str = ""
 
     def __str__(self) -> str:
-        """As gRPC takes it; a URL where it is called over HTTP/1.1."""
+        """In gRPC's notation; a URL if the server is called over HTTP/1.1."""
         if self.socket_path is not None:
             return f"unix:{self.socket_path}"
         plain = f"{self.bracketed_host}:{self.port}"
@@ -83,12 +84,12 @@ class Address:
 
     @property
     def bracketed_host(self) -> str:
-        """The host as it stands before a port: an IPv6 address in brackets."""
+        """The host as written before a port: an IPv6 address in brackets."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def authority(self) -> str:
-        """Host and port as in a URL and in the header `Host`: without the port that the scheme implies."""
+        """Host and port as in a URL and in the header `Host`, without the scheme's default port."""
         implied = _PORTS.get(self.scheme) == str(self.port)
         return self.bracketed_host if implied else f"{self.bracketed_host}:{self.port}"
 
@@ -104,7 +105,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read `HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`. Raises `ConfigError`."""
+    """Parse `HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`. Raises `ConfigError`."""
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
         if not path or "\0" in path:
@@ -121,10 +122,10 @@ def parse_address(text: str) -> Address:
 
 
 def parse_endpoint(text: str) -> Address:
-    """Read the address of a server to call: as `parse_address`, or `dns:///NAME:PORT` for all servers of that name.
+    """Parse the address of a server to call: as `parse_address`, or `dns:///NAME:PORT` for all servers of that name.
 
-    `dns://SERVER/NAME:PORT` asks another name server than the system's. `https://HOST[:PORT][/PREFIX]` and `http://...`
-    are called over HTTP/1.1. Raises `ConfigError`.
+    `dns://SERVER/NAME:PORT` asks that name server instead of the system's. `https://HOST[:PORT][/PREFIX]` and
+    `http://...` are called over HTTP/1.1. Raises `ConfigError`.
     """
     if text.startswith(("http:", "https:")):
         return _parse_web(text)
@@ -141,21 +142,21 @@ def parse_endpoint(text: str) -> Address:
 
 
 def _parse_web(text: str) -> Address:
-    """Read a URL that is a host, perhaps a port, and perhaps a path of plain segments. Raises `ConfigError`."""
+    """Parse a URL of a host, an optional port, and an optional path of plain segments. Raises `ConfigError`."""
     found = _WEB.fullmatch(text)
     try:
         if found is None:
             raise ConfigError.at(None, "")
         address = parse_address(f"{found['host']}:{found['port'] or _PORTS[found['scheme']]}")
     except ConfigError:
-        # Not shown: people put passwords into URLs.
+        # The URL is not shown, since people put passwords into URLs.
         expected = "expected https://HOST, perhaps with :PORT and a plain /PATH, and nothing else"
         raise ConfigError.at(None, f"an endpoint that begins with http cannot be read; {expected}") from None
     return replace(address, scheme=found["scheme"], prefix=found["prefix"])
 
 
 def check_listen(listen: Sequence[str], security: ServerSecurity) -> list[Address]:
-    """The addresses that one server is to listen on: one or more, no two of them equal, none of them unprotected.
+    """Parse the addresses that one server listens on: at least one, all different, none unprotected.
 
     Raises `ConfigError`.
     """
@@ -167,7 +168,7 @@ def check_listen(listen: Sequence[str], security: ServerSecurity) -> list[Addres
 
 
 def check_exposure(listen: Sequence[str], security: ServerSecurity) -> None:
-    """Refuse to serve a network without protection. Raises `ConfigError`; `insecure` allows everything."""
+    """Refuse to expose a server without protection. Raises `ConfigError`; `insecure` allows everything."""
     if security.insecure:
         return
     for text in listen:
@@ -189,14 +190,14 @@ def check_exposure(listen: Sequence[str], security: ServerSecurity) -> None:
 
 
 def warn_of_root(listen: Sequence[str]) -> None:
-    """Say in the log that a server which other machines reach runs as root, and needs nothing of that."""
+    """Warn that a server which other machines can reach runs as root, which it does not need."""
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0
     if is_root and not all(parse_address(text).is_loopback for text in listen):
         _log.warning("this server can be reached from outside this machine and runs as root; give it its own user")
 
 
 def check_endpoint(endpoint: str, security: ClientSecurity) -> Address:
-    """The address of a server to call. Raises `ConfigError` where requests would cross a network in clear."""
+    """Parse the address of a server to call. Raises `ConfigError` if requests would cross a network in clear text."""
     address = parse_endpoint(endpoint)
     if address.scheme == "http" and security.tls:
         raise ConfigError.at(

@@ -1,4 +1,4 @@
-"""Loading a YAML file that a person wrote into a pydantic model, with every problem of the file at once."""
+"""Loads a YAML file into a pydantic model and reports all problems of the file at once."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class FilePart(BaseModel):
-    """A part of a file that a person writes: unknown keys are errors, and what is loaded does not change."""
+    """A part of a configuration file: unknown keys are errors, and loaded values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def load_yaml(path: Path, model: type[M], within: Path | None = None) -> M:
-    """The file at `path` as a `model`. Raises `ConfigError` with every problem found, each with line and column.
+    """Load the file at `path` as a `model`. Raises `ConfigError` with every problem found, each with line and column.
 
-    Relative paths in `RelativePath` fields are taken from the file's folder. `within` is the folder of a file that may
-    come from a stranger: it must be a plain file in there, and what it names, too (see `ConfinedPath`).
+    Paths in `RelativePath` fields are relative to the file's folder. `within` is the folder of an untrusted file: the
+    file must be a regular file in it, and so must the files that it names (see `ConfinedPath`).
     """
     return parse_yaml(read_text(path, within), model, path, within)
 
 
 def parse_yaml(text: str, model: type[M], path: Path | None = None, within: Path | None = None) -> M:
-    """`text` as a `model`; `path` is the file it came from (the current folder where None). Raises `ConfigError`."""
+    """Parse `text` as a `model`; `path` is the file it came from (None: the current folder). Raises `ConfigError`."""
     tree = read_tree(text, path)
     if not isinstance(tree.value, dict):
         shape = "a list" if isinstance(tree.value, list) else repr(tree.value)[:40]
@@ -52,7 +52,7 @@ def parse_yaml(text: str, model: type[M], path: Path | None = None, within: Path
 def resolve(path: str | Path, base_dir: Path) -> Path:
     """`path` as an absolute path: `~` is the home folder, and a relative path starts at `base_dir`.
 
-    Symbolic links are left as they are. Raises `ValueError` for an empty path and for a NUL character.
+    Symbolic links are not resolved. Raises `ValueError` for an empty path and for a NUL character.
     """
     text = os.fspath(path)
     if not text or "\0" in text:
@@ -71,11 +71,11 @@ def _resolve_field(value: object, info: ValidationInfo) -> Path:
 
 
 RelativePath: TypeAlias = Annotated[Path, BeforeValidator(_resolve_field)]
-"""A pydantic field for a path, relative to the file that names it and absolute once loaded; it need not exist."""
+"""A pydantic field for a path, relative to its file and absolute once loaded; it need not exist."""
 
 
 def confined_path(value: object, info: ValidationInfo) -> Path:
-    """What a file names, resolved: in the folder that the file was loaded `within`, else in the file's own or below.
+    """Resolve a path from a file: it must be in the folder `within` which the file was loaded, else beside or below it.
 
     It need not exist. Raises `ValueError`.
     """
@@ -89,18 +89,18 @@ def confined_path(value: object, info: ValidationInfo) -> Path:
 
 
 ConfinedPath: TypeAlias = Annotated[Path, BeforeValidator(confined_path)]
-"""A pydantic field for a file that a model's description names; see `confined_path`."""
+"""A pydantic field for a file named by a model's description; see `confined_path`."""
 
 
 def read_text(path: Path, within: Path | None = None) -> str:
-    """The text of a small file, which with `within` is a plain one in that folder.
+    """The text of a small file; with `within` it must be a regular file in that folder.
 
-    Raises `ConfigError`: no such file, not readable, too large, not UTF-8, not in there.
+    Raises `ConfigError` if it is missing, unreadable, too large, not UTF-8 or outside the folder.
     """
     try:
         with path.open("rb") if within is None else open_plain(plain_file(within, path)) as file:
             size_bytes = os.fstat(file.fileno()).st_size
-            # A pipe or device says 0, so what is read is bounded as well.
+            # A pipe or device reports size 0, so the read is bounded as well.
             data = file.read(MAX_FILE_BYTES + 1) if size_bytes <= MAX_FILE_BYTES else None
     except Unconfined as error:
         raise ConfigError.at(path, f"cannot be read: {error}") from None

@@ -1,7 +1,7 @@
-"""Pydantic's errors, told as the problems of a file: key, line, column, and what would be right in plain words.
+"""Turns pydantic's errors into problems of a file: key, line, column, and what is expected in plain words.
 
-Pydantic names the branch of a union inside an error's location. `_Walk` follows a location through the annotations
-of the model, so that those labels are known for what they are and only keys of the file remain.
+Pydantic puts the branch of a union into an error's location. `_Walk` follows a location through the annotations of the
+model, so that these labels are recognized and only keys of the file remain.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _VALIDATED = re.compile(r"function-\w+\[[^,]*, (.*)\]")
 class _Found:
     """One error: its keys, how many of them lead to the first union on the way, and what is wrong.
 
-    `at_key`: not the value is wrong but the last key.
+    `at_key`: the last key is wrong, not its value.
     """
 
     keys: tuple[str | int, ...]
@@ -79,7 +79,7 @@ class _Found:
 
 
 def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel], path: Path | None) -> list[Problem]:
-    """Every problem in the order of the file."""
+    """All problems in file order."""
     errors = error.errors(include_url=False)
     found = [_found(details, model) for details in errors if not _is_consequence(details, errors)]
     problems = {_problem(one, tree, path): None for one in _without_wrong_branches(found)}
@@ -87,7 +87,7 @@ def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel], path
 
 
 def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
-    """Whether a tuple is too short only because items of it are wrong, which pydantic does not count."""
+    """Whether a tuple is too short only because pydantic does not count its wrong items."""
     place = details["loc"]
     return details["type"] == "too_short" and any(one["loc"][: len(place)] == place != one["loc"] for one in errors)
 
@@ -108,7 +108,7 @@ def _found(details: ErrorDetails, model: type[BaseModel]) -> _Found:
 
 
 def _wording(details: ErrorDetails, owners: Sequence[Any]) -> tuple[str, str]:
-    """What was expected, where several such may be joined by "or"; else the whole message."""
+    """What was expected, in a form that "or" can join; else the whole message."""
     kind, context = details["type"], details.get("ctx", {})
     if kind == "missing" and isinstance(details["loc"][-1], int):
         return "", "this item is missing"
@@ -135,10 +135,10 @@ def _unknown_key(key: str, owners: Iterable[Any]) -> str:
 
 
 def _without_wrong_branches(found: list[_Found]) -> list[_Found]:
-    """Errors of a union, told once.
+    """The errors of a union, merged.
 
-    Where one branch got further into the value than its kind ("expected text, got keys and values"), that is the
-    branch that was meant. Where none did, what the branches expected is joined.
+    If one branch got further into the value than its type ("expected text, got keys and values"), its errors stay: that
+    branch was meant. If none did, the expectations of all branches are joined.
     """
     deeper = {one.keys[: one.union_at] for one in found if one.union_at is not None and len(one.keys) > one.union_at}
     kept: list[_Found] = []
@@ -176,7 +176,7 @@ def _quotes(found: _Found, value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as it might be written in the file, short."""
+    """A value as it might be written in the file, shortened."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -192,7 +192,7 @@ def _shown(value: object) -> str:
 
 
 class _Walk:
-    """Follows an error's location through annotations; `keys` are the parts that are keys of the file."""
+    """Follows an error's location through annotations; `keys` are those of its parts that are keys of the file."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self.keys: list[str | int] = []
@@ -200,10 +200,10 @@ class _Walk:
         self.annotations: list[Any] = [model]
 
     def step(self, part: str | int) -> None:
-        """One part of the location: a branch's label, or a key that leads into a value."""
+        """Follow one part of the location: a branch's label, or a key that leads into a value."""
         branches = [branch for annotation in self.annotations for branch in _branches(annotation)]
         labelled = len(branches) > 1 and isinstance(part, str)
-        # Problems that only the whole file shows are placed by its keys alone, without labels of branches.
+        # Problems raised by the validator of the whole file are located by keys alone, without labels of branches.
         unlabelled = len(self.annotations) > 1 or not any(_has_label(branch, str(part)) for branch in branches)
         if labelled and not (unlabelled and any(part in _fields(branch) for branch in branches)):
             self.annotations = [branch for branch in branches if _has_label(branch, str(part))] or branches
@@ -215,7 +215,7 @@ class _Walk:
 
 
 def _branches(annotation: Any) -> list[Any]:
-    """What a value may be; more than one where pydantic labels the branch."""
+    """The types that a value may have; more than one if pydantic labels the branch."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _branches(get_args(annotation)[0])
@@ -228,14 +228,14 @@ def _branches(annotation: Any) -> list[Any]:
 
 
 def _fields(annotation: Any) -> dict[str, Any]:
-    """Key -> annotation, where this is a model; else none."""
+    """Key -> annotation if this is a model; else empty."""
     if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return {}
     return {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
 
 
 def _inner(annotation: Any, part: str | int) -> list[Any]:
-    """The annotation of the value under `part`; empty where it cannot be known."""
+    """The annotations of the value under `part`; empty if unknown."""
     fields = _fields(annotation)
     if fields:
         return [fields[part]] if isinstance(part, str) and part in fields else []
@@ -248,9 +248,9 @@ def _inner(annotation: Any, part: str | int) -> list[Any]:
 
 
 def _has_label(branch: Any, label: str) -> bool:
-    """Whether pydantic names this branch of a union `label`: a discriminator's value or the class.
+    """Whether pydantic labels this branch of a union `label`: a discriminator's value or the class.
 
-    A class with a validator of its own is called `function-after[its name(), the class]`.
+    A class with its own validator is called `function-after[its name(), the class]`.
     """
     while found := _VALIDATED.fullmatch(label):
         label = found[1]

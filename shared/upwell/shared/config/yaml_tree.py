@@ -1,7 +1,7 @@
-"""YAML 1.2 text -> plain values, each with the line and column it stands at.
+"""YAML 1.2 text -> plain values, each with its line and column.
 
-The tree is built from parser events rather than by a YAML constructor: no tag can make an object, nesting and alias
-expansion are bounded while reading, keys are always text, and nothing loses its position.
+The tree is built from parser events rather than by a YAML constructor: no tag can create an object, nesting and alias
+expansion are bounded while reading, keys are always text, and every value keeps its position.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_NODES = 100_000
 
 _NULL = re.compile(r"|~|null|Null|NULL")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
-# Longer numbers stay text: turning thousands of digits into an int takes quadratic time, and they mean nothing here.
+# Longer numbers stay text: converting thousands of digits to an int takes quadratic time.
 _INT = re.compile(r"[-+]?[0-9]{1,40}")
 _OCTAL_OR_HEX = re.compile(r"0o[0-7]{1,40}|0x[0-9a-fA-F]{1,40}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]{1,40}|[0-9]{1,40}(\.[0-9]{0,40})?)([eE][-+]?[0-9]{1,3})?")
@@ -45,7 +45,7 @@ _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 @dataclass(frozen=True)
 class Tree:
-    """A value, where it stands (from 1), its parts, and where each key of a mapping stands."""
+    """A value, its position (from 1), its parts, and the position of each key of a mapping."""
 
     value: Any
     line: int
@@ -65,8 +65,9 @@ class Tree:
 
 
 def read_tree(text: str, path: Path | None) -> Tree:
-    """The one document in `text`. Raises `ConfigError`: bad syntax with its line and column, every duplicate key,
-    tags, merge keys, too deep or too large once aliases are expanded, an empty text, several documents."""
+    """Parse the single document in `text`. Raises `ConfigError` for bad syntax with its line and column, duplicate
+    keys, tags, merge keys, a tree that is too deep or too large after expanding aliases, empty text, or several
+    documents."""
     builder = _Builder(path)
     try:
         tree = builder.document(YAML(typ="safe", pure=True).parse(text))
@@ -90,7 +91,7 @@ def _syntax_problem(error: MarkedYAMLError, path: Path | None) -> Problem:
 
 
 class _Builder:
-    """Builds the tree of one document; problems that do not stop the reading are collected."""
+    """Builds the tree of one document; collects the problems that do not stop the parsing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -99,7 +100,7 @@ class _Builder:
         self.problems: list[Problem] = []
 
     def document(self, events: Iterator[Any]) -> Tree:
-        """The tree of the first document; a second one, or none, is an error."""
+        """The tree of the first document; a missing or a second document is an error."""
         tree: Tree | None = None
         for event in events:
             if isinstance(event, DocumentStartEvent):
@@ -156,7 +157,7 @@ class _Builder:
         return Tree(values, *_place(start), parts, keys, _size(parts))
 
     def _key(self, event: Any) -> str:
-        """A key as it is written, so that `1: x` and `on: x` have the keys "1" and "on"."""
+        """A key as text: `1: x` and `on: x` have the keys "1" and "on"."""
         if not isinstance(event, ScalarEvent):
             raise self._error(event, "a key must be plain text")
         if event.value == "<<" and event.implicit[0]:
@@ -167,7 +168,7 @@ class _Builder:
 
     def _alias(self, event: AliasEvent) -> Tree:
         target = self._anchors.get(event.anchor)
-        if target is None:  # also an alias inside its own anchor, which would never end
+        if target is None:  # includes an alias inside its own anchor, which would never end
             raise self._error(event, f"the alias *{event.anchor} refers to no earlier complete anchor")
         return target
 
@@ -181,12 +182,12 @@ class _Builder:
         self.problems.append(Problem(self._path, *_place(event), dotted(keys), message))
 
     def _error(self, event: Any, message: str) -> ConfigError:
-        """What stops the reading, after the problems found before it."""
+        """The error that stops parsing, together with the problems found before it."""
         return ConfigError([*self.problems, Problem(self._path, *_place(event), "", message)])
 
 
 def dotted(keys: Iterable[str | int]) -> str:
-    """Keys and positions on the way to a value, such as `rules[2].match`."""
+    """The path to a value as text, such as `rules[2].match`."""
     text = ""
     for key in keys:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key

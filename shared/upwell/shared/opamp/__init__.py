@@ -1,1 +1,1 @@
-"""What agent and fleet service agree on beyond the Open Agent Management Protocol (OpAMP) itself."""
+"""What agent and fleet service share beyond the Open Agent Management Protocol (OpAMP) itself."""

@@ -1,4 +1,4 @@
-"""What a device says of a model so that a budget of the whole fleet can be shared out: both sides read it here."""
+"""What a device reports of a model so that a budget can be shared out among the fleet; read by both sides."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
 class ModelDemand(BaseModel):
-    """Of the time since the device last said it: requests per second, the mean bytes of a message that went up (0 where
-    none did), and `wanted`, the share of the requests that its own policy wanted up. `share` is what it holds to, None
-    where nobody shares a budget out to it.
+    """Figures since the previous report: requests per second, the mean size in bytes of a message to the cloud (0 if
+    there was none), and `wanted`, the share of requests that the device's own policy would offload. `share` is the
+    limit now in force, None if no budget is shared out.
 
-    `shares` and `risks` are operating points of the calibration in use: where so much of all goes up, that much of all
-    is kept and wrong though the cloud is right. Empty where no calibration that knows them fits.
+    `shares` and `risks` are operating points of the calibration in use: if the share `shares[i]` of all requests is
+    offloaded, the share `risks[i]` is kept and wrong though the cloud is right. Empty if no fitting calibration has
+    them.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -37,7 +38,7 @@ class ModelDemand(BaseModel):
 
 
 def read_demand(value: Any) -> ModelDemand | None:
-    """What a device said; None where it cannot be read, as of a newer version."""
+    """Parse a report; None if it cannot be read, for instance from a newer version."""
     try:
         return ModelDemand.model_validate(value)
     except ValidationError:

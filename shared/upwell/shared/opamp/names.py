@@ -1,4 +1,4 @@
-"""Names that both sides use in messages of OpAMP."""
+"""Names that both sides use in OpAMP messages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ CONTENT_TYPE = "application/x-protobuf"
 
 CASES_PATH = "/v1/cases"
 """The path below which a device delivers cases: `PUT <id>` with the case as body, or `POST <id>/url?size_bytes=N`,
-answered by JSON with the `url` of object storage."""
+answered with JSON that has the `url` in object storage."""
 
 CASE_ID, CASE_SUFFIX = "[0-9a-f]{32}", ".case"
 
 STATISTICS = "io.upwell.statistics/1"
 """Custom capability: the agent sends a message of type `counted`, JSON with `release`, `since_unix_s`, `counts` and
-`demand`, which has the figures for sharing budgets for each model (`upwell.shared.opamp.demand`)."""
+`demand`, the figures of each model for sharing budgets (`upwell.shared.opamp.demand`)."""
 
 DRIFT = "io.upwell.drift/1"
 """Custom capability: the agent sends `found` (JSON with `models`, the drift report of each watched model)."""
@@ -32,10 +32,10 @@ WISH_FILE = "fleet.json"
 """The one file of the remote configuration; see `upwell.shared.opamp.wish`."""
 
 DIGEST_TYPE = "text/x-digest"
-"""The content type of a file in the effective configuration that is reported only by digest."""
+"""Content type of a file in the effective configuration that is reported only as a digest."""
 
 LABEL = "upwell.label."
-"""Prefix of an agent's attributes that are labels."""
+"""Prefix of the attributes that hold an agent's labels."""
 
 AGENT_NAME = "upwell.agent.name"
 
@@ -44,5 +44,5 @@ INSTANCE_UID = "upwell.instance_uid"
 
 
 def case_upload_s(size_bytes: int) -> float:
-    """How long a case may take on its way: what a link of 160 kbit/s needs, and half a minute."""
+    """Time limit for uploading a case (seconds): enough for a link of 160 kbit/s, plus half a minute."""
     return 30.0 + size_bytes / 20_000

@@ -1,4 +1,4 @@
-"""What a fleet service wishes of a device: the whole of the remote configuration, which cannot say anything else."""
+"""What a fleet service wishes of a device: the whole remote configuration."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ ModelName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 
 
 class Wish(BaseModel):
-    """Which release is to run, from when, how often the device is to say what it counted, and the most that it may
-    send up of what its models are asked.
+    """The release to run, from when, how often the device reports its counts, and limits on what it offloads.
 
-    `release` is a sequence number (None: the newest that the device's own source has); what a device installs was
-    signed by the holder of the release key all the same. `shadow` is a release whose models are to answer beside what
-    is served, without anybody hearing of it but the service. `shares` has, by model, the share of the rows that may go
-    up; they can only tighten what the device's own policy says. Keys of a newer service are ignored.
+    `release` is a sequence number (None: the newest in the device's own repository); a device only installs what was
+    signed with the release key. `shadow` is a release whose models also answer, and only the service sees those
+    answers. `shares` limits the share of rows that may be offloaded, by model; it can only tighten the device's own
+    policy. Keys of newer services are ignored.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -33,12 +32,12 @@ class Wish(BaseModel):
     shares: Annotated[dict[ModelName, Share], Field(max_length=64)] = Field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """As it crosses the wire; equal wishes give equal bytes."""
+        """The wish as sent over the wire; equal wishes give equal bytes."""
         return self.model_dump_json().encode()
 
 
 def read_wish(body: bytes) -> Wish:
-    """The wish in these bytes. Raises `ValueError` that says what is wrong with them, in one sentence."""
+    """Parse a wish. Raises `ValueError` that says in one sentence what is wrong."""
     try:
         return Wish.model_validate_json(body)
     except ValidationError as error:
@@ -48,5 +47,5 @@ def read_wish(body: bytes) -> Wish:
 
 
 def digest_of(body: bytes) -> bytes:
-    """SHA-256: the hash by which both sides know a remote configuration."""
+    """The SHA-256 by which both sides know a remote configuration."""
     return hashlib.sha256(body).digest()

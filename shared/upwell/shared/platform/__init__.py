@@ -1,1 +1,1 @@
-"""Threads, memory, signals, systemd."""
+"""Threads, memory, signals and systemd."""

@@ -1,4 +1,4 @@
-"""Threads that work beside the requests for as long as the process lives, and are restarted where one fails."""
+"""Threads that run beside the requests until the process ends, and are restarted if they fail."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _never() -> bool:
 
 
 class BackgroundThread(threading.Thread):
-    """A daemon thread that runs `loop` until that returns, or until `is_over` says so once it has failed.
+    """A daemon thread that runs `loop` until it returns, or until it has failed and `is_over` returns True.
 
-    An exception is a defect, but what the loop does must not end with it: spooling, recording, taking over tokens. It
-    is logged with its place, not with its text, which may hold a part of a request; and it is counted, by `name`.
+    An exception is a defect, but the thread's work (spooling, recording, reloading tokens) must go on. The exception is
+    logged with its traceback but without its text, which may quote a request, and counted by `name`.
     """
 
     def __init__(self, name: str, loop: Callable[[], None], is_over: Callable[[], bool] = _never) -> None:
@@ -39,18 +39,18 @@ class BackgroundThread(threading.Thread):
         """Run the loop, again after each failure."""
         pause_s = FIRST_PAUSE_S
         with _lock:
-            _restarts[self.name] += 0  # so that the metric has it from its first scrape on
+            _restarts[self.name] += 0  # so that the metric exists from the first scrape on
         while True:
             began_s = time.monotonic()
             try:
                 self._loop()
                 return
-            except Exception as error:  # noqa: BLE001 (the boundary of a thread that must live on)
+            except Exception as error:  # noqa: BLE001 (the boundary of a thread that must go on)
                 with _lock:
                     _restarts[self.name] += 1
                 place = "".join(traceback.format_tb(error.__traceback__))
                 kind = type(error).__name__
-                _log.error("thread %s failed with %s and is restarted; it was at\n%s", self.name, kind, place)
+                _log.error("thread %s failed with %s and is restarted; it failed at\n%s", self.name, kind, place)
             if time.monotonic() - began_s > _CALM_S:
                 pause_s = FIRST_PAUSE_S
             until_s = time.monotonic() + pause_s
@@ -62,6 +62,6 @@ class BackgroundThread(threading.Thread):
 
 
 def restarts() -> Mapping[str, int]:
-    """How often each background thread of this process had to be restarted, by its name."""
+    """How often each background thread of this process was restarted, by name."""
     with _lock:
         return dict(_restarts)

@@ -1,4 +1,4 @@
-"""The end of a call that runs in a thread of ours."""
+"""A pool of threads for gRPC calls, which limits how many calls use the interpreter at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from upwell.shared.platform.background_thread import BackgroundThread
 
 
 class CallFuture(Future[None]):
-    """What gRPC needs of a submitted call's future: to be told when it has ended. It has no result and no waiting.
+    """What gRPC needs of a submitted call's future: a callback at its end. It has no result and cannot be waited for.
 
-    A `Future` makes a condition and several locks, which costs more than a small request's parsing.
+    A real `Future` creates a condition and several locks, which costs more than parsing a small request.
     """
 
     def __init__(self) -> None:
@@ -32,12 +32,12 @@ class CallFuture(Future[None]):
             self._tell()
 
     def end(self) -> None:
-        """The call has ended."""
+        """Mark the call as ended."""
         self._has_ended = True
         self._tell()
 
     def _tell(self) -> None:
-        # Both sides may come here at once; `pop` gives each callback to one of them.
+        # Two threads may run this at once; `pop` gives each callback to one of them.
         while self._callbacks:
             try:
                 callback = self._callbacks.pop()
@@ -48,7 +48,7 @@ class CallFuture(Future[None]):
 
 _log = logging.getLogger(__name__)
 _AFTER_ERROR_S = 0.01
-"""Pause after an error, so that a repeated one neither uses the processor nor fills the log."""
+"""Pause after an error, so that a repeated one neither uses the CPU nor fills the log."""
 
 AT_WORK = 1
 """Calls that use the interpreter at once, where they say when they wait: a second one only contends for its lock."""
@@ -64,12 +64,12 @@ Task: TypeAlias = "tuple[CallFuture, Callable[..., object], tuple[Any, ...]]"
 
 
 class Worker:
-    """One of the threads. `permit` has an element while it counts among those at work; `task_count` grows with
-    each task.
+    """A thread of the pool. `permit` has one element while the thread counts as active; `task_count` grows with each
+    task.
 
-    While it `polls` it is the one that waits for events, or runs the task that came with one, which is its `ready`.
-    Then the permit says so: whoever takes that away, has another thread wait for events. `polls` is set by whoever
-    wakes a parked thread, and else by the thread alone.
+    One thread `polls`: it waits for events, or runs the task of an event, its `ready`. The element of `permit` then is
+    True, and whoever takes it away must let another thread poll. `polls` is set by the code that wakes a parked thread,
+    and otherwise by the thread itself.
     """
 
     def __init__(self, pool: CallThreads, name: str, polls: bool) -> None:
@@ -84,19 +84,19 @@ class Worker:
         self._parking.acquire()
 
     def park(self) -> bool:
-        """Wait for `unpark`. False where none has come for long and the pool goes on without this thread."""
+        """Wait for `unpark`. False if none came for long and the pool lets the thread end."""
         while not self._parking.acquire(timeout=IDLE_S):
             if self.pool.let_go(self):
                 return False
         return True
 
     def unpark(self) -> None:
-        """Let the thread go on."""
+        """Wake the thread."""
         self._parking.release()
 
     @property
     def sees_to_an_event(self) -> bool:
-        """Whether it does, and is free to run the task that comes with it."""
+        """Whether the thread handles an event and can run the task that comes with it."""
         return self.polls and self.task is None and self.ready is None
 
     def _work(self) -> None:
@@ -110,19 +110,19 @@ class Worker:
             elif (task := pool.take(self)) is not None:
                 if not self.run(task) and not pool.retake(self):
                     return
-                del task  # not kept until the next one
+                del task  # do not keep it until the next one
             elif not self.polls:
                 return
 
     def _poll(self) -> None:
-        """Wait for events and run what begins with them, until that is another's or over."""
+        """Wait for events and run their tasks, until another thread polls or there are no more events."""
         pool = self.pool
         while True:
             try:
                 goes_on = pool.next_event()
-            except Exception:  # noqa: BLE001 (nobody else would wait for the next one)
+            except Exception:  # noqa: BLE001 (nothing else would wait for the next event)
                 _log.exception("an event could not be handled")
-                goes_on = True  # with the task that may have come with it
+                goes_on = True  # keep the task that may have come with it
                 time.sleep(_AFTER_ERROR_S)
             task, self.ready = self.ready, None
             if not goes_on:
@@ -135,7 +135,7 @@ class Worker:
             del task
 
     def run(self, task: Task) -> bool:
-        """Run a task with a permit. Whether the thread still has it."""
+        """Run a task with a permit; returns whether the thread still has it."""
         self.task_count += 1
         self.permit.append(self.polls)
         if self.polls:
@@ -144,7 +144,7 @@ class Worker:
         self.task = ended
         try:
             fn(*args)
-        except BaseException:  # noqa: BLE001 (whatever a handler raises that gRPC lets through: the thread is still needed)
+        except BaseException:  # noqa: BLE001 (whatever gRPC lets through, the thread is still needed)
             _log.exception("a call ended with an unhandled error")
         self.pool.has_begun(ended)
         ended.end()
@@ -157,7 +157,7 @@ class Worker:
 
 
 class Here(threading.local):
-    """The worker whose thread this is, or None."""
+    """The worker that runs in this thread, or None."""
 
     worker: Worker | None = None
 
@@ -166,22 +166,22 @@ here = Here()
 
 
 def yield_permit() -> None:
-    """The task of this thread is about to wait for something: until it ends it does not count as at work."""
+    """Call before this thread's task waits for something: until it ends, it no longer counts as active."""
     worker = here.worker
     if worker is not None:
         worker.pool.release(worker)
 
 
 def started() -> None:
-    """The task of this thread has what it had to wait for before it could begin."""
+    """Call when this thread's task has what it waited for before it could begin."""
     worker = here.worker
     if worker is not None and worker.task is not None:
         worker.pool.has_begun(worker.task)
 
 
 def goes_on() -> bool:
-    """Whether the task of this thread may go on with another piece of work, which counts as a task that begins now:
-    it counts as at work, and no other task waits.
+    """Whether this thread's task may go on with another piece of work, which then counts as a new task: it must still
+    count as active, and no other task may wait.
     """
     worker = here.worker
     if worker is None or not worker.permit or worker.pool.is_waited_for:
@@ -191,28 +191,28 @@ def goes_on() -> bool:
 
 
 _TICK_S = 0.01
-"""Time after which, within twice that, a running task is no longer counted. On a busy machine tasks wait some
-milliseconds for the processor, and counting one more then costs a tenth of the throughput."""
+"""A running task stops counting as active after one to two ticks. On a busy machine tasks wait some milliseconds for
+the CPU, and one more active task then costs a tenth of the throughput."""
 
 _CALM_TICKS, _QUIET_S = 20, 1.0
 
 
 class CallThreads(ThreadPoolExecutor):
-    """At most `max_workers` threads, made when they are needed and gone when not, that run what `submit` is given.
+    """A pool of at most `max_workers` threads, created on demand and ended when idle, for the tasks given to `submit`.
 
-    Only `at_work` of the tasks are at work at once (None: all), for threads that contend for the interpreter's lock
-    spend more time on that than on a small request. One that waits is not at work: it says so (`yield_permit`), or is
-    found out within some milliseconds, and the next one begins. So nothing queues here behind what only waits.
+    Only `at_work` tasks are active at once (None: all), since threads that contend for the GIL spend more time on that
+    than on a small request. A task that waits is not active: it says so (`yield_permit`), or the monitoring thread
+    notices within some milliseconds, and the next task begins. So no task queues behind one that only waits.
 
-    With `poll` one of the threads waits for the events that tasks begin with, and runs such a task itself: for a small
-    one a change of threads costs more than all the rest. Another one waits for events as soon as the task waits.
+    With `poll` one of the threads waits for the events with which tasks begin, and runs small tasks itself, since a
+    thread switch costs more than the rest of them. Another thread polls as soon as that task waits.
 
-    What a task raises is logged and not kept, for gRPC's tasks handle errors themselves. The threads do not outlive
-    the program, however long their tasks take. Single operations on deques and dictionaries need no lock.
+    Exceptions of tasks are logged and dropped, since gRPC's tasks handle errors themselves. The threads are daemons,
+    however long their tasks take. Single operations on deques and dictionaries need no lock.
     """
 
     def __init__(self, max_workers: int, name: str, at_work: int | None = None) -> None:
-        super().__init__(max_workers)  # makes no threads of its own, for `submit` is ours
+        super().__init__(max_workers)  # starts no threads, since `submit` is overridden
         self._most = max_workers
         self._name = name
         self.at_work = at_work
@@ -222,7 +222,7 @@ class CallThreads(ThreadPoolExecutor):
         self._made: list[Worker] = []
         self._making = threading.Lock()
         self._beginning: dict[CallFuture, None] = {}
-        self._unpolled: deque[None] = deque()  # has an element while a thread is to wait for events, and none does
+        self._unpolled: deque[None] = deque()  # has an element while a thread must poll and none does
         self.next_event: Callable[[], bool] = bool
         self._quiet_until_s = 0.0
         self._is_watched = False
@@ -231,7 +231,7 @@ class CallThreads(ThreadPoolExecutor):
 
     @property
     def beginning(self) -> int:
-        """How many tasks have been submitted and have not called `begun` yet, nor ended."""
+        """Number of tasks that were submitted and have neither called `started` nor ended."""
         return len(self._beginning)
 
     @property
@@ -240,19 +240,19 @@ class CallThreads(ThreadPoolExecutor):
         return bool(self._tasks)
 
     def submit(self, fn: Callable[..., object], /, *args: Any) -> CallFuture:  # type: ignore[override]  # no keywords, no result
-        """Run `fn` in one of the threads, or as soon as one is free."""
+        """Run `fn` in one of the threads, as soon as one is free."""
         self._tasks.append((ended := self.expect(), fn, args))
         self.put_to_work()
         return ended
 
     def expect(self) -> CallFuture:
-        """Count a task that is still to come among those that begin. `begin` or `drop` it."""
+        """Announce a task that is still to come; it counts as beginning. Follow with `begin` or `drop`."""
         ended = CallFuture()
         self._beginning[ended] = None
         return ended
 
     def begin(self, ended: CallFuture, fn: Callable[..., object], /, *args: Any, is_short: bool = True) -> None:
-        """The task that was expected has come: run it as `submit` does, or if short here after its event."""
+        """Run an announced task: in this thread after its event if it is short, else as `submit` does."""
         self.has_begun(ended)
         worker = here.worker
         if is_short and worker is not None and worker.sees_to_an_event and worker.pool is self:
@@ -262,14 +262,15 @@ class CallThreads(ThreadPoolExecutor):
         self.put_to_work()
 
     def drop(self, ended: CallFuture) -> None:
-        """The task that was expected will not come."""
+        """Withdraw an announced task."""
         self.has_begun(ended)
         ended.end()
 
     def poll(self, next_event: Callable[[], bool]) -> bool:
-        """Have one thread more, and one of all call `next_event` again and again until it is False, once for a pool.
+        """Add a thread, and let one thread at a time call `next_event` until it returns False. Once per pool.
 
-        It waits for an event and sees to it, and tasks `begin` in it. False where the system gives no thread for that.
+        `next_event` waits for an event and handles it, and may `begin` tasks. Returns False if no thread can be
+        started.
         """
         self._most += 1
         self.next_event = next_event
@@ -283,8 +284,8 @@ class CallThreads(ThreadPoolExecutor):
         return False
 
     def end_polling(self, last: Task | None) -> None:
-        """There are no more events; a task may have come with the last."""
-        self.next_event = bool  # which kept what it was made of
+        """Stop polling; a task may have come with the last event."""
+        self.next_event = bool  # release what the function refers to
         if last is not None:
             self._tasks.append(last)
             self.put_to_work()
@@ -292,7 +293,7 @@ class CallThreads(ThreadPoolExecutor):
             self._bell.set()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads when they have run what was submitted, and with `wait` return then. Nothing is dropped."""
+        """End the threads after the submitted tasks; with `wait` return only then. No task is dropped."""
         del cancel_futures
         self._is_ending = True
         self._let_all_go()
@@ -303,7 +304,7 @@ class CallThreads(ThreadPoolExecutor):
                 worker.thread.join()
 
     def put_to_work(self) -> None:
-        """Have a thread take a task that waits, if one more may be at work."""
+        """Let a thread take a waiting task, if another may be active."""
         while self._tasks:
             try:
                 self._permits.pop()
@@ -313,12 +314,12 @@ class CallThreads(ThreadPoolExecutor):
                     return
             if self._wake_or_make():
                 return
-            self._permits.append(None)  # every thread has a task, and takes the next one when it is done
-            if not self._parked:  # not even now
+            self._permits.append(None)  # all threads are busy; one takes the task when it is done
+            if not self._parked:  # still none
                 return
 
     def _have_polled(self) -> None:
-        """Have a thread wait for events, if none does."""
+        """Let a thread poll, if none does."""
         while self._unpolled:
             try:
                 self._unpolled.pop()
@@ -326,12 +327,12 @@ class CallThreads(ThreadPoolExecutor):
                 return
             if self._wake_or_make(polls=True):
                 return
-            self._unpolled.append(None)  # every thread has a task, and waits for events when it is done
-            if not self._parked:  # not even now
+            self._unpolled.append(None)  # all threads are busy; one polls when it is done
+            if not self._parked:  # still none
                 return
 
     def _wake_or_make(self, *, polls: bool = False) -> bool:
-        """Let a thread go on, with a permit unless it `polls`. False where there is none."""
+        """Wake or start a thread, with a permit unless it `polls`. False if there is none."""
         try:
             worker = self._parked.pop()
             worker.polls = polls
@@ -345,17 +346,17 @@ class CallThreads(ThreadPoolExecutor):
                 worker = Worker(self, f"{self._name}-{len(self._made)}", polls)
                 try:
                     worker.thread.start()
-                except RuntimeError as error:  # the system gives no more: those that there are take the task
+                except RuntimeError as error:  # the system allows no more threads: the existing ones take the task
                     if time.monotonic() >= self._quiet_until_s:
                         self._quiet_until_s = time.monotonic() + _QUIET_S
                         _log.error("cannot start more than %d threads: %s", len(self._made), error)
-                    self.watch()  # it will be tried again
+                    self.watch()  # to try again later
                     return False
                 self._made.append(worker)
         return True
 
     def take(self, worker: Worker) -> Task | None:
-        """The next task for a thread with a permit. None where it has to wait for events instead, or is to end."""
+        """The next task for a thread with a permit. None if the thread must poll instead, or end."""
         while not worker.polls:
             try:
                 return self._tasks.popleft()
@@ -370,7 +371,7 @@ class CallThreads(ThreadPoolExecutor):
         return None
 
     def retake(self, worker: Worker) -> bool:
-        """Get a permit for a thread whose own is gone, unless it is to wait for events. False where it is to end."""
+        """Get a permit for a thread that lost its own, unless it must poll. False if the thread must end."""
         try:
             self._permits.pop()
         except IndexError:
@@ -379,37 +380,37 @@ class CallThreads(ThreadPoolExecutor):
         return True
 
     def let_go(self, worker: Worker) -> bool:
-        """Whether a thread that has been parked for long may end: somebody might be about to wake it."""
+        """Whether a thread that was parked for long may end; False if another is about to wake it."""
         with self._making:
             try:
                 self._parked.remove(worker)
             except ValueError:
                 return False
             self._made = [one for one in self._made if one is not worker]
-        self.put_to_work()  # what came while it was neither parked nor gone
+        self.put_to_work()  # tasks that came while it was neither parked nor gone
         self._have_polled()
         return True
 
     def run_now(self, worker: Worker, task: Task) -> bool:
-        """Run a task in the thread that waits for events. Whether that still is this one afterwards."""
+        """Run a task in the polling thread; returns whether it still is the polling thread."""
         try:
             self._permits.pop()
-        except IndexError:  # whoever is at work takes it
+        except IndexError:  # an active thread will take it
             self._tasks.append(task)
             self.put_to_work()
             return True
         if not worker.run(task):
             return False
         self._permits.append(None)
-        self.put_to_work()  # what came meanwhile
+        self.put_to_work()  # tasks that came meanwhile
         return True
 
     def has_begun(self, ended: CallFuture) -> None:
-        """Whatever the task had to wait for before it could begin has come."""
+        """Stop counting a task as beginning."""
         self._beginning.pop(ended, None)
 
     def release(self, worker: Worker) -> None:
-        """Take a thread's permit away and let another go on, and another wait for events if it did."""
+        """Take a thread's permit away and wake another; if the thread polled, let another poll."""
         try:
             polled = worker.permit.pop()
         except IndexError:
@@ -421,8 +422,8 @@ class CallThreads(ThreadPoolExecutor):
         self.put_to_work()
 
     def _park(self, worker: Worker) -> bool:
-        """Have a parked thread wait for a permit, to poll, or for the end of all. False where it is to end itself."""
-        self.put_to_work()  # what came before it was parked
+        """Park a thread until it gets a permit, must poll, or the pool ends. False if the thread must end."""
+        self.put_to_work()  # tasks that came before it was parked
         self._have_polled()
         if self._is_ending:
             self._let_all_go()
@@ -434,7 +435,7 @@ class CallThreads(ThreadPoolExecutor):
                 self._parked.pop().unpark()
 
     def watch(self) -> None:
-        """Have somebody look after those at work while others, or events, wait for them."""
+        """Start monitoring the active tasks while other tasks or events wait for them."""
         if self._is_watched:
             return
         self._is_watched = True
@@ -451,7 +452,7 @@ class CallThreads(ThreadPoolExecutor):
         self._bell.set()
 
     def _keep_watch(self, bell: threading.Event) -> None:
-        bell.set()  # after a failure nobody else would ring it
+        bell.set()  # after a failure nothing else would set it
         while not self._is_ending or self.next_event is not bool:
             bell.wait()
             bell.clear()
@@ -462,11 +463,11 @@ class CallThreads(ThreadPoolExecutor):
                 for worker, task_count in seen.items():
                     if worker.task_count == task_count and (self._tasks or worker.polls):
                         self.release(worker)
-                self._have_polled()  # where the system gave no thread
+                self._have_polled()  # if no thread could be started before
                 self.put_to_work()
                 seen = self._those_at_work()
             self._is_watched = False
-            self.put_to_work()  # what came before that was seen
+            self.put_to_work()  # tasks that came before the flag was cleared
             if self._those_at_work():
                 self.watch()
 

@@ -1,4 +1,4 @@
-"""What this process takes of the machine's memory, and what it gives back."""
+"""Memory of this process: how much it uses, and how it returns some."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LARGE_BYTES = 128 * 1024
 
 
 def resident_bytes() -> int:
-    """Memory of this process, shared pages included; 0 where that cannot be told."""
+    """Resident memory of this process in bytes, shared pages included; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 def heap_trimmer() -> Callable[[], None] | None:
-    """What gives the system the memory back that was freed and is kept for the next time; None without glibc.
+    """A function that returns freed memory, which glibc keeps for reuse, to the system; None without glibc.
 
-    It takes milliseconds, in which allocations of other threads may wait, and later ones cost page faults again.
+    It takes milliseconds, during which other threads may wait for allocations, and later allocations cost page faults.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim
@@ -33,11 +33,11 @@ def heap_trimmer() -> Callable[[], None] | None:
 
 
 def map_large_blocks() -> None:
-    """Have each block of 128 KiB or more of this process mapped by itself, so that it goes back when it is freed.
+    """Map each block of 128 KiB or more separately, so that it is returned to the system when it is freed.
 
-    glibc begins like that, but raises its limit, to at most 32 MiB, with each such block that is freed (mallopt(3)):
-    pictures come to lie in the heaps of the threads, between small blocks that outlive them, and the heaps grow again
-    and again. A block costs a call of the system, and a page fault for each 4 KiB. Nothing happens without glibc.
+    glibc starts like that, but raises its threshold, up to 32 MiB, whenever such a block is freed (mallopt(3)).
+    Pictures then end up in the heaps of the threads, between small blocks that outlive them, and the heaps keep
+    growing. The price is a system call per block, and a page fault per 4 KiB. Does nothing without glibc.
     """
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)

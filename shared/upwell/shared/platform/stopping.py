@@ -1,4 +1,4 @@
-"""The signals that end a server in good order."""
+"""The signals that stop a server gracefully."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 from contextlib import suppress
 
 HANGS_UP = getattr(signal, "SIGHUP", None)
-"""The signal of a closing terminal, which Windows lacks."""
+"""The signal of a closing terminal; None on Windows."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """SIGTERM, SIGINT and SIGHUP, which by default would break off what was accepted.
+    """SIGTERM, SIGINT and SIGHUP, which by default would cut off accepted requests.
 
-    Without SIGHUP where it is ignored, as under `nohup`. There is nothing to read anew at one: what may change while a
-    server runs is watched.
+    SIGHUP is left out if it is ignored, as under `nohup`. It does not mean "reload" here: files that may change while a
+    server runs are watched.
     """
     ends = (signal.SIGTERM, signal.SIGINT)
     if HANGS_UP is None or signal.getsignal(HANGS_UP) is signal.SIG_IGN:
@@ -23,11 +23,12 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 class StopSignals:
-    """From when it is made on, `stop_signals` no longer end the process but are received here, by the main thread.
+    """Once created, `stop_signals` no longer end the process but are received by the main thread.
 
-    A handler in Python would not do. The kernel hands a signal to any thread, Python runs the handler in the main
-    thread, and if that waits, nothing wakes it. So the main thread waits on a socket that the interpreter writes each
-    signal's number to from whichever thread has it (`signal.set_wakeup_fd`). Make it and use it in the main thread.
+    A Python handler would not do. The kernel delivers a signal to any thread, Python runs the handler in the main
+    thread, and if that thread waits, nothing wakes it. So the main thread waits on a socket to which the interpreter
+    writes the number of each signal, from whichever thread has received it (`signal.set_wakeup_fd`). For the main
+    thread only.
     """
 
     def __init__(self) -> None:
@@ -39,11 +40,11 @@ class StopSignals:
             signal.signal(number, lambda *_: None)
 
     def fileno(self) -> int:
-        """What a selector waits for to read."""
+        """The descriptor for a selector to wait on."""
         return self._received.fileno()
 
     def receive(self, timeout_s: float | None = None) -> signal.Signals | None:
-        """The next stop signal, waited for at most so long (None: for ever). None where none came."""
+        """The next stop signal, after at most `timeout_s` (None: no limit); None if there was none."""
         self._received.settimeout(timeout_s)
         with suppress(TimeoutError, BlockingIOError):
             number = signal.Signals(self._received.recv(1)[0])
@@ -51,7 +52,7 @@ class StopSignals:
         return None
 
     def restore_default(self) -> None:
-        """From here on, a stop signal ends the process at once."""
+        """From now on, a stop signal ends the process at once."""
         signal.set_wakeup_fd(-1)
         for number in self._numbers:
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What a program under systemd says to it: that it is ready, still alive, about to end (the protocol of sd_notify)."""
+"""Notifications to systemd (the sd_notify protocol): ready, alive, stopping."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class Systemd:
-    """Sends datagrams to the socket that systemd named; does nothing where there is none.
+    """Sends datagrams to the socket that systemd named; does nothing if there is none.
 
-    `address` is the value of NOTIFY_SOCKET (a path, or with `@` in front a name in the abstract namespace), and
-    `watchdog_s` the time after which a silent program is ended, None without a watchdog.
+    `address` is the value of NOTIFY_SOCKET (a path, or `@` and a name in the abstract namespace), and `watchdog_s` the
+    time after which systemd kills a silent program, None without a watchdog.
     """
 
     def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
@@ -25,7 +25,7 @@ class Systemd:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] | None = None) -> Systemd:
-        """As the environment says: NOTIFY_SOCKET, WATCHDOG_USEC, and WATCHDOG_PID where that is this process."""
+        """From the environment: NOTIFY_SOCKET, WATCHDOG_USEC, and WATCHDOG_PID if that is this process."""
         given = os.environ if environment is None else environment
         microseconds = given.get("WATCHDOG_USEC", "")
         meant = given.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
@@ -34,23 +34,23 @@ class Systemd:
 
     @property
     def interval_s(self) -> float | None:
-        """How often to `ping`: half of the time that systemd waits. None: never."""
+        """Interval between pings: half of systemd's limit. None: no pings."""
         return self._watchdog_s / 2 if self._address and self._watchdog_s is not None else None
 
     def ready(self) -> None:
-        """Everything is loaded, and requests are answered."""
+        """Report that everything is loaded and requests are answered."""
         self._send("READY=1")
 
     def stopping(self) -> None:
-        """The program is about to end."""
+        """Report that the program is about to end."""
         self._send("STOPPING=1")
 
     def ping(self) -> None:
-        """The program is alive and well."""
+        """Report that the program is alive."""
         self._send("WATCHDOG=1")
 
     def ping_until(self, stop: StopSignals, is_well: Callable[[], bool]) -> None:
-        """Wait for a stop signal, and meanwhile ping as long as `is_well` says so."""
+        """Wait for a stop signal, and ping meanwhile as long as `is_well` returns True."""
         while stop.receive(self.interval_s) is None:
             if self.interval_s is not None and is_well():
                 self.ping()
@@ -62,5 +62,5 @@ class Systemd:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.connect(self._address)
                 sender.send(state.encode())
-        except OSError as error:  # whoever listened is gone, which is no reason to end
+        except OSError as error:  # the listener is gone, which is no reason to end
             _log.warning("cannot send %s to systemd: %s", state, error)

@@ -1,4 +1,4 @@
-"""Files that may be replaced while the program runs: new contents take over, broken ones are refused."""
+"""Files that may be replaced while the program runs: new contents take effect, broken ones are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fingerprint(NamedTuple):
-    """What changes when a file is written, replaced or pointed elsewhere (links followed); zeros where it is gone."""
+    """Values that change when a file is written, replaced or re-linked (links followed); zeros if it is gone."""
 
     mtime_ns: int
     size_bytes: int
@@ -27,7 +27,7 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> Fingerprint:
-        """As the file is now."""
+        """The fingerprint of the file now."""
         try:
             found = os.stat(path)
         except OSError:
@@ -36,11 +36,10 @@ class Fingerprint(NamedTuple):
 
 
 class WatchedFiles(Generic[T]):
-    """A value loaded from files, loaded anew when one of them has changed.
+    """A value loaded from files, and loaded again when one of them has changed.
 
-    `load` raises `ConfigError` where the files are wrong: at construction that error passes through, later
-    it is logged once and the value stays as it was. There is no thread: `get` looks at the files, which
-    costs a microsecond or two each, and it may be called from any thread.
+    `load` raises `ConfigError` if the files are wrong: the constructor passes that on; later it is logged once and the
+    value stays. There is no thread: `get` checks the files itself, for one or two microseconds each. Thread-safe.
     """
 
     def __init__(self, paths: Sequence[Path], load: Callable[[], T]) -> None:
@@ -51,7 +50,7 @@ class WatchedFiles(Generic[T]):
         self._value = load()
 
     def get(self) -> T:
-        """The value as of the last good state of the files."""
+        """The value of the last valid state of the files."""
         state = self._look()
         if state != self._state:
             with self._lock:
@@ -66,7 +65,7 @@ class WatchedFiles(Generic[T]):
             _log.info("loaded the new %s", names)
         except ConfigError as error:
             _log.error("kept the previous %s: %s", names, error)
-        # Taken before loading, so that a change during the load is seen by the next look.
+        # Taken before loading, so that a change during the load is seen by the next check.
         self._state = state
 
     def _look(self) -> list[Fingerprint]:
@@ -74,20 +73,20 @@ class WatchedFiles(Generic[T]):
 
 
 REST_IN_PLACE_S = 60.0
-"""Time without changes after which a file written in place is read, since nothing else shows that it is complete.
-Half a file can be valid: a policy without its last rules."""
+"""Time without changes after which a file written in place is read; nothing else shows that it is complete. Half a file
+can be valid, such as a policy without its last rules."""
 
 
 class SettledFile(Generic[T]):
-    """A file that a person edits, looked at again and again; `take` gets what is new, on the thread that calls `poll`.
+    """A file that a person edits, checked on each `poll`; `take` gets new content, on the thread that calls `poll`.
 
-    A file that takes the place of the former one (`mv new policy.yaml`) is whole when it comes: it is read once it has
-    stayed the same from one look to the next. One that is written in place must rest for `REST_IN_PLACE_S` first, and
-    so must one that was seen to grow, or that was gone in between. A file that is wrong or gone leaves what was read
-    before in force, and says so once. `take` says why it will not have the new, or nothing; it must not raise.
+    A file that replaces the former one (`mv new policy.yaml`) is complete at once: it is read when two checks in a row
+    find the same. A file that is written in place must be unchanged for `REST_IN_PLACE_S` first; so must one that was
+    seen to grow, or that was missing in between. If the file is wrong or missing, the former content stays in force,
+    which is logged once. `take` returns why it refuses the content, or ""; it must not raise.
 
-    `load` reads the file, at construction at once; it raises `ConfigError` where that is wrong. `name` is what is read,
-    for the log. `clock` gives seconds that only grow.
+    `load` reads the file, in the constructor too; it raises `ConfigError` if the file is wrong. `name` is the name of
+    the content in the log. `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -108,10 +107,10 @@ class SettledFile(Generic[T]):
         self._in_place = False
         self.value = load()
         self.problem = ""
-        """Why the file's content is not in force; empty if it is."""
+        """Why the file's content is not in force; "" if it is."""
 
     def poll(self) -> None:
-        """Look once. Not to be called from two threads at a time."""
+        """Check the file once. Not thread-safe."""
         now_s, found = self._clock(), Fingerprint.of(self._path)
         if found != self._seen:
             self._note_change(found, now_s)
@@ -124,7 +123,7 @@ class SettledFile(Generic[T]):
         except ConfigError as error:
             problem = str(error)
         if Fingerprint.of(self._path) != found:
-            return  # it changed while it was read, so it is read again once it has settled
+            return  # changed while it was read, so it is read again once it has settled
         self._read_as, self._in_place = found, False
         if value is not None and value != self.value:
             problem = self._take(value)
@@ -135,8 +134,9 @@ class SettledFile(Generic[T]):
         self.problem = problem
 
     def _note_change(self, found: Fingerprint, now_s: float) -> None:
-        """Begin to wait for it to settle: for a moment where another file has come whole, else for a while."""
-        # Another file that came while the former one was there was moved into place; a change of it shows otherwise.
+        """Start waiting for the file to settle: until the next check if it was replaced as a whole, else longer."""
+        # If the inode changes while there was a file, the new one was moved into place; a later change would show
+        # otherwise.
         was_there = self._seen.inode != 0
         in_place = (found.device, found.inode) == (self._seen.device, self._seen.inode) or not was_there
         if in_place and not self._in_place and found.inode:

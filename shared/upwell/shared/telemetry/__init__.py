@@ -1,1 +1,1 @@
-"""What agent and service tell their operator: traces, logs, metrics."""
+"""Traces, logs and metrics of agent and service."""

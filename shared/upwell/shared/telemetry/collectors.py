@@ -1,4 +1,4 @@
-"""The collectors that a configuration names; what speaks with them comes with the extra `telemetry`."""
+"""Opens the configured collectors; the code that talks to them needs the extra `telemetry`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def open_tracer(section: Traces, name: str, instance: str) -> Tracer:
-    """One that tells the section's collector of the service `name`, of which this is the `instance`.
+    """A tracer that sends to the section's collector, for the service `name` and its `instance`.
 
-    Raises `ConfigError` where the extra is not installed.
+    Raises `ConfigError` if the extra is not installed.
     """
     try:
         from upwell.shared.telemetry.otlp import otlp_delivery
@@ -30,7 +30,7 @@ def open_tracer(section: Traces, name: str, instance: str) -> Tracer:
 def open_metrics_push(
     section: MetricsPush, families: Callable[[], Iterable[Metric]], attributes: Callable[[], Mapping[str, str]]
 ) -> MetricsDelivery:
-    """Push `families` to the section's collector until it is closed. Raises `ConfigError` as `open_tracer` does."""
+    """Push `families` to the section's collector until closed. Raises `ConfigError` as `open_tracer` does."""
     try:
         from upwell.shared.telemetry.otlp_metrics import MetricsDelivery
     except ImportError:

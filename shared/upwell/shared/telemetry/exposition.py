@@ -1,4 +1,4 @@
-"""The page that Prometheus reads, and others beside it: a small HTTP server for `GET` on a thread."""
+"""A small HTTP server, on a thread, for the Prometheus page and other pages (`GET` only)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _STATUSES = MappingProxyType({200: "200 OK", 403: "403 Forbidden", 404: "404 Not
 
 @dataclass(frozen=True)
 class PageRequest:
-    """What is asked for. `path` is decoded, `host` the header Host ("" without one), `query` has no empty values."""
+    """A request for a page. `path` is decoded, `host` is the header Host ("" without one); empty query values are
+    dropped."""
 
     path: str
     host: str = ""
@@ -30,7 +31,7 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class PageReply:
-    """What a page says: `status` is 200, 403 or 404; `headers` go beside its content type and length."""
+    """The reply with a page: `status` is 200, 403 or 404; `headers` are sent beside content type and length."""
 
     body: bytes
     content_type: str = "application/json; charset=utf-8"
@@ -39,14 +40,14 @@ class PageReply:
 
 
 Page: TypeAlias = Callable[[PageRequest], PageReply]
-"""Makes a page on request, in its own thread."""
+"""Makes a page for a request, in the request's own thread."""
 
 _TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 16
 
 
 class _Handler(WSGIRequestHandler):
-    """Without a line on standard error for each request; who says nothing for seconds is let go."""
+    """Logs no requests, and drops a client that is silent for seconds."""
 
     timeout = _TIMEOUT_S
 
@@ -55,25 +56,25 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingWSGIServer):
-    """A thread for each connection, of which there are few at a time: one more is closed at once."""
+    """One thread per connection; connections beyond the limit are closed at once."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__(*arguments, **named)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002  as its base takes it
-        """Whether there is room for it."""
+        """Whether there is room for another connection."""
         return self._room.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room again."""
+        """Answer, then free the place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: the other side has left, or said nothing in time."""
+        """Log nothing: the client has left, or was silent for too long."""
 
 
 class _Server6(_Server):
@@ -83,15 +84,15 @@ class _Server6(_Server):
 def serve_pages(
     host: str, port: int, registry: CollectorRegistry, key: str, pages: Mapping[str, Page] | None = None
 ) -> WSGIServer:
-    """Answer `GET /metrics` from `registry`, and `pages` by their paths, from now on; port 0 takes a free one.
+    """Serve `GET /metrics` from `registry`, and `pages` by path; port 0 takes a free one.
 
     A page `/NAME/` answers `/NAME` and all paths below it that have no page of their own. Raises `ConfigError`, for the
-    configuration's `key`, where it cannot listen. `shutdown` ends it.
+    configuration's `key`, if it cannot listen. `shutdown` ends it.
     """
     metrics, others = make_wsgi_app(registry), dict(pages or {})
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        # WSGI has the bytes of the path as Latin-1.
+        # WSGI holds the bytes of the path as Latin-1.
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
         page = others.get(path) or others.get(f"/{path[1:].partition('/')[0]}/")
         if page is None:

@@ -1,4 +1,4 @@
-"""Log lines for people or for machines, and which request a line belongs to."""
+"""Log lines as text or JSON, each with the request to which it belongs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from upwell.shared.telemetry.current import request_fields
 from upwell.shared.telemetry.sections import LogFormat
 
 FIELDS = "fields"
-"""The attribute of a log record (set by `extra`) with additional fields of its JSON object."""
+"""The attribute of a log record (set by `extra`) with additional fields for its JSON object."""
 
 _NAMED = "%(name)s: %(message)s"
 _TEXT = f"%(levelname)s {_NAMED}"
 
 
 def set_up_logs(format: LogFormat, level: int = logging.INFO, worker: int = 0) -> Console:
-    """Write log lines to standard error from now on, and give the console for what the program itself has to say.
+    """Write log lines to standard error from now on; returns the console for the program's own output.
 
-    With `json` everything is one JSON object a line, also what goes to the console, warnings, and errors that end a
-    thread or the program. `worker` is this process's number among several (0: it is alone).
+    With `json` everything is one JSON object per line, including console output, warnings, and errors that end a thread
+    or the program. `worker` is the number of this process among several (0: it is the only one).
     """
     if format == "text":
         logging.basicConfig(level=level, format=f"%(levelname)s worker {worker} {_NAMED}" if worker else _TEXT)
@@ -38,13 +38,13 @@ def set_up_logs(format: LogFormat, level: int = logging.INFO, worker: int = 0) -
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
-    return Console(file=_Lines(logging.getLogger("upwell")), highlight=False, soft_wrap=True, force_terminal=False)  # type: ignore[arg-type]  # it is written to, and no more
+    return Console(file=_Lines(logging.getLogger("upwell")), highlight=False, soft_wrap=True, force_terminal=False)  # type: ignore[arg-type]  # the console only writes to it
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one JSON object: time, level, logger, message, the request where one is known, the error's trace.
+    """A record as one JSON object: time, level, logger, message, the request if known, and the error's traceback.
 
-    `trace_id` is that of the caller's trace, or of the one that began here.
+    `trace_id` is that of the caller's trace, or of the trace that began here.
     """
 
     def __init__(self, worker: int = 0) -> None:
@@ -52,7 +52,7 @@ class JsonFormatter(logging.Formatter):
         self._process = {"worker": worker} if worker else {}
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever the message holds."""
+        """The record as one line, whatever the message holds."""
         entry: dict[str, Any] = {
             "ts": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="microseconds"),
             "level": record.levelname,
@@ -67,7 +67,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Lines:
-    """A text file that makes a log line of each line that is written to it."""
+    """A text file that logs each line written to it."""
 
     encoding = "utf-8"
 

@@ -1,4 +1,4 @@
-"""Carries recorded requests to an OpenTelemetry collector."""
+"""Sends recorded requests to an OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from upwell.shared.telemetry.trace import Span
 
 TIMEOUT_S = 5.0
-"""Time limit for a delivery with all its attempts."""
+"""Time limit for a delivery with all its retries (seconds)."""
 MAX_WAITING = 1024
 """Maximum number of requests whose spans wait to be delivered; further ones are dropped."""
 
-_MOST_SPANS = 64  # of one request, on the average of all that wait: far more than one has
+_MOST_SPANS = 64  # spans per request, on average over the queue: far more than one has
 _EVERY_S = 1.0
 _BATCH = 512
 _CLOSE_S = 3.0
-# They tell of each failure; that deliveries fail, and that they succeed again, is told once here.
+# These report each failure; deliveries that fail, and succeed again, are reported once here.
 _ITS_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.exporter.otlp.proto.http.metric_exporter",
     "opentelemetry.exporter.otlp.common.http",
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 def otlp_delivery(url: str, name: str, instance: str) -> SpanDelivery:
-    """One that posts OTLP/HTTP with protobuf to `url`, for `instance` of the service `name`.
+    """A delivery that posts OTLP/HTTP with protobuf to `url`, for `instance` of the service `name`.
 
-    What OpenTelemetry reads from the environment holds too: headers with the collector's credentials
-    (`OTEL_EXPORTER_OTLP_HEADERS`), its certificates, and further attributes of the service.
+    OpenTelemetry's environment variables apply too: headers with the collector's credentials
+    (`OTEL_EXPORTER_OTLP_HEADERS`), certificates, and further attributes of the service.
     """
     hush_exporters()
     resource = Resource.create(
@@ -57,10 +57,10 @@ def otlp_delivery(url: str, name: str, instance: str) -> SpanDelivery:
 
 
 class SpanDelivery(SpanExporter):
-    """Delivers by way of OpenTelemetry's `BatchSpanProcessor`: its queue, and its thread, which calls `export` here.
+    """Delivers through OpenTelemetry's `BatchSpanProcessor`: its queue, and its thread, which calls `export` here.
 
-    A collector that is slow or gone costs no request anything, only its spans. The processor drops single spans and
-    tells nobody, so whole requests are dropped before its queue is full, and counted.
+    If the collector is slow or gone, spans are lost but no request is delayed. The processor would drop single spans
+    silently, so whole requests are dropped before its queue is full, and counted.
     """
 
     def __init__(self, exporter: SpanExporter, resource: Resource, max_waiting: int = MAX_WAITING) -> None:
@@ -78,12 +78,12 @@ class SpanDelivery(SpanExporter):
 
     @property
     def became(self) -> Mapping[str, int]:
-        """How many recorded requests were `sent`, `dropped` (too many waited) and `failed` (the collector)."""
+        """Numbers of recorded requests that were `sent`, `dropped` (queue full) and `failed` (collector)."""
         with self._lock:
             return dict(self._became)
 
     def put(self, trace_id: str, spans: Sequence[Span]) -> None:
-        """Take all spans of one request, its own first. Returns at once; from any thread."""
+        """Queue all spans of one request, the root first. Returns at once. Thread-safe."""
         with self._lock:
             if self._waiting >= self._max_waiting or self._closing.is_set():
                 self._became["dropped"] += 1
@@ -94,17 +94,17 @@ class SpanDelivery(SpanExporter):
             self._processor.on_end(self._readable(trace_id, span, offset_ns, is_root=not index))
 
     def close(self) -> None:
-        """Deliver what waits, for at most a few seconds. Calling it twice is harmless."""
+        """Deliver what is queued, for a few seconds at most. May be called twice."""
         if not self._closing.is_set():
             self._closing.set()
-            # It waits for half a minute, as nobody can ask it to do otherwise.
+            # The processor waits for up to half a minute, and has no option to change that.
             closing = threading.Thread(target=self._processor.shutdown, name="upwell-traces", daemon=True)
             closing.start()
             closing.join(_CLOSE_S)
             self.shutdown()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Called by the processor's thread alone."""
+        """Deliver spans; called by the processor's thread alone."""
         hush_thread()
         result = self._exporter.export(spans)
         works = result is SpanExportResult.SUCCESS
@@ -120,7 +120,7 @@ class SpanDelivery(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Break off between two attempts."""
+        """Stop between two attempts."""
         if not self._ended.is_set():
             self._ended.set()
             self._exporter.shutdown()
@@ -142,18 +142,18 @@ class SpanDelivery(SpanExporter):
 
 
 def hush_exporters() -> None:
-    """Have OpenTelemetry's exporters say nothing of their own about deliveries in threads that called `hush_thread`."""
+    """Silence OpenTelemetry's exporters in threads that called `hush_thread`."""
     for logger in _ITS_LOGGERS:
         logging.getLogger(logger).addFilter(_is_of_others)
 
 
 def hush_thread() -> None:
-    """What this thread delivers is ours."""
+    """Mark this thread as one that delivers for Upwell."""
     _ours.delivers = True
 
 
 def _is_of_others(_: logging.LogRecord) -> bool:
-    """Whether a log record is not about our own deliveries: a program that we are part of may have others."""
+    """Whether a log record is not about our own deliveries: the embedding program may have its own."""
     return not getattr(_ours, "delivers", False)
 
 

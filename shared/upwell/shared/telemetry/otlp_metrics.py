@@ -1,4 +1,4 @@
-"""Pushes the metrics of a registry to an OpenTelemetry collector, for a process that nobody can scrape."""
+"""Pushes the metrics of a registry to an OpenTelemetry collector, for processes that cannot be scraped."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _log = logging.getLogger(__name__)
 
 
 class MetricsDelivery:
-    """Pushes what `families` gives, every `section.every` seconds from a thread of its own, until `close`.
+    """Pushes the metrics of `families` every `section.every` seconds, from its own thread, until `close`.
 
-    `attributes` say whose metrics they are, and are asked for anew each time. Counters go as cumulative sums under the
-    names of the metrics page, so a push that fails loses nothing but its instant, and nothing is kept for later:
-    however long the collector is gone, it costs no memory, and no request waits.
+    `attributes` identify the source of the metrics, and are read anew each time. Counters are sent as cumulative sums
+    under their names on the metrics page, so a failed push loses only one sample, and nothing is kept for later: a
+    collector that is gone costs no memory, however long.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class MetricsDelivery:
 
     @property
     def became(self) -> Mapping[str, int]:
-        """How many pushes were `sent`, and how many `failed`."""
+        """Numbers of pushes that were `sent` and that `failed`."""
         return {"sent": self._became["sent"], "failed": self._became["failed"]}
 
     def close(self) -> None:
-        """Push once more if the collector answers, for at most a few seconds. Calling it twice is harmless."""
+        """Push once more if the collector answers, for a few seconds at most. May be called twice."""
         if not self._stop.is_set():
             self._stop.set()
             self._thread.join(_CLOSE_S)
@@ -85,7 +85,7 @@ class MetricsDelivery:
         wait_s = min(1.0, self._every_s)
         while not self._stop.wait(wait_s):
             self._push()
-            wait_s = self._every_s * (0.9 + 0.2 * random.random())  # noqa: S311  spreads pushes, and is no secret
+            wait_s = self._every_s * (0.9 + 0.2 * random.random())  # noqa: S311 (spreads the pushes; not a secret)
         if self._works:
             self._push()
 
@@ -108,10 +108,10 @@ class MetricsDelivery:
 
 
 class _Session(requests.Session):
-    """Goes where it is told and nowhere else, and reads of an answer no more than its head."""
+    """Follows no redirects, and reads only the head of a reply."""
 
     def request(self, *arguments: Any, **named: Any) -> requests.Response:
-        """Raises `requests.TooManyRedirects` for an answer that leads elsewhere."""
+        """Raises `requests.TooManyRedirects` for a redirect."""
         response = super().request(*arguments, **{**named, "allow_redirects": False, "stream": True})
         response.close()
         if response.is_redirect:
@@ -120,9 +120,9 @@ class _Session(requests.Session):
 
 
 def as_otlp(family: Metric, started_ns: int, now_ns: int) -> OtlpMetric | None:
-    """A family of the metrics page as OTLP has it; None where it has no value now. NaN, "unknown", is left out.
+    """A family of the metrics page as an OTLP metric; None if it has no value now. NaN ("unknown") is left out.
 
-    A counter whose family does not say since when it counts began at `started_ns`.
+    A counter whose family does not say when it started has started at `started_ns`.
     """
     if family.type == "histogram":
         histograms = [_histogram(samples, started_ns, now_ns) for samples in _by_labels(family.samples).values()]
@@ -157,14 +157,14 @@ def _by_labels(samples: Sequence[Sample]) -> dict[tuple[tuple[str, str], ...], l
 
 
 def _histogram(samples: Sequence[Sample], started_ns: int, now_ns: int) -> HistogramDataPoint:
-    """Of one set of labels; its buckets are cumulative on the page, and not in OTLP."""
+    """The histogram of one set of labels; buckets are cumulative on the page, but not in OTLP."""
     values = {one.name.rpartition("_")[2]: one.value for one in samples}
     buckets = sorted((float(one.labels["le"]), one.value) for one in samples if "le" in one.labels)
     counts = [int(count) for _, count in buckets]
     apart = [count - before for count, before in zip(counts, [0, *counts], strict=False)]
     began_ns = round(1e9 * values["created"]) if "created" in values else started_ns
     labels, bounds = dict(_key(samples[0])), [bound for bound, _ in buckets if bound < math.inf]
-    none: Any = None  # optional on the wire, which the type of the SDK does not say
+    none: Any = None  # optional on the wire, unlike in the SDK's types
     return HistogramDataPoint(
         labels, began_ns, now_ns, counts[-1] if counts else 0, values.get("sum", 0.0), apart, bounds, none, none
     )

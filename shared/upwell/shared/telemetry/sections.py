@@ -1,4 +1,4 @@
-"""The keys about telemetry that `agent.yaml` and `cloud.yaml` share."""
+"""Telemetry keys that `agent.yaml` and `cloud.yaml` share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from upwell.shared.config.yaml import FilePart
 from upwell.shared.units import Seconds, Share
 
 LogFormat: TypeAlias = Literal["text", "json"]
-"""How log lines are written to standard error."""
+"""Format of log lines on standard error."""
 
 
 class _Collector(FilePart):
-    """Where telemetry is posted to, and whether that may be in the clear."""
+    """A collector's URL, and whether it may be called without TLS."""
 
     path: ClassVar[str]
 
@@ -33,7 +33,7 @@ class _Collector(FilePart):
         if not host or url.scheme not in ("http", "https"):
             raise ValueError(f"expected a URL such as http://127.0.0.1:4318, got {self.endpoint.rpartition('@')[2]!r}")
         if url.username is not None or url.query or url.fragment:
-            # What stands there may be a secret, which is not for a log.
+            # The URL may hold a secret, which must not be logged.
             raise ValueError("expected a URL without name, password or query; put them in OTEL_EXPORTER_OTLP_HEADERS")
         if url.scheme == "http" and not self.insecure and not Address(host).is_loopback:
             what = self.path.rpartition("/")[2]
@@ -44,7 +44,7 @@ class _Collector(FilePart):
 
     @property
     def url(self) -> str:
-        """What is posted to."""
+        """The URL to post to."""
         base = self.endpoint.rstrip("/")
         return base if base.endswith(self.path) else base + self.path
 

@@ -1,6 +1,6 @@
-"""One request that is traced: its place in the caller's trace, and the spans that it was made of.
+"""One traced request: its place in the caller's trace, and its spans.
 
-Knows nothing of who collects traces (`telemetry.otlp`), so that a request that is not traced costs one look at a None.
+It does not know the collector (`telemetry.otlp`), so a request that is not traced costs one check for None.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRACEPARENT = re.compile(
 
 @dataclass(frozen=True)
 class Place:
-    """A span as others refer to it: 32 and 16 lower-case hexadecimal digits, and whether the trace is recorded."""
+    """The identity of a span: 32 and 16 lower-case hexadecimal digits, and whether the trace is recorded."""
 
     trace_id: str
     span_id: str
@@ -32,12 +32,12 @@ class Place:
 
     @classmethod
     def unrecorded(cls) -> Place:
-        """A new one, so that nobody further on records a part of what is not recorded here."""
+        """A new place that is not recorded, so that services further on do not record parts of a trace."""
         return cls(_new_trace_id(), _new_span_id(), False)
 
     @classmethod
     def parse(cls, traceparent: str) -> Place | None:
-        """Read a `traceparent` (W3C Trace Context, version 00 and what later ones keep of it); None if it is none."""
+        """Parse a `traceparent` (W3C Trace Context, version 00 or later); None if it is invalid."""
         found = _TRACEPARENT.fullmatch(traceparent) if 0 < len(traceparent) <= _LONGEST else None
         if found is None or (found[1] == "00" and found[5]):
             return None
@@ -50,10 +50,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a request: instants of the monotonic clock, and where something failed, what.
+    """A part of a request: times of the monotonic clock, and the error if it failed.
 
-    `is_call` says that it waited for another process, which may have spans of its own below it. `links` are spans of
-    other requests that it was done together with.
+    `is_call` says that it waited for another process, which may have spans below it. `links` are spans of other
+    requests that were handled together with it.
     """
 
     name: str
@@ -69,9 +69,9 @@ class Span:
 
 @dataclass(eq=False)
 class Trace:
-    """A request under way that is recorded. `root` is its own span here, `parent_id` the caller's (empty: none).
+    """A request in progress that is recorded. `root` is its own span, `parent_id` the caller's ("" if none).
 
-    Parts are added once they have ended, by whatever thread did them, before the request itself ends.
+    Parts are added when they have ended, by the threads that did them, before the request ends.
     """
 
     root: Place
@@ -81,7 +81,7 @@ class Trace:
 
     @classmethod
     def begin(cls, caller: Place | None, started_s: float) -> Trace:
-        """For a request that came from a span of its caller, or is the first of its trace."""
+        """A trace for a request with a caller's span, or the first of a new trace."""
         trace_id = caller.trace_id if caller else _new_trace_id()
         return cls(Place(trace_id, _new_span_id(), True), caller.span_id if caller else "", started_s)
 
@@ -95,34 +95,34 @@ class Trace:
         error: str = "",
         links: Sequence[Place] = (),
     ) -> None:
-        """A part that has ended, now or at `ended_s`."""
+        """Add a part that has ended, now or at `ended_s`."""
         until_s = time.monotonic() if ended_s is None else ended_s
         span = Span(name, _new_span_id(), self.root.span_id, started_s, until_s, attributes, error, links=links)
         self.spans.append(span)
 
     def calling(self) -> Place:
-        """The place of a call to another process, to be told to it now and to be added once it has ended."""
+        """The place of a call to another process: pass it on now, add it when the call has ended."""
         return Place(self.root.trace_id, _new_span_id(), True)
 
     def called(
         self, name: str, place: Place, started_s: float, ended_s: float, attributes: Attributes, error: str
     ) -> None:
-        """Such a call has ended."""
+        """Add a call that has ended."""
         self.spans.append(
             Span(name, place.span_id, self.root.span_id, started_s, ended_s, attributes, error, is_call=True)
         )
 
     def end(self, name: str, attributes: Attributes, error: str = "") -> Sequence[Span]:
-        """The request has ended: its own span, and its parts."""
+        """End the request; returns its own span and its parts."""
         root = Span(name, self.root.span_id, self.parent_id, self.started_s, time.monotonic(), attributes, error)
         return (root, *self.spans)
 
 
 def _new_trace_id() -> str:
-    """Never zero, which would be none."""
+    """A random trace ID; never zero, which would be invalid."""
     return f"{random.getrandbits(128) | 1:032x}"
 
 
 def _new_span_id() -> str:
-    """Never zero, which would be none."""
+    """A random span ID; never zero, which would be invalid."""
     return f"{random.getrandbits(64) | 1:016x}"
