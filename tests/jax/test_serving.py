@@ -190,7 +190,7 @@ def test_two_workers_compile_before_anybody_listens_and_one_that_is_restarted_be
     ready = next(place for place, line in enumerate(lines) if line.startswith("serving on"))
     for number in ("worker 1", "worker 2"):
         assert sum("Compiling" in line for line in lines[:ready] if number in line) == len(SHARED_BUCKETS)
-        assert [f"{number} upwell.cloud: model digits version 1: preparing it for batches of 1, 3 rows" in line
+        assert [f"{number} upwell.cloud: model digits version 1: preparing batches of 1, 3 rows" in line
                 for line in lines[:ready]].count(True) == 1  # fmt: skip
     compiled = [place for place, line in enumerate(lines) if place > ready and COMPILES.search(line)]
     assert compiled

@@ -115,7 +115,7 @@ def test_what_cannot_be_done_has_its_status(folder: Folder) -> None:
         for change, name, more, status, says in (
             (client.load_model, "m", {}, "FAILED_PRECONDITION", "not an ONNX file.*; in force: version 1"),
             (client.load_model, "n", {}, "NOT_FOUND", "no model 'n'"),
-            (client.unload_model, "n", {}, "NOT_FOUND", "there is m"),
+            (client.unload_model, "n", {}, "NOT_FOUND", "available: m"),
             (client.load_model, "m", {"config": "{"}, "INVALID_ARGUMENT", "failed to load 'm'.*as JSON .line 1"),
             (client.load_model, "m", {"config": "[" * 9000}, "INVALID_ARGUMENT", "cannot be read as JSON"),
             (

@@ -145,7 +145,7 @@ def test_broken_new_files_of_a_version_leave_the_old_in_force_and_say_why(
     assert state is READY
     assert "the new ones are not in force" in reason
     assert "not an ONNX file" in reason
-    assert "its former files stay in force" in caplog.text
+    assert "so the former ones stay in force" in caplog.text
     put(root, "m", 1, seed=5)
     scene.repository.load("m")
     assert scene.answer() == ("1", 5)
@@ -218,7 +218,7 @@ def test_what_is_not_there_is_not_found(root: Path, name: str) -> None:
     scene = Scene(root)
     with pytest.raises(ModelNotFound):
         scene.repository.load(name)
-    with pytest.raises(ModelNotFound, match="there is m"):
+    with pytest.raises(ModelNotFound, match="available: m"):
         scene.repository.unload(name)
     assert scene.answer() == ("1", 1)
 

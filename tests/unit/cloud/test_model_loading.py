@@ -80,7 +80,7 @@ def test_what_an_engine_prepares_is_what_its_batches_have(
     assert isinstance(served.engine, PreparedEngine)
     assert tuple(served.engine.warm) == served.engine.buckets == buckets
     listed = ", ".join(map(str, buckets))
-    assert caplog.messages == [f"model m version 1: preparing it for batches of {listed} rows"]
+    assert caplog.messages == [f"model m version 1: preparing batches of {listed} rows"]
     for rows in range(1, 20):
         x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
         np.testing.assert_array_equal(served.batcher.run({"x": x}, Call()).outputs["y"], x * 2)

@@ -193,7 +193,7 @@ def test_a_model_that_has_no_rows_is_not_batched_and_says_so(tmp_path: Path, cap
     folder.mkdir(parents=True)
     linear(folder, rows=1).rename(folder / "model.onnx")
     cloud = service(tmp_path, defaults={"max_batch": 8})
-    assert "has no rows to batch by" in caplog.text
+    assert "has no batch dimension" in caplog.text
     answer = cloud.infer(InferRequest("m", {"x": X}), Call())  # two rows, which the model takes one by one
     assert answer.outputs["scores"].shape == (2, 3)
 

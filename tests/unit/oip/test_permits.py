@@ -78,7 +78,7 @@ def test_an_unknown_model_tells_the_names_of_others_only_to_who_may_use_all() ->
     with calling(caller("*")):  # which is written down, and so may be less tomorrow
         with pytest.raises(ModelNotFound, match=r"^Request for unknown model: no model 'secret' here$"):
             plane.metadata("secret")
-        with pytest.raises(ModelNotFound, match=r"^there is no version '7' of model 'echo' here$"):
+        with pytest.raises(ModelNotFound, match=r"^model 'echo' has no version '7'$"):
             plane.infer(InferRequest("echo", EXAMPLE, version="7"), Call())
     with calling(caller()), pytest.raises(ModelNotFound, match="expected 'echo'"):
         plane.metadata("secret")

@@ -95,7 +95,7 @@ class WorkerReply:
 
 @dataclass(frozen=True)
 class Counted:
-    """From a worker: its counts since it began (see `metrics.together`)."""
+    """From a worker: its counts since it began (a `Snapshot`)."""
 
     tables: Mapping[str, Any]
 

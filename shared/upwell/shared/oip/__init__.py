@@ -1,1 +1,1 @@
-"""The Open Inference Protocol, once for both sides: converters, a servicer over a `Dataplane`, a server, a client."""
+"""The Open Inference Protocol for both sides: converters, a servicer over a `Dataplane`, servers and clients."""

@@ -1,4 +1,4 @@
-"""What this side announces to the other in its server metadata."""
+"""What each side announces to the other in its server metadata."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from upwell.shared.signature.processor import versions
 
 
 def extensions() -> tuple[str, ...]:
-    """`upwell/MAJOR.MINOR`, and the library versions that decide whether both sides process pictures alike."""
+    """`upwell/MAJOR.MINOR`, and the versions of the libraries that process pictures on both sides."""
     minor = ".".join(version("upwell").split(".")[:2])
     return (f"upwell/{minor}", *versions())

@@ -1,4 +1,4 @@
-"""Triton's classification extension: an output comes back as its highest scores, with index and label.
+"""Triton's classification extension: an output is replaced by its highest scores, with index and label.
 
 Source:
 https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_classification.html
@@ -18,11 +18,11 @@ from upwell.shared.oip.labels import LABELS, take_labels
 from upwell.shared.tensors import Array
 
 CLASSIFICATION = "classification"
-"""The parameter of a requested output: the number of classes with the highest scores."""
+"""The parameter of a requested output that holds the number of classes."""
 
 
 def read_classification(output: str, parameters: Mapping[str, object]) -> int:
-    """How many classes of `output` are asked for; 0 for the output as it is. Raises `InvalidRequest`."""
+    """The number of classes asked of `output`; 0 for the output itself. Raises `InvalidRequest`."""
     if CLASSIFICATION not in parameters:
         return 0
     count = parameters[CLASSIFICATION]
@@ -32,8 +32,8 @@ def read_classification(output: str, parameters: Mapping[str, object]) -> int:
 
 
 def infer_classified(dataplane: Dataplane, request: InferRequest, call: Call) -> InferResponse:
-    """Ask `dataplane`, and put classes in the place of the outputs that `request.classes` names. Raises as it does,
-    and `InvalidRequest` where such an output holds no numbers.
+    """Ask `dataplane`, and replace the outputs named in `request.classes` by classes. Raises as `dataplane` does, and
+    `InvalidRequest` if such an output has no numbers.
     """
     if not request.classes:
         return dataplane.infer(request, call)
@@ -49,10 +49,9 @@ def infer_classified(dataplane: Dataplane, request: InferRequest, call: Call) ->
 
 
 def top_classes(name: str, scores: Array, labels: Sequence[str], count: int) -> Array:
-    """BYTES `score:index`, with `:label` where there is one: the `count` highest of each row, [rows, count].
+    """The `count` highest scores of each row as BYTES `score:index[:label]`, shape [rows, count].
 
-    All dimensions but the first are one row; scores without a first dimension give [count]. Of equal scores the lower
-    index goes first, and NaN goes last.
+    A row spans all dimensions but the first; a scalar gives [count]. Equal scores are ordered by index; NaN comes last.
     """
     if scores.dtype.kind not in "iuf":
         raise InvalidRequest(f"output {name!r} has no numbers, so 'classification' does not apply")

@@ -1,7 +1,7 @@
-"""The one interface that the agent and the cloud service implement, and the values that cross it.
+"""The interface that both the agent and the cloud service implement, and the values that cross it.
 
-Transport knows nothing of models and models nothing of transport: the servicer turns bytes into an
-`InferRequest`, a `Dataplane` answers it, the client is the same thing seen from the other side.
+Transports know nothing of models and models nothing of transports: the servicer turns bytes into an `InferRequest`, a
+`Dataplane` answers it, and the client does the reverse.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Parameter: TypeAlias = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One inference request. `outputs` names the outputs wanted; empty means all. `classes`: of which of these the
-    highest scores are wanted in their place, and how many (see `classification`); a `Dataplane` never gets any.
+    """One inference request. `outputs` names the wanted outputs; empty means all. `classes` gives the number of classes
+    for outputs to be replaced by their highest scores (see `classification`); a `Dataplane` never sees it.
     """
 
     model: str
@@ -36,7 +36,7 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """One answer. `parameters` carries the facts about it (`upwell.route`, `upwell.cloud_compute_ms`, ...)."""
+    """One answer. `parameters` holds facts about it (`upwell.route`, `upwell.cloud_compute_ms`, ...)."""
 
     model: str
     outputs: Mapping[str, Array]
@@ -47,7 +47,7 @@ class InferResponse:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What a model takes and gives, as its callers see it."""
+    """Inputs and outputs of a model, as its callers see them."""
 
     name: str
     versions: tuple[str, ...]
@@ -58,7 +58,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True)
 class ServerMetadata:
-    """Who serves; `extensions` announces capabilities and the versions that decide bit-equality."""
+    """Name and version of a server; `extensions` announces capabilities and versions that decide bit-equality."""
 
     name: str
     version: str
@@ -66,10 +66,10 @@ class ServerMetadata:
 
 
 class Signal(Protocol):
-    """What is set once and for all, and can be waited for: a `threading.Event`, or the cheaper `Flag`."""
+    """An event that is set once and can be waited for: a `threading.Event`, or the cheaper `Flag`."""
 
     def set(self) -> None:
-        """Let `is_set` be true from now on, and end every wait."""
+        """Set it, and end every wait."""
         ...
 
     def is_set(self) -> bool:
@@ -77,12 +77,12 @@ class Signal(Protocol):
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, at most `timeout` seconds; whether it is."""
+        """Wait until it is set, for at most `timeout` seconds; returns whether it is."""
         ...
 
 
 class Flag:
-    """A `Signal` that makes its event only where somebody waits, for an event costs as much as parsing a request."""
+    """A `Signal` that creates its event only when somebody waits: an event costs as much as parsing a request."""
 
     __slots__ = ("_event", "_is_set")
 
@@ -92,7 +92,7 @@ class Flag:
 
     def set(self) -> None:
         """See `Signal.set`."""
-        # Before the event is looked at, as `wait` looks here after it has made one: neither can miss the other.
+        # Set before the event is read, as `wait` checks the flag after creating one: neither can miss the other.
         self._is_set = True
         if self._event is not None:
             self._event.set()
@@ -114,11 +114,11 @@ _events = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The circumstances of one call: how long it may take and whether anybody still waits.
+    """The circumstances of one call: its deadline, and whether its caller still waits.
 
-    `deadline_s` is an instant of `time.monotonic()`, infinite where the caller gave none.
-    `cancelled` is set when the caller has left. `traceparent` is the caller's place in a trace, as W3C Trace Context
-    writes it; empty where it sent none, and not yet checked. `trace` is set where this request is recorded.
+    `deadline_s` is a time of `time.monotonic()`, infinite if the caller gave none. `cancelled` is set when the caller
+    has left. `traceparent` is the caller's place in a trace in W3C Trace Context notation, unchecked; "" if it sent
+    none. `trace` is set if this request is recorded.
     """
 
     deadline_s: float = math.inf
@@ -129,14 +129,14 @@ class Call:
 
 
 class Dataplane(Protocol):
-    """What serves models: the agent on a device, the service in the cloud, the fake in tests.
+    """Serves models: the agent on a device, the service in the cloud, the fake in tests.
 
-    Every method is safe to call from many threads. Failures are raised as `UpwellError`s and never
-    returned; anything else that escapes is a bug and reaches the caller as "internal error" only.
+    Every method is thread-safe. Failures are raised as `UpwellError`s and never returned; any other exception is a bug
+    and reaches the caller only as "internal error".
     """
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
-        """Answer one request, or raise; never later than `call.deadline_s` if that can be helped."""
+        """Answer one request, or raise; if possible not later than `call.deadline_s`."""
         ...
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
@@ -144,7 +144,7 @@ class Dataplane(Protocol):
         ...
 
     def server_metadata(self) -> ServerMetadata:
-        """Say who serves here."""
+        """Describe the server."""
         ...
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
@@ -152,15 +152,15 @@ class Dataplane(Protocol):
         ...
 
     def reading(self, call: Call, size_bytes: int) -> AbstractContextManager[None]:  # noqa: ARG002
-        """While a message of this size is read for `infer`. Raises `Refused` before that is worth it.
+        """The context in which a message of this size is read for `infer`. Raises `Refused` instead of reading it.
 
-        What the block raises says that the message cannot be read.
+        An exception in the block means that the message could not be read.
         """
         return nullcontext()
 
 
 class DataplaneLayer(Dataplane):
-    """A `Dataplane` before another one, to which it passes on whatever a subclass leaves as it is."""
+    """A `Dataplane` in front of another, which gets all calls that a subclass does not override."""
 
     def __init__(self, dataplane: Dataplane) -> None:
         self._dataplane = dataplane

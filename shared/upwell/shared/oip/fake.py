@@ -1,4 +1,4 @@
-"""The official fake of a `Dataplane`: echoes tensors of every datatype, late or failing on demand."""
+"""The official fake of a `Dataplane`: echoes tensors of every datatype, with delays or failures on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = "1"
 
 
 EXAMPLE: Mapping[str, Array] = MappingProxyType({"fp32": np.ones((2, 3), np.float32)})
-"""Inputs that `echo` takes."""
+"""Inputs that `echo` accepts."""
 
 _POLL_S = 0.002
 
@@ -25,10 +25,10 @@ _POLL_S = 0.002
 class FakeDataplane(Dataplane):
     """Serves one model, `echo`: each input comes back as the output of the same name.
 
-    Its inputs are one per datatype, named by it in lower case (`fp32`, `bytes`, ...), each of shape [-1, -1]; any
-    one or more of them, of any shape, may be sent. An answer is given `delay_s` after the request, and not
-    while the fake is held; the deadline and the caller's leaving end the wait. `failure` is raised instead of an
-    answer. All may be changed between calls. `requests` holds what was asked, `calls` how.
+    It has one input per datatype, named after it in lower case (`fp32`, `bytes`, ...), of shape [-1, -1]; requests may
+    have any one or more of them, of any shape. An answer comes `delay_s` after the request, and not while the fake is
+    held; the deadline, or the caller's leaving, ends the wait. `failure` is raised instead of answering. All can be
+    changed between calls. `requests` and `calls` record what was asked.
     """
 
     def __init__(self, *, delay_s: float = 0.0, failure: Exception | None = None, ready: bool = True) -> None:
@@ -42,20 +42,20 @@ class FakeDataplane(Dataplane):
         self._released.set()
 
     def hold(self) -> None:
-        """Answer nothing until `release`."""
+        """Hold all answers until `release`."""
         self._released.clear()
 
     def release(self) -> None:
-        """Answer again, what waits first of all."""
+        """Release the held answers, and answer at once again."""
         self._released.set()
 
     def arrived(self, count: int, timeout_s: float) -> bool:
-        """Wait until `count` requests have come in all; whether they did within `timeout_s`."""
+        """Wait until `count` requests in total have come; returns whether they came within `timeout_s`."""
         with self._arrival:
             return self._arrival.wait_for(lambda: len(self.requests) >= count, timeout_s)
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
-        """The inputs of the request as outputs, its parameters as parameters."""
+        """Return the inputs of the request as outputs, and its parameters as parameters."""
         with self._arrival:
             self.requests.append(request)
             self.calls.append(call)
@@ -79,7 +79,7 @@ class FakeDataplane(Dataplane):
         return ServerMetadata("fake", VERSION, ("upwell.fake",))
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
-        """What `is_ready` says, for the server and for `echo`."""
+        """`is_ready`, for the server and for `echo`."""
         return self.is_ready and (model is None or (model == "echo" and version in ("", VERSION)))
 
     def _find(self, model: str, version: str) -> None:

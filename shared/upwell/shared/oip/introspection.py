@@ -1,4 +1,4 @@
-"""What a server says of its models beside their metadata: Triton's model configuration and statistics extensions."""
+"""Triton's model configuration and statistics extensions: what a server reports of its models beside metadata."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ EXTENSIONS = ("classification", "model_configuration", "statistics", "schedule_p
 apply."""
 
 MAX_ROWS = 1024
-"""Reported as `max_batch_size` of a model that takes any number of rows, limited only by the message size."""
+"""The `max_batch_size` reported for a model with any number of rows, limited only by the message size."""
 
 Placement = Literal["KIND_CPU", "KIND_GPU", "KIND_MODEL"]
-"""Triton's kinds of instances; the last one leaves the placement to the model's runtime."""
+"""Triton's kinds of instances; KIND_MODEL leaves the placement to the model's runtime."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """How a model is served. Shapes are as in its metadata; -1 is a dimension that varies.
+    """How a model is served. Shapes are those of its metadata; -1 is a variable dimension.
 
-    `max_batch`: the most rows that are run together, where requests are; `buckets`: the numbers of rows that a run has.
-    `parameters` are whatever else the server says of it.
+    `max_batch`: most rows run together, if requests are merged; `buckets`: the numbers of rows that a run may have.
+    `parameters`: further facts from the server.
     """
 
     name: str
@@ -43,8 +43,8 @@ class ModelConfig:
 
     @property
     def max_rows(self) -> int:
-        """Triton's `max_batch_size`: the most rows that are run together; `MAX_ROWS` where requests are not merged and
-        each may bring any number, 0 where the first dimension is no number of rows."""
+        """Triton's `max_batch_size`: the most rows run together; `MAX_ROWS` if requests are not merged and may have any
+        number of rows, 0 if the first dimension is not a number of rows."""
         shapes = [spec.shape for spec in (*self.inputs, *self.outputs)]
         if not shapes or any(shape[:1] != (-1,) for shape in shapes):
             return 0
@@ -53,7 +53,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What Triton's trace and logging extensions tell; no caller can change it."""
+    """The settings reported by Triton's trace and logging extensions; callers cannot change them."""
 
     trace: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"trace_level": ("OFF",)})
     log: Mapping[str, bool | int | str] = field(
@@ -65,14 +65,14 @@ class ServerSettings:
 
 
 class Introspection(Protocol):
-    """What a server knows of its models. Safe to call from many threads; failures are `UpwellError`s."""
+    """What a server knows of its models. Thread-safe; failures are `UpwellError`s."""
 
     def config(self, model: str, version: str = "") -> ModelConfig:
-        """How a model is served. Raises `ModelNotFound`, and `Unavailable` where that version is not ready."""
+        """How a model is served. Raises `ModelNotFound`, and `Unavailable` if that version is not ready."""
         ...
 
     def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        """What was counted for each version that is ready, or for those of one model alone. Raises as `config`."""
+        """The counts of each version that is ready, or of those of one model. Raises as `config` does."""
         ...
 
     def settings(self) -> ServerSettings:
@@ -81,7 +81,7 @@ class Introspection(Protocol):
 
 
 def refuse_changes(names: Iterable[str]) -> None:
-    """Raise `NotAllowed` where a caller would change settings of these names."""
+    """Raise `NotAllowed` if a caller wants to change settings."""
     for name in names:
         raise NotAllowed(
             f"callers may not change the setting {name!r}: traces and logs are set in the server's configuration file"
@@ -105,7 +105,7 @@ def refuse_repository() -> NoReturn:
 
 
 def config_document(config: ModelConfig) -> dict[str, object]:
-    """As Triton writes it in JSON; protobuf reads it as a `ModelConfig` message."""
+    """The configuration as Triton's JSON, which protobuf parses as a `ModelConfig` message."""
     without_rows = config.max_rows > 0
     inputs, outputs = (
         [

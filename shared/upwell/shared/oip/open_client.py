@@ -1,4 +1,4 @@
-"""A client for whatever an endpoint says: gRPC, or HTTP/1.1 for a URL."""
+"""Opens a client for an endpoint: gRPC, or HTTP/1.1 for a URL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Client: TypeAlias = "OipClient | HttpClient"
 """A client of one server over either transport, with the interface of `OipClient`."""
 
 Pending: TypeAlias = "PendingInfer | HttpPendingInfer"
-"""An inference in progress over either transport. An answer from before `cancel` stays."""
+"""An inference in progress over either transport. `cancel` does not discard an answer that has come."""
 
 
 def open_client(
@@ -31,7 +31,7 @@ def open_client(
     """A client for `endpoint`, over the network interface `interface` if one is named. `options` are for gRPC,
     `silence_s` for HTTP. Raises `ConfigError`."""
     if parse_endpoint(endpoint).scheme:
-        from upwell.shared.oip.http.client import HttpClient  # few speak HTTP, and it brings in urllib
+        from upwell.shared.oip.http.client import HttpClient  # rarely needed, and it imports urllib
 
         return HttpClient(
             endpoint, security, max_message_bytes=max_message_bytes, silence_s=silence_s, interface=interface

@@ -1,4 +1,4 @@
-"""What a model in the cloud makes of pictures before it looks at them, as the `parameters` of its configuration say."""
+"""How a cloud model resizes pictures, from the `parameters` of its configuration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _DIGEST, _RESIZE = "upwell.digest", "upwell.resize."
 
 @dataclass(frozen=True)
 class Seen:
-    """How the model of that digest resizes pictures, by input; of no digest where the server says nothing of it."""
+    """The sizes to which the model of that digest resizes pictures, by input; digest "" if the server does not say."""
 
     digest: str = ""
     resizes: Resizes = field(default_factory=lambda: NO_RESIZES)
 
 
 def write_seen(digest: str, resizes: Resizes) -> dict[str, str]:
-    """As parameters; none for a model that resizes nothing."""
+    """The parameters for these sizes; empty for a model that resizes nothing."""
     if not resizes:
         return {}
     written = {_RESIZE + name: one.model_dump_json(include={"to", "fit", "filter"}) for name, one in resizes.items()}
@@ -30,7 +30,7 @@ def write_seen(digest: str, resizes: Resizes) -> dict[str, str]:
 
 
 def read_seen(parameters: Mapping[str, str]) -> Seen:
-    """From parameters. A size that cannot be read, of a later version, say, is as good as none."""
+    """Parse parameters. A size that cannot be read, for instance from a later version, is ignored."""
     resizes = {}
     for name, text in parameters.items():
         if name.startswith(_RESIZE):

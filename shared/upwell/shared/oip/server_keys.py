@@ -1,4 +1,4 @@
-"""The keys of a server of the protocol: those that `agent.yaml` and `cloud.yaml` have in common."""
+"""Configuration keys of a protocol server that `agent.yaml` and `cloud.yaml` share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServerTls(FilePart):
 
 
 class ServerKeys(FilePart):
-    """Where a server listens, whom it lets in, and what it tells its operator."""
+    """Where a server listens, who may call it, and what it reports to its operator."""
 
     listen: tuple[ListenAddress, ...] = Field(
         min_length=1, description="Addresses: HOST:PORT (port 0: any free) or unix:/PATH."
@@ -43,7 +43,7 @@ class ServerKeys(FilePart):
     insecure: bool = Field(False, description="Allow addresses off loopback without TLS or authentication.")
     limits: Limits = UNLIMITED
     max_message: Bytes = Field(
-        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=MAX_MESSAGE_BYTES, description="Largest message taken or sent."
+        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=MAX_MESSAGE_BYTES, description="Largest message received or sent."
     )
     metrics: TcpAddress | None = Field(
         None,
@@ -64,6 +64,6 @@ class ServerKeys(FilePart):
 
     @property
     def security(self) -> ServerSecurity:
-        """How the server is protected."""
+        """The protection of the server."""
         tls = TlsFiles(self.tls.cert, self.tls.key, self.tls.client_ca) if self.tls else None
         return ServerSecurity(tls, self.tokens, self.insecure)

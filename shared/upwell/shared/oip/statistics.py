@@ -1,4 +1,4 @@
-"""What a server has done for each model since it began, counted as Triton's statistics extension counts it."""
+"""Counts of each model since the server began, as in Triton's statistics extension."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Duration:
-    """How often something took place, and how long that took in all."""
+    """How often something happened, and its total time."""
 
     count: int = 0
     total_s: float = 0.0
 
     def __add__(self, other: Duration) -> Duration:
-        """Both together."""
+        """The sum of both."""
         return Duration(self.count + other.count, self.total_s + other.total_s)
 
 
@@ -54,7 +54,7 @@ class BatchTimes:
 
 @dataclass(frozen=True)
 class ModelStatistics:
-    """The counts of one version of a model. All durations but `failure` are of requests that were answered.
+    """The counts of one version of a model. All durations but `failure` are of answered requests.
 
     `rows` counts what ran and `runs` the runs of the engine; a run has the rows of one or more requests. `batches` has
     for each number of rows what the runs of just so many took. `last_unix_ms` is 0 before the first run.
@@ -74,7 +74,7 @@ class ModelStatistics:
     batches: Mapping[int, BatchTimes] = field(default_factory=dict)
 
     def __add__(self, other: ModelStatistics) -> ModelStatistics:
-        """What two processes have counted for the same version, together."""
+        """The sum of the counts of two processes for the same version."""
         sizes = sorted({*self.batches, *other.batches})
         return ModelStatistics(
             self.model,
@@ -93,7 +93,7 @@ class ModelStatistics:
 
 
 def added(tables: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
-    """What several processes have counted, by model and version."""
+    """The counts of several processes, by model and version."""
     whole: dict[tuple[str, str], ModelStatistics] = {}
     for table in tables:
         for one in table:
@@ -103,7 +103,7 @@ def added(tables: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
 
 
 class _Counts:
-    """Of one version. A request adds to plain numbers, since a new object for each would cost as much as its lock."""
+    """The counts of one version, as plain numbers: an object per request would cost as much as its lock."""
 
     __slots__ = ("batches", "last_unix_s", "numbers", "rows", "runs")
 
@@ -134,14 +134,14 @@ class _Counts:
 
 
 class StatisticsCounter:
-    """Counts for all models of one process. Safe to use from many threads."""
+    """Counts for all models of one process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, str], _Counts] = {}
 
     def answered(self, model: str, version: str, times: RequestTimes) -> None:
-        """Count a request that was answered."""
+        """Count an answered request."""
         with self._lock:
             counts = self._of(model, version)
             numbers = counts.numbers
@@ -157,7 +157,7 @@ class StatisticsCounter:
                 batch[3] += times.post_s
 
     def failed(self, model: str, version: str, took_s: float) -> None:
-        """Count a request that ended with an error. Name no model that is not served: a caller could name thousands."""
+        """Count a failed request. Only for models that exist, since a caller could name thousands."""
         with self._lock:
             numbers = self._of(model, version).numbers
             numbers[2] += 1
@@ -175,7 +175,7 @@ class StatisticsCounter:
             counts.last_unix_s = now_unix_s
 
     def read(self, versions: Iterable[tuple[str, str]]) -> Sequence[ModelStatistics]:
-        """The counts of these models and versions, zeros where nothing was counted yet."""
+        """The counts of these models and versions; zeros if nothing was counted yet."""
         with self._lock:
             return [self._counts.get(key, _NOTHING).told(*key) for key in versions]
 

@@ -1,4 +1,4 @@
-"""The catalogue: which gRPC status each error of Upwell becomes."""
+"""The catalogue of errors: the gRPC status of each Upwell error."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from upwell.shared import errors
 from upwell.shared.errors import UpwellError
 
 MAX_TEXT_LENGTH = 1000
-"""Maximum length of a text: it travels in HTTP/2 trailers, which are limited to a few kilobytes."""
+"""Maximum length of a text: it is sent in HTTP/2 trailers, which are limited to a few kilobytes."""
 
-# `ConfigError` is not here: it speaks of this machine's files to the person who wrote them.
+# `ConfigError` is not here: it tells the author of this machine's files what is wrong with them.
 STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
     {
         errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -37,7 +37,7 @@ STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Status:
-    """What the caller is told. `retry_after_s`: after so many seconds another try may be worth it, where known."""
+    """What the caller gets. `retry_after_s`: seconds after which a retry may succeed; None if unknown."""
 
     code: grpc.StatusCode
     text: str
@@ -45,14 +45,14 @@ class Status:
 
 
 INTERNAL = Status(grpc.StatusCode.INTERNAL, "internal error")
-"""The status for errors outside the catalogue: bugs, whose text must not reach the caller."""
+"""The status of errors outside the catalogue: bugs, whose text must not reach the caller."""
 
 
 def status_of(error: Exception) -> Status:
-    """The status of an error: as `STATUSES` has it, with the error's own sentence, or `INTERNAL`."""
+    """The status of an error: that of `STATUSES` with the error's own sentence, or `INTERNAL`."""
     for kind in type(error).__mro__:
         if kind in STATUSES:
-            text = str(error).encode(errors="backslashreplace").decode()  # a file's name may be no text
+            text = str(error).encode(errors="backslashreplace").decode()  # a file's name may not be text
             text = text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…"
             return Status(STATUSES[kind], text, error.retry_after_s if isinstance(error, errors.Refused) else None)
     return INTERNAL

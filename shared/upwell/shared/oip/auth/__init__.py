@@ -1,1 +1,1 @@
-"""Callers, tokens, limits, quotas, TLS."""
+"""Callers, tokens, limits, quotas and TLS."""

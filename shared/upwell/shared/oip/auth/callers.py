@@ -1,4 +1,4 @@
-"""Who calls, and what that caller may do: known from its token or its certificate, for as long as the call lasts."""
+"""The caller of the current call, known by token or certificate, and its permissions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KEYS_KEPT = 4096
 
 @dataclass(frozen=True)
 class Grant:
-    """What a caller may do: the models it may use (globs; None: all), whether it may load and unload them, how much.
+    """What a caller may do: the models it may use (globs; None: all), whether it may load and unload them, its limits.
 
-    `all_results`: it may read the results of cases that others asked for, too.
+    `all_results`: it may also read the results of cases that others asked for.
     """
 
     models: tuple[str, ...] | None = None
@@ -36,20 +36,20 @@ class Grant:
     _pattern: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Make one pattern of the globs."""
+        """Compile the globs into one pattern."""
         pattern = None if self.models is None else re.compile("|".join(map(fnmatch.translate, self.models)) or "(?!)")
         object.__setattr__(self, "_pattern", pattern)
 
     def permits(self, model: str) -> bool:
-        """Whether the model of that name may be used, if there is one."""
+        """Whether the caller may use a model of that name, if it exists."""
         return self._pattern is None or self._pattern.match(model) is not None
 
 
 @dataclass(frozen=True)
 class Caller:
-    """One caller of a server that has a `tokens.yaml`. `key` is its own among tokens and certificates.
+    """One caller of a server that has a `tokens.yaml`. `key` is unique among tokens and certificates.
 
-    `renew` looks it up again, as the file is now: None where it is no longer let in.
+    `renew` looks the caller up in the file as it is now; it returns None if the caller is no longer admitted.
     """
 
     name: str
@@ -61,23 +61,23 @@ class Caller:
 ANONYMOUS = Caller("", "", Grant(models=()))
 """The caller of a public method without a token."""
 
-# gRPC runs the interceptors and the handler of one call in one context of their own.
+# gRPC runs the interceptors and the handler of a call in a context of their own.
 _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 def current_caller() -> Caller | None:
-    """Who calls, in the thread that handles the call; None on a server that knows no tokens."""
+    """The caller of the call that this thread handles; None on a server without tokens."""
     return _caller.get()
 
 
 def set_caller(caller: Caller) -> None:
-    """Say who calls, for the rest of this context."""
+    """Set the caller for the rest of this context."""
     _caller.set(caller)
 
 
 @contextmanager
 def calling(caller: Caller | None) -> Iterator[None]:
-    """Say who calls, until the block ends."""
+    """Set the caller for the block."""
     token = _caller.set(caller)
     try:
         yield
@@ -86,9 +86,9 @@ def calling(caller: Caller | None) -> Iterator[None]:
 
 
 def renewed(caller: Caller | None) -> Caller | None:
-    """The caller of a long call, looked up again: what it may do may have changed since the call began.
+    """The caller of a long call, looked up again, since its permissions may have changed.
 
-    Raises `Unauthenticated` where it is no longer let in.
+    Raises `Unauthenticated` if it is no longer admitted.
     """
     if caller is None or caller.renew is None:
         return caller
@@ -99,20 +99,20 @@ def renewed(caller: Caller | None) -> Caller | None:
 
 
 def may_read_result(caller: Caller | None, model: str, owner: str) -> bool:
-    """Whether the caller may read the result of a case that `owner` (its `Caller.key`) asked for."""
+    """Whether the caller may read the result of a case requested by `owner` (a `Caller.key`)."""
     if caller is None:
         return True
     return caller.grant.permits(model) and (caller.grant.all_results or caller.key == owner)
 
 
 def may_use(model: str) -> bool:
-    """Whether the current caller may use a model of that name. It says nothing about whether there is one."""
+    """Whether the current caller may use a model of that name, which need not exist."""
     caller = _caller.get()
     return caller is None or caller.grant.permits(model)
 
 
 def sees_all() -> bool:
-    """Whether the current caller may use every model, and so may be told their names."""
+    """Whether the current caller may use every model, and so may see their names."""
     caller = _caller.get()
     return caller is None or caller.grant.models is None
 
@@ -124,16 +124,16 @@ def check_may_use(model: str) -> None:
 
 
 def check_may_control(model: str) -> None:
-    """Raise `NotAllowed` where the current caller may not load and unload that model."""
+    """Raise `NotAllowed` if the current caller may not load and unload that model."""
     check_may_use(model)
     caller = _caller.get()
     if caller is not None and not caller.grant.control:
-        raise NotAllowed("this caller may not load or unload models; `control: true` in tokens.yaml would allow it")
+        raise NotAllowed("this caller may not load or unload models; `control: true` in tokens.yaml allows it")
 
 
 @contextmanager
 def naming_no_others(model: str, version: str = "") -> Iterator[None]:
-    """Tell a caller who may not use every model only that there is no such one: a `ModelNotFound` lists others."""
+    """Keep the names of other models, which a `ModelNotFound` lists, from callers who may not use every model."""
     try:
         yield
     except ModelNotFound:
@@ -141,19 +141,19 @@ def naming_no_others(model: str, version: str = "") -> Iterator[None]:
             raise
         if not version:
             raise ModelNotFound.unknown(model) from None
-        raise ModelNotFound(f"there is no version {version!r} of model {model!r} here") from None
+        raise ModelNotFound(f"model {model!r} has no version {version!r}") from None
 
 
 def usable_name(common_name: str) -> str:
-    """A certificate's common name as the name of a caller; empty, which is none, where it holds control characters.
+    """A certificate's common name as the name of a caller; "" (no name) if it has control characters.
 
-    Such a name would forge lines of a log, and escaped it could be another one's.
+    Such a name could forge log lines, and escaping it could make it equal to another one.
     """
     return common_name if common_name.isprintable() else ""
 
 
 def certificate_name(context: grpc.ServicerContext) -> str:
-    """The common name of the client's certificate; empty where it showed none."""
+    """The common name of the client's certificate; "" without a certificate."""
     if context.peer_identities() is None:
         return ""
     facts: Mapping[str, Any] = context.auth_context()
@@ -163,7 +163,7 @@ def certificate_name(context: grpc.ServicerContext) -> str:
 
 @lru_cache(_KEYS_KEPT)
 def client_key(client: str) -> str:
-    """Who a client is, from `Call.client`: an address loses its port, anything else stays as it is."""
+    """The key of a client, from `Call.client`: an address without its port, anything else unchanged."""
     address = unquote(client.removeprefix("ipv4:").removeprefix("ipv6:"))
     host = address.rpartition(":")[0].strip("[]")
     try:

@@ -1,4 +1,4 @@
-"""How much one client may ask for, as a person writes it: `limits` in cloud.yaml, agent.yaml and tokens.yaml."""
+"""The limits of a client: `limits` in cloud.yaml, agent.yaml and tokens.yaml."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def _refill(amount: float, period: str, value: object) -> Refill:
 
 
 def parse_request_rate(value: object) -> Refill:
-    """`100/s` -> that refill, whose bucket holds what one period brings. Raises `ValueError`."""
+    """`100/s` -> a refill whose bucket holds the amount of one period. Raises `ValueError`."""
     return _refill(*parse_rate(value, parse_count, "100/s"), value)
 
 
 def parse_byte_rate(value: object) -> Refill:
-    """`10MB/s` -> that refill, whose bucket holds what one period brings. Raises `ValueError`."""
+    """`10MB/s` -> a refill whose bucket holds the amount of one period. Raises `ValueError`."""
     return _refill(*parse_rate(value, parse_bytes, "10MB/s"), value)
 
 
 def _as_written(rate: Refill | None, unit: str = "") -> str | None:
-    """What reads back as the same refill."""
+    """The text that reads back as the same refill."""
     if rate is None:
         return None
     period = min(_PERIOD_S, key=lambda name: abs(rate.most / _PERIOD_S[name] - rate.per_s))
@@ -44,7 +44,7 @@ _BYTES_AS_WRITTEN = PlainSerializer(lambda rate: _as_written(rate, "B"), when_us
 
 
 class Limits(FilePart):
-    """What one client may ask for; by default, anything."""
+    """The limits of one client; by default none."""
 
     rate: Annotated[Refill | None, BeforeValidator(parse_request_rate), rate_schema(), _RATE_AS_WRITTEN] = Field(
         None, description="Inference requests, such as 100/s."
@@ -66,7 +66,7 @@ class Limits(FilePart):
         return self
 
     def over(self, defaults: Limits) -> Limits:
-        """These, and those of `defaults` for what is not written here. A rate and its burst go together."""
+        """These limits, completed by `defaults`. A rate and its burst go together."""
         paced = self if self.rate is not None else defaults
         return Limits.model_construct(
             rate=paced.rate,
@@ -77,7 +77,7 @@ class Limits(FilePart):
 
     @property
     def requests(self) -> Refill | None:
-        """The bucket of requests that `rate` and `burst` describe; None without a rate."""
+        """The bucket of requests for `rate` and `burst`; None without a rate."""
         if self.rate is None or self.burst is None:
             return self.rate
         return Refill(self.rate.per_s, float(self.burst))

@@ -1,4 +1,4 @@
-"""Which models a caller may use: a `Dataplane` before another one, on a server that has a `tokens.yaml`."""
+"""Checks which models a caller may use, as a `Dataplane` in front of another, on servers with a `tokens.yaml`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from upwell.shared.oip.dataplane import Call, DataplaneLayer, InferRequest, Infe
 
 
 class Permits(DataplaneLayer):
-    """Raises `NotAllowed` for a model that the current caller may not use, and passes everything else through.
+    """Raises `NotAllowed` for models that the current caller may not use; passes everything else through.
 
-    The answer is the same whether there is such a model or not, so it tells nobody what is served.
+    The reply is the same whether the model exists or not, so it does not reveal what is served.
     """
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:

@@ -1,4 +1,4 @@
-"""What each client may ask for, in requests, bytes and at a time: a `Dataplane` before another one."""
+"""Enforces the limits of each client on requests, bytes and concurrency, as a `Dataplane` in front of another."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.tensors import Array
 
 MAX_CLIENTS = 10_000
-"""Maximum number of clients remembered. Beyond it the least recent one is forgotten and starts over."""
+"""Maximum number of clients remembered. Beyond it, the least recent one is forgotten and starts anew."""
 
 _MOST_LOOKED_AT = 64
 
 
 def limited(dataplane: Dataplane, defaults: Limits, *, by_token: bool) -> Dataplane:
-    """`dataplane` with quotas before it, or itself where nobody can have any.
+    """`dataplane` behind quotas, or unchanged if no client can have limits.
 
-    `by_token` says that the server has a `tokens.yaml`, whose limits come over `defaults`.
+    `by_token` says that the server has a `tokens.yaml`, whose limits override `defaults`.
     """
     return Quotas(dataplane, defaults) if by_token or defaults != UNLIMITED else dataplane
 
 
 class Quotas(DataplaneLayer):
-    """Refuses what a client asks beyond its limits, before anything is done for it; the rest passes through.
+    """Refuses requests beyond a client's limits before any work is done for them; passes everything else through.
 
-    A client is a token, else the common name of a certificate, else an address (of IPv6, its /64 network) whatever
-    its port. All servers before one `Quotas` count together, in this process.
+    A client is identified by its token, else its certificate's common name, else its address without the port (of IPv6
+    the /64 network). All servers behind one `Quotas` share its counts, in this process.
     """
 
     def __init__(self, dataplane: Dataplane, defaults: Limits) -> None:
@@ -43,7 +43,7 @@ class Quotas(DataplaneLayer):
         self._clients: OrderedDict[str, ClientQuota] = OrderedDict()
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
-        """Answer, or raise `Refused` where the client has had its share."""
+        """Answer, or raise `Refused` if the client has used up its limits."""
         quota = self._quota(call)
         if quota is None:
             return self._dataplane.infer(request, call)
@@ -59,26 +59,26 @@ class Quotas(DataplaneLayer):
 
     @contextmanager
     def reading(self, call: Call, size_bytes: int) -> Iterator[None]:
-        """Nothing is read for a client that has had its share, and what cannot be read counts as a request does."""
+        """Read nothing for a client that has used up its limits; count unreadable messages as requests."""
         quota = self._quota(call)
         if quota is not None:
             quota.check(time.monotonic())
         try:
             with self._dataplane.reading(call, size_bytes):
                 yield
-        except BaseException:  # whatever says that it cannot be read, it came
+        except BaseException:  # whatever made it unreadable, it was sent
             if quota is not None:
                 quota.charge(size_bytes, time.monotonic())
             raise
 
     def _quota(self, call: Call) -> ClientQuota | None:
-        """The client's, made where it has none yet or its limits have changed; None for a client without limits."""
+        """The client's quota, created on first use and when its limits change; None for a client without limits."""
         caller = current_caller()
         grant, key = (None, client_key(call.client)) if caller is None else (caller.grant, caller.key)
         with self._lock:
             quota = self._clients.get(key)
             if quota is not None and (quota.grant is grant or quota.grant == grant):
-                quota.grant = grant  # the same in a file that was read anew
+                quota.grant = grant  # a reloaded file with the same limits
                 self._clients.move_to_end(key)
                 return quota
         limits = self._defaults if grant is None else grant.limits.over(self._defaults)
@@ -89,7 +89,7 @@ class Quotas(DataplaneLayer):
     def _remember(self, key: str, fresh: ClientQuota) -> ClientQuota:
         with self._lock:
             former = self._clients.get(key)
-            if former is not None and former.grant is fresh.grant:  # made by another thread meanwhile
+            if former is not None and former.grant is fresh.grant:  # another thread was faster
                 return former
             if former is not None:
                 fresh = former.under(fresh)
@@ -100,7 +100,7 @@ class Quotas(DataplaneLayer):
             return fresh
 
     def _forget_one(self) -> None:
-        """Forget who was heard of the longest ago and has nothing under way."""
+        """Forget the least recent client without a request in progress."""
         for _ in range(_MOST_LOOKED_AT):
             key, quota = self._clients.popitem(last=False)
             if quota.is_idle:
@@ -110,15 +110,15 @@ class Quotas(DataplaneLayer):
 
 
 class ClientQuota:
-    """What one client has used of its limits. Safe for several threads; instants are of `time.monotonic()`.
+    """What one client has used of its limits. Thread-safe; times are of `time.monotonic()`.
 
-    `grant` is what the limits come from: the caller's, or None for the defaults alone.
+    `grant` is the source of the limits: the caller's, or None for the defaults alone.
     """
 
     def __init__(self, grant: Grant | None, limits: Limits) -> None:
         self.grant = grant
         self.counts_bytes = limits.bytes is not None
-        """Whether `enter` and `leave` need to know sizes."""
+        """Whether `enter` and `leave` need sizes."""
         self._limits = limits
         self._lock = threading.Lock()
         self._under_way = 0
@@ -128,11 +128,11 @@ class ClientQuota:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of the client is under way."""
+        """Whether the client has no request in progress."""
         return self._under_way == 0
 
     def enter(self, request_bytes: int, now_s: float) -> None:
-        """Count one request in, or raise `Refused`, which counts as nothing."""
+        """Count a request, or raise `Refused` without counting it."""
         with self._lock:
             most = self._limits.concurrency
             if most is not None and self._under_way >= most:
@@ -144,26 +144,26 @@ class ClientQuota:
             self._take("bytes", request_bytes, now_s)
 
     def check(self, now_s: float) -> None:
-        """Raise `Refused` where the client has used up its share of requests or bytes."""
+        """Raise `Refused` if the client has used up its requests or bytes."""
         with self._lock:
             self._check("requests", 1.0, now_s)
             self._check("bytes", 0.0, now_s)
 
     def charge(self, size_bytes: int, now_s: float) -> None:
-        """Count a message that came and could not be read."""
+        """Count an unreadable message."""
         with self._lock:
             self._take("requests", 1.0, now_s)
             self._take("bytes", size_bytes, now_s)
 
     def leave(self, answer_bytes: int, now_s: float) -> None:
-        """Count the end of a request that came in."""
+        """Count the end of a request."""
         with self._lock:
             self._under_way -= 1
             if answer_bytes:
                 self._take("bytes", answer_bytes, now_s)
 
     def under(self, fresh: ClientQuota) -> ClientQuota:
-        """This client under the limits of `fresh`: what is under way still counts, the buckets begin anew."""
+        """This client under the limits of `fresh`: requests in progress still count, the buckets start anew."""
         with self._lock:
             self.grant, self.counts_bytes, self._limits = fresh.grant, fresh.counts_bytes, fresh._limits
             self._refills, self._buckets = fresh._refills, fresh._buckets
@@ -186,8 +186,8 @@ class ClientQuota:
 
 
 def size_bytes(tensors: Mapping[str, Array]) -> int:
-    """What tensors take as raw contents, without the lengths of BYTES elements."""
+    """Size of tensors as raw contents, without the length prefixes of BYTES elements."""
     total_bytes = 0
-    for array in tensors.values():  # in a plain loop: it is run twice for each request
+    for array in tensors.values():  # a plain loop, since it runs twice per request
         total_bytes += sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
     return total_bytes

@@ -22,19 +22,19 @@ _SETTLE_S = 0.25
 
 @dataclass(frozen=True)
 class PemFiles:
-    """The contents of `TlsFiles`, checked; never printed, for the key is among them."""
+    """The checked contents of `TlsFiles`, which include the key and so are never printed."""
 
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
 
     def __repr__(self) -> str:
-        """Nothing of the contents."""
+        """Without the contents."""
         return "PemFiles(...)"
 
 
 def watch_pem(files: TlsFiles) -> WatchedFiles[PemFiles]:
-    """The files, read and checked again when one changes. Raises `ConfigError` where they are wrong now."""
+    """Watch the files; they are read and checked again on change. Raises `ConfigError` if they are wrong now."""
     return WatchedFiles(files.paths, lambda: _load(files))
 
 
@@ -44,7 +44,7 @@ def _load(files: TlsFiles) -> PemFiles:
     for _ in range(_TRIES):
         pem = _read(files)
         problem = _problem(files, pem)
-        # What was checked are the files, not what was read of them: one of a pair may have been replaced in between.
+        # The check read the files itself, so one of a pair may have been replaced in between.
         if _read(files) == pem:
             if problem is not None:
                 raise problem
@@ -73,7 +73,7 @@ def _read(files: TlsFiles) -> PemFiles:
 
 def _check_pair(cert: Path, key: Path) -> None:
     try:
-        # The callback keeps OpenSSL from asking the terminal for a passphrase.
+        # The callback keeps OpenSSL from asking for a passphrase on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: b"")
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or type(error).__name__
@@ -90,9 +90,9 @@ def _check_ca(path: Path, data: bytes) -> None:
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """TLS for one port of a server, with client certificates required where `files.ca` is set. Raises `ConfigError`.
+    """TLS for one port of a server; client certificates are required if `files.ca` is set. Raises `ConfigError`.
 
-    Each new connection gets the files as they are then; a broken new set is logged and the former one kept.
+    Each new connection uses the files as they are then; a broken new set is logged, and the former one stays.
     """
     watched = watch_pem(files)
     in_force = watched.get()
@@ -102,14 +102,14 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         pem = watched.get()
         if pem is in_force:
             return None
-        # gRPC asks for each new connection, one after another, and then begins its handshake without a lock: replacing
-        # what another connection is using at that moment ends the process. Whoever has asked before us is past it
-        # after this pause, and whoever comes meanwhile waits to ask.
+        # gRPC asks once per new connection, one after another, and then starts the handshake without a lock; replacing
+        # certificates that a handshake uses at that moment would crash the process. After this pause earlier handshakes
+        # are past that point, and later ones wait.
         time.sleep(_SETTLE_S)
         in_force = pem
         return _configuration(pem)
 
-    # None is what gRPC documents for "no change"; its stubs do not know that.
+    # gRPC documents None as "no change", but its stubs do not allow it.
     ask = cast("Callable[[], grpc.ServerCertificateConfiguration]", changed)
     return grpc.dynamic_ssl_server_credentials(
         _configuration(in_force), ask, require_client_authentication=files.ca is not None
@@ -123,5 +123,5 @@ def _configuration(pem: PemFiles) -> grpc.ServerCertificateConfiguration:
 
 
 def channel_credentials(pem: PemFiles) -> grpc.ChannelCredentials:
-    """TLS for a channel. It keeps these contents for its life: replaced files need a new channel."""
+    """TLS for a channel, which uses these contents for its lifetime: replaced files need a new channel."""
     return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)

@@ -1,4 +1,4 @@
-"""Bearer tokens: the server's file of known ones, the check before every method, and the client's own token."""
+"""Bearer tokens: the server's tokens.yaml, the check before every method, and the client's own token."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class _Entry(FilePart):
     control: bool = Field(False, description="May load and unload its models, if the service allows that.")
     limits: Limits = Field(UNLIMITED, description="What it may ask for, over the server's `limits`.")
     results: Literal["own", "all"] = Field(
-        "own", description="Results it may read: of its own cases, or all of its models."
+        "own", description="Results it may read: of its own cases, or of all cases of its models."
     )
 
     @property
     def grant(self) -> Grant:
-        """The same as the checks take it."""
+        """The entry in the form that the checks use."""
         return Grant(self.models, self.control, self.limits, self.results == "all")
 
 
 class TokenEntry(_Entry):
-    """Tokens that are let in, known by their hashes alone."""
+    """Tokens that are admitted, stored only as hashes."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
-        description="Who calls with it; appears in logs."
+        description="Name of the caller; appears in logs."
     )
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
         description="SHA-256 of the token's text, in lower-case hex."
@@ -57,7 +57,7 @@ class TokenEntry(_Entry):
 
 
 class ClientEntry(_Entry):
-    """Client certificates let in without a token; needs a client CA. The first entry that fits counts."""
+    """Client certificates admitted without a token; needs a client CA. The first matching entry applies."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
         description="Common name, or a glob such as `camera-*`; each name has its own limits."
@@ -91,7 +91,7 @@ def load_tokens(path: Path) -> TokensConfig:
     try:
         return load_yaml(path, TokensConfig)
     except ConfigError as error:
-        # Whoever wrote a token where its hash belongs must not find it in a log as well.
+        # If a token was written in place of its hash, it must not appear in a log as well.
         problems = [replace(problem, message=problem.message.partition(", got ")[0]) for problem in error.problems]
         raise ConfigError(problems) from None
 
@@ -103,18 +103,18 @@ class _Known:
 
 
 class KnownTokens:
-    """Who is let in by a `tokens.yaml`, read again when it changes. Raises `ConfigError` where it is wrong now.
+    """The callers admitted by a `tokens.yaml`, reloaded on change. Raises `ConfigError` if it is wrong now.
 
-    `asks_certificates` says that clients show a certificate; without one, entries of `clients` would let nobody in,
-    and are refused.
+    `asks_certificates` says that clients present certificates; without it, entries of `clients` could admit nobody and
+    are refused.
     """
 
     def __init__(self, path: Path, *, asks_certificates: bool) -> None:
         self._known = WatchedFiles([path], lambda: _known(path, asks_certificates))
 
     def caller_of(self, token: bytes) -> Caller | None:
-        """Who calls with that token; None for one that is not known."""
-        # The time that a dictionary takes tells something of the hash, which nobody can choose or turn back.
+        """The caller with that token; None if it is unknown."""
+        # The timing of the look-up reveals something of the hash, which nobody can choose or invert.
         return self._by_digest(hashlib.sha256(token).hexdigest())
 
     def _by_digest(self, digest: str) -> Caller | None:
@@ -122,7 +122,7 @@ class KnownTokens:
         return None if known is None else replace(known, renew=lambda: self._by_digest(digest))
 
     def holder_of(self, certificate: str) -> Caller | None:
-        """Who calls with a certificate of that common name and no token; None for one that is not let in so."""
+        """The caller with a certificate of that common name and no token; None if it is not admitted."""
         for name, grant in self._known.get().clients if certificate else ():
             if fnmatch.fnmatchcase(certificate, name):
                 renew = functools.partial(self.holder_of, certificate)
@@ -131,12 +131,12 @@ class KnownTokens:
 
     @property
     def has_clients(self) -> bool:
-        """Whether anybody is let in without a token."""
+        """Whether any caller is admitted without a token."""
         return bool(self._known.get().clients)
 
 
 def known_tokens(security: ServerSecurity) -> KnownTokens | None:
-    """Who is let in by the server's `tokens.yaml`; None where it has none. Raises `ConfigError`."""
+    """The callers admitted by the server's `tokens.yaml`; None if it has none. Raises `ConfigError`."""
     if security.tokens is None:
         return None
     return KnownTokens(security.tokens, asks_certificates=security.tls is not None and security.tls.ca is not None)
@@ -153,7 +153,7 @@ def _known(path: Path, asks_certificates: bool) -> _Known:
 
 
 class TokenInterceptor(grpc.ServerInterceptor):
-    """Refuses every call without a known token or certificate, but for `OPEN_METHODS`. See `KnownTokens`."""
+    """Refuses every call without a known token or certificate, except `OPEN_METHODS`. See `KnownTokens`."""
 
     def __init__(self, known: KnownTokens) -> None:
         self._known = known
@@ -163,7 +163,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Let the call pass, its caller noted, or answer UNAUTHENTICATED."""
+        """Record the caller and let the call pass, or answer UNAUTHENTICATED."""
         token = _bearer(handler_call_details.invocation_metadata)
         caller = self._known.caller_of(token) if token is not None else None
         if caller is None and handler_call_details.method in OPEN_METHODS:
@@ -173,12 +173,12 @@ class TokenInterceptor(grpc.ServerInterceptor):
             return continuation(handler_call_details)
         if token is None and self._known.has_clients:
             return self._by_certificate(continuation(handler_call_details))
-        return _refusal(_UNKNOWN if token is None else "the token is unknown here")
+        return _refusal(_UNKNOWN if token is None else "the token is not known here")
 
     def _by_certificate(
         self, handler: grpc.RpcMethodHandler[Any, Any] | None
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The same method for the holders of certificates that are let in: who that is, is known only to the call."""
+        """The same method for admitted certificates; the certificate is known only within the call."""
         if handler is None:
             return None
         sides = ("stream" if one else "unary" for one in (handler.request_streaming, handler.response_streaming))
@@ -200,7 +200,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
 
 def _bearer(metadata: Sequence[tuple[str, str | bytes]] | None) -> bytes | None:
     if sum(key == "authorization" for key, _ in metadata or ()) > 1:
-        return b""  # of two, which one is meant? None that is known
+        return b""  # with two headers, it is unclear which one is meant
     for key, value in metadata or ():
         if key == "authorization":
             data = value.encode() if isinstance(value, str) else value
@@ -214,7 +214,7 @@ def _refusal(text: str) -> grpc.RpcMethodHandler[Any, Any]:
     def refuse(_: Any, context: grpc.ServicerContext) -> None:
         _refuse(context, text)
 
-    # Of the stream kind whatever the method is: it answers before a message has been received.
+    # A stream handler whatever the method is, since it answers before a message was received.
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
@@ -224,7 +224,7 @@ def _refuse(context: grpc.ServicerContext, text: str) -> NoReturn:
 
 
 def watch_token(path: Path | None) -> WatchedFiles[str] | None:
-    """The token in that file, read again when it changes; None where there is no file. Raises `ConfigError`."""
+    """The token in that file, reloaded on change; None without a file. Raises `ConfigError`."""
     return WatchedFiles([path], lambda: read_token(path)) if path else None
 
 

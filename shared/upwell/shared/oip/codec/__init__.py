@@ -1,1 +1,1 @@
-"""From messages to tensors and back."""
+"""Conversion between messages and tensors."""

@@ -1,7 +1,7 @@
 """Tensor contents between numpy and the protocol's two forms: raw bytes and typed value lists.
 
-Raw contents are the elements in row-major order, little-endian; a BYTES element is a 4-byte length and that
-many bytes. Sizes are computed with Python's integers and compared before any memory is taken.
+Raw contents are the elements in row-major order, little-endian; a BYTES element is a 4-byte length and that many bytes.
+Sizes are computed with Python integers and checked before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ MAX_DIMENSIONS = 32
 """numpy 1's limit, which also bounds the cost of a hostile shape."""
 
 MAX_BYTES_ELEMENTS = 1 << 18
-"""Maximum number of BYTES elements: each is a Python object, so these take tens of megabytes."""
+"""Maximum number of BYTES elements: as Python objects, so many take tens of megabytes."""
 
 MAX_ID_CHARACTERS = 1000
-"""Maximum length of a request's id, which appears in its answer, in logs and in traces."""
+"""Maximum length of a request's ID, which appears in its answer, in logs and in traces."""
 
 _UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {"shared_memory_region": "send plain contents; on the same machine, over a unix socket"}
 )
-"""Unsupported parameters of tensors, with the alternative: ignoring them would give a wrong answer."""
+"""Unsupported parameters of tensors, with the alternative. Ignoring them would give a wrong answer."""
 
 _SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 
 _LARGEST_BYTES = 2**63 - 1
 SMALL_BYTES = 4096
-"""Size up to which a copy costs less than a view (bytes)."""
+"""Size below which a copy costs less than a view (bytes)."""
 _LENGTH = struct.Struct("<I")
 
 PLAIN = MappingProxyType({name: dtype for name, dtype in DTYPES.items() if name not in ("BYTES", "BOOL")})
@@ -57,11 +57,11 @@ TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
         "BYTES": "bytes_contents",
     }
 )
-"""The field of `InferTensorContents` for each datatype. FP16 and BF16 have none: raw only."""
+"""The field of `InferTensorContents` for each datatype. FP16 and BF16 have none: raw contents only."""
 
 
 def count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
-    """How many elements the shape holds. Raises `InvalidRequest` for shapes that no array can have."""
+    """The number of elements in a shape. Raises `InvalidRequest` for shapes that no array can have."""
     if len(shape) > MAX_DIMENSIONS:
         refuse_dimensions(name, len(shape))
     if min(shape, default=0) < 0:
@@ -77,20 +77,20 @@ def count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
 
 
 def refuse_long_id(request_id: str) -> None:
-    """Raise `InvalidRequest` for an id that is too long."""
+    """Raise `InvalidRequest` for an ID that is too long."""
     if len(request_id) > MAX_ID_CHARACTERS:
         raise InvalidRequest(f"the id has {len(request_id)} characters; at most {MAX_ID_CHARACTERS} are allowed")
 
 
 def refuse_unsupported(name: str, parameters: Iterable[str]) -> None:
-    """Raise `NotOffered` where a tensor has a parameter of these names that would change its contents."""
+    """Raise `NotOffered` if a tensor has an unsupported parameter that would change its contents."""
     for key in parameters:
         if key in _UNSUPPORTED:
             raise NotOffered(f"tensor {name!r}: the parameter {key!r} is not supported here; {_UNSUPPORTED[key]}")
 
 
 def refuse_sequence(parameters: Mapping[str, object]) -> None:
-    """Raise `NotOffered` for a request that is one of a sequence: nothing here keeps a state between two requests."""
+    """Raise `NotOffered` for a request in a sequence: no state is kept between requests."""
     for key in _SEQUENCES:
         if parameters.get(key):
             raise NotOffered(
@@ -100,14 +100,14 @@ def refuse_sequence(parameters: Mapping[str, object]) -> None:
 
 
 def refuse_dimensions(name: str, count: int) -> NoReturn:
-    """Raise `InvalidRequest` for a tensor of so many dimensions."""
+    """Raise `InvalidRequest` for a tensor with too many dimensions."""
     raise InvalidRequest(f"tensor {name!r} has {count} dimensions; at most {MAX_DIMENSIONS} are allowed")
 
 
 def decode_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
-    """The tensor whose raw contents are `data`: a read-only view of it, copied only for BYTES and where not aligned.
+    """The tensor with the raw contents `data`: a read-only view, copied only for BYTES and if not aligned.
 
-    Raises `InvalidRequest` where the size or, for BYTES and BOOL, the contents do not fit.
+    Raises `InvalidRequest` if the size or, for BYTES and BOOL, the contents do not fit.
     """
     elements = count_elements(name, datatype, shape)
     if datatype == "BYTES":
@@ -120,7 +120,7 @@ def decode_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | m
     if datatype == "BOOL" and elements and np.frombuffer(data, np.uint8).max() > 1:
         raise InvalidRequest(f"tensor {name!r}: expected bytes of 0 or 1 as BOOL elements, got another value")
     array = np.frombuffer(data, dtype)
-    # Runtimes take the address as it is, and not every processor reads from an odd one.
+    # Runtimes use the address as it is, and not every processor can read from an unaligned one.
     return (array if array.flags.aligned else array.copy()).reshape(shape)
 
 
@@ -149,9 +149,9 @@ def _split_bytes(name: str, elements: int, data: bytes | memoryview) -> list[byt
 
 
 def decode_typed(name: str, datatype: str, shape: tuple[int, ...], fields: Mapping[str, Sequence[Any]]) -> Array:
-    """The tensor whose values are in `fields`, the lists of `InferTensorContents` that are not empty, by name.
+    """The tensor with the values in `fields`, the non-empty lists of `InferTensorContents` by name.
 
-    Raises `InvalidRequest` for a wrong field, a wrong count, a value out of range, or a raw-only datatype.
+    Raises `InvalidRequest` for a wrong field, a wrong count, a value out of range, or a datatype without a typed form.
     """
     elements = count_elements(name, datatype, shape)
     field = TYPED_FIELDS.get(datatype)
@@ -169,7 +169,7 @@ def decode_typed(name: str, datatype: str, shape: tuple[int, ...], fields: Mappi
 
 
 def _narrow(name: str, datatype: str, values: Sequence[Any]) -> Array:
-    """The values as an array of the datatype. The 8- and 16-bit types travel as 32 bits, so they may not fit."""
+    """The values as an array of the datatype. 8- and 16-bit types are sent as 32 bits, so values may not fit."""
     dtype = DTYPES[datatype]
     if dtype.kind not in "iu" or dtype.itemsize >= 4 or not len(values):
         return np.array(values, dtype=dtype)
@@ -191,16 +191,16 @@ def _object_array(elements: Sequence[bytes], shape: tuple[int, ...]) -> Array:
 
 
 def encode_raw(name: str, array: Array) -> tuple[str, bytes | memoryview]:
-    """Datatype and raw contents of a tensor, a view of its memory where it lies in row-major order.
+    """Datatype and raw contents of a tensor, as a view if it is contiguous in row-major order.
 
-    Text (`str` elements) is sent as UTF-8. Raises `InvalidRequest` for a dtype the protocol does not have.
+    `str` elements are sent as UTF-8. Raises `InvalidRequest` for a dtype that the protocol lacks.
     """
     datatype = oip_datatype(array.dtype)
     if datatype == "BYTES":
         return datatype, _join_bytes(name, array)
     if array.nbytes <= SMALL_BYTES and array.dtype == DTYPES[datatype]:
         return datatype, array.tobytes()
-    # The dtype may be of the other byte order, which the protocol does not have.
+    # The dtype may have the other byte order, which the protocol lacks.
     packed = np.ascontiguousarray(array, dtype=DTYPES[datatype])
     return datatype, packed.reshape(-1).view(np.uint8).data if packed.size else b""
 

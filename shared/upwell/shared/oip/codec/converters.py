@@ -1,7 +1,7 @@
-"""Between the protocol's messages, as serialized bytes, and the values of `dataplane`: both sides, both directions.
+"""Converts between serialized messages and the values of `dataplane`, for both sides and both directions.
 
-With `messages` and `cached` the only module that knows the message types. Whatever is wrong with a message raises
-`InvalidRequest`; what that means (a bad caller, a garbling server) is for the servicer and the client to say.
+Only this module, `messages` and `message_cache` know the message types. Any fault in a message raises `InvalidRequest`;
+whether that means a bad caller or a bad server is up to the servicer and the client.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _FINAL = pb.ModelInferResponse(parameters={FINAL: pb.InferParameter(bool_param=T
 
 
 def parse_infer_request(data: bytes) -> InferRequest:
-    """Read a `ModelInferRequest`. Large arrays are read-only views of its contents. Raises `InvalidRequest`."""
+    """Parse a `ModelInferRequest`. Large arrays are read-only views of its contents. Raises `InvalidRequest`."""
     cached = read_cached(data)
     return parse_unfamiliar_request(data) if cached is None else cached
 
 
 def parse_unfamiliar_request(data: bytes) -> InferRequest:
-    """The same for any request, with the generated classes and nothing remembered."""
+    """The same for any request, with the generated classes and without the cache."""
     split = split_raw_contents(data, _RAW_INPUTS)
     description, views = split or (data, ())
     if len(description) > MAX_UNUSUAL_BYTES:
@@ -74,7 +74,8 @@ def parse_unfamiliar_request(data: bytes) -> InferRequest:
 
 
 def serialize_infer_request(request: InferRequest) -> bytes:
-    """Write a `ModelInferRequest` with raw contents. Raises `InvalidRequest` for tensors the protocol cannot carry."""
+    """Serialize a `ModelInferRequest` with raw contents. Raises `InvalidRequest` for tensors the protocol cannot
+    carry."""
     message = pb.ModelInferRequest(model_name=request.model, model_version=request.version, id=request.id)
     message.outputs.extend(pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in request.outputs)
     write_parameters(message.parameters, request.parameters)
@@ -83,7 +84,7 @@ def serialize_infer_request(request: InferRequest) -> bytes:
 
 
 def parse_infer_response(data: bytes) -> InferResponse:
-    """Read a `ModelInferResponse`, as strictly as a request. Raises `InvalidRequest`."""
+    """Parse a `ModelInferResponse`, as strictly as a request. Raises `InvalidRequest`."""
     description, views = split_raw_contents(data, _RAW_OUTPUTS) or (data, ())
     message = parse(pb.ModelInferResponse, description)
     return InferResponse(
@@ -96,19 +97,19 @@ def parse_infer_response(data: bytes) -> InferResponse:
 
 
 def serialize_infer_response(response: InferResponse) -> bytes:
-    """Write a `ModelInferResponse` with raw contents. Raises `InvalidRequest` as for a request."""
+    """Serialize a `ModelInferResponse` with raw contents. Raises `InvalidRequest` as for a request."""
     return join(answer_parts(response))
 
 
 def serialize_stream_response(response: InferResponse) -> bytes:
-    """Write a `ModelStreamInferResponse` that answers a request, its only one. Raises `InvalidRequest` as above."""
+    """Serialize the only `ModelStreamInferResponse` to a request. Raises `InvalidRequest` as above."""
     return join([_FINAL, *answer_parts(response)], within=_STREAMED)
 
 
 @dataclass(frozen=True)
 class StreamFailure:
-    """What a stream says of a request that has failed: `status` is the name of its gRPC status, empty where the server
-    does not tell it, as Triton does not."""
+    """The failure of a request in a stream: `status` is the name of its gRPC status, "" if the server does not send it,
+    as Triton does not."""
 
     id: str
     text: str
@@ -116,9 +117,9 @@ class StreamFailure:
 
 
 def parse_stream_response(data: bytes) -> InferResponse | StreamFailure:
-    """Read a `ModelStreamInferResponse`. Raises `InvalidRequest`."""
+    """Parse a `ModelStreamInferResponse`. Raises `InvalidRequest`."""
     taken = take_apart(data, _STREAMED)
-    if taken is not None and not taken[0] and len(taken[2]) == 1:  # an answer, and nothing of an error
+    if taken is not None and not taken[0] and len(taken[2]) == 1:  # an answer without an error
         ((start, end),) = taken[2]
         return parse_infer_response(data[start:end])
     message = parse(stream_pb.ModelStreamInferResponse, data)
@@ -129,9 +130,9 @@ def parse_stream_response(data: bytes) -> InferResponse | StreamFailure:
 
 
 def serialize_stream_error(text: str, status: str, request: InferRequest | None) -> bytes:
-    """Write a `ModelStreamInferResponse` that says why a request (None: it could not be read) has failed.
+    """Serialize the `ModelStreamInferResponse` for a failed request (None: it could not be read).
 
-    `status` is the name of the gRPC status that the request would have had as a call, which Triton does not tell.
+    `status` is the name of the gRPC status that the request would have had as a single call; Triton does not send it.
     """
     message = stream_pb.ModelStreamInferResponse(error_message=text)
     answer = message.infer_response
@@ -142,45 +143,45 @@ def serialize_stream_error(text: str, status: str, request: InferRequest | None)
 
 
 def parse_empty(data: bytes) -> None:
-    """Read a request without fields. Raises `InvalidRequest` where it is not a message at all."""
+    """Parse a request without fields. Raises `InvalidRequest` if it is not a message."""
     parse(pb.ServerLiveRequest, data)
 
 
 def parse_model_name(data: bytes) -> tuple[str, str]:
-    """Read model name and version of a `ModelReadyRequest` or `ModelMetadataRequest` (the same fields)."""
+    """Parse model name and version of a `ModelReadyRequest` or `ModelMetadataRequest` (the same fields)."""
     message = parse(pb.ModelMetadataRequest, data)
     return message.name, message.version
 
 
 def serialize_model_name(model: str, version: str) -> bytes:
-    """Write a `ModelReadyRequest` or `ModelMetadataRequest`."""
+    """Serialize a `ModelReadyRequest` or `ModelMetadataRequest`."""
     return pb.ModelMetadataRequest(name=model, version=version).SerializeToString()
 
 
 def parse_flag(data: bytes) -> bool:
-    """Read a `ServerLiveResponse`, `ServerReadyResponse` or `ModelReadyResponse` (the same single field)."""
+    """Parse a `ServerLiveResponse`, `ServerReadyResponse` or `ModelReadyResponse` (the same single field)."""
     return parse(pb.ServerReadyResponse, data).ready
 
 
 def serialize_flag(flag: bool) -> bytes:
-    """Write a `ServerLiveResponse`, `ServerReadyResponse` or `ModelReadyResponse`."""
+    """Serialize a `ServerLiveResponse`, `ServerReadyResponse` or `ModelReadyResponse`."""
     return pb.ServerReadyResponse(ready=flag).SerializeToString()
 
 
 def parse_server_metadata(data: bytes) -> ServerMetadata:
-    """Read a `ServerMetadataResponse`."""
+    """Parse a `ServerMetadataResponse`."""
     message = parse(pb.ServerMetadataResponse, data)
     return ServerMetadata(message.name, message.version, tuple(message.extensions))
 
 
 def serialize_server_metadata(metadata: ServerMetadata) -> bytes:
-    """Write a `ServerMetadataResponse`."""
+    """Serialize a `ServerMetadataResponse`."""
     message = pb.ServerMetadataResponse(name=metadata.name, version=metadata.version, extensions=metadata.extensions)
     return message.SerializeToString()
 
 
 def parse_model_metadata(data: bytes) -> ModelMetadata:
-    """Read a `ModelMetadataResponse`. Datatypes are kept as the server names them."""
+    """Parse a `ModelMetadataResponse`. Datatypes are kept as the server names them."""
     message = parse(pb.ModelMetadataResponse, data)
     inputs, outputs = (
         tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
@@ -190,7 +191,7 @@ def parse_model_metadata(data: bytes) -> ModelMetadata:
 
 
 def serialize_model_metadata(metadata: ModelMetadata) -> bytes:
-    """Write a `ModelMetadataResponse`."""
+    """Serialize a `ModelMetadataResponse`."""
     inputs, outputs = (
         [pb.ModelMetadataResponse.TensorMetadata(name=s.name, datatype=s.datatype, shape=s.shape) for s in specs]
         for specs in (metadata.inputs, metadata.outputs)

@@ -1,4 +1,4 @@
-"""Between the messages of Triton's model configuration, statistics and settings extensions and our values."""
+"""Converts the messages of Triton's model configuration, statistics and settings extensions."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ from upwell.shared.oip.statistics import ModelStatistics
 
 
 def parse_config_request(data: bytes) -> tuple[str, str]:
-    """Model and version. Raises `InvalidRequest`."""
+    """Parse model and version. Raises `InvalidRequest`."""
     message = parse(config_pb.ModelConfigRequest, data)
     return message.name, message.version
 
 
 def serialize_config(config: ModelConfig) -> bytes:
-    """Write a `ModelConfigResponse`."""
+    """Serialize a `ModelConfigResponse`."""
     return ParseDict({"config": config_document(config)}, config_pb.ModelConfigResponse()).SerializeToString()
 
 
 def serialize_config_request(model: str) -> bytes:
-    """Write a `ModelConfigRequest`."""
+    """Serialize a `ModelConfigRequest`."""
     return config_pb.ModelConfigRequest(name=model).SerializeToString()
 
 
 def parse_config_parameters(data: bytes) -> dict[str, str]:
-    """The `parameters` of a `ModelConfigResponse`. Raises `InvalidRequest`."""
+    """Parse the `parameters` of a `ModelConfigResponse`. Raises `InvalidRequest`."""
     parameters = parse(config_pb.ModelConfigResponse, data).config.parameters
     return {name: parameter.string_value for name, parameter in parameters.items()}
 
 
 def parse_statistics_request(data: bytes) -> tuple[str, str]:
-    """Model and version, each perhaps empty. Raises `InvalidRequest`."""
+    """Parse model and version, which may be empty. Raises `InvalidRequest`."""
     message = parse(statistics_pb.ModelStatisticsRequest, data)
     return message.name, message.version
 
 
 def serialize_statistics(statistics: Sequence[ModelStatistics]) -> bytes:
-    """Write a `ModelStatisticsResponse`."""
+    """Serialize a `ModelStatisticsResponse`."""
     return ParseDict(statistics_document(statistics), statistics_pb.ModelStatisticsResponse()).SerializeToString()
 
 
 def parse_trace_request(data: bytes) -> tuple[str, tuple[str, ...]]:
-    """The model, perhaps empty, and the names of the settings that are to be changed. Raises `InvalidRequest`."""
+    """Parse the model, which may be empty, and the names of the settings to change. Raises `InvalidRequest`."""
     message = parse(settings_pb.TraceSettingRequest, data)
     return message.model_name, tuple(message.settings)
 
 
 def parse_log_request(data: bytes) -> tuple[str, ...]:
-    """The names of the settings that are to be changed. Raises `InvalidRequest`."""
+    """Parse the names of the settings to change. Raises `InvalidRequest`."""
     return tuple(parse(settings_pb.LogSettingsRequest, data).settings)
 
 
 def serialize_trace_settings(settings: ServerSettings) -> bytes:
-    """Write a `TraceSettingResponse`."""
+    """Serialize a `TraceSettingResponse`."""
     message = settings_pb.TraceSettingResponse()
     for name, values in settings.trace.items():
         message.settings[name].value.extend(values)
@@ -67,7 +67,7 @@ def serialize_trace_settings(settings: ServerSettings) -> bytes:
 
 
 def serialize_log_settings(settings: ServerSettings) -> bytes:
-    """Write a `LogSettingsResponse`."""
+    """Serialize a `LogSettingsResponse`."""
     message = settings_pb.LogSettingsResponse()
     for name, value in settings.log.items():
         one = message.settings[name]

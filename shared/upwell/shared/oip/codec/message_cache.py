@@ -1,7 +1,7 @@
-"""Messages like those before: what they say beside ids, numbers and tensor contents is read and written once only.
+"""A cache for repeated messages: all but IDs, numbers and tensor contents is parsed and serialized only once.
 
-A client that asks again and again sends the same description of its inputs each time, and gets the same description
-of the outputs. The generated classes take most of the time of a small request to read the one and write the other.
+A client that repeats requests sends the same description of its inputs each time, and receives the same description of
+the outputs. Parsing one and serializing the other with the generated classes takes most of a small request's time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Input:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a request says beside its id and raw contents. All inputs have such, of a size that their shape says."""
+    """A request without its ID and raw contents. All inputs have raw contents, whose size follows from the shape."""
 
     model: str
     version: str
@@ -60,9 +60,9 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Frame:
-    """All that a message says beside its id and raw contents, byte for byte, and where those are.
+    """All bytes of a message but its ID and raw contents, and the positions of those.
 
-    What has the same bytes at the same places, keys and lengths among them, is the same message but for these values.
+    A message with the same bytes at the same positions, keys and lengths included, differs only in these values.
     """
 
     fixed: tuple[tuple[int, int, bytes], ...]
@@ -72,14 +72,14 @@ class _Frame:
 
     @classmethod
     def of(cls, data: bytes, name: Span, raws: Sequence[Span], layout: _Layout) -> _Frame:
-        """That of this message."""
+        """The frame of this message."""
         places = sorted((name, *raws))
         between = zip([0, *(end for _, end in places)], [*(start for start, _ in places), len(data)], strict=True)
         fixed = tuple((start, end, data[start:end]) for start, end in between if end > start)
         return cls(fixed, name, tuple(raws), layout)
 
     def fits(self, data: bytes) -> bool:
-        """Whether it is that of a message of the same size."""
+        """Whether a message of the same size has this frame."""
         for start, end, known in self.fixed:  # noqa: SIM110 (every request comes here)
             if data[start:end] != known:
                 return False
@@ -87,13 +87,14 @@ class _Frame:
 
 
 _frames: dict[int, _Frame] = {}
-"""The latest message of each size: repeated requests have equal sizes unless the length of their ids changes."""
+"""The latest message of each size: repeated requests have equal sizes unless the length of their IDs changes."""
 
 
 def read_cached(data: bytes) -> InferRequest | None:
-    """Read a `ModelInferRequest` as `converters.parse_infer_request` does, or None where it is not of the usual kind.
+    """Parse a `ModelInferRequest` as `converters.parse_infer_request` does, or return None if it is not of the usual
+    kind.
 
-    Raises `InvalidRequest` for an id that is too long.
+    Raises `InvalidRequest` for an ID that is too long.
     """
     frame = _frames.get(len(data))
     if frame is None or not frame.fits(data):
@@ -106,11 +107,11 @@ def read_cached(data: bytes) -> InferRequest | None:
     layout = frame.layout
     inputs: dict[str, Array] = {}
     for one, (start, end) in zip(layout.inputs, frame.raws, strict=True):
-        if one.size_bytes <= SMALL_BYTES:  # a copy is aligned, and costs less than to look whether a view is
+        if one.size_bytes <= SMALL_BYTES:  # a copy is aligned, and cheaper than checking a view
             inputs[one.name] = np.ndarray(one.shape, one.dtype, data[start:end])
         else:
             array: Array = np.ndarray(one.shape, one.dtype, data, start)
-            # Runtimes take the address as it is, and not every processor reads from an odd one.
+            # Runtimes use the address as it is, and not every processor can read from an unaligned one.
             inputs[one.name] = array if array.flags.aligned else array.copy()
     start, end = frame.id
     try:
@@ -135,7 +136,7 @@ def _frame_of(data: bytes) -> _Frame | None:
 
 @lru_cache(_REMEMBERED)
 def _layout(description: bytes) -> _Layout | None:
-    """None for what cannot be read, or holds other tensors than those of plain numbers in raw contents."""
+    """None for what cannot be parsed, or has tensors other than plain numbers in raw contents."""
     inputs: dict[str, _Input] = {}
     try:
         message = parse(pb.ModelInferRequest, description)
@@ -182,9 +183,9 @@ def answer_parts(response: InferResponse) -> list[bytes | memoryview]:
 def _described(
     model: str, version: str, outputs: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
 ) -> tuple[bytes, tuple[bytes, ...]]:
-    """What an answer says before its id, and what comes before the contents of each output.
+    """The bytes of an answer before its ID, and those before the contents of each output.
 
-    The latter is empty where the contents are other bytes than the array's.
+    The latter are empty if the contents are not the array's own bytes.
     """
     message = pb.ModelInferResponse(model_name=model, model_version=version)
     before_raws = []
@@ -198,7 +199,7 @@ def _described(
     return message.SerializeToString(), tuple(before_raws)
 
 
-@lru_cache(_REMEMBERED, typed=True)  # for True is 1
+@lru_cache(_REMEMBERED, typed=True)  # since True == 1
 def _parameter(key: str, value: Parameter) -> bytes:
     message = pb.ModelInferResponse()
     write_parameters(message.parameters, {key: value})
@@ -207,5 +208,5 @@ def _parameter(key: str, value: Parameter) -> bytes:
 
 @lru_cache(_REMEMBERED)
 def _before_double(key: str) -> bytes:
-    """A parameter of that name but for its eight bytes of number, which come last."""
+    """A double parameter of that name, up to its eight bytes, which come last."""
     return _parameter(key, 1.0)[: -_DOUBLE.size]

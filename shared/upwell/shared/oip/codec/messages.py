@@ -1,4 +1,4 @@
-"""Tensors and parameters inside the protocol's messages. What is wrong with one raises `InvalidRequest`."""
+"""Tensors and parameters in the protocol's messages. Any fault raises `InvalidRequest`."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ M = TypeVar("M", bound=Message)
 
 
 class TensorMessage(Protocol):
-    """What the input and output tensors of the messages have in common."""
+    """The common part of the messages' input and output tensors."""
 
     name: str
     datatype: str
 
     @property
     def shape(self) -> Sequence[int]:
-        """Of all dimensions."""
+        """All dimensions."""
         ...
 
     @property
     def parameters(self) -> Mapping[str, pb.InferParameter]:
-        """By name."""
+        """Parameters by name."""
         ...
 
     @property
     def contents(self) -> pb.InferTensorContents:
-        """Lists of single values."""
+        """Typed value lists."""
         ...
 
     def HasField(self, field_name: Literal["contents"]) -> bool:  # noqa: N802 (protobuf's name)
-        """Whether it has such lists."""
+        """Whether it has typed value lists."""
         ...
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """Read a message of this kind. Raises `InvalidRequest` where it is none."""
+    """Parse a message of this type. Raises `InvalidRequest` if it is not one."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -61,8 +61,8 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def read_tensors(kind: str, tensors: Sequence[TensorMessage], raws: Sequence[bytes | memoryview]) -> dict[str, Array]:
-    """The tensors of a message by name; `raws` are their contents, empty where they are in the tensors themselves."""
-    for tensor in tensors:  # first: what lies in shared memory has no raw contents to be counted
+    """The tensors of a message by name; `raws` are their raw contents, empty if the tensors hold typed ones."""
+    for tensor in tensors:  # first, since tensors in shared memory have no raw contents to count
         if tensor.parameters:
             refuse_unsupported(tensor.name, tensor.parameters)
     if raws and len(raws) != len(tensors):
@@ -85,12 +85,12 @@ def read_tensors(kind: str, tensors: Sequence[TensorMessage], raws: Sequence[byt
 
 
 def _typed_fields(tensor: TensorMessage) -> dict[str, Sequence[Any]]:
-    """The value lists of the tensor that are not empty, by field name."""
+    """The non-empty value lists of the tensor, by field name."""
     return {descriptor.name: values for descriptor, values in tensor.contents.ListFields()}
 
 
 def read_wanted(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
-    """The names of the outputs that a request asks for."""
+    """The names of the requested outputs."""
     wanted: dict[str, None] = {}
     for output in outputs:
         refuse_unsupported(output.name, output.parameters)
@@ -101,7 +101,7 @@ def read_wanted(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTenso
 
 
 def read_classes(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> dict[str, int]:
-    """Of which outputs how many classes are wanted in their place."""
+    """The number of classes for each output that is to be classified."""
     counts = {one.name: read_classification(one.name, read_parameters(one.parameters)) for one in outputs}
     return {name: count for name, count in counts.items() if count}
 
@@ -118,7 +118,7 @@ def read_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Pa
 
 
 def write_parameters(target: Mapping[str, pb.InferParameter], parameters: Mapping[str, Parameter]) -> None:
-    """Put parameters into a message. Raises `InvalidRequest` for numbers that it has no room for."""
+    """Write parameters into a message. Raises `InvalidRequest` for numbers that do not fit."""
     for key, value in parameters.items():
         if isinstance(value, float):
             target[key].double_param = value
@@ -137,7 +137,7 @@ def write_parameters(target: Mapping[str, pb.InferParameter], parameters: Mappin
 def write_tensor(
     target: pb.ModelInferRequest.InferInputTensor | pb.ModelInferResponse.InferOutputTensor, name: str, array: Array
 ) -> bytes | memoryview:
-    """Fill all of the tensor message but its contents, which are returned."""
+    """Fill in the tensor message except its raw contents, which are returned."""
     if array.nbytes > MAX_MESSAGE_BYTES:
         refuse_larger(f"tensor {name!r}", array.nbytes)
     datatype, raw = encode_raw(name, array)

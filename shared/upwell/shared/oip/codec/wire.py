@@ -1,10 +1,9 @@
-"""Raw tensor contents in and out of a serialized message, past the generated classes.
+"""Raw tensor contents in and out of a serialized message, without the generated classes.
 
-A request of one picture is a few dozen bytes of description and half a megabyte of raw contents, which the
-generated classes copy two or three times each way. In protobuf's encoding a message is its fields one after
-another in any order, each a key (field number and wire type) and its value; so the raw contents can be put
-behind a serialized description, and taken out again before the rest is parsed.
-Source: https://protobuf.dev/programming-guides/encoding/
+A request with one picture is a few dozen bytes of description and half a megabyte of raw contents, which the generated
+classes copy two or three times each way. A protobuf message is a sequence of fields in any order, each a key (field
+number and wire type) and a value; so raw contents can be appended to a serialized description, and cut out again before
+the rest is parsed. Source: https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 """Maximum size of a message in protobuf (bytes)."""
 
 MIN_SPLIT_BYTES = 64 << 10
-"""Size below which copying costs less than taking the message apart here (bytes)."""
+"""Size below which copying costs less than taking a message apart here (bytes)."""
 
 MAX_DESCRIPTION_BYTES = 4 << 20
-"""Maximum bytes of a request besides raw contents. Lists of single values take thirty times their size when parsed."""
+"""Maximum bytes of a request besides raw contents. Typed value lists take thirty times their size when parsed."""
 
 MAX_UNUSUAL_BYTES = 1 << 20
 """Maximum size of a request that is not taken apart here, which may have a million tiny fields (bytes)."""
@@ -40,15 +39,15 @@ _HEADS_KEPT = 4096
 
 
 def refuse_larger(what: str, size_bytes: int) -> None:
-    """Raise `InvalidRequest` if `size_bytes` is more than a message holds."""
+    """Raise `InvalidRequest` if `size_bytes` exceeds the limit of a message."""
     if size_bytes > MAX_MESSAGE_BYTES:
         raise InvalidRequest(f"{what} would take {size_bytes} bytes; a message can have at most {MAX_MESSAGE_BYTES}")
 
 
 def refuse_costly(description: bytes, *, is_split: bool) -> None:
-    """Raise `InvalidRequest` for a part of a request that would cost far more to read than it took to send.
+    """Raise `InvalidRequest` for a part of a request that would cost far more to parse than to send.
 
-    `is_split` says that it has been through `split_raw_contents`, and so holds few fields.
+    `is_split` says that it went through `split_raw_contents`, and so has few fields.
     """
     most_bytes = MAX_DESCRIPTION_BYTES if is_split else MAX_UNUSUAL_BYTES
     if len(description) > most_bytes:
@@ -59,7 +58,7 @@ def refuse_costly(description: bytes, *, is_split: bool) -> None:
 
 
 def append_raw_contents(description: bytes, field: int, raws: Sequence[bytes | memoryview]) -> bytes:
-    """The serialized `description` with `raws` as the repeated bytes field of number `field`; one copy of each."""
+    """The serialized `description` with `raws` as the repeated bytes field of number `field`; copies each once."""
     parts: list[bytes | memoryview] = [description]
     for raw in raws:
         parts += (before_value(field, len(raw)), raw)
@@ -68,14 +67,14 @@ def append_raw_contents(description: bytes, field: int, raws: Sequence[bytes | m
 
 @lru_cache(_HEADS_KEPT)
 def before_value(field: int, size_bytes: int) -> bytes:
-    """What comes before a value of so many bytes of the length-delimited field of number `field`."""
+    """The bytes before a value of `size_bytes` in the length-delimited field of number `field`."""
     return _varint(field << 3 | _LENGTH_DELIMITED) + _varint(size_bytes)
 
 
 def join(parts: Sequence[bytes | memoryview], within: int | None = None) -> bytes:
-    """The message of these parts, or, with `within`, one whose length-delimited field of that number it is.
+    """The parts joined into a message or, with `within`, into its length-delimited field of that number.
 
-    Raises `InvalidRequest` where it would be too large.
+    Raises `InvalidRequest` if it would be too large.
     """
     size_bytes = sum(map(len, parts))
     if size_bytes > MAX_MESSAGE_BYTES:
@@ -84,10 +83,10 @@ def join(parts: Sequence[bytes | memoryview], within: int | None = None) -> byte
 
 
 def take_apart(data: bytes, field: int, id_field: int | None = None) -> tuple[bytes, Span, list[Span]] | None:
-    """The message without its fields of the numbers `field` and `id_field`, and where the values of these are.
+    """The message without its fields `field` and `id_field`, and the positions of their values.
 
-    Of `id_field` that is the last one, (0, 0) without any; `field` may be there several times. None where the message
-    is not as plain as those of the protocol are: few fields, all length-delimited.
+    For `id_field` the position is that of the last one, (0, 0) if there is none; `field` may occur several times. None
+    if the message is unlike the protocol's: few fields, all length-delimited.
     """
     kept: list[bytes] = []
     found, values = (0, 0), list[Span]()
@@ -122,7 +121,7 @@ def take_apart(data: bytes, field: int, id_field: int | None = None) -> tuple[by
 def split_raw_contents(data: bytes, field: int) -> tuple[bytes, list[memoryview]] | None:
     """The serialized message without the repeated bytes field of number `field`, and views of that field's values.
 
-    None where that is not worth while, or the generated classes must read the whole, or refuse it (`take_apart`).
+    None if that does not pay, or if the generated classes must parse, or refuse, the whole (`take_apart`).
     """
     taken = take_apart(data, field) if len(data) >= MIN_SPLIT_BYTES else None
     if taken is None:
@@ -133,7 +132,7 @@ def split_raw_contents(data: bytes, field: int) -> tuple[bytes, list[memoryview]
 
 
 def _varint(value: int) -> bytes:
-    """Base-128 encoding: seven bits a byte, lowest first, the high bit set on all but the last."""
+    """Base-128 encoding: seven bits per byte, lowest first, the high bit set on all but the last."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -143,7 +142,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at` and where it ends; beyond the end of `data` where there is none of five bytes at most."""
+    """The number at `at` and its end; beyond the end of `data` if there is no number of at most five bytes."""
     value = 0
     for index, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * index

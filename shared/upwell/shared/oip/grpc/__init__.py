@@ -1,1 +1,1 @@
-"""The protocol over gRPC: server, streams, client."""
+"""The protocol over gRPC: server, streams and client."""

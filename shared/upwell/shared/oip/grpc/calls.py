@@ -1,4 +1,4 @@
-"""What a call and a message of a stream have in common: circumstances, the request, what becomes of errors."""
+"""Shared by single calls and messages of a stream: circumstances, parsing the request, and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from upwell.shared.oip.statuses import INTERNAL, Status, status_of
 from upwell.shared.telemetry.current import note_request, request_id
 
 TIMEOUT = "timeout"
-"""Triton's parameter of a request: its time limit in microseconds."""
+"""Triton's parameter for a request's time limit, in microseconds."""
 
 _NO_DEADLINE_S = 1e9
 
@@ -29,8 +29,8 @@ _log = logging.getLogger("upwell.shared.oip.grpc.servicer")
 
 
 def call_of(context: grpc.ServicerContext) -> Call:
-    """The circumstances of the call that `context` belongs to, asked for in the thread that handles it."""
-    # Without a deadline gRPC reports the largest number it has.
+    """The circumstances of the call of `context`; call it in the thread that handles the call."""
+    # Without a deadline gRPC reports its largest number.
     remaining_s = context.time_remaining()
     deadline_s = math.inf if remaining_s is None or remaining_s > _NO_DEADLINE_S else time.monotonic() + remaining_s
     cancelled = Flag()
@@ -44,13 +44,13 @@ def call_of(context: grpc.ServicerContext) -> Call:
 
 
 def client_name(context: grpc.ServicerContext) -> str:
-    """Who calls: by its token, else by its certificate, else where it is."""
+    """The caller's name: by its token, else by its certificate, else by its address."""
     caller = current_caller()
     return (caller.name if caller is not None else "") or certificate_name(context) or context.peer()
 
 
 def read_request(data: bytes) -> InferRequest:
-    """Read a `ModelInferRequest`, with an id of ours where it has none. Raises `InvalidRequest`."""
+    """Parse a `ModelInferRequest`; a missing ID is generated. Raises `InvalidRequest`."""
     request = parse_infer_request(data)
     if request.id:
         return request
@@ -61,7 +61,7 @@ def read_request(data: bytes) -> InferRequest:
 
 
 def infer(dataplane: Dataplane, request: InferRequest, call: Call) -> InferResponse:
-    """Ask `dataplane`, which has until the deadline of `call` or of the request itself. Raises as it does."""
+    """Ask `dataplane`, until the deadline of `call` or of the request itself. Raises as `dataplane` does."""
     note_request(request.id, call.client, request.model, call.traceparent)
     if TIMEOUT in request.parameters:
         limit_s = timeout_s(request.parameters[TIMEOUT])
@@ -71,7 +71,7 @@ def infer(dataplane: Dataplane, request: InferRequest, call: Call) -> InferRespo
 
 
 def serialized(serialize: Callable[[InferResponse], bytes], response: InferResponse) -> bytes:
-    """The message that `serialize` makes of an answer. What the protocol cannot carry is no fault of the caller's."""
+    """Serialize an answer. An answer that the protocol cannot carry is not the caller's fault."""
     try:
         return serialize(response)
     except UpwellError as error:
@@ -79,16 +79,16 @@ def serialized(serialize: Callable[[InferResponse], bytes], response: InferRespo
 
 
 def timeout_s(value: object) -> float | None:
-    """The parameter `timeout` in seconds, None for none. Raises `InvalidRequest`."""
+    """The parameter `timeout` in seconds; None without one. Raises `InvalidRequest`."""
     if type(value) is not int or value < 0:
         raise InvalidRequest("the parameter 'timeout' must be a whole number of microseconds")
-    # Triton's 0 is no timeout.
+    # 0 means no timeout in Triton.
     return value / 1e6 if 0 < value < 2**63 else None
 
 
 def failure(error: Exception) -> Status:
-    """The status of a request that raised `error`. A defect is logged whole; a model's failure by its kind, since its
-    text may repeat what the request held, and the caller is told it."""
+    """The status for a request that raised `error`. A bug is logged in full; a model's failure only by its kind, since
+    the text, which the caller gets, may quote the request."""
     status = status_of(error)
     note_error_answer(status.code.name)
     if status is INTERNAL:

@@ -1,4 +1,4 @@
-"""A client's way to a server, or to all servers of a name: the gRPC channel, its options, and what it proves."""
+"""A gRPC client for one server, or for all servers of a name: the channel, its options, and its credentials."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from upwell.shared.platform.watched_files import WatchedFiles
 Options: TypeAlias = tuple[tuple[str, int | str], ...]
 
 _OPTIONS: Options = (
-    # A new client makes a new connection instead of joining one that may be half-open.
+    # A new client opens a new connection instead of sharing one that may be half-open.
     ("grpc.use_local_subchannel_pool", 1),
-    # After an outage the link is back within about a second; this is also the limit on one attempt to connect.
+    # After an outage the link is back within about a second; this also limits one attempt to connect.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-    # gRPC sends again what a connection that its server closes has not taken any more, and nothing else: there is no
-    # retry policy. Whether to try again is decided where the deadline and the budget are known.
+    # gRPC only resends calls that a server refused while closing the connection; there is no retry policy. Retries are
+    # decided where the deadline and the budget are known.
     ("grpc.enable_retries", 1),
 )
 
 
 def channel_options(address: Address, max_message_bytes: int, *, checks_health: bool) -> Options:
-    """How gRPC is to treat a channel to `address`.
+    """gRPC options of a channel to `address`.
 
-    Of several servers behind a name each call goes to the next one. One that cannot be reached gets none, nor, with
-    `checks_health`, one whose health says NOT_SERVING; one that knows no health service counts as healthy. The name is
-    looked up again when a connection ends.
+    With several servers behind a name, calls go round robin. A server that cannot be reached gets no calls, nor, with
+    `checks_health`, one whose health is NOT_SERVING; a server without the health service counts as healthy. The name is
+    resolved again when a connection ends.
     """
     limits = (
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -64,7 +64,7 @@ def channel_options(address: Address, max_message_bytes: int, *, checks_health: 
 
 @dataclass(frozen=True)
 class ChannelSource:
-    """A channel, the certificates it was made with, and its methods, which take and give serialized messages."""
+    """A channel, the certificates it was made with, and its methods, which take and return serialized messages."""
 
     pem: PemFiles | None
     channel: grpc.Channel
@@ -74,7 +74,7 @@ class ChannelSource:
     def open(
         cls, endpoint: str, options: Options, pem: PemFiles | None, token: WatchedFiles[str] | None
     ) -> ChannelSource:
-        """Make a channel, which connects with its first call. `token` is what gRPC's own calls for health bring."""
+        """Create a channel, which connects on its first call. `token` is for gRPC's own health checks."""
         if pem is None:
             channel = grpc.insecure_channel(endpoint, options)
         else:
@@ -90,7 +90,7 @@ class ChannelSource:
 
 
 class _HealthToken(grpc.AuthMetadataPlugin):
-    """Gives gRPC's own calls the token. All others bring theirs."""
+    """Adds the token to gRPC's own health checks; all other calls carry theirs."""
 
     def __init__(self, token: WatchedFiles[str]) -> None:
         self._token = token
@@ -111,8 +111,8 @@ T = TypeVar("T")
 class RemoteErrorKind(enum.Enum):
     """What went wrong at or on the way to the server.
 
-    `GARBAGE`: it answered, and the answer cannot be used. `CERTIFICATE`: its certificate is not one to believe
-    (expired, another name, an unknown issuer), so nothing was sent.
+    `GARBAGE`: its answer cannot be used. `CERTIFICATE`: its certificate is not trusted (expired, wrong name, unknown
+    issuer), so nothing was sent.
     """
 
     UNAVAILABLE = "unavailable"
@@ -132,9 +132,9 @@ class RemoteErrorKind(enum.Enum):
 
 
 class RemoteError(UpwellError):
-    """A call to a server gave no usable answer. `kind` says in which way, the text has the server's own words.
+    """A call gave no usable answer. `kind` says why; the text quotes the server.
 
-    `retry_after_s`: the server says that another try is worth it after so many seconds; None where it does not say.
+    `retry_after_s`: seconds after which the server suggests a retry; None if it does not.
     """
 
     def __init__(self, kind: RemoteErrorKind, text: str, retry_after_s: float | None = None) -> None:
@@ -160,18 +160,18 @@ KINDS: Mapping[grpc.StatusCode, RemoteErrorKind] = MappingProxyType(
         grpc.StatusCode.DATA_LOSS: RemoteErrorKind.GARBAGE,
     }
 )
-"""Maps gRPC statuses to error kinds; others are INTERNAL."""
+"""Maps gRPC statuses to error kinds; all others are INTERNAL."""
 
-# gRPC has no status for this: the words are OpenSSL's, and those of gRPC's own check of the name.
+# gRPC has no status for this: these are words of OpenSSL and of gRPC's own check of the name.
 _UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "is not in peer certificate")
 _NO_CONNECTION = ("failed to connect", "connections to all backends failing")
 
 LOOPBACK_ONLY = ClientSecurity()
-"""No protection, only for servers on this machine."""
+"""No protection; only for servers on this machine."""
 
 
 class PendingInfer:
-    """An inference under way. Safe to use from any thread."""
+    """An inference in progress. Thread-safe."""
 
     def __init__(self, future: Any, sent_bytes: int) -> None:
         self._future = future
@@ -179,9 +179,9 @@ class PendingInfer:
         """Size of the serialized request."""
 
     def result(self, timeout_s: float | None = None) -> InferResponse:
-        """The answer, waited for at most `timeout_s`.
+        """Wait for the answer, for at most `timeout_s`.
 
-        Raises `RemoteError`, or `TimeoutError` where the wait ended first; the call goes on then.
+        Raises `RemoteError`, or `TimeoutError` if the wait ends first; the call then goes on.
         """
         try:
             data: bytes | None = self._future.result(timeout_s)
@@ -195,7 +195,7 @@ class PendingInfer:
 
     @property
     def received_bytes(self) -> int:
-        """Size of the serialized answer; 0 while there is none and where the call failed."""
+        """Size of the serialized answer; 0 if there is none yet or the call failed."""
         if not self._future.done() or self._future.code() is not grpc.StatusCode.OK:
             return 0
         return len(self._future.result() or b"")
@@ -205,30 +205,30 @@ class PendingInfer:
         return bool(self._future.done())
 
     def cancel(self) -> None:
-        """Give the call up; the server is told. Harmless once it has ended."""
+        """Cancel the call; the server is informed. Harmless once it has ended."""
         self._future.cancel()
 
     def add_done_callback(self, callback: Callable[[PendingInfer], None]) -> None:
-        """Call `callback` when the call has ended, in gRPC's thread (or here, if it has): it must not block."""
+        """Call `callback` at the end of the call, in gRPC's thread (or here, if it has ended): it must not block."""
         self._future.add_done_callback(lambda _: callback(self))
 
 
 @dataclass(frozen=True)
 class StreamAnswer:
-    """What became of one request of a stream; `id` is the request's."""
+    """The outcome of one request of a stream; `id` is the request's."""
 
     id: str
     outcome: InferResponse | RemoteError
 
     def result(self) -> InferResponse:
-        """The answer. Raises the `RemoteError` that it is instead."""
+        """The answer. Raises the `RemoteError` instead if the request failed."""
         if isinstance(self.outcome, RemoteError):
             raise self.outcome
         return self.outcome
 
     @classmethod
     def read(cls, data: bytes) -> StreamAnswer:
-        """What one message says. Raises `InvalidRequest`."""
+        """Parse one message. Raises `InvalidRequest`."""
         found = converters.parse_stream_response(data)
         if isinstance(found, InferResponse):
             return cls(found.id, found)
@@ -238,7 +238,7 @@ class StreamAnswer:
 
 
 class OipClient:
-    """Calls one server. Nothing is sent, and no connection made, before the first call.
+    """Calls one server. Connects on the first call.
 
     `endpoint` is `HOST:PORT`, `unix:PATH`, or `dns:///NAME:PORT` for all servers of that name; `options` are further
     gRPC channel options, `interface` the network interface to use, if not any. Changed certificate, key and token files
@@ -247,7 +247,7 @@ class OipClient:
     """
 
     drops_unsent: ClassVar[bool] = False
-    """Whether a call that is given up drops what has not left; gRPC and the kernel still send what they hold."""
+    """Whether cancelling drops unsent data; gRPC and the kernel still send what they hold."""
 
     def __init__(
         self,
@@ -266,7 +266,8 @@ class OipClient:
             self._target, options = self._relay.target, (*options, *self._relay.options)
         self._pem = watch_pem(security.tls) if security.tls else None
         self._token = watch_token(security.token_file)
-        # gRPC's own calls carry a token over TLS alone, and a server that wants one would take us for a stranger.
+        # gRPC sends a token with its health checks only over TLS; without one, a server that requires it would refuse
+        # them.
         checks_health = self._token is None or self._pem is not None
         self._health_token = self._token if address.name_server is not None else None
         self._options = (*channel_options(address, max_message_bytes, checks_health=checks_health), *options)
@@ -280,21 +281,21 @@ class OipClient:
         return parsed(converters.parse_infer_response, data)
 
     def infer_async(self, request: InferRequest | bytes, timeout_s: float, traceparent: str = "") -> PendingInfer:
-        """Ask for one inference without waiting. Raises as `infer` does where the call cannot even begin.
+        """Ask for one inference without waiting. Raises as `infer` does if the call cannot begin.
 
-        The request may be given as `converters.serialize_infer_request` makes it: once, to be sent twice.
-        `traceparent` is the call's place in a trace (a `telemetry.trace.Place` as text); empty where it has none.
+        The request may be given serialized (`converters.serialize_infer_request`), to be sent more than once.
+        `traceparent` is the call's place in a trace (a `telemetry.trace.Place` as text), "" if none.
         """
         data = request if isinstance(request, bytes) else converters.serialize_infer_request(request)
         return PendingInfer(self._start("ModelInfer", data, timeout_s, traceparent), len(data))
 
     def infer_stream(self, requests: Iterable[InferRequest], timeout_s: float) -> Generator[StreamAnswer, None, None]:
-        """Ask for many inferences over one call (`ModelStreamInfer`), which lasts `timeout_s` at the most.
+        """Ask for many inferences over one call (`ModelStreamInfer`), which lasts `timeout_s` at most.
 
-        Requests are taken as the server reads them, in a thread of gRPC's; answers come in the server's order, and so
-        in that of the requests from a server of ours. One that fails is an answer, and the stream goes on. Raises
-        `RemoteError` where the stream itself ends early, and what `requests` or writing one of them raises. Whoever
-        leaves before the end closes the iterator, which gives the call up.
+        Requests are taken as the server reads them, in a thread of gRPC; answers come in the server's order, which for
+        Upwell's servers is that of the requests. A failed request yields an answer, and the stream goes on. Raises
+        `RemoteError` if the stream itself ends early, and what `requests` or serializing one of them raises. To stop
+        early, close the iterator, which cancels the call.
         """
         failed: list[Exception] = []
         call: Any = None
@@ -302,7 +303,7 @@ class OipClient:
         def messages() -> Iterator[bytes]:
             try:
                 yield from map(converters.serialize_infer_request, requests)
-            except Exception as error:  # noqa: BLE001 (gRPC would log it, and end the call without its words)
+            except Exception as error:  # noqa: BLE001 (gRPC would log it and end the call without its text)
                 failed.append(error)
                 call.cancel()
 
@@ -319,7 +320,7 @@ class OipClient:
                 call.cancel()
 
     def warm_up(self, timeout_s: float, on_end: Callable[[bool], None]) -> None:
-        """Make the connection now, with an empty call; `on_end` is told, in gRPC's thread, whether it was answered."""
+        """Connect now, with an empty call; `on_end` is called in gRPC's thread with whether it was answered."""
         future = self._start("ServerLive", b"", timeout_s)
         future.add_done_callback(lambda done: on_end(done.code() is grpc.StatusCode.OK))
 
@@ -340,23 +341,23 @@ class OipClient:
         return parsed(converters.parse_flag, data)
 
     def server_metadata(self, timeout_s: float) -> ServerMetadata:
-        """Who serves there, and what it announces."""
+        """Name, version and extensions of the server."""
         return parsed(converters.parse_server_metadata, self._call("ServerMetadata", b"", timeout_s))
 
     def metadata(self, model: str, timeout_s: float, version: str = "") -> ModelMetadata:
-        """What a model takes and gives."""
+        """Inputs and outputs of a model."""
         data = self._call("ModelMetadata", converters.serialize_model_name(model, version), timeout_s)
         return parsed(converters.parse_model_metadata, data)
 
     def config_parameters(self, model: str, timeout_s: float) -> Mapping[str, str]:
-        """What the server says of a model in the `parameters` of its configuration, an extension of the protocol."""
-        from upwell.shared.oip.codec import introspection  # few ask, and it brings in protobuf's JSON
+        """The `parameters` of a model's configuration, an extension of the protocol."""
+        from upwell.shared.oip.codec import introspection  # rarely needed, and it imports protobuf's JSON
 
         data = self._call("ModelConfig", introspection.serialize_config_request(model), timeout_s)
         return parsed(introspection.parse_config_parameters, data)
 
     def close(self) -> None:
-        """Close the connection; calls under way end with `RemoteError` CANCELLED. Calling it twice is harmless."""
+        """Close the connection; calls in progress end with `RemoteError` CANCELLED. May be called twice."""
         with self._lock:
             self._closed = True
             link, self._link = self._link, None
@@ -400,8 +401,8 @@ class OipClient:
 
 
 def parsed(parse: Callable[[bytes], T], data: bytes | None) -> T:
-    """What the server sent, read by `parse`. Raises `RemoteError` (GARBAGE) where that raises `InvalidRequest`."""
-    if data is None:  # gRPC's answer where the status is OK and no whole message came
+    """The server's message, parsed by `parse`. Raises `RemoteError` (GARBAGE) instead of `InvalidRequest`."""
+    if data is None:  # gRPC returns None if the status is OK without a complete message
         raise RemoteError(RemoteErrorKind.GARBAGE, "the server's answer has no message")
     try:
         return parse(data)
@@ -412,12 +413,12 @@ def parsed(parse: Callable[[bytes], T], data: bytes | None) -> T:
 def _remote_error(error: grpc.RpcError) -> RemoteError:
     code, details = error.code(), error.details() or "no details"
     kind = KINDS.get(code, RemoteErrorKind.INTERNAL)
-    # Only where there was no connection: what a server says in its own words is another matter.
+    # Only for errors without a connection, not for the server's own words.
     if kind is RemoteErrorKind.UNAVAILABLE and details.startswith(_NO_CONNECTION):
         kind = RemoteErrorKind.CERTIFICATE if any(words in details for words in _UNTRUSTED) else kind
     return RemoteError(kind, f"{code.name}: {details}", told_by_trailers(error.trailing_metadata()))
 
 
 def closed() -> RemoteError:
-    """How every call ends that a closed client is asked for."""
+    """The error of every call on a closed client."""
     return RemoteError(RemoteErrorKind.CANCELLED, "the client is closed")

@@ -1,4 +1,4 @@
-"""Triton's extensions that say something of models and server over gRPC, and those that are not to be had here."""
+"""Triton's configuration, statistics and settings extensions over gRPC, and refusals for those not offered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHARED_MEMORY = tuple(
 
 
 def add_introspection_methods(server: grpc.Server, introspection: Introspection) -> None:
-    """Add the methods to the protocol's service on `server`, before it is started."""
+    """Add the methods to the protocol's service on `server`, before it starts."""
     servicer = _Servicer(introspection)
     told = (servicer.config, servicer.statistics, servicer.trace_settings, servicer.log_settings)
     methods: Mapping[str, Method] = dict(zip(METHODS, told, strict=True))
@@ -30,7 +30,7 @@ def add_introspection_methods(server: grpc.Server, introspection: Introspection)
 
 
 def permitted_statistics(introspection: Introspection, model: str, version: str) -> Sequence[ModelStatistics]:
-    """What `introspection` counted, of the models that the current caller may use. Raises as it does."""
+    """The statistics of the models that the current caller may use. Raises as `introspection` does."""
     if not model:
         return [one for one in introspection.statistics() if may_use(one.model)]
     check_may_use(model)
@@ -66,7 +66,7 @@ class _Servicer:
         if model:
             check_may_use(model)
             with naming_no_others(model):
-                self._introspection.config(model)  # for a model that is not there
+                self._introspection.config(model)  # raises if the model does not exist
         refuse_changes(names)
         return self._introspection.settings()
 

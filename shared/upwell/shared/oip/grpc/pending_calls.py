@@ -1,8 +1,8 @@
-"""Calls whose message does not come: gRPC keeps a place for each, for as long as the caller likes.
+"""Limits calls whose message does not come: gRPC keeps a place for each, for as long as the caller likes.
 
-A call begins with its headers. For a method that takes one message, gRPC then waits for that, and nobody can break it
-off. So only so many calls may be in that state. A further one is served as one that takes a stream of messages, which
-costs more but runs before the first has come: the wait for it can be watched.
+A call begins with its headers. For a unary method gRPC then waits for the message, and this wait cannot be ended from
+outside. So only a limited number of calls may be in that state. Further ones are handled as streams of messages, which
+costs more but starts before the first message has come, so that the wait can be limited.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class PendingCalls:
     """Waits for the first message of calls, which run in `threads`.
 
-    Half of the places may be with calls that gRPC waits for. Where more than a quarter of them keep us waiting beside
-    those, some are broken off (CANCELLED): at least a quarter is left for calls that have all they need.
+    gRPC itself may wait for half of the places. If more than a quarter of them wait here, some are cut off (CANCELLED):
+    at least a quarter is left for calls that have their message.
     """
 
     def __init__(self, threads: CallThreads, count: int) -> None:
@@ -39,11 +39,11 @@ class PendingCalls:
 
     @property
     def trusts(self) -> bool:
-        """Whether gRPC may wait for the message of one more call."""
+        """Whether gRPC may wait for the message of another call."""
         return self._threads.beginning <= self._most_trusted
 
     def first(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
-        """The message of a call. Aborts the call that ends without one, raises gRPC's error where it is broken off."""
+        """The message of a call. Aborts a call that ends without one; raises gRPC's error if the call is cut off."""
         key = id(requests)
         self._waiting.add(key, context)
         try:
@@ -55,9 +55,9 @@ class PendingCalls:
 
 
 class Registrar:
-    """Takes the handlers of services for a server that is not yet started; `pending_calls` waits for their messages.
+    """Collects the handlers of services for a server that has not started; `pending_calls` waits for their messages.
 
-    It has those methods of `grpc.Server` that generated code calls to add a service.
+    It has those methods of `grpc.Server` that generated code uses to add a service.
     """
 
     def __init__(self, server: grpc.Server, pending_calls: PendingCalls) -> None:
@@ -69,11 +69,11 @@ class Registrar:
         self._server.add_generic_rpc_handlers(tuple(_Waiting(one, self._pending_calls) for one in generic_rpc_handlers))
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, _Handler]) -> None:
-        """See `grpc.Server`. They stay generic ones, which are looked up anew for each call."""
+        """See `grpc.Server`. They become generic handlers, which are looked up for each call."""
 
 
 class _Waiting(grpc.GenericRpcHandler):
-    """The methods of another handler, each as it waits for its message itself and as gRPC does."""
+    """The methods of another handler, each in two forms: one waits for its message itself, the other lets gRPC wait."""
 
     def __init__(self, inner: grpc.GenericRpcHandler, pending_calls: PendingCalls) -> None:
         self._inner = inner
@@ -81,7 +81,7 @@ class _Waiting(grpc.GenericRpcHandler):
         self._known: dict[str, tuple[_Handler, _Handler, _Handler]] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
-        """The method that is called; None where it is not one of these."""
+        """The method that is called; None if this handler does not have it."""
         method = self._inner.service(handler_call_details)
         if method is None:
             return None
@@ -93,7 +93,7 @@ class _Waiting(grpc.GenericRpcHandler):
 
 
 def _awaited(handler: _Handler) -> _Handler:
-    """A method that takes one message, and tells its thread when it has come, and that it waits if it is a stream."""
+    """A unary method that reports when its message has come, and yields its permit if it is a stream."""
     if handler.request_streaming:
         return handler
     streams = handler.response_streaming
@@ -112,7 +112,7 @@ def _awaited(handler: _Handler) -> _Handler:
 
 
 def _waiting(pending_calls: PendingCalls, handler: _Handler) -> _Handler:
-    """A method that takes one message, as one that takes a stream of them: it runs before the message has come."""
+    """A unary method in the form of a stream of messages: it runs before the message has come."""
     if handler.request_streaming:
         return handler
     behaviour: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
@@ -129,7 +129,7 @@ def _waiting(pending_calls: PendingCalls, handler: _Handler) -> _Handler:
 
 
 PATIENCE_S = 0.25
-"""Minimum time before a call is cut off: the rest is usually on its way in the same packet."""
+"""Minimum time before a call is cut off: the message usually comes in the same packet as the headers."""
 
 _LOOK_EVERY_S = 0.05
 
@@ -137,32 +137,32 @@ T = TypeVar("T")
 
 
 class SlowClientGuard(Generic[T]):
-    """Those that are waited for. While more than `most` are, the ones waited for the longest are broken off, of the
-    address that has the most of them first; so a slow upload is given up only where that many are under way.
+    """Limits slow clients. While more than `most` items are waited for, those of the address with the most are cut off,
+    longest wait first; so a slow upload is cut off only if so many are in progress.
 
-    `address_of` names a client, `break_off` ends the wait from another thread. Any thread may call the methods, which
-    are on the way of every request: single operations on a dictionary need no lock.
+    `address_of` names an item's client, `break_off` ends its wait from another thread. Thread-safe; since every request
+    calls the methods, they use single operations on a dictionary instead of a lock.
     """
 
     def __init__(self, most: int, address_of: Callable[[T], str], break_off: Callable[[T], object]) -> None:
         self._most = most
         self._address_of = address_of
         self._break_off = break_off
-        self._waiting: dict[int, tuple[float, T]] = {}  # in the order of their beginning
+        self._waiting: dict[int, tuple[float, T]] = {}  # in order of their start
         self._thinning = threading.Lock()
 
     def add(self, key: int, one: T) -> None:
-        """Begin to wait for `one`, known by `key`."""
+        """Start waiting for `one`, with the given key."""
         self._waiting[key] = (time.monotonic(), one)
         if len(self._waiting) > self._most and self._thinning.acquire(blocking=False):
             threading.Thread(target=self._thin_out, name="oip-waiting", daemon=True).start()
 
     def remove(self, key: int) -> None:
-        """Wait no more, whether it was broken off or not."""
+        """Stop waiting, whether it was cut off or not."""
         self._waiting.pop(key, None)
 
     def _thin_out(self) -> None:
-        """Break off until few enough are left. The lock is held on entry."""
+        """Cut items off until few enough are left. The lock is held on entry."""
         try:
             while len(self._waiting) > self._most:
                 self._break_off_late(len(self._waiting) - self._most)
@@ -179,5 +179,5 @@ class SlowClientGuard(Generic[T]):
             at = addresses.index(worst)
             addresses.pop(at)
             key, one = late.pop(at)
-            if self._waiting.pop(key, None) is not None:  # the rest may have come meanwhile
+            if self._waiting.pop(key, None) is not None:  # its message may have come meanwhile
                 self._break_off(one)

@@ -1,4 +1,4 @@
-"""Descriptors for gRPC reflection, under the names the protocol publishes."""
+"""Descriptors for gRPC reflection, under the protocol's published names."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ PUBLISHED_PACKAGE = "inference"
 
 
 def service_pool(*, with_extensions: bool = False) -> DescriptorPool:
-    """A pool of its own that describes `inference.GRPCInferenceService`, for a reflection servicer.
+    """A separate pool that describes `inference.GRPCInferenceService`, for a reflection servicer.
 
-    Our generated messages live in another package, so that they can share a process with other modules made
-    from the same protocol; tools such as grpcurl look for the service under its path on the wire. A pool apart
-    from the process-wide one lets both be. With `with_extensions` the service has the methods of Triton's
-    extensions as well.
+    Our generated messages are in another protobuf package, so that they can share a process with other modules
+    generated from the same protocol; tools such as grpcurl look for the service under its path on the wire. A pool
+    apart from the process-wide one allows both. With `with_extensions` it includes the methods of Triton's extensions.
     """
     pool = DescriptorPool()
     messages, stream = _published(pb.DESCRIPTOR), _published(model_stream_pb2.DESCRIPTOR)
-    # A file of its own for the service, which has methods from several.
+    # The service gets its own file, since its methods come from several.
     file = FileDescriptorProto(name="grpc_inference_service.proto", package=PUBLISHED_PACKAGE, syntax="proto3")
     service = file.service.add()
     service.CopyFrom(messages.service.pop())

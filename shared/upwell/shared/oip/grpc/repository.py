@@ -1,4 +1,4 @@
-"""The model repository extension of the protocol, as Triton defines it: what there is to serve, load and unload."""
+"""The protocol's model repository extension, as Triton defines it: list, load and unload models."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 EXTENSION = "model_repository"
 """The extension announced by a server with these methods."""
 
-_UNLOAD_PARAMETERS = frozenset({"unload_dependents"})  # no model here depends on another, so it may say either
+_UNLOAD_PARAMETERS = frozenset({"unload_dependents"})  # no model here depends on another, so either value is accepted
 
 _log = logging.getLogger(__name__)
 
 
 class ModelState(str, Enum):
-    """Whether a version answers. The words are Triton's."""
+    """Whether a version is ready, in Triton's words."""
 
     READY = "READY"
     LOADING = "LOADING"
@@ -40,7 +40,7 @@ class ModelState(str, Enum):
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """One version of a model in the repository. `reason` says why it is in that state, where there is a reason."""
+    """One version of a model in the repository. `reason` explains its state, "" if there is nothing to explain."""
 
     model: str
     version: str
@@ -50,9 +50,9 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """What a load asks to be other than the service is configured, until the next load of that model. None: it is not.
+    """Settings of a load that override the configuration until the model's next load. None: as configured.
 
-    `max_batch`: the most rows in one run; `instances`: runs at a time.
+    `max_batch`: most rows in one run; `instances`: concurrent runs.
     """
 
     max_batch: int | None = None
@@ -64,22 +64,22 @@ AS_CONFIGURED = LoadSettings()
 
 
 class Repository(Protocol):
-    """What is to be served, and the say over it. Safe to call from many threads; failures are `UpwellError`s."""
+    """Lists, loads and unloads models. Thread-safe; failures are `UpwellError`s."""
 
     def index(self) -> Sequence[IndexEntry]:
-        """Every version of every model that is there, whether it answers or not."""
+        """Every version of every model, ready or not."""
         ...
 
     def load(self, model: str, settings: LoadSettings = AS_CONFIGURED) -> None:
-        """Load a model, or again what has changed of it, and return when it answers.
+        """Load a model, or reload what has changed, and return when it is ready.
 
-        Raises `ModelNotFound`, `NotAllowed`, `Refused` where too many wait for others' loads, and `NotLoaded`
-        where a version of it is broken.
+        Raises `ModelNotFound`, `NotAllowed`, `Refused` if too many loads are waiting, and `NotLoaded` if a version is
+        broken.
         """
         ...
 
     def unload(self, model: str) -> None:
-        """Serve a model no more; requests under way are still answered. Raises `ModelNotFound`, `NotAllowed`."""
+        """Stop serving a model; requests in progress are still answered. Raises `ModelNotFound`, `NotAllowed`."""
         ...
 
 
@@ -89,24 +89,24 @@ def refuse_repository_methods(server: grpc.Server) -> None:
 
 
 def add_repository_methods(server: grpc.Server, actions: RepositoryActions) -> None:
-    """Add the three methods of the extension to the protocol's service on `server`, before it is started."""
+    """Add the three methods of the extension to the protocol's service on `server`, before it starts."""
     servicer = _Servicer(actions)
     add_methods(server, dict(zip(METHODS, (servicer.index, servicer.load, servicer.unload), strict=True)))
 
 
 class RepositoryActions:
-    """What callers may do with `repository`, over whichever transport: their permissions, and what is logged of it."""
+    """What callers may do with `repository`, over any transport: permissions and logging."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
-        """The versions of the models that the caller may use; with `ready` those alone that answer."""
+        """The versions of the models that the caller may use; with `ready` only those that are ready."""
         entries = (one for one in self._repository.index() if one.state is ModelState.READY or not ready)
         return [one for one in entries if may_use(one.model)]
 
     def load(self, model: str, parameters: Mapping[str, object], call: Call) -> None:
-        """Load a model as the parameters of the request ask. Raises as `Repository.load`, and `InvalidRequest`."""
+        """Load a model with the parameters of the request. Raises as `Repository.load`, and `InvalidRequest`."""
         with self._change(model, call, "load"):
             self._repository.load(model, read_load_settings(model, parameters))
 
@@ -118,7 +118,7 @@ class RepositoryActions:
 
     @contextmanager
     def _change(self, model: str, call: Call, what: str) -> Iterator[None]:
-        """The block changes `model`; what goes wrong there begins with Triton's words, for which its clients look."""
+        """Run a change of `model`; errors begin with Triton's words, for which its clients look."""
         check_may_control(model)
         _log.info("%s requests to %s model %r", call.client, what, model)
         yield_permit()
@@ -158,7 +158,7 @@ class _Servicer:
 
 def _refuse_named(repository: str) -> None:
     if repository:
-        raise InvalidRequest("there is one repository, without a name; leave `repository_name` empty")
+        raise InvalidRequest("there is only one repository, without a name; leave `repository_name` empty")
 
 
 def _values(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, object]:
@@ -173,8 +173,8 @@ _MOST_ROWS, _MOST_INSTANCES = 4096, 256
 
 
 def read_load_settings(model: str, parameters: Mapping[str, object]) -> LoadSettings:
-    """What the parameters of a load ask for: `config` is a Triton model configuration in JSON, of which two keys count
-    here. Raises `InvalidRequest` for anything else, which would have to be ignored.
+    """Parse the parameters of a load: `config` is a Triton model configuration in JSON, of which two keys are
+    supported. Raises `InvalidRequest` for anything else, which would otherwise be ignored.
     """
     _refuse_parameters(parameters, frozenset({_CONFIG}))
     if _CONFIG not in parameters:
@@ -213,7 +213,7 @@ def _json_object(text: object) -> dict[str, object]:
 
 
 def _count(name: str, value: object, least: int, most: int) -> int:
-    """An integer as protobuf's JSON writes one: a number, or a text of digits."""
+    """An integer as written by protobuf's JSON: a number, or a string of digits."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         value = int(value)
     if type(value) is not int or not least <= value <= most:
@@ -222,7 +222,7 @@ def _count(name: str, value: object, least: int, most: int) -> int:
 
 
 def _refuse_parameters(parameters: Iterable[str], known: frozenset[str]) -> None:
-    """Another configuration or other files than those on disk, for one: ignoring them would serve something else."""
+    """Refuse unknown parameters, such as other files than those on disk: ignoring them would serve something else."""
     for name in parameters:
         if name not in known:
             raise InvalidRequest(

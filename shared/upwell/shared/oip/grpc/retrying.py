@@ -1,9 +1,8 @@
-"""When a refused caller may try again, as gRPC servers say it in an error's trailers, and HTTP servers in its headers.
+"""When a refused caller may retry: in the trailers of gRPC errors and the headers of HTTP errors.
 
-It is said twice, since clients differ: `grpc-retry-pushback-ms`, which gRPC's own retries obey (gRFC A6, where the
-client's service config has the status among those to retry), and `google.rpc.RetryInfo` among the error's details in
-`grpc-status-details-bin`, which client libraries built on google.rpc.Status read. Either is heeded where we are the
-client, for servers differ as well.
+It is sent in two forms, since clients differ: `grpc-retry-pushback-ms`, for gRPC's own retries (gRFC A6, if the
+client's service config retries the status), and `google.rpc.RetryInfo` in `grpc-status-details-bin`, for client
+libraries built on google.rpc.Status. As a client we read both, since servers differ as well.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MAX_DETAILS_BYTES = 8192
 
 
 def trailers(status: Status) -> tuple[tuple[str, str | bytes], ...]:
-    """The trailing metadata of an error: empty unless it says when to try again."""
+    """The trailing metadata of an error: empty unless it says when to retry."""
     if status.retry_after_s is None:
         return ()
     after_ms = milliseconds(status.retry_after_s)
@@ -37,7 +36,7 @@ def trailers(status: Status) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def milliseconds(retry_after_s: float) -> int:
-    """The time as it is told: at least a millisecond, at most a day."""
+    """The time in ms as it is sent: at least a millisecond, at most a day."""
     return math.ceil(1e3 * min(max(retry_after_s, 1e-3), _LONGEST_MS / 1e3))
 
 
@@ -50,9 +49,9 @@ def _details(status: Status, after_ms: int) -> bytes:
 
 
 def told_by_trailers(trailing: Iterable[Anything] | None) -> float | None:
-    """After how many seconds another try may be worth it, by an error's trailing metadata; None where they do not say.
+    """Seconds after which a retry may succeed, from an error's trailing metadata; None if it does not say.
 
-    The trailers are a stranger's: what cannot be read says nothing.
+    The trailers are untrusted: what cannot be parsed is ignored.
     """
     said = dict(trailing or ())
     pushback, details = said.get(_PUSHBACK), said.get(_DETAILS)
@@ -64,9 +63,9 @@ def told_by_trailers(trailing: Iterable[Anything] | None) -> float | None:
 
 
 def told_by_headers(after_ms: str, seconds: str) -> float | None:
-    """The same by the headers `Retry-After-Ms` and `Retry-After`, empty where they are not there.
+    """The same from the headers `Retry-After-Ms` and `Retry-After`, "" if missing.
 
-    A `Retry-After` that names an instant says nothing: clocks of devices are often wrong.
+    A date in `Retry-After` is ignored: clocks of devices are often wrong.
     """
     if _MILLISECONDS.fullmatch(after_ms.strip()):
         return int(after_ms) / 1e3

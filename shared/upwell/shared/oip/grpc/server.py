@@ -1,4 +1,4 @@
-"""Start a synchronous gRPC server for a `Dataplane`, on TCP and unix sockets."""
+"""A synchronous gRPC server for a `Dataplane`, on TCP and unix sockets."""
 
 from __future__ import annotations
 
@@ -36,20 +36,18 @@ _LOOPBACK_ONLY = ServerSecurity()
 _MAX_SOCKET_PATH_BYTES = 107
 _MOST_FILES = 1 << 16
 _AFTER_CANCEL_S = 2.0
-"""The request streams are read as bytes, since gRPC never ends a stream whose message a generated handler cannot
-read."""
+"""Request streams are read as bytes, because gRPC never ends a stream whose message a generated handler cannot read."""
 
 
 @dataclass(frozen=True)
 class Connections:
-    """How a server takes connections, what they may carry, and how long it keeps them.
+    """How a server accepts connections, what they may carry, and how long they live.
 
-    `security`: without it no address that another machine can reach. Larger messages than `max_message_bytes` are
-    refused before they are read.
-    `shares_ports`: other processes of the same user listen on the same TCP ports (SO_REUSEPORT), and each connection
-    goes to one of them. `age_s`: after about so long (a tenth more or less) the client is told to connect anew, while
-    what it has sent is answered; what is not done `grace_s` after that is broken off. None: for as long as it likes.
-    `origins`: whose pages in a browser may call over HTTP, beside those that came from the server itself.
+    `security`: without it, only loopback addresses are allowed. Messages larger than `max_message_bytes` are refused
+    before they are read. `shares_ports`: other processes of the same user listen on the same TCP ports (SO_REUSEPORT),
+    and each connection goes to one of them. `age_s`: after about so long (±10 %) the client is told to reconnect, while
+    requests in progress are answered; after another `grace_s` they are cut off. None: no limit. `origins`: the sites
+    whose pages may call over HTTP from a browser, besides the server's own.
     """
 
     security: ServerSecurity = _LOOPBACK_ONLY
@@ -61,12 +59,12 @@ class Connections:
 
 
 LOCAL = Connections()
-"""On loopback, without protection, on ports of its own and for as long as clients like."""
+"""On loopback, without protection, with its own ports and without a limit on age."""
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that accepts calls. `addresses` has the real ports where 0 was asked for."""
+    """A server that accepts calls. `addresses` has real ports instead of 0."""
 
     addresses: tuple[str, ...]
     _server: grpc.Server
@@ -74,9 +72,9 @@ class RunningServer:
     _streams: Streams
 
     def stop(self, grace_s: float, closed: Callable[[], None] = lambda: None) -> None:
-        """Accept no more calls, let those under way end within `grace_s`, cancel the rest, and return then.
+        """Accept no more calls, let those in progress end within `grace_s`, cancel the rest, then return.
 
-        `closed` is called between the first and the second.
+        `closed` is called once no more calls are accepted.
         """
         self._streams.end()
         ended = self._server.stop(grace_s)
@@ -100,13 +98,13 @@ def start_server(
 ) -> RunningServer:
     """Serve `dataplane` on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
 
-    `max_workers` calls run at once, each on a thread of its own; a further one is refused at once with
-    RESOURCE_EXHAUSTED, so that no queue hides in the thread pool. Give a few more than the dataplane lets in, so
-    that its own refusals and health checks get through. `at_work`: see `CallThreads`; for a dataplane that says
-    where it waits (`yield_permit`). `extra` adds further services before the start.
+    `max_workers` calls run at once, each on its own thread; a further one is refused at once with RESOURCE_EXHAUSTED,
+    so that no queue hides in the thread pool. Allow a few more than the dataplane admits, so that its own refusals and
+    health checks get through. `at_work`: see `CallThreads`; for a dataplane that says where it waits (`yield_permit`).
+    `extra` adds further services before the start.
 
-    Raises `ConfigError` for an address that is unprotected, malformed, in use or not writable, and for broken
-    TLS or token files; nothing listens then.
+    Raises `ConfigError` for an address that is unprotected, malformed, in use or not writable, and for broken TLS or
+    token files; nothing listens then.
     """
     security = connections.security
     addresses = check_listen(listen, security)
@@ -114,7 +112,7 @@ def start_server(
     for address in addresses:
         if address.socket_path is not None or not connections.shares_ports:
             check_free(address)
-    # Of each port's own: they remember which files are in force there.
+    # One per port, since they remember which files are in force there.
     credentials = [server_credentials(security.tls) if security.tls else None for _ in addresses]
     tokens = known_tokens(security)
     interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(tokens)] if tokens else []
@@ -125,7 +123,7 @@ def start_server(
         options=_options(connections),
         maximum_concurrent_rpcs=max_workers,
     )
-    # It takes services as the server itself does, which has more methods.
+    # It registers services as the server does, which has more methods.
     registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers)))
     permitted = Permits(dataplane) if tokens else dataplane
     streams = Streams(permitted, executor)
@@ -146,15 +144,15 @@ def read_in_waiting_threads() -> None:
 
 
 def _allow_many_files() -> None:
-    """Have as many files open as this process may ask for, up to a bound: each connection is one.
+    """Raise this process's limit on open files as far as allowed, up to a bound: each connection needs one.
 
-    The usual limit of 1,024 is there for programs that call select(), and a few hundred idle clients would use it up.
+    The usual limit of 1,024 exists for programs that call select(); a few hundred idle clients would use it up.
     """
     if resource is not None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
         if soft != resource.RLIM_INFINITY and soft < wanted:
-            with suppress(OSError, ValueError):  # the system may have a bound of its own
+            with suppress(OSError, ValueError):  # the system may have its own limit
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -162,13 +160,13 @@ def _options(connections: Connections) -> list[tuple[str, int]]:
     options = [
         ("grpc.max_receive_message_length", connections.max_message_bytes),
         ("grpc.max_send_message_length", connections.max_message_bytes),
-        # Agents ping idle links to find half-open ones; gRPC's default takes that for an attack.
+        # Agents ping idle links to find half-open ones; gRPC takes that for an attack by default.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        # Devices vanish without a goodbye; find out within minutes rather than hours.
+        # Devices vanish without closing connections; notice within minutes rather than hours.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        # Unasked for, a second server on the same port would silently take half of the connections.
+        # By default, a second server on the same port would silently take half of the connections.
         ("grpc.so_reuseport", int(connections.shares_ports)),
     ]
     if connections.age_s is not None:
@@ -180,7 +178,7 @@ def _options(connections: Connections) -> list[tuple[str, int]]:
 
 
 def _listen(server: grpc.Server, address: Address, credentials: grpc.ServerCredentials | None) -> str:
-    """Bind the server to one address and return it with its real port. Raises `ConfigError`."""
+    """Bind the server to one address; returns it with its real port. Raises `ConfigError`."""
     try:
         if credentials is None:
             port = server.add_insecure_port(str(address))
@@ -192,7 +190,7 @@ def _listen(server: grpc.Server, address: Address, credentials: grpc.ServerCrede
 
 
 def check_free(address: Address) -> None:
-    """Try the address before gRPC does, which says only that it failed, not why. Raises `ConfigError`."""
+    """Try to bind the address before gRPC does, which would not say why it failed. Raises `ConfigError`."""
     try:
         if address.socket_path is None:
             _try_port(address.host, address.port)
@@ -207,13 +205,13 @@ def _try_port(host: str, port: int) -> None:
     where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     with socket.socket(*where[:3]) as probe:
         if os.name == "posix":
-            # As gRPC does: a port whose last connections are still timing out is free.
+            # As gRPC does: a port with old connections in TIME_WAIT is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(where[4])
 
 
 def _try_socket(path: Path) -> None:
-    """Make way for a socket at `path`. One that nobody listens on is removed; gRPC would remove any."""
+    """Make room for a socket at `path`. Only a socket without a listener is removed; gRPC would remove any."""
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
         raise OSError(errno.ENAMETOOLONG, f"the path is longer than {_MAX_SOCKET_PATH_BYTES} bytes")
     if path.exists() and not path.is_socket():

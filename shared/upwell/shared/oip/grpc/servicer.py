@@ -1,7 +1,7 @@
-"""The Open Inference Protocol over a `Dataplane`, for the agent and the cloud service alike.
+"""The Open Inference Protocol over a `Dataplane`, for both the agent and the cloud service.
 
-The handlers take and give serialized messages: an unreadable one is then INVALID_ARGUMENT, where generated
-handlers would answer INTERNAL before any code of ours runs.
+The handlers take and return serialized messages: an unreadable one is INVALID_ARGUMENT, where generated handlers would
+answer INTERNAL before any code of ours runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Method: TypeAlias = Callable[[bytes, Call], bytes]
 
 
 def methods_of(dataplane: Dataplane) -> Mapping[str, Method]:
-    """The six methods that are single calls, by name."""
+    """The six unary methods, by name."""
     servicer = _Servicer(dataplane)
     methods: tuple[Method, ...] = (
         servicer.server_live,
@@ -41,7 +41,7 @@ def methods_of(dataplane: Dataplane) -> Mapping[str, Method]:
 
 
 def add_methods(server: grpc.Server, methods: Mapping[str, Method]) -> None:
-    """Serve `methods`, by name, as methods of the protocol's service, beside those that `server` has already."""
+    """Add `methods`, by name, to the protocol's service, beside those that `server` already has."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         name: grpc.unary_unary_rpc_method_handler(_guarded(method)) for name, method in methods.items()
     }
@@ -81,12 +81,12 @@ class _Servicer:
 
 
 def _guarded(method: Method) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-    """`method`, with what it raises turned into a status. Failures inside the server are logged whole."""
+    """`method` with its exceptions turned into statuses. Failures inside the server are logged in full."""
 
     def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
         try:
             return method(data, call_of(context))
-        except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
+        except Exception as error:  # noqa: BLE001 (the boundary: callers must not see the inside of a bug)
             abort(context, failure(error))
 
     return handle

@@ -1,4 +1,4 @@
-"""One stream of `ModelStreamInfer`: requests in, answers out in the same order, several at a time where it pays."""
+"""One `ModelStreamInfer` stream: answers in the order of the requests, several in progress if that pays."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """What streams may take of a server. A stream that ends for one of the times may be opened again at once.
+    """Limits of streams. A stream that ends for one of the times may be opened again at once.
 
-    Of the `streams` each has one request answered at a time, and the next one is read meanwhile. Where answers take
-    longer than `quick_s`, up to `ahead` are under way, each in a thread of its own, of which all streams together have
-    `helpers` beside the first of each. What is not answered yet counts, until the client has taken the answer: one
-    that reads slowly cannot pile answers up. `idle_s`: without a request. `stall_s`: an answer that the client does
-    not take. `age_s`: for what a caller may do is found out when its stream opens. `spare_s`: silent for so long, it
-    may have to make room for another one.
+    Each of the `streams` has one request answered at a time, while the next one is read. If answers take longer than
+    `quick_s`, up to `ahead` are in progress, each in a thread of its own, of which all streams together have `helpers`
+    beside the first of each. A request counts until the client has taken its answer, so a slow reader cannot pile up
+    answers. Times in seconds: `idle_s` without a request; `stall_s` for an answer that the client does not take;
+    `age_s` of a stream, since permissions are checked when it opens; after `spare_s` of silence it may be ended to make
+    room.
     """
 
     streams: int = 64
@@ -55,13 +55,14 @@ class StreamLimits:
 
     @property
     def threads(self) -> int:
-        """How many there may have to be: one that waits for a request of each stream, and one for each under way."""
+        """Maximum number of threads: one per stream that waits for a request, and one per request in progress."""
         return 2 * self.streams + self.helpers
 
 
 @dataclass(frozen=True)
 class StreamResources:
-    """What the streams of a server share. `helpers` are threads beside the first of each; `forget` is told of ends."""
+    """Shared by the streams of a server. `helpers` are threads beside the first of each; `forget` is called at the
+    end."""
 
     dataplane: Dataplane
     limits: StreamLimits
@@ -71,11 +72,11 @@ class StreamResources:
 
 
 class Stream:
-    """Answers the requests of one call. It has no thread: what comes is told, and one of the shared threads answers it.
+    """Answers the requests of one call. It has no thread: events call it, and the shared threads answer requests.
 
-    One request is asked for at a time, one answer is written at a time, and the state belongs to whoever holds `_lock`.
-    Whoever leaves has another see to what is left: a request that waits is taken by who is at work, an answer that
-    waits for its turn is written when the one before it has been taken.
+    One request is awaited at a time, one answer is written at a time, and `_lock` guards the state. A thread that
+    leaves hands over what is left: a waiting request is taken by an active thread, and an answer that waits for its
+    turn is written when the one before it has been taken.
     """
 
     def __init__(
@@ -87,19 +88,19 @@ class Stream:
         self._flow = flow_of(requests, context, send, self, self._threads)
         self._context = context
         self._call = call_of(context)
-        self._variables = copy_context()  # by which it is known who calls
+        self._variables = copy_context()  # identifies the caller
         self._lock = threading.Lock()
         self._is_reading = self._is_writing = self._has_ended = False
-        self._read = self._written = 0  # requests, and answers
-        self._at_work = 0  # threads
-        self._waiting: deque[tuple[int, bytes]] = deque()  # requests that have come while others are at work
-        self._answers: dict[int, bytes | None] = {}  # not yet written, by number; None: there is none
+        self._read = self._written = 0  # numbers of requests and of answers
+        self._at_work = 0  # active threads
+        self._waiting: deque[tuple[int, bytes]] = deque()  # requests that came while all threads were busy
+        self._answers: dict[int, bytes | None] = {}  # not yet written, by number; None: no answer
         self._took_s = 0.0
         self._end: Status | None = None
         self._opened_s = self._quiet_s = self._writing_s = time.monotonic()
 
     def read_on(self) -> None:
-        """Ask for the next request, if it may be read."""
+        """Request the next message, if it may be read."""
         with self._lock:
             has_room = not self._waiting and self._read - self._written < self._limits.ahead
             if self._is_reading or self._end is not None or not has_room:
@@ -108,7 +109,7 @@ class Stream:
         self._flow.ask()
 
     def came(self, data: bytes) -> None:
-        """See `Told`."""
+        """See `StreamListener`."""
         with self._lock:
             self._is_reading = False
             if self._end is not None:
@@ -122,19 +123,19 @@ class Stream:
         self._begin(number, data)
 
     def no_more_come(self, has_left: bool) -> None:
-        """See `Told`."""
+        """See `StreamListener`."""
         self.end(_LEFT if has_left else _OK)
 
     def was_taken(self) -> None:
-        """See `Told`."""
+        """See `StreamListener`."""
         self._went_on()
         self._write()
 
     def end(self, status: Status) -> None:
-        """Read no more, and end the stream with `status` when what has been read is answered.
+        """Read no more, and end the stream with `status` once all requests that were read are answered.
 
-        The first status holds; but that the caller has said all, which may come while its last request is at work, says
-        nothing against a failure of that.
+        The first status wins, except that a half-close, which may come while the last request is in progress, does not
+        hide the failure of that request.
         """
         with self._lock:
             if self._end is None or self._end is _OK:
@@ -144,7 +145,7 @@ class Stream:
             self._finish()
 
     def break_off(self) -> None:
-        """See `Told`."""
+        """See `StreamListener`."""
         _log.exception("a stream was cut off")
         self._context.cancel()
         with self._lock:
@@ -156,24 +157,24 @@ class Stream:
 
     @property
     def client(self) -> str:
-        """Whose it is: a token's or certificate's name, or an address without its port."""
+        """The client's key: a token's or certificate's name, or an address without its port."""
         return client_key(self._call.client)
 
     def silent_s(self, now_s: float) -> float:
-        """For how long it has been its client's turn: no request has come, or an answer has not been taken."""
+        """Seconds for which the client has neither sent a request nor taken an answer."""
         with self._lock:
             if self._is_writing:
                 return now_s - self._writing_s
             return now_s - self._quiet_s if self._read == self._written else 0.0
 
     def make_room(self) -> None:
-        """End it, so that another client can have one: at once where it does not even take an answer."""
+        """End the stream to make room for another client: at once if the client does not even take an answer."""
         if self._is_writing:
             self._context.cancel()
         self.end(_over("other clients are waiting for a stream"))
 
     def check(self, now_s: float) -> None:
-        """End the stream if one of its times is up."""
+        """End the stream if one of its time limits has passed."""
         limits = self._limits
         with self._lock:
             stalled_s = now_s - self._writing_s if self._is_writing else 0.0
@@ -209,13 +210,13 @@ class Stream:
                 if not goes_on():
                     self._begin(number, data)
                     return
-        except BaseException:  # noqa: BLE001 (a bug, or a dataplane that wants to exit: nobody else would end the stream)
+        except BaseException:  # noqa: BLE001 (a bug, or a dataplane that exits: nothing else would end the stream)
             self.break_off()
             with self._lock:
                 self._leave()
 
     def _next(self) -> tuple[int, bytes] | None:
-        """The next request for the thread that has answered one; None where it leaves."""
+        """The next request for the thread that has answered one; None if it leaves."""
         with self._lock:
             if self._waiting:
                 return self._waiting.popleft()
@@ -223,34 +224,34 @@ class Stream:
             return None
 
     def _leave(self) -> None:
-        """A thread is at work no more. The lock is held."""
+        """Count one active thread less. The lock is held."""
         self._at_work -= 1
         if self._at_work > 0:
             self._helpers.release()
 
     def _answer(self, data: bytes) -> bytes | None:
-        """The message that answers a request; None where the server takes no more, and the stream is to end."""
+        """The message that answers a request; None if the server accepts no more, and the stream must end."""
         request: InferRequest | None = None
         started_s = time.monotonic()
         try:
-            caller = renewed(current_caller())  # a token may be gone, or may do less, since the stream began
+            caller = renewed(current_caller())  # the token may be revoked, or have fewer permissions, by now
             if caller is not None:
                 set_caller(caller)
             with self._dataplane.reading(self._call, len(data)):
                 request = read_request(data)
             answer = serialized(converters.serialize_stream_response, infer(self._dataplane, request, self._call))
-        except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
+        except Exception as error:  # noqa: BLE001 (the boundary: callers must not see the inside of a bug)
             status = failure(error)
             if isinstance(error, Unauthenticated) or (isinstance(error, Unavailable) and not self._dataplane.ready()):
                 self.end(status)
                 return None
             answer = converters.serialize_stream_error(status.text, status.code.name, request)
-        # The least of the latest: one that had to wait for the interpreter's lock looks slow.
+        # The smaller of the latest two, since a request that had to wait for the GIL looks slow.
         self._took_s = min(time.monotonic() - started_s, _GROWTH * self._took_s or math.inf)
         return answer
 
     def _put(self, number: int, answer: bytes | None) -> None:
-        """Write what can be written now that this answer is there, unless one is on its way."""
+        """Store an answer and write what can be written, unless a write is in progress."""
         with self._lock:
             self._answers[number] = answer
             if self._is_writing:
@@ -259,7 +260,8 @@ class Stream:
         self._write()
 
     def _write(self) -> None:
-        """Send the next answer if it is there. Of whoever has set `_is_writing`, or is told that it was taken."""
+        """Send the next answer if it exists. Only for the thread that set `_is_writing` or learned of the last
+        write."""
         while True:
             with self._lock:
                 if self._written not in self._answers:
@@ -275,14 +277,14 @@ class Stream:
             self._finish()
 
     def _went_on(self) -> None:
-        """An answer is written, so that there may be room for a request."""
+        """After an answer was written there may be room for a request."""
         with self._lock:
             self._written += 1
             self._quiet_s = time.monotonic()
         self.read_on()
 
     def _is_done(self) -> bool:
-        """Whether the end has come, which is so once only. Whoever learns it finishes the call."""
+        """Whether the stream has ended; True only once, and the caller must then finish the call."""
         if self._end is None or self._read != self._written or self._has_ended:
             return False
         self._has_ended = True
@@ -294,7 +296,7 @@ class Stream:
                 self._context.set_code(self._end.code)
                 self._context.set_details(self._end.text)
             self._flow.end()
-        except Exception:  # noqa: BLE001 (whoever watches over the others, or sees to gRPC's events, has to go on)
+        except Exception:  # noqa: BLE001 (the thread that watches other streams, or handles gRPC's events, must go on)
             self.break_off()
         self._forget(self)
 

@@ -1,8 +1,8 @@
 """`ModelStreamInfer` as Triton defines it: many requests and their answers over one call.
 
-A message costs less than a call of its own: nothing is set up, looked up or torn down for it. An error of one
-request is an answer of its own (`error_message`, and the request's id), and the stream goes on. Answers come
-in the order of their requests, as Triton gives those of models that answer each request once, and as all here do.
+A message costs less than a call, since nothing is set up, looked up or torn down. A failed request gets an answer of
+its own (`error_message`, and the request's ID), and the stream goes on. Answers come in the order of the requests, as
+Triton answers for models with one answer per request, which all models here are.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ METHOD = "ModelStreamInfer"
 DEFAULT_LIMITS = StreamLimits()
 
 _LEAST_TICK_S = 0.01
-_CLOSING = Status(grpc.StatusCode.UNAVAILABLE, "the server is closing and takes no more requests")
+_CLOSING = Status(grpc.StatusCode.UNAVAILABLE, "the server is closing and accepts no more requests")
 
 _log = logging.getLogger(__name__)
 
 
 class Streams:
-    """The streams of one server: opens them, watches them, ends them. Safe to use from any thread.
+    """The streams of one server: opens, watches and ends them. Thread-safe.
 
-    Their requests are answered in `threads`, which has `limits.threads` for them.
+    Requests are answered in `threads`, which has `limits.threads` for them.
     """
 
     def __init__(self, dataplane: Dataplane, threads: CallThreads, limits: StreamLimits = DEFAULT_LIMITS) -> None:
@@ -47,13 +47,13 @@ class Streams:
         self._resources = StreamResources(dataplane, limits, threads, helpers, self._forget)
         self._lock = threading.Lock()
         self._open: set[Stream] = set()
-        self._leaving: set[Stream] = set()  # make room for another one
+        self._leaving: set[Stream] = set()  # ending, to make room for another one
         self._watch: threading.Thread | None = None
         self._wake = threading.Event()
         self._end: Status | None = None
 
     def open(self, requests: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
-        """Begin to serve one stream."""
+        """Start serving one stream."""
         stream = Stream(self._resources, requests, context, send)
         with self._lock:
             refusal, spared = self._end, None
@@ -73,7 +73,7 @@ class Streams:
         stream.read_on()
 
     def add_to(self, server: grpc.Server) -> None:
-        """Serve the method on `server`, before it is started."""
+        """Register the method with `server`, before it starts."""
 
         def open_one(requests: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
             self.open(requests, context, send)
@@ -84,7 +84,7 @@ class Streams:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 
     def end(self) -> None:
-        """Open no more, read no more, and end each stream (UNAVAILABLE) when what it has read is answered."""
+        """Open no more streams, read no more, and end each stream (UNAVAILABLE) when what it has read is answered."""
         with self._lock:
             self._end = _CLOSING
             streams = list(self._open)
@@ -93,8 +93,8 @@ class Streams:
         self._wake.set()
 
     def _spare(self) -> Stream | None:
-        """Take out the one that has been silent for the longest, of the client that has the most open; None where none
-        has been for `spare_s`. The lock is held.
+        """Remove the stream that was silent longest, of the client with the most streams; None if none was silent for
+        `spare_s`. The lock is held.
         """
         now_s = time.monotonic()
         counts = Counter(one.client for one in self._open)
@@ -113,7 +113,7 @@ class Streams:
             self._leaving.discard(stream)
 
     def _begin_to_watch(self) -> threading.Thread | None:
-        """Keep watch in a thread of its own. None where the system gives none: the next that opens tries again."""
+        """Start the watching thread. None if no thread can be started; the next stream tries again."""
         watch = BackgroundThread("oip-streams", self._keep_watch, lambda: self._end is not None)
         try:
             watch.start()

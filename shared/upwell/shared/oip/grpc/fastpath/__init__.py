@@ -1,1 +1,1 @@
-"""The one place that knows gRPC's inner parts."""
+"""The only package that uses gRPC's private parts."""

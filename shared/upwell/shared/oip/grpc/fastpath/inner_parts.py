@@ -1,7 +1,7 @@
-"""The parts of gRPC's server, private to it, that the fast path replaces or uses, and by which they are known.
+"""The private parts of gRPC's server that the fast path replaces or uses, and the check that they are known.
 
-A gRPC is known by the text of the functions that are replaced and of those that are called, and of the constructors
-that say which attributes there are; the same release has the same text on every Python. What has another text is left
+A version of gRPC is recognized by the source of the functions that are replaced, of those that are called, and of the
+constructors that define the attributes in use; it is the same on every Python. A version with other source is left
 alone.
 """
 
@@ -12,7 +12,7 @@ import importlib
 import inspect
 from typing import Any
 
-# Both have no types of their own.
+# Neither module has types.
 server: Any = importlib.import_module("grpc._server")
 cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
 
@@ -22,7 +22,7 @@ READ = (
     "_reset_per_message_state", "_serve", "_unary_response_in_pool",
     "_Context.__init__", "_RPCState.__init__", "_ServerState.__init__",
 )  # fmt: skip
-"""Functions of `grpc._server` whose source is known."""
+"""Functions of `grpc._server` whose source is checked."""
 
 NAMES = (
     "_CANCELLED", "_CLOSED", "_DEALLOCATED_SERVER_CHECK_PERIOD_S", "_EMPTY_FLAGS", "_OPEN", "_RECEIVE_MESSAGE_TOKEN",
@@ -31,19 +31,19 @@ NAMES = (
 OF_CYTHON = ("CompletionType", "ReceiveMessageOperation", "SendMessageOperation")
 
 KNOWN = frozenset({"fb85fbee892b66fc2814b2b2c8f0464dd9cc5a33fad8f0683edcfe4c612db4ba"})
-"""Digests of releases with which the suites of calls and streams have passed: 1.78.0, 1.80.0, 1.85.1."""
+"""Digests of the releases with which the suites of calls and streams have passed: 1.78.0, 1.80.0, 1.85.1."""
 
 handle_unary_unary: Any = getattr(server, "_handle_unary_unary", None)
-"""gRPC's own."""
+"""gRPC's own function."""
 serve: Any = getattr(server, "_serve", None)
-"""gRPC's own."""
+"""gRPC's own function."""
 
 _own = {"_handle_unary_unary": handle_unary_unary, "_serve": serve}
 _state = {"on": False}
 
 
 def digest() -> str:
-    """SHA-256 in hex over the text of every function in `READ`; empty where one is missing or has none."""
+    """SHA-256 in hex over the source of every function in `READ`; "" if one is missing or has no source."""
     texts = []
     for name in READ:
         found: Any = _own.get(name, server)
@@ -58,18 +58,18 @@ def digest() -> str:
 
 
 def is_known() -> bool:
-    """Whether this gRPC's server is inside as it is described here."""
+    """Whether this version of gRPC is known."""
     there = all(hasattr(server, name) for name in NAMES) and all(hasattr(cygrpc, name) for name in OF_CYTHON)
     return there and digest() in KNOWN
 
 
 def is_on() -> bool:
-    """Whether calls and streams of this process go the fast path."""
+    """Whether the fast path is on in this process."""
     return _state["on"]
 
 
 def replace(functions: dict[str, Any], *, on: bool) -> None:
-    """Put these functions into gRPC's server."""
+    """Replace these functions of gRPC's server."""
     for name, function in functions.items():
         setattr(server, name, function)
     _state["on"] = on

@@ -1,9 +1,9 @@
-"""gRPC's events are awaited by the threads that run its calls: who reads a small request answers it.
+"""Lets the threads that run gRPC's calls wait for its events too, so that one thread reads and answers a small request.
 
-gRPC's server has one thread for events, which hands each call to another. For a small request that change of threads,
-and the two fighting for the interpreter's lock, cost a third of its time. There is no other way in public, so its own
-module is changed here, for servers whose threads are `CallThreads` of which only some are at work at once: their calls
-say when they wait, and then another thread waits for events.
+gRPC's server has one thread for events, which hands each call to another. For a small request that switch, and the
+contention of both threads for the GIL, cost a third of the time. gRPC has no public option for it, so its own module is
+changed here, for servers whose threads are `CallThreads` with a limit on active tasks: their calls say when they wait,
+and then another thread waits for events.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from upwell.shared.oip.grpc.fastpath.inner_parts import cygrpc, server
 from upwell.shared.platform.call_threads import CallFuture, CallThreads
 
 SHORT_BYTES = 1 << 16
-"""Maximum message size for inline handling: larger ones take longer than a thread switch and are better read without a
-pause."""
+"""Maximum message size for inline handling. Larger messages take longer than a thread switch, and events should not
+wait for them."""
 
 
 def serve(state: Any) -> None:
-    """In place of `grpc._server._serve`: in a thread of its own, which this one does without."""
+    """Replaces `grpc._server._serve`, which runs in a thread of its own."""
     threads = state.thread_pool
     next_event = functools.partial(_next_event, state)
     if not isinstance(threads, CallThreads) or threads.at_work is None or not threads.poll(next_event):
@@ -30,7 +30,7 @@ def serve(state: Any) -> None:
 
 
 def _next_event(state: Any) -> Any:
-    """What gRPC's thread of events does again and again. False where there will be no more."""
+    """Handle one event, as gRPC's event thread does. False if there will be no more."""
     event = state.completion_queue.poll(time.time() + server._DEALLOCATED_SERVER_CHECK_PERIOD_S)
     if state.server_deallocated:
         server._begin_shutdown_once(state)
@@ -44,7 +44,7 @@ _UNREADABLE = b"Exception deserializing request!"
 
 
 def handle_unary_unary(rpc_event: Any, state: Any, method_handler: Any, default_thread_pool: Any) -> Any:
-    """In place of `grpc._server._handle_unary_unary`: in its thread of events, with the lock of the call's state."""
+    """Replaces `grpc._server._handle_unary_unary`; runs in the event thread, with the lock of the call's state held."""
     if not isinstance(default_thread_pool, CallThreads):
         return inner_parts.handle_unary_unary(rpc_event, state, method_handler, default_thread_pool)
     task = default_thread_pool.expect()
@@ -81,7 +81,7 @@ def _begin(
 
 
 def _without_message(threads: CallThreads, task: CallFuture, rpc_event: Any, state: Any) -> Any:
-    """The caller has left, or has ended its side with nothing said, which it is told."""
+    """End a call whose caller left, or half-closed without a message, which gets an error."""
     with state.condition:
         if state.client is server._OPEN:
             state.client = server._CLOSED

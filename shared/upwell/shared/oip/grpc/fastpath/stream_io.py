@@ -1,7 +1,7 @@
-"""The two directions of a stream, in which nobody waits: a message that has come, or has been taken, is told.
+"""The two directions of a stream without blocked threads: callbacks report each message received or sent.
 
-gRPC's server has a thread wait for each message of a stream, and for the connection to take each answer: four changes
-of threads for each request and its answer. Here no thread belongs to a stream, and whoever sees to gRPC's events tells.
+gRPC's server blocks a thread for each message of a stream, and for the sending of each answer: four thread switches per
+request. Here no thread belongs to a stream; the thread that handles gRPC's events calls the listener.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ Send: TypeAlias = Callable[[bytes | None], None]
 
 
 class StreamListener(Protocol):
-    """Who is told, in a thread that must not wait."""
+    """Gets the events of a stream, in a thread that must not block."""
 
     def came(self, data: bytes) -> None:
-        """The message that was asked for."""
+        """The requested message has come."""
 
     def no_more_come(self, has_left: bool) -> None:
-        """Instead of a message: the caller has said that it was the last, or has left."""
+        """No message will come: the caller has half-closed the stream, or has left."""
 
     def was_taken(self) -> None:
-        """The message that was sent is on its way, and the next one may follow."""
+        """The answer is on its way, and the next one may follow."""
 
     def break_off(self) -> None:
-        """An exception that nobody else handles is under way: log it, and end the stream at once."""
+        """Log the current exception, which nothing else handles, and end the stream at once."""
 
 
 class StreamIO(Protocol):
     """One message at a time in each direction."""
 
     def ask(self) -> None:
-        """Have the next message told, or that none comes, which may happen before this returns."""
+        """Request the next message; the listener is called with it or its absence, perhaps before this returns."""
 
     def send(self, answer: bytes) -> bool:
-        """Send it. True: that it was taken will be told. False: it was already, or there is nobody to take it."""
+        """Send an answer. True: the listener will be called. False: it was taken already, or the caller is gone."""
 
     def end(self) -> None:
         """End the stream with the context's status."""
@@ -51,7 +51,7 @@ class StreamIO(Protocol):
 def flow_of(
     requests: Iterator[bytes], context: grpc.ServicerContext, send: Send, listener: StreamListener, threads: CallThreads
 ) -> StreamIO:
-    """What to read from and to write with instead of gRPC's own. Bytes on both sides. What has to wait, does in
+    """The stream's input and output in place of gRPC's own, as bytes on both sides. Whatever blocks runs in
     `threads`.
     """
     return _Events(context, send, listener) if inner_parts.is_on() else _Waits(requests, send, listener, threads)
@@ -114,7 +114,7 @@ class _Events:
 
 
 class _Waits:
-    """Of any gRPC: a thread waits for each message, and who sends one waits until it has been taken."""
+    """For any gRPC: a thread blocks for each message, and sending blocks until the message was taken."""
 
     def __init__(self, requests: Iterator[bytes], send: Send, listener: StreamListener, threads: CallThreads) -> None:
         self._requests = requests
@@ -142,19 +142,19 @@ class _Waits:
         data, has_left = None, False
         try:
             data = next(self._requests, None)
-        except Exception:  # noqa: BLE001 (gRPC raises an `RpcError` without any members)
+        except Exception:  # noqa: BLE001 (gRPC raises a bare `RpcError`)
             has_left = True
         _tell_of(self._listener, data, has_left)
 
 
 def _tell_of(listener: StreamListener, data: bytes | None, has_left: bool) -> None:
-    """Of a message, or that none comes."""
+    """Report a message or its absence."""
     _tell(listener, (lambda: listener.no_more_come(has_left)) if data is None else lambda: listener.came(data))
 
 
 def _tell(listener: StreamListener, how: Callable[[], None]) -> None:
-    """gRPC's thread of events has to go on, and to know what has finished."""
+    """Call the listener; gRPC's event thread must go on, whatever it raises."""
     try:
         how()
-    except Exception:  # noqa: BLE001 (a bug: nobody else would end the stream)
+    except Exception:  # noqa: BLE001 (a bug: nothing else would end the stream)
         listener.break_off()

@@ -18,16 +18,16 @@ from upwell.shared.oip.grpc.fastpath.polling import handle_unary_unary, serve
 from upwell.shared.oip.grpc.server import start_server
 
 PROOF_S = 2.0
-"""Time limit for the first answer."""
+"""Time limit of the test call (seconds)."""
 
 _log = logging.getLogger(__name__)
 
 
 def switch_on() -> bool:
-    """Have servers that start from now on, and their streams, go the fast path. Whether they do.
+    """Use the fast path for servers and streams that start from now on; returns whether it is used.
 
-    Where the internals of this gRPC are not known, or it does not answer so, one warning says it and gRPC's public way
-    is kept: small requests then cost about half as much again, and nothing else changes.
+    If this version of gRPC is unknown or the test fails, a warning is logged and gRPC is left unchanged: small requests
+    then cost about half as much again, and nothing else changes.
     """
     if inner_parts.is_on():
         return True
@@ -37,7 +37,7 @@ def switch_on() -> bool:
     inner_parts.replace({"_handle_unary_unary": handle_unary_unary, "_serve": serve}, on=True)
     try:
         _prove()
-    except Exception as error:  # noqa: BLE001  whatever it is, the public way is there
+    except Exception as error:  # noqa: BLE001 (whatever it is, unchanged gRPC works)
         switch_off()
         _log.warning(
             "grpcio %s does not answer on the fast path (%s): small requests cost more (fast_path)",
@@ -48,7 +48,7 @@ def switch_on() -> bool:
 
 
 def switch_off() -> None:
-    """Leave gRPC as it is for servers that start from now on."""
+    """Restore gRPC for servers that start from now on."""
     own = {"_handle_unary_unary": inner_parts.handle_unary_unary, "_serve": inner_parts.serve}
     inner_parts.replace(own, on=False)
 
