@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over HTTP/1.1: a threaded server over a `Dataplane`, beside the gRPC one."""
+"""The Open Inference Protocol over HTTP/1.1: a threaded server over a `Dataplane`, and a client."""

@@ -1,4 +1,4 @@
-"""The client's side of `messages`: requests written as binary data, answers of either form read."""
+"""The client's counterpart of `messages`: writes requests as binary data, and parses answers of either form."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from upwell.shared.tensors import TensorSpec
 
 
 def write_infer_request(request: InferRequest) -> tuple[bytes, list[bytes | memoryview]]:
-    """The JSON of a request that wants binary data back, and the raw contents of its inputs that follow it.
+    """The JSON of a request for a binary answer, and the raw contents of the inputs that follow it.
 
-    Raises `InvalidRequest` for what cannot be sent so.
+    Raises `InvalidRequest` for what cannot be sent in this form.
     """
     inputs: list[dict[str, Any]] = []
     raws: list[bytes | memoryview] = []
@@ -46,11 +46,12 @@ def write_infer_request(request: InferRequest) -> tuple[bytes, list[bytes | memo
 
 
 def parse_infer_response(body: bytes, head_bytes: int) -> InferResponse:
-    """Read an answer whose first `head_bytes` are JSON. Numeric arrays are read-only views. Raises `InvalidRequest`."""
+    """Parse an answer whose first `head_bytes` are JSON. Numeric arrays are read-only views. Raises
+    `InvalidRequest`."""
     view = memoryview(body)
     message = load_object(view[:head_bytes])
     parameters = message.get("parameters")
-    if isinstance(parameters, dict):  # null stands for a number that JSON does not have
+    if isinstance(parameters, dict):  # null stands for numbers that JSON lacks
         parameters = {key: value for key, value in parameters.items() if value is not None}
     return InferResponse(
         model=text_of("`model_name`", message.get("model_name")),
@@ -62,7 +63,7 @@ def parse_infer_response(body: bytes, head_bytes: int) -> InferResponse:
 
 
 def parse_server_metadata(body: bytes) -> ServerMetadata:
-    """Read the object of `GET /v2`. Raises `InvalidRequest`."""
+    """Parse the object of `GET /v2`. Raises `InvalidRequest`."""
     message = load_object(memoryview(body))
     return ServerMetadata(
         text_of("`name`", message.get("name")), _text(message, "version"), _texts(message, "extensions")
@@ -70,7 +71,7 @@ def parse_server_metadata(body: bytes) -> ServerMetadata:
 
 
 def parse_model_metadata(body: bytes) -> ModelMetadata:
-    """Read the object of `GET /v2/models/MODEL`, its datatypes as the server names them. Raises `InvalidRequest`."""
+    """Parse the object of `GET /v2/models/MODEL`; datatypes stay as the server names them. Raises `InvalidRequest`."""
     message = load_object(memoryview(body))
     return ModelMetadata(
         text_of("`name`", message.get("name")),
@@ -85,12 +86,12 @@ def parse_config_parameters(body: bytes) -> dict[str, str]:
     """The `parameters` in the object of `GET /v2/models/MODEL/config`. Raises `InvalidRequest`."""
     parameters = load_object(memoryview(body)).get("parameters") or {}
     if not isinstance(parameters, dict) or not all(isinstance(one, dict) for one in parameters.values()):
-        raise InvalidRequest("`parameters` are objects by name")
+        raise InvalidRequest("expected `parameters` to map names to objects")
     return {name: _text(one, "string_value") for name, one in parameters.items()}
 
 
 def parse_flag(body: bytes, name: str) -> bool | None:
-    """What the object says of `name`; None where it is no object that says anything. Triton sends nothing at all."""
+    """The object's boolean `name`; None if it has none, as with Triton's empty replies."""
     try:
         value = load_object(memoryview(body)).get(name)
     except InvalidRequest:
@@ -99,7 +100,7 @@ def parse_flag(body: bytes, name: str) -> bool | None:
 
 
 def error_text(body: bytes) -> str:
-    """The sentence of an error, on one line and not too long; empty where there is none."""
+    """The text of an error, on one line and cut to a limit; "" if there is none."""
     try:
         found = load_object(memoryview(body)).get("error")
     except InvalidRequest:

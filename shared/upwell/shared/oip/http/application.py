@@ -1,6 +1,6 @@
 """The routes of the Open Inference Protocol over a `Dataplane`: decode, call, encode.
 
-Nothing here knows which HTTP server reads and writes the bytes.
+It does not know which HTTP server reads and writes the bytes.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from upwell.shared.oip.http.request import (
 from upwell.shared.telemetry.current import note_request, request_id
 
 BODIES_IN_MEMORY = 8
-"""Number of bodies of maximum size held at once; further ones are refused before reading."""
+"""Number of bodies of maximum size held at once; further ones are refused before they are read."""
 
 LEAST_MEMORY_BYTES = 512 << 20
-"""Minimum total memory for bodies, even if the largest is small (bytes)."""
+"""Minimum total memory for bodies, even if the maximum size is small (bytes)."""
 
 _JSON_EXPANSION = 20
-"""Factor from the text of JSON to its memory when parsed, for short lists."""
+"""Memory of parsed JSON relative to its text, for short lists."""
 
 LIVE = ("v2", "health", "live")
 READY = ("v2", "health", "ready")
@@ -77,7 +77,7 @@ _Answer: TypeAlias = Callable[[memoryview, Share], Reply]
 
 @dataclass(frozen=True)
 class Pending:
-    """A request that may be answered, once its body has been read if it `takes_body`."""
+    """A request that can be answered, once its body has been read if it `takes_body`."""
 
     takes_body: bool
     _answer: _Answer
@@ -85,24 +85,24 @@ class Pending:
     _origin: str = ""
 
     def answer(self, body: memoryview, share: Share) -> Reply:
-        """The reply; `share` is the request's, and holds what the body takes. Lasts as long as the inference does, and
-        raises nothing.
+        """Answer the request; `share` holds the memory of its body. Takes as long as the inference does, and raises
+        nothing.
         """
-        note_request("")  # one thread answers many
+        note_request("")  # a thread answers many requests
         try:
             with calling(self._caller):
                 reply = self._answer(body, share)
-        except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
+        except Exception as error:  # noqa: BLE001 (the boundary: callers must not see the inside of a bug)
             reply = failure_reply(error)
         return shared_with(self._origin, reply)
 
 
 def failure_reply(error: Exception) -> Reply:
-    """The reply that says what went wrong, counted, and logged where it is our fault."""
+    """The reply to a request that failed; it is counted, and logged if the server is at fault."""
     reply = error_reply(error)
     note_error_answer(dict(reply.headers).get(STATUS_HEADER, f"HTTP {int(reply.status)}"))
     if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        is_defect = not isinstance(error, ModelFailed)  # whose text may repeat what the request held
+        is_defect = not isinstance(error, ModelFailed)  # a model's text may quote the request
         _log.error(
             "request %r over HTTP failed: %s",
             request_id(),
@@ -114,7 +114,7 @@ def failure_reply(error: Exception) -> Reply:
 
 @dataclass(frozen=True)
 class InferCall:
-    """An inference that `client` asks for."""
+    """An inference for `client`."""
 
     model: str
     version: str
@@ -123,10 +123,11 @@ class InferCall:
 
 
 class Application:
-    """Answers HTTP requests from a `Dataplane`. Every method may be called from any thread.
+    """Answers HTTP requests from a `Dataplane`. Thread-safe.
 
-    At most `max_workers` inferences run at once, and a further one is refused; `tokens` (None: everybody) says
-    who may call, `extensions` what is offered beside inference, `origins` from whose pages a browser may call.
+    At most `max_workers` inferences run at once, and a further one is refused; `tokens` admits callers (None:
+    everybody), `extensions` are the routes beside inference, and `origins` the sites whose pages may call from a
+    browser.
     """
 
     def __init__(
@@ -151,8 +152,8 @@ class Application:
         self._is_over = False
 
     def begin(self, http_request: HttpRequest) -> Reply | Pending:
-        """What follows from the first lines of a request alone: a reply, or that it may be answered. Waits for nothing
-        and raises nothing. To HEAD, the reply is that to GET.
+        """Judge a request by its head: a reply, or a `Pending` request. Does not block and raises nothing. HEAD is
+        answered like GET.
         """
         origin = ""
         try:
@@ -166,7 +167,7 @@ class Application:
             return shared_with(origin, failure_reply(error))
 
     def cancel_all(self) -> None:
-        """Tell the calls under way that nobody waits any more, and take no others."""
+        """Cancel the calls in progress, and accept no others."""
         with self._lock:
             self._is_over = True
             for cancelled in self._calls:
@@ -183,7 +184,7 @@ class Application:
         if http_request.method != method and not (method == "GET" and http_request.method == "HEAD"):
             allowed = ", ".join(_READING) if method == "GET" else method
             raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, f"this path supports {allowed}", (("Allow", allowed),))
-        if method == "POST":  # what is wrong with the headers is said before the body is read
+        if method == "POST":  # wrong headers are reported before the body is read
             is_raw(http_request.headers)
             timeout_s(http_request.headers)
             answer = self._compressed(http_request.headers, answer)
@@ -210,10 +211,10 @@ class Application:
             if rest == ("infer",):
                 call = InferCall(model, version, http_request, client)
                 return "POST", lambda body, share: self._infer(call, body, share)
-        raise Rejected(HTTPStatus.NOT_FOUND, "there is no such path here; the protocol's paths begin with /v2")
+        raise Rejected(HTTPStatus.NOT_FOUND, "no such path; the protocol's paths begin with /v2")
 
     def _compressed(self, headers: Mapping[str, str], answer: _Answer) -> _Answer:
-        """`answer` for a body, and with one, that may be compressed."""
+        """`answer` for a request with a body that may be compressed."""
         encoding, wanted = encoding_of(headers), accepted(headers)
         if not encoding and not wanted:
             return answer
@@ -242,7 +243,7 @@ class Application:
     def _model_ready(self, model: str, version: str) -> Reply:
         ready = self._dataplane.ready(model, version)
         if not ready:
-            # Unknown is another answer than not yet ready; this raises where it is that.
+            # An unknown model is 404 instead of "not ready"; this raises if it is.
             self._dataplane.metadata(model, version)
         return _ready_reply(ready)
 
@@ -276,7 +277,7 @@ class Application:
         is_picture = content_type(headers) in PICTURES
         inputs = input_of(self._dataplane.metadata(model, version), body, is_picture=is_picture)
         name = headers.get(ID_HEADER, "")[:_MAX_ID_CHARACTERS]
-        # Triton answers in binary a request that is binary alone; who sends a picture with curl reads JSON.
+        # Triton answers a purely binary request in binary; but a picture sent with curl gets JSON.
         wanted = RequestedOutput(HEAD_LENGTH_HEADER in headers, {})
         return ReadRequest(InferRequest(model, inputs, version, id=name), wanted)
 
@@ -285,7 +286,7 @@ class Application:
         call = Call(deadline_s=deadline_s, client=client, traceparent=http_request.headers.get("traceparent", ""))
         try:
             with self._lock:
-                if self._is_over:  # it was sent before the end, and read after it
+                if self._is_over:  # read after the end
                     raise Unavailable("the server has stopped")
                 if len(self._calls) >= self._most_calls:
                     raise Refused("too many requests are in progress")
@@ -309,8 +310,8 @@ def _too_large(what: str, size_bytes: int, most: str) -> Rejected:
 
 
 def _caller_for(known: KnownTokens, authorization: str | None, certificate: str) -> Caller:
-    """Who sent a request with that `Authorization` header (None: without) over a connection whose client showed a
-    certificate of that name (empty: none). Raises `Rejected` (401).
+    """The caller with that `Authorization` header (None: without) on a connection whose client certificate has that
+    name ("": none). Raises `Rejected` (401).
     """
     if authorization is None:
         found = known.holder_of(certificate)
@@ -323,7 +324,7 @@ def _caller_for(known: KnownTokens, authorization: str | None, certificate: str)
         raise _needs_token()
     found = known.caller_of(token.encode("latin-1", "replace"))
     if found is None:
-        raise _unauthenticated("the token is unknown here")
+        raise _unauthenticated("the token is not known here")
     return found
 
 
@@ -336,7 +337,7 @@ def _unauthenticated(text: str) -> Rejected:
 
 
 def _path(target: str) -> tuple[str, ...]:
-    """The segments of the path, each decoded by itself, so that an encoded slash stays in its segment."""
+    """The segments of the path, decoded one by one, so that an encoded slash stays in its segment."""
     path = target.partition("?")[0]
     try:
         return tuple(unquote(segment, errors="strict") for segment in path.strip("/").split("/"))
@@ -353,7 +354,7 @@ def _infer_reply(response: InferResponse, wanted: RequestedOutput, *, with_facts
     try:
         message, raws = write_infer_response(response, wanted)
     except UpwellError as error:
-        # The model made what the protocol cannot carry, which is no fault of the caller's.
+        # The protocol cannot carry what the model made, which is not the caller's fault.
         raise RuntimeError("the answer cannot be written") from error
     facts = fact_headers(response.parameters) if with_facts else []
     if not raws:

@@ -1,4 +1,4 @@
-"""A client for servers that speak the Open Inference Protocol over HTTP/1.1: beside `OipClient`, for `https://`."""
+"""A client for servers of the Open Inference Protocol over HTTP/1.1, for `https://` beside `OipClient`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STANDARD_PORTS = {"http": 80, "https": 443}
 
 
 class HttpPendingInfer:
-    """An inference under way. Safe to use from any thread."""
+    """An inference in progress. Thread-safe."""
 
     def __init__(self, exchange: Exchange, sent_bytes: int) -> None:
         self._exchange = exchange
@@ -43,16 +43,16 @@ class HttpPendingInfer:
         """Size of the request's body."""
 
     def result(self, timeout_s: float | None = None) -> InferResponse:
-        """The answer, waited for at most `timeout_s`.
+        """Wait for the answer, for at most `timeout_s`.
 
-        Raises `RemoteError`, or `TimeoutError` where the wait ended first; the call goes on then.
+        Raises `RemoteError`, or `TimeoutError` if the wait ends first; the call then goes on.
         """
         received = _succeeded(self._exchange.received(timeout_s))
         return parsed(lambda body: answers.parse_infer_response(body, received.head_bytes), received.body)
 
     @property
     def received_bytes(self) -> int:
-        """Size of the answer's body; 0 while there is none and where the call failed."""
+        """Size of the answer's body; 0 if there is none yet or the call failed."""
         outcome = self._exchange.outcome
         return len(outcome.body) if isinstance(outcome, Received) and outcome.status == HTTPStatus.OK else 0
 
@@ -61,18 +61,18 @@ class HttpPendingInfer:
         return self._exchange.outcome is not None
 
     def cancel(self) -> None:
-        """Give the call up; its connection is closed, which the server sees. Harmless once it has ended."""
+        """Cancel the call and close its connection, which the server notices. Harmless once it has ended."""
         self._exchange.settle(RemoteError(RemoteErrorKind.CANCELLED, "the call was cancelled"))
 
     def add_done_callback(self, callback: Callable[[HttpPendingInfer], None]) -> None:
-        """Call `callback` when the call has ended, in a thread of the client's (or here, if it has): it must not
+        """Call `callback` at the end of the call, in a thread of the client (or here, if it has ended): it must not
         block.
         """
         self._exchange.on_end(lambda: callback(self))
 
 
 class HttpClient:
-    """Calls one server, over connections that are kept for the next call. Nothing is sent before the first call.
+    """Calls one server, over connections that are kept for the next call. Connects on the first call.
 
     `endpoint` is `https://HOST[:PORT][/PREFIX]` or `http://...`; `silence_s` is how long a connection on which a call
     waits may stay without a word before the kernel asks whether the other end is still there, `interface` the network
@@ -82,7 +82,7 @@ class HttpClient:
     """
 
     drops_unsent: ClassVar[bool] = True
-    """Whether a call that is given up drops what has not left."""
+    """Whether cancelling drops unsent data."""
 
     def __init__(
         self,
@@ -113,10 +113,10 @@ class HttpClient:
         return self.infer_async(request, timeout_s).result()
 
     def infer_async(self, request: InferRequest | bytes, timeout_s: float, traceparent: str = "") -> HttpPendingInfer:
-        """Ask for one inference without waiting. Raises as `infer` does where the call cannot even begin.
+        """Ask for one inference without waiting. Raises as `infer` does if the call cannot begin.
 
-        The request may be given as `converters.serialize_infer_request` makes it. `traceparent` is the call's place in
-        a trace; empty where it has none.
+        The request may be given serialized (`converters.serialize_infer_request`). `traceparent` is the call's place in
+        a trace, "" if none.
         """
         if isinstance(request, bytes):
             request = converters.parse_infer_request(request)
@@ -133,7 +133,7 @@ class HttpClient:
         return HttpPendingInfer(self._start("POST", path, timeout_s, headers, body), sent_bytes)
 
     def warm_up(self, timeout_s: float, on_end: Callable[[bool], None]) -> None:
-        """Make a connection now, with an empty call; `on_end` is told, in another thread, whether it was answered."""
+        """Connect now, with an empty call; `on_end` is called in another thread with whether it was answered."""
         exchange = self._start("GET", "/v2/health/live", timeout_s)
 
         def tell() -> None:
@@ -153,7 +153,7 @@ class HttpClient:
         said = answers.parse_flag(received.body, "ready")
         if received.status == HTTPStatus.OK:
             return said is not False
-        # Triton has 400 for whatever is not ready.
+        # Triton sends 400 for anything that is not ready.
         if said is False or received.status == HTTPStatus.BAD_REQUEST:
             return False
         if model is not None and received.status == HTTPStatus.NOT_FOUND:
@@ -161,11 +161,11 @@ class HttpClient:
         raise received.error()
 
     def server_metadata(self, timeout_s: float) -> ServerMetadata:
-        """Who serves there, and what it announces."""
+        """Name, version and extensions of the server."""
         return parsed(answers.parse_server_metadata, _succeeded(self._get("/v2", timeout_s)).body)
 
     def metadata(self, model: str, timeout_s: float, version: str = "") -> ModelMetadata:
-        """What a model takes and gives."""
+        """Inputs and outputs of a model."""
         received = _succeeded(self._get(_model_path(model, version), timeout_s))
         return parsed(answers.parse_model_metadata, received.body)
 
@@ -175,7 +175,7 @@ class HttpClient:
         return parsed(answers.parse_config_parameters, received.body)
 
     def close(self) -> None:
-        """Close the connections; calls under way end with `RemoteError` CANCELLED. Calling it twice is harmless."""
+        """Close the connections; calls in progress end with `RemoteError` CANCELLED. May be called twice."""
         with self._lock:
             was_closed, self._closed = self._closed, True
             under_way, self._under_way = self._under_way, set()
@@ -231,7 +231,7 @@ class HttpClient:
             except CLOSED:
                 if not wire.was_unread:
                     raise
-                # Closed while it lay idle: the server never had the request, so this is no second one to it.
+                # Closed while idle: the server never had the request, so it may be sent again.
                 wire.close()
                 wire = self._dialled(exchange, context)
                 received, is_reusable = converse(wire, exchange, self._max_bytes)
@@ -240,7 +240,7 @@ class HttpClient:
                 wire.abort()
             exchange.settle(failed(error, exchange.until_s))
         else:
-            # Before the caller hears of it, so that its next call finds the connection.
+            # Before the caller is informed, so that its next call finds the connection.
             if not (is_reusable and exchange.release() and self._pool.put(wire, context)):
                 wire.close()
             exchange.settle(received)

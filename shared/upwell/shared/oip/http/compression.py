@@ -1,4 +1,4 @@
-"""Compressed bodies: of a request, read within the server's limits, and of an answer, where the client asks for it."""
+"""Compressed bodies: requests are unpacked within the server's limits, answers packed if the client asks for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LEAST_BYTES = 1024
 """Minimum size of an answer to compress; shorter ones fit in one packet."""
 
 _WINDOWS: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-_LEVEL = 1  # a higher one takes several times the time, and an answer has a deadline
+_LEVEL = 1  # higher levels take several times as long, and answers have deadlines
 _PIECE_BYTES = 1 << 20
 
 
 def encoding_of(headers: Mapping[str, str]) -> str:
-    """The encoding of a request's body, empty for none. Raises `Rejected` (415) for one that is not read here."""
+    """The encoding of a request's body, "" if none. Raises `Rejected` (415) for one that is not supported."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding in _WINDOWS:
         return encoding
@@ -31,10 +31,10 @@ def encoding_of(headers: Mapping[str, str]) -> str:
 
 
 def unpacked(encoding: str, body: memoryview, max_bytes: int, share: Share) -> memoryview:
-    """The body as it was before it was compressed, for which `share` has taken the memory, piece by piece.
+    """The unpacked body, whose memory is taken from `share` piece by piece.
 
-    Raises `InvalidRequest` for what is damaged or no such encoding, `Rejected` (413) where it has more than
-    `max_bytes`, and `Refused` where there is no memory for it.
+    Raises `InvalidRequest` for damaged data, `Rejected` (413) for more than `max_bytes`, and `Refused` if there is no
+    memory for it.
     """
     reader = zlib.decompressobj(_WINDOWS[encoding])
     whole = bytearray()
@@ -59,7 +59,7 @@ def unpacked(encoding: str, body: memoryview, max_bytes: int, share: Share) -> m
 
 
 def accepted(headers: Mapping[str, str]) -> str:
-    """The encoding that an answer may have, empty for none: the first of ours that the client names without `q=0`."""
+    """The encoding for an answer, "" if none: our first one that the client accepts without `q=0`."""
     for one in headers.get("accept-encoding", "").split(","):
         name, _, weight = one.partition(";")
         if name.strip().lower() in _WINDOWS and weight.replace(" ", "").rstrip("0.") != "q=":
@@ -68,7 +68,7 @@ def accepted(headers: Mapping[str, str]) -> str:
 
 
 def packed(reply: Reply, encoding: str) -> Reply:
-    """The reply with its body compressed, where that is long enough to gain by it."""
+    """The reply with its body compressed, if that is long enough to gain by it."""
     if not encoding or reply.size_bytes < LEAST_BYTES:
         return reply
     whole = b"".join(reply.body)

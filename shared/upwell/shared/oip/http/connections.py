@@ -1,7 +1,7 @@
-"""One client's connection: the requests on it, one after the other, and their answers.
+"""One client connection: its requests, one after the other, and their answers.
 
-`RequestScanner` says where a request ends and refuses what is ambiguous. Here are the limits of time over whole headers
-and bodies, the memory that a body takes, and answers without copies.
+`RequestScanner` finds the end of a request and refuses what is ambiguous. This module enforces time limits on whole
+headers and bodies, accounts for the memory of bodies, and sends answers without copies.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ KEPT_S = 75.0
 """Time limit for the next request: longer than proxies keep connections by default, so that they close first."""
 
 SHORT_BYTES = 64 << 10
-"""Maximum body size for inline handling: larger ones take longer than a thread switch, and other clients are read
-meanwhile."""
+"""Maximum body size for inline handling: larger ones take longer than a thread switch, and other clients must not wait
+for them."""
 
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 << 20
@@ -59,8 +59,8 @@ _NO_BODY = memoryview(b"")
 
 @dataclass
 class HttpListening:
-    """What the connections of a server share. `connections` are the open ones, `under_way` counts the requests that are
-    being answered, whether their clients have left or not.
+    """Shared by the connections of a server. `connections` are the open ones; `under_way` counts the requests in
+    progress, even if their clients have left.
 
     One of `threads` at a time runs the event loop. Where the dataplane says when it waits (`at_work`), that thread also
     answers short requests one after the other, with the loop at a stand: a change of threads, or two that contend for
@@ -93,7 +93,7 @@ class HttpListening:
             self.threads.begin(self.threads.expect(), self._short.popleft())
 
     def answer(self, pending: Pending, body: memoryview, share: Share, on_reply: Callable[[Reply], None]) -> None:
-        """Answer a request in one of the threads. `on_reply` is called in that of the loop."""
+        """Answer a request in one of the threads; `on_reply` is called in the thread of the loop."""
 
         def run() -> None:
             self._replies.append(partial(on_reply, pending.answer(body, share)))
@@ -115,11 +115,11 @@ class HttpListening:
 
 
 class HttpServerConnection(asyncio.Protocol):
-    """A connection, with or without TLS. Its methods are called in the thread of the event loop, but for `break_off`.
+    """A connection, with or without TLS. Its methods run in the event loop's thread, except `break_off`.
 
-    `deadline_s` is an instant of `time.monotonic()`, after which `expire` is to be called soon. A request is read, has
-    its first lines judged, waits for its body (`_pending`), is answered in a thread (`_is_working`) and has its answer
-    written (`_is_replied`); it has a `_share` of the memory from its first lines until the answer has been taken.
+    `deadline_s` is a time of `time.monotonic()`, after which `expire` must be called soon. A request goes through these
+    states: its head is judged, it waits for its body (`_pending`), it is answered in a thread (`_is_working`), and the
+    answer is sent (`_is_replied`). It has a `_share` of the memory from its head until the answer has been taken.
     """
 
     def __init__(self, listening: HttpListening) -> None:
@@ -145,7 +145,7 @@ class HttpServerConnection(asyncio.Protocol):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether it is the client's turn to send."""
+        """Whether the client must send next."""
         return not self._scanner.is_whole and self._transport is not None and not self._transport.is_closing()
 
     @property
@@ -155,13 +155,13 @@ class HttpServerConnection(asyncio.Protocol):
 
     @property
     def socket(self) -> Any:
-        """What can be waited for."""
+        """The connection's socket."""
         return None if self._transport is None else self._transport.get_extra_info("socket")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client has connected, and shaken hands."""
+        """The client has connected, and the TLS handshake is done."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=1, low=0)  # paused until all that is written has been taken
+        self._transport.set_write_buffer_limits(high=1, low=0)  # paused until all that was written has been taken
         self._is_tls = transport.get_extra_info("ssl_object") is not None
         self._certificate = certificate_name(transport.get_extra_info("peercert"))
         peer = transport.get_extra_info("peername")
@@ -179,7 +179,7 @@ class HttpServerConnection(asyncio.Protocol):
             self._give_back()
 
     def data_received(self, data: bytes) -> None:
-        """The client has sent something."""
+        """Bytes have come."""
         self.used_s = time.monotonic()
         if self._scanner.refusal is not None or self._is_lingering:
             self._discarded_bytes += len(data)
@@ -191,7 +191,7 @@ class HttpServerConnection(asyncio.Protocol):
             self._transport.pause_reading()  # until this request is answered
 
     def eof_received(self) -> bool:
-        """The client sends no more; whether the connection stays open for the answer."""
+        """The client has half-closed; returns whether the connection stays open for the answer."""
         self._has_ended = True
         self._disconnect.leave()
         if self._is_lingering:
@@ -203,17 +203,17 @@ class HttpServerConnection(asyncio.Protocol):
         return not self._is_tls
 
     def pause_writing(self) -> None:
-        """The client does not take at once what was written."""
+        """The client does not take all that was written yet."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """The client has taken it all."""
-        was_paused, self._is_paused = self._is_paused, False  # TLS resumes what it has not paused, too
+        """The client has taken everything."""
+        was_paused, self._is_paused = self._is_paused, False  # TLS also resumes what it has not paused
         if was_paused and self._is_replied:
             self._sent()
 
     def expire(self) -> None:
-        """The time is up."""
+        """The deadline has passed."""
         if self._is_paused:
             self.abort()
         elif self._is_lingering or self.is_idle:
@@ -222,7 +222,7 @@ class HttpServerConnection(asyncio.Protocol):
             self._refuse(Rejected(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time"))
 
     def close(self) -> None:
-        """Close, when what has been written is taken."""
+        """Close once everything written has been taken."""
         if self._transport is not None:
             self._transport.close()
 
@@ -232,7 +232,7 @@ class HttpServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def break_off(self) -> None:
-        """Give the client up, from any thread."""
+        """Abort the connection, from any thread."""
         with suppress(RuntimeError):  # the loop has ended
             self._listening.loop.call_soon_threadsafe(self.abort if self._is_paused else self.close)
 
@@ -260,14 +260,14 @@ class HttpServerConnection(asyncio.Protocol):
             self._refuse(scanner.refusal)
 
     def _refuse(self, refusal: Rejected) -> None:
-        """Read no more; the refusal is the answer, unless there is another."""
+        """Read no more; the refusal is the reply, unless there is another already."""
         self._scanner.refusal = refusal
         if not self._is_working and not self._is_replied:
             self.deadline_s = math.inf
             self._send(error_reply(refusal) if self._scanner.head is None else failure_reply(refusal))
 
     def _begin(self, head: RequestHead) -> None:
-        """See to the first lines of a request."""
+        """Handle the head of a request."""
         application = self._listening.application
         self._share = Share(application.memory, self._address, self.break_off)
         asked = HttpRequest(
@@ -292,8 +292,8 @@ class HttpServerConnection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _receive(self, pending: Pending, size_bytes: int | None, pieces: list[memoryview]) -> None:
-        """Take what has come of a body, which has that size unless it comes in chunks."""
-        assert self._share is not None  # noqa: S101  it lasts as long as the request
+        """Take the body's bytes so far; `size_bytes` is None if it comes in chunks."""
+        assert self._share is not None  # noqa: S101 (it lasts as long as the request)
         try:
             for piece in pieces:
                 self._share.take(len(piece))
@@ -303,9 +303,7 @@ class HttpServerConnection(asyncio.Protocol):
                     self._body = piece
                 else:
                     if self._body_bytes == 0:
-                        self._body = np.empty(
-                            size_bytes, np.uint8
-                        ).data  # no page of it is taken before it is written to
+                        self._body = np.empty(size_bytes, np.uint8).data  # pages are allocated only when written to
                     self._body[self._body_bytes : self._body_bytes + len(piece)] = piece
                     self._body_bytes += len(piece)
         except UpwellError as error:
@@ -330,7 +328,7 @@ class HttpServerConnection(asyncio.Protocol):
             raise
 
     def _send(self, reply: Reply) -> None:
-        """Write the answer, and go on when the client has taken it."""
+        """Write the answer; `_sent` follows when the client has taken it."""
         head, listening = self._scanner.head, self._listening
         self._pending, self._body = None, _NO_BODY
         if self._transport is None:
@@ -359,7 +357,7 @@ class HttpServerConnection(asyncio.Protocol):
         """The client has taken the answer."""
         self._give_back()
         if self._is_kept and self._scanner.kept_bytes:
-            self._listening.loop.call_soon(self._go_on)  # not from here: there may be thousands
+            self._listening.loop.call_soon(self._go_on)  # not directly, since there may be thousands
         elif self._is_kept:
             self._go_on()
         elif self._scanner.is_whole or self._has_ended:
@@ -373,7 +371,7 @@ class HttpServerConnection(asyncio.Protocol):
             self._share = None
 
     def _go_on(self) -> None:
-        """With the next request."""
+        """Continue with the next request."""
         if self._transport is None:
             return
         self._scanner.next_request()
@@ -395,7 +393,7 @@ class HttpServerConnection(asyncio.Protocol):
             self.deadline_s = self.used_s + KEPT_S
 
     def _linger(self) -> None:
-        """Let a client in the middle of sending read its answer: bytes left unread would take it back."""
+        """Let a client that is still sending read its answer: closing with unread bytes would discard it."""
         if self._transport is None:
             return
         if self._transport.can_write_eof():

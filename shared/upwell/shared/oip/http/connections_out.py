@@ -1,4 +1,4 @@
-"""Connections that an HTTP client makes, to the server or through a proxy, and keeps. No wait outlasts a deadline."""
+"""Connections of an HTTP client, direct or through a proxy, and their pool. No wait outlasts its deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from upwell.shared.oip.http.proxies import Proxy
 from upwell.shared.platform.dialling import Hold, connect, left_s
 
 CONNECT_S = 3.0
-"""Time limit for connecting, including the proxy and the TLS handshake."""
+"""Time limit for connecting, including proxy and TLS handshake."""
 
 _JOINED_BYTES = 64 << 10
 """Size up to which a copy costs less than another system call (bytes)."""
@@ -29,24 +29,24 @@ MOST_IDLE = 8
 """Maximum number of idle connections kept."""
 
 IDLE_S = 50.0
-"""Idle time after which a connection is closed: proxies and load balancers drop theirs after a minute."""
+"""Idle time after which a connection is closed: proxies and load balancers close idle ones after a minute."""
 
 CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""Errors that mean that the other end closed the connection, rather than being silent."""
+"""Errors that mean that the other end closed the connection, rather than staying silent."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""`struct linger`: on, for no time."""
+"""`struct linger`: on, with a timeout of 0."""
 
 
 class _Reader(io.BufferedReader):
-    """Lives as long as its connection: each answer that is read from it closes it."""
+    """A reader that lives as long as its connection, though every answer read from it closes it."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class HttpConnection(io.RawIOBase):
-    """A connected socket on which no wait goes beyond `until_s` (monotonic), however slowly the bytes come."""
+    """A connected socket on which no wait goes beyond `until_s` (monotonic), however slowly bytes come."""
 
     def __init__(self, connected: socket.socket, until_s: float) -> None:
         self.socket = connected
@@ -57,23 +57,23 @@ class HttpConnection(io.RawIOBase):
 
     @property
     def was_unread(self) -> bool:
-        """After the other end has ended it: whether that was while it was kept, before anything of the call that took
-        it had come there, even as far as the kernel. So nobody has read any of that call, and nobody will.
+        """Whether the other end closed the kept connection before any byte of the current call reached even its kernel.
+        Then nobody has read any of that call.
 
-        Known on Linux alone. A reset says nothing: it acknowledges nothing, though all may have been read.
+        Known only on Linux. A reset proves nothing: it acknowledges nothing, though all may have been read.
         """
         moved = _moved(self.socket)
         if self._kept is None or moved is None:
             return False
-        # An end in good order, which counts as a byte, would have acknowledged what had come before it.
+        # A clean end counts as one byte, and would have acknowledged what had come before it.
         return moved[0] == self._kept[0] and moved[1] > self._kept[1]
 
     def readable(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Receive what there is, waiting for the first byte unless it looks alone (None: there is nothing)."""
+        """Receive available bytes; waits for the first byte unless in look-only mode (None: there is nothing)."""
         self.socket.settimeout(left_s(self.until_s) if self.until_s else 0.0)
         try:
             size = self.socket.recv_into(buffer)
@@ -83,20 +83,20 @@ class HttpConnection(io.RawIOBase):
         return size
 
     def is_quiet(self) -> bool:
-        """Whether it is still open, and nothing came over it that nobody asked for. Does not wait."""
+        """Whether the connection is open and no unexpected bytes have come. Does not wait."""
         self.until_s = 0.0
         try:
-            self._kept = _moved(self.socket)  # before the look, so that an end right after it shows
+            self._kept = _moved(self.socket)  # before the check, so that an end right after it is noticed
             return not self._reader.peek(1) and not self._ended
         except OSError:
             return False
 
     def makefile(self, _: str) -> io.BufferedReader:
-        """What answers are read from, as `HTTPResponse` asks for it."""
+        """The reader that `HTTPResponse` asks for."""
         return self._reader
 
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Send these, one after the other."""
+        """Send the pieces in order."""
         if sum(map(len, pieces)) <= _JOINED_BYTES:
             pieces = [b"".join(pieces)]
         for piece in pieces:
@@ -106,10 +106,10 @@ class HttpConnection(io.RawIOBase):
                 view = view[self.socket.send(view) :]
 
     def response(self, method: str) -> HTTPResponse:
-        """Status and headers of the answer to what was sent. Raises `OSError` and `http.client.HTTPException`."""
+        """Status and headers of the answer. Raises `OSError` and `http.client.HTTPException`."""
         found = HTTPResponse(self, method=method)  # type: ignore[arg-type]  # it asks for `makefile` alone
         found.begin()
-        if self._ended:  # which it takes for the end of the headers
+        if self._ended:  # `HTTPResponse` takes it for the end of the headers
             raise ConnectionResetError("the connection ended within the headers of the answer")
         return found
 
@@ -119,14 +119,14 @@ class HttpConnection(io.RawIOBase):
         self.socket.close()
 
     def abort(self) -> None:
-        """Close it with a reset: what the kernel has not sent yet is dropped, so that the link is free at once."""
-        with suppress(OSError):  # closed already
+        """Close with a reset: unsent data in the kernel is dropped, which frees the link at once."""
+        with suppress(OSError):  # already closed
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.close()
 
 
 class Pool:
-    """The idle connections of a client, the latest used first. Safe to use from many threads."""
+    """The idle connections of a client, the latest used first. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -134,10 +134,10 @@ class Pool:
         self._closed = False
 
     def put(self, wire: HttpConnection, context: ssl.SSLContext | None) -> bool:
-        """Keep a connection, made with that context; whether it is kept, and otherwise the caller's to close."""
-        try:  # an idle one is not asked for a sign of life
+        """Keep a connection made with `context`; returns False if the caller must close it instead."""
+        try:  # no keepalive probes on idle connections
             wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
-        except OSError:  # it has just been lost
+        except OSError:  # it was just lost
             return False
         with self._lock:
             if self._closed or len(self._idle) >= MOST_IDLE:
@@ -146,7 +146,7 @@ class Pool:
             return True
 
     def take(self, context: ssl.SSLContext | None) -> HttpConnection | None:
-        """A connection that was made with the same context and still looks alive, or None. Others are closed."""
+        """A connection made with the same context that seems alive, or None. Others are closed."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -159,7 +159,7 @@ class Pool:
             wire.close()
 
     def close(self) -> None:
-        """Close them all, and keep none from now on."""
+        """Close all connections, and keep none from now on."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -178,7 +178,7 @@ class ProxyRoute:
     interface: str = ""
 
     def dial(self, context: ssl.SSLContext | None, until_s: float, hold: Hold) -> HttpConnection:
-        """A new connection, with TLS if there is a `context`. Raises `OSError`, and `TimeoutError` among these."""
+        """Open a connection, with TLS if there is a `context`. Raises `OSError`, including `TimeoutError`."""
         far = self.proxy or self.address
         connected = connect(far.host, far.port, until_s, hold, self.interface)
         try:
@@ -201,7 +201,7 @@ class ProxyRoute:
 
 
 def _tunnel(wire: HttpConnection, proxy: Proxy, address: Address) -> None:
-    """Have the proxy connect to the server. Raises `OSError`, whose text says nothing that was told in confidence."""
+    """Let the proxy connect to the server. Raises `OSError` with a text free of credentials."""
     where = f"{address.bracketed_host}:{address.port}"
     lines = [f"CONNECT {where} HTTP/1.1", f"Host: {where}"]
     if proxy.authorization:
@@ -220,8 +220,8 @@ _PROXY_AUTHENTICATION = 407
 
 
 def _notice_silence(connected: socket.socket, silence_s: float) -> None:
-    """Let the kernel find out that the other end is gone, as far as it can: sent bytes that nobody acknowledges, or
-    no answer to its own question after so long without a word.
+    """Let the kernel detect a dead peer, as far as it can: sent bytes that are not acknowledged, or a keepalive probe
+    without an answer after `silence_s` of silence.
     """
     seconds = max(1, round(silence_s))
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -234,12 +234,12 @@ def _notice_silence(connected: socket.socket, silence_s: float) -> None:
 
 _MOVED = struct.Struct("=QQ")
 _MOVED_AT = 120
-"""Where `tcpi_bytes_acked` and `tcpi_bytes_received` lie in `struct tcp_info` of Linux 4.1 and later."""
+"""Offsets of `tcpi_bytes_acked` and `tcpi_bytes_received` in `struct tcp_info` of Linux 4.1 and later."""
 
 
 def _moved(connected: socket.socket) -> tuple[int, int] | None:
-    """How many bytes of ours the other end's kernel has acknowledged, and how many of its own have come, its end
-    included; None where this kernel does not say.
+    """The bytes that the other end's kernel has acknowledged, and the bytes received from it, its FIN included; None if
+    this kernel does not say.
     """
     if sys.platform != "linux":
         return None

@@ -1,4 +1,4 @@
-"""Which pages of other sites may call: Cross-Origin Resource Sharing, for the origins that the operator has written.
+"""Cross-Origin Resource Sharing: which sites' pages may call, from the origins that the operator has configured.
 
 Source: https://fetch.spec.whatwg.org/#http-cors-protocol
 """
@@ -30,13 +30,13 @@ def _origin(text: str) -> str:
 
 
 Origin: TypeAlias = Annotated[str, AfterValidator(_origin)]
-"""The origin of a page: scheme, host and, unless it is the default, port. There are no wildcards."""
+"""The origin of a page: scheme, host and, unless it is the default, port. No wildcards."""
 
 
 def allowed_origin(headers: Mapping[str, str], origins: Collection[str]) -> str:
-    """The origin of the page that calls, where it may; empty where no page does, or one that is not of another site.
+    """The origin of the calling page if it is allowed; "" if the caller is no page, or a page of this server.
 
-    Raises `Rejected` (403) for a page of another site, in the browser of a person who can reach this server.
+    Raises `Rejected` (403) for a page of another site, which runs in the browser of a person who can reach this server.
     """
     origin = headers.get("origin", "").strip()
     if origin in origins:
@@ -47,7 +47,7 @@ def allowed_origin(headers: Mapping[str, str], origins: Collection[str]) -> str:
 
 
 def preflight(method: str, headers: Mapping[str, str]) -> Reply | None:
-    """What a browser is told that asks before it calls for an allowed page; None where it does not ask."""
+    """The reply to a browser's preflight request for an allowed page; None if this is not one."""
     if method != "OPTIONS" or "access-control-request-method" not in headers:
         return None
     asked = headers.get("access-control-request-headers", "").lower().replace(" ", "").split(",")
@@ -61,7 +61,7 @@ def preflight(method: str, headers: Mapping[str, str]) -> Reply | None:
 
 
 def shared_with(origin: str, reply: Reply) -> Reply:
-    """The reply, which the page of that origin may read; as it is for an empty one."""
+    """The reply with headers that let a page of that origin read it; unchanged if `origin` is ""."""
     if not origin:
         return reply
     told = (("Access-Control-Allow-Origin", origin), ("Access-Control-Expose-Headers", _TOLD), ("Vary", "Origin"))

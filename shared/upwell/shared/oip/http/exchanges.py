@@ -1,4 +1,4 @@
-"""One request over HTTP/1.1 and its answer: what its caller waits for, and what went wrong where there is none."""
+"""One request over HTTP/1.1 and its answer: waiting, cancelling, and errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(
         HTTPStatus.GATEWAY_TIMEOUT: RemoteErrorKind.DEADLINE,
     }
 )
-"""Maps HTTP statuses to error kinds if the answer does not name gRPC's status; others are INTERNAL."""
+"""Maps HTTP statuses to error kinds if the answer does not name the gRPC status; all others are INTERNAL."""
 
 _MAX_ERROR_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
@@ -54,8 +54,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Received:
-    """One whole answer. `head_bytes` of the body are JSON; `status_name` is gRPC's name of an error, if it was told,
-    and `retry_after_s` when to try again."""
+    """One complete answer. `head_bytes` of the body are JSON; `status_name` is gRPC's name of an error, if given, and
+    `retry_after_s` the seconds until a retry."""
 
     status: int
     head_bytes: int
@@ -64,7 +64,7 @@ class Received:
     retry_after_s: float | None = None
 
     def error(self) -> RemoteError:
-        """What an answer with another status than 200 says."""
+        """The error for an answer with another status than 200."""
         kind = STATUS_KINDS.get(self.status, RemoteErrorKind.INTERNAL)
         if self.status < HTTPStatus.BAD_REQUEST:
             return RemoteError(RemoteErrorKind.GARBAGE, f"HTTP {self.status}: expected 200; redirects are not followed")
@@ -76,7 +76,7 @@ class Received:
 
 
 class Exchange:
-    """A call under way. Safe to use from any thread; the first of answer, error and `cancel` counts."""
+    """A call in progress. Thread-safe; the first of answer, error and `cancel` wins."""
 
     def __init__(self, pieces: Sequence[bytes | memoryview], method: str, until_s: float) -> None:
         self.pieces = pieces
@@ -89,20 +89,20 @@ class Exchange:
         self._socket: socket.socket | None = None
 
     def hold(self, connected: socket.socket) -> None:
-        """From now on it waits on that socket. Raises `OSError` where the call has ended."""
+        """From now on the call waits on that socket. Raises `OSError` if the call has ended."""
         with self._lock:
             if self._outcome is not None:
                 raise ConnectionAbortedError("the call was cancelled")
             self._socket = connected
 
     def release(self) -> bool:
-        """It does not wait on its socket any more, which may go to another call; whether it has not ended yet."""
+        """Stop waiting on the socket, so that another call can use it; returns False if the call has ended."""
         with self._lock:
             self._socket = None
             return self._outcome is None
 
     def settle(self, outcome: Received | RemoteError) -> None:
-        """End the call so, unless it has ended. Who waits on its socket is woken."""
+        """End the call with this outcome, unless it has ended. Wakes the thread that waits on its socket."""
         with self._lock:
             if self._outcome is not None:
                 return
@@ -110,7 +110,7 @@ class Exchange:
             callbacks, self._callbacks = self._callbacks, []
             if isinstance(outcome, RemoteError) and self._socket is not None:
                 with suppress(OSError):  # not connected, or closed
-                    # Not TLS's own method: that would let the waiting thread read on in clear.
+                    # Not the TLS socket's method, with which the waiting thread could read on without TLS.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             self._socket = None
         self._ended.set()
@@ -127,13 +127,13 @@ class Exchange:
 
     @property
     def outcome(self) -> Received | RemoteError | None:
-        """How it ended; None while it has not."""
+        """The outcome; None while the call is in progress."""
         return self._outcome
 
     def received(self, timeout_s: float | None) -> Received:
-        """The answer, waited for at most `timeout_s`, and never beyond the deadline.
+        """Wait for the answer, for at most `timeout_s`, and never beyond the deadline.
 
-        Raises `RemoteError`, or `TimeoutError` where the wait ended first; the call goes on then.
+        Raises `RemoteError`, or `TimeoutError` if the wait ends first; the call then goes on.
         """
         left_s = max(0.0, self.until_s - time.monotonic())
         wait_s = left_s if timeout_s is None else min(timeout_s, left_s)
@@ -149,15 +149,15 @@ class Exchange:
 
 
 def late() -> RemoteError:
-    """The deadline has passed."""
+    """The error for a passed deadline."""
     return RemoteError(RemoteErrorKind.DEADLINE, "DEADLINE_EXCEEDED: no answer in time")
 
 
 def converse(wire: HttpConnection, exchange: Exchange, max_bytes: int) -> tuple[Received, bool]:
-    """Send the request and read the answer: that, and whether the connection can take another request.
+    """Send the request and read the answer; returns it, and whether the connection can take another request.
 
-    Raises `RemoteError` (RESOURCE_EXHAUSTED) for an answer of more than `max_bytes`, before memory is taken for it,
-    and what `failed` knows.
+    Raises `RemoteError` (RESOURCE_EXHAUSTED) for an answer of more than `max_bytes`, before memory is allocated, and
+    the errors that `failed` knows.
     """
     refusal: OSError | None = None
     try:
@@ -182,14 +182,14 @@ def converse(wire: HttpConnection, exchange: Exchange, max_bytes: int) -> tuple[
     head_bytes = int(head) if head else len(body)
     headers = response.headers
     name = headers.get(STATUS_HEADER, "")
-    # A server of ours always has whole seconds for those who need some, and milliseconds where it knows the time.
+    # Upwell's servers always send whole seconds for clients that need them, and milliseconds only if the time is known.
     after_s = told_by_headers(headers.get(RETRY_MS_HEADER, ""), "" if name else headers.get("Retry-After", ""))
     received = Received(response.status, head_bytes, name, body, after_s)
     return received, is_whole and refusal is None and not response.will_close
 
 
 def _read(response: http.client.HTTPResponse, max_bytes: int, *, may_cut: bool) -> tuple[bytes, bool]:
-    """The body, and whether it is whole."""
+    """The body, and whether it is complete."""
     length = response.length
     if length is not None and length > max_bytes and not may_cut:
         raise _too_large(f"{length} bytes", max_bytes)
@@ -213,7 +213,8 @@ def _too_large(size: str, max_bytes: int) -> RemoteError:
 
 
 def failed(error: Exception, until_s: float) -> RemoteError:
-    """What an error on the way means: to be called at once, since the time tells a late answer from a lost one."""
+    """The `RemoteError` for an exception during a call; call it at once, since it compares the time with the
+    deadline."""
     if isinstance(error, RemoteError):
         return error
     if isinstance(error, TimeoutError) and time.monotonic() >= until_s:

@@ -1,4 +1,4 @@
-"""The routes of Triton's extensions: configuration, statistics, repository, settings, and those that are refused."""
+"""The routes of Triton's extensions: configuration, statistics, repository, settings, and refusals for others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHARED_MEMORY = ("systemsharedmemory", "cudasharedmemory")
 
 @dataclass(frozen=True)
 class Extensions:
-    """What a server offers beside inference; `actions` is None where it has no repository."""
+    """The routes beside inference; `actions` is None if there is no repository."""
 
     introspection: Introspection
     actions: RepositoryActions | None = None
@@ -35,7 +35,7 @@ class Extensions:
     def route(
         self, path: tuple[str, ...], method: str, client: str
     ) -> tuple[str, Callable[[memoryview], Reply]] | None:
-        """The method that this path below `/v2` answers, and its answer to a body; None for no path of theirs."""
+        """The method and handler of a path below `/v2`; None if the path belongs to no extension."""
         match path:
             case ("models", "stats"):
                 return "GET", lambda _: self._statistics("", "")
@@ -69,7 +69,7 @@ class Extensions:
 
     def _settings(self, kind: str, model: str, body: memoryview) -> Reply:
         if model:
-            self._config(model, "")  # for a model that is not there
+            self._config(model, "")  # raises if the model does not exist
         if len(body):
             refuse_changes(load_object(body))
         settings = self.introspection.settings()

@@ -1,7 +1,7 @@
-"""Where a request begins and ends in the bytes of an HTTP/1.1 connection, without I/O.
+"""Finds where requests begin and end in the bytes of an HTTP/1.1 connection, without I/O.
 
-Stricter than HTTP libraries are: what another server or proxy could read otherwise is refused, not mended, for a
-disagreement is how one request is smuggled behind another.
+It is stricter than HTTP libraries: what another server or proxy could read differently is refused, not repaired,
+because such a disagreement allows request smuggling.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _SHORT_HEAD_BYTES = 2048
 
 _FREE_CHUNKS = 1000
 _LEAST_CHUNK_BYTES = 256
-"""Minimum average size of chunks beyond `_FREE_CHUNKS` (bytes): each costs some microseconds, so a body of one-byte
-chunks would take minutes.
+"""Minimum average size of chunks beyond `_FREE_CHUNKS` (bytes): each chunk costs some microseconds, so a body of
+one-byte chunks would take minutes.
 """
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
@@ -35,8 +35,8 @@ _MAX_CHUNK_LINE_BYTES = 10
 
 @dataclass(frozen=True)
 class RequestHead:
-    """The first lines of a request. `headers` are by lower-case name; `body_bytes` is None where the body comes in
-    chunks; `is_kept`: the client may send another request on the connection; `is_old`: it speaks HTTP/1.0.
+    """The head of a request. `headers` have lower-case names; `body_bytes` is None for a chunked body; `is_kept`: the
+    client may send another request on the connection; `is_old`: it speaks HTTP/1.0.
     """
 
     method: str
@@ -49,10 +49,10 @@ class RequestHead:
 
 
 class RequestScanner:
-    """Follows the bytes of one connection, one request at a time.
+    """Scans the bytes of one connection, one request at a time.
 
-    `head` is the request's as soon as it is whole, `is_whole` says that the body is too, and `refusal` what is wrong;
-    after one of the last two nothing more is scanned.
+    `head` is set once it is complete, `is_whole` once the body is, and `refusal` if something is wrong; after one of
+    the last two, nothing more is scanned.
     """
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -70,15 +70,16 @@ class RequestScanner:
 
     @property
     def kept_bytes(self) -> int:
-        """How much has come that is not scanned yet."""
+        """Number of bytes that have come and are not scanned yet."""
         return len(self._kept)
 
     def next_request(self) -> None:
-        """The request has been answered; what follows it is the next one's."""
+        """Start with the next request, after the current one was answered."""
         self._begin()
 
     def scan(self, data: bytes) -> list[memoryview]:
-        """Go on with `data` behind what was kept before it. What of them belongs to the body, without its framing."""
+        """Scan `data`, which follows the bytes kept before; returns the parts that belong to the body, without
+        framing."""
         data = self._kept + data if self._kept else data
         body: list[memoryview] = []
         end = 0
@@ -116,7 +117,7 @@ class RequestScanner:
         if version not in (b"1.1", b"1.0"):
             raise Rejected(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "this server requires HTTP/1.1")
         if end < 0:
-            if b"\n" in data[line_end + 2 :].replace(b"\r\n", b""):  # no need to wait for the rest
+            if b"\n" in data[line_end + 2 :].replace(b"\r\n", b""):  # fail without waiting for the rest
                 raise _bad_header()
             return 0
         self.head = _head(found[1].decode(), found[2].decode(), version, data[found.end() : end + 4])
@@ -134,7 +135,7 @@ class RequestScanner:
         return end
 
     def _scan_chunks(self, data: bytes, at: int, body: list[memoryview]) -> int:
-        """`_left_bytes` is what is left of a chunk and the end of line behind it, which is scanned in one piece."""
+        """`_left_bytes` counts the rest of a chunk and its line end, which are scanned in one piece."""
         while True:
             if self._left_bytes:
                 end = at + min(self._left_bytes - 2, len(data) - at)
@@ -146,15 +147,15 @@ class RequestScanner:
                 if data[end : end + 2] != b"\r\n":
                     raise _bad_chunk()
                 at, self._left_bytes = end + 2, 0
-            # Digits and the end of the line alone: whatever else may stand there, another reader might take otherwise,
-            # and see the next request begin at another byte.
+            # Only digits and a line end: anything else might be read differently by another server, which would then
+            # see the next request begin at another byte.
             line = _CHUNK_LINE.match(data, at)
             if line is None:
                 if len(data) - at >= _MAX_CHUNK_LINE_BYTES or b"\n" in data[at:] or not _may_become_line(data[at:]):
                     raise _bad_chunk()
                 return at
             size_bytes = int(line[1], 16)
-            if size_bytes == 0:  # trailers would follow, which nobody needs here
+            if size_bytes == 0:  # no trailers are read
                 rest = data[line.end() : line.end() + 2]
                 if not b"\r\n".startswith(rest):
                     raise _bad_chunk()
@@ -207,7 +208,7 @@ def _headers(lines: list[bytes]) -> dict[str, str]:
         name = name.lower()
         value = value.strip(" \t")
         if name in headers:
-            # Joined to one value, two tags would be a third one that no rule knows.
+            # Joined to one value, two tags would become a third that no rule knows.
             if name in _SINGLE or name.startswith(TAG_HEADER):
                 raise Rejected(HTTPStatus.BAD_REQUEST, f"the header {name.title()} is repeated")
             value = f"{headers[name]}, {value}"

@@ -1,7 +1,7 @@
-"""One call over HTTPS and its answer, on a connection of its own: for what is asked once a minute or by hand.
+"""One HTTPS call on its own connection, for rare or manual requests.
 
-Everything is bounded: the time of the whole call, however slowly the bytes come, and the size of the answer. Redirects
-are not followed, and the environment's proxy is used.
+Both the time of the whole call, however slowly bytes come, and the size of the answer are bounded. Redirects are not
+followed, and the environment's proxy is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from upwell.shared.oip.http.tls import watch_client_context
 
 
 class HttpsCaller:
-    """Calls one server. `endpoint` is `https://HOST[:PORT]`. Changed PEM and token files take over with the next call.
+    """Calls one server. `endpoint` is `https://HOST[:PORT]`. Changed PEM and token files take effect with the next
+    call.
 
     Raises `ConfigError` for a wrong endpoint, and for files that are wrong now.
     """
@@ -38,7 +39,7 @@ class HttpsCaller:
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b"",
         timeout_s: float = 30.0, max_bytes: int = 4 << 20,
     ) -> Received:  # fmt: skip
-        """The answer, whatever its status. Raises `RemoteError` where none came, or a larger one than `max_bytes`."""
+        """The answer, whatever its status. Raises `RemoteError` if none came, or one larger than `max_bytes`."""
         until_s = time.monotonic() + timeout_s
         host = f"Host: {self._address.authority}"
         lines = [f"{method} {self._address.prefix}{path} HTTP/1.1", host, "Connection: close"]
@@ -55,5 +56,5 @@ class HttpsCaller:
                 return received
         except ConfigError:
             raise
-        except Exception as error:  # noqa: BLE001 (whatever it is, `failed` says what it means)
+        except Exception as error:  # noqa: BLE001 (`failed` says what it means)
             raise failed(error, until_s) from None

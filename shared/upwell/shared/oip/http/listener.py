@@ -1,4 +1,4 @@
-"""The listening sockets of an HTTP server: whose connections it accepts, closes when they are late, and ends."""
+"""The listening sockets of an HTTP server: accepts connections, and closes late or surplus ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from upwell.shared.oip.http.connections import HEADERS_S, HttpListening, HttpSer
 from upwell.shared.platform.watched_files import WatchedFiles
 
 MAX_IDLE = 1000
-"""Maximum number of connections without a complete request; beyond it the longest silent ones are closed."""
+"""Maximum number of connections without a complete request; beyond it, the longest silent ones are closed."""
 
 MAX_CONNECTIONS = 3000
 """Maximum number of connections; beyond it new ones are closed at once."""
@@ -46,7 +46,7 @@ class Listener:
         self._is_closed = threading.Event()
 
     def start(self) -> None:
-        """Accept from now on. Raises `RuntimeError` where the system gives no thread."""
+        """Start accepting. Raises `RuntimeError` if no thread can be started."""
         self._loop.set_exception_handler(_note)
         for one in self._sockets:
             one.setblocking(False)
@@ -57,11 +57,12 @@ class Listener:
             raise RuntimeError("cannot start a thread for the HTTP server")
 
     def end(self) -> None:
-        """Accept no more and close what is idle. What has been sent is answered, and then its connection closed."""
+        """Accept no more, close idle connections, and close the others once their requests are answered."""
         self._call(self._end())
 
     def stop(self, grace_s: float) -> None:
-        """End, wait at most `grace_s` for what is under way, cancel it then, and return when the threads have ended."""
+        """End, wait at most `grace_s` for requests in progress, cancel the rest, and return when the threads have
+        ended."""
         self._call(self._end())
         if not self._call(self._drained(grace_s)):
             self._listening.application.cancel_all()
@@ -80,7 +81,7 @@ class Listener:
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
     def _run(self) -> bool:
-        """Run the loop until there is something else to do in this thread. False when it has ended."""
+        """Run the loop until this thread has something else to do. False once the loop has ended."""
         self._listening.run()
         if self._is_over:
             self._loop.close()
@@ -92,15 +93,15 @@ class Listener:
         self._loop.stop()
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept who has connected."""
+        """Accept pending connections."""
         try:
             while True:
                 self._connect(listening.accept()[0])
         except (BlockingIOError, ConnectionError):
-            pass  # all of them, or one who has left again
+            pass  # no more, or a client that has left again
         except OSError as error:
             _log.error("cannot accept connections: %s", error)
-            self._loop.remove_reader(listening)  # too few descriptors, as a rule: do not spin
+            self._loop.remove_reader(listening)  # usually out of file descriptors: do not spin
             self._loop.call_later(_LOOK_EVERY_S, self._watch, listening)
 
     def _watch(self, listening: socket.socket) -> None:
@@ -122,13 +123,16 @@ class Listener:
             await self._loop.connect_accepted_socket(
                 partial(HttpServerConnection, self._listening), accepted, ssl=context, ssl_handshake_timeout=limit_s
             )
-        except (OSError, asyncio.CancelledError):  # no TLS, or an unknown certificate: TLS has told the client
+        except (
+            OSError,
+            asyncio.CancelledError,
+        ):  # not TLS, or an unknown certificate, of which TLS has informed the client
             accepted.close()
         if len(self._listening.connections) > MAX_IDLE:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Close the tenth that has been silent for the longest, where too many have sent no whole request."""
+        """If too many connections have no complete request, close the tenth of them that was silent longest."""
         waited_for = [one for one in self._listening.connections if one.is_waited_for]
         if len(waited_for) > MAX_IDLE:
             for one in sorted(waited_for, key=lambda one: one.used_s)[: MAX_IDLE // 10]:
@@ -146,7 +150,7 @@ class Listener:
         self._listening.is_ending = True
         for listening in self._sockets:
             self._loop.remove_reader(listening)
-            self._accept(listening)  # who is connected already
+            self._accept(listening)  # connections that were made before the end
             listening.close()
         if self._tls is None and self._connecting:
             await asyncio.wait(self._connecting)
@@ -161,7 +165,7 @@ class Listener:
         return True
 
     async def _drained(self, timeout_s: float) -> bool:
-        """Whether all connections have ended within that time, and all requests."""
+        """Whether all connections and requests have ended within that time."""
         until_s = time.monotonic() + timeout_s
         while self._connecting or self._listening.connections or self._listening.under_way:
             if time.monotonic() >= until_s:
@@ -170,7 +174,7 @@ class Listener:
         return True
 
     async def _close(self) -> bool:
-        """End all connections; whether no request is under way any more."""
+        """End all connections; returns whether no request is in progress any more."""
         for one in [*self._listening.connections]:
             one.abort()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -179,7 +183,7 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
         while self._listening.connections:
             await asyncio.sleep(0)
-        for _ in range(_TURNS_TO_CLOSE):  # what was connecting until now closes its socket in the turns after
+        for _ in range(_TURNS_TO_CLOSE):  # connections that were being made close their sockets in the following turns
             await asyncio.sleep(0)
         return self._listening.under_way == 0
 

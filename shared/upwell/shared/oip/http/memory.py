@@ -1,4 +1,4 @@
-"""What the bodies of requests take of memory together, and who is given up where there is no more."""
+"""The memory that request bodies take together, and which of them to drop when it runs out."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import NoReturn
 from upwell.shared.errors import Refused
 
 PATIENCE_S = 2.0
-"""Time after which an incoming body may be dropped for others if memory is short."""
+"""Time after which an incoming body may be dropped if memory is short (seconds)."""
 
 
 class Memory:
-    """`size_bytes` for all requests together. Safe to use from many threads.
+    """`size_bytes` of memory for all requests together. Thread-safe.
 
-    A body takes what has come of it, not what its client says that it will be: so who holds memory has sent as much.
-    Where a request is refused for want of it, one body is given up that has been coming for `PATIENCE_S`, the oldest of
-    the address that holds the most: so clients that send nearly all and then wait do not keep others out.
+    A body takes as much as has come of it, not as much as its client announces: so clients that hold memory have sent
+    that much. When a request is refused for lack of memory, one body that has been coming for `PATIENCE_S` is dropped,
+    the oldest of the address that holds the most. So clients that send almost everything and then wait do not keep
+    others out.
     """
 
     def __init__(self, size_bytes: int) -> None:
         self.free_bytes = size_bytes
         self.lock = threading.Lock()
-        self.shares: dict[Share, None] = {}  # the oldest first
+        self.shares: dict[Share, None] = {}  # oldest first
 
     def refuse(self) -> NoReturn:
-        """Give a slow body up, if there is one, and raise `Refused`."""
+        """Drop a slow body, if there is one, and raise `Refused`."""
         slow_s = time.monotonic() - PATIENCE_S
         with self.lock:
             held: Counter[str] = Counter()
@@ -43,7 +44,8 @@ class Memory:
 
 
 class Share:
-    """What one request has of it, whose client is at `address`. `break_off` ends its connection, from any thread."""
+    """One request's part of the memory; its client is at `address`. `break_off` ends its connection, from any
+    thread."""
 
     def __init__(self, memory: Memory, address: str, break_off: Callable[[], object]) -> None:
         self.address = address
@@ -56,12 +58,12 @@ class Share:
             memory.shares[self] = None
 
     def expect(self, size_bytes: int) -> None:
-        """Take nothing yet, but raise `Refused` where there would not be so much now."""
+        """Raise `Refused` if so much memory is not free now; takes nothing."""
         if size_bytes > self._memory.free_bytes:
             self._memory.refuse()
 
     def take(self, size_bytes: int) -> None:
-        """Take so much more, until the end of the request. Raises `Refused` where there is not so much."""
+        """Take memory until the end of the request. Raises `Refused` if it is not free."""
         with self._memory.lock:
             has_room = size_bytes <= self._memory.free_bytes
             if has_room:
@@ -70,13 +72,13 @@ class Share:
             self._memory.refuse()
 
     def has_come(self) -> None:
-        """The body is whole: it is not given up any more."""
+        """The body is complete and can no longer be dropped."""
         with self._memory.lock:
             self.is_coming = False
 
     def waits(self, size_bytes: int) -> None:
-        """An answer of so many bytes waits for its client, for which it may be given up as a body may. It counts
-        whether there is room or not.
+        """An answer of this size waits for its client, and can be dropped as a body can. It counts even if it exceeds
+        the limit.
         """
         with self._memory.lock:
             self._hold(size_bytes)

@@ -1,8 +1,8 @@
-"""Between the bodies of HTTP requests and replies and the values of `dataplane`.
+"""Converts between HTTP bodies and the values of `dataplane`.
 
-A body is one JSON object, or, with Triton's binary extension, a JSON object and behind it the raw contents of the
-tensors that carry `binary_data_size`, in the order of the object.
-Source: https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_binary_data.html
+A body is one JSON object or, with Triton's binary extension, a JSON object followed by the raw contents of the tensors
+with `binary_data_size`, in the order of the object. Source:
+https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_binary_data.html
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _BASE64 = "base64"
 
 @dataclass(frozen=True)
 class RequestedOutput:
-    """Which outputs go back as binary data: those of `named`, and where an output is not named there, `default`."""
+    """Which outputs are returned as binary data: as `named` says, else `default`."""
 
     default: bool
     named: Mapping[str, bool]
 
     def is_binary(self, output: str) -> bool:
-        """Whether that output goes back as binary data."""
+        """Whether that output is returned as binary data."""
         return self.named.get(output, self.default)
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """A request as read: what is asked, how the answer is to be written, and Triton's `timeout`, if it was given."""
+    """A parsed request, the form of its answer, and Triton's `timeout`, if given."""
 
     request: InferRequest
     wanted: RequestedOutput
@@ -115,7 +115,7 @@ def _remembered(head: bytes) -> _Said:
 
 
 def load_object(head: memoryview) -> dict[str, Any]:
-    """The JSON object that `head` is. Raises `InvalidRequest`."""
+    """Parse a JSON object. Raises `InvalidRequest`."""
     if len(head) > MAX_JSON_BYTES:
         raise InvalidRequest(
             f"the JSON takes {len(head)} bytes; at most {MAX_JSON_BYTES} are allowed: send large tensors as binary data"
@@ -135,11 +135,11 @@ def load_object(head: memoryview) -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object, each of whose keys stands in it once: of two tags with one name, which one would a rule see?"""
+    """Refuse an object with a repeated key: of two tags with one name, a rule could see either."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise InvalidRequest(f"the JSON has the key {next(n for n in names if names.count(n) > 1)!r} twice")
+        raise InvalidRequest(f"the key {next(n for n in names if names.count(n) > 1)!r} is repeated")
     return found
 
 
@@ -147,8 +147,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_without_doubles)
 
 
 def read_tensors(what: str, tensors: object, binary: memoryview) -> dict[str, Array]:
-    """The tensors of the list `inputs` or `outputs` (`what` is one of these, without its s), whose binary data is
-    `binary` in that order. Raises `InvalidRequest`.
+    """The tensors of the list `inputs` or `outputs` (`what` is the singular), whose binary data is `binary` in that
+    order. Raises `InvalidRequest`.
     """
     return _with_contents(what, _described(what, tensors), binary)
 
@@ -192,7 +192,7 @@ def _with_contents(what: str, tensors: Sequence[_Tensor], binary: memoryview) ->
 
 
 def _outputs(outputs: object, default: bool) -> tuple[dict[str, bool], dict[str, int]]:
-    """Which outputs are asked for, and whether in binary; and of which how many classes."""
+    """The requested outputs and whether each is binary, and the number of classes for those to be classified."""
     named: dict[str, bool] = {}
     classes: dict[str, int] = {}
     for output in objects("outputs", [] if outputs is None else outputs):
@@ -269,7 +269,7 @@ def parameters_of(what: str, values: object) -> dict[str, Parameter]:
 def write_infer_response(
     response: InferResponse, wanted: RequestedOutput
 ) -> tuple[dict[str, Any], list[bytes | memoryview]]:
-    """The JSON object of an answer and the raw contents behind it. Raises `InvalidRequest` for what cannot be sent."""
+    """The JSON object of an answer and the raw contents after it. Raises `InvalidRequest` for what cannot be sent."""
     outputs: list[dict[str, Any]] = []
     raws: list[bytes | memoryview] = []
     for name, array in response.outputs.items():

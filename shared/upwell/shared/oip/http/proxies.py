@@ -1,4 +1,4 @@
-"""The proxy that the environment names for https: `HTTPS_PROXY`, and `NO_PROXY` for what is called without it."""
+"""The environment's proxy for https: `HTTPS_PROXY`, and `NO_PROXY` for hosts called without it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _DEFAULT_PORT = 80
 
 @dataclass(frozen=True)
 class Proxy:
-    """An HTTP proxy that is asked to CONNECT. `authorization` is the header's value, empty where none is sent."""
+    """An HTTP proxy for CONNECT. `authorization` is the value of its header, "" for none."""
 
     host: str
     port: int
     authorization: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """Without what it is told in confidence."""
+        """Without credentials."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def proxy_for(address: Address) -> Proxy | None:
-    """The proxy on the way to `address`, or None: for this machine, for `http://`, and for what `NO_PROXY` names.
+    """The proxy for `address`, or None: for this machine, for `http://`, and for hosts in `NO_PROXY`.
 
-    Raises `ConfigError` for one that cannot be used; its text holds nothing of the URL, which may have a password.
+    Raises `ConfigError` if it cannot be used; the text leaves out the URL, which may have a password.
     """
     settings = getproxies_environment()
     text = settings.get("https", "").strip()
@@ -53,8 +53,8 @@ def proxy_for(address: Address) -> Proxy | None:
 
 
 def _goes_without(address: Address, no_proxy: str) -> bool:
-    """Whether an entry of `NO_PROXY` means this host: its name, a domain above it, its address or network, or `*`;
-    with or without the port.
+    """Whether an entry of `NO_PROXY` matches this host: its name, a parent domain, its address or network, or `*`; with
+    or without the port.
     """
     host, port = address.host.lower(), f":{address.port}"
     for entry in (one.strip().lower().removesuffix(port) for one in no_proxy.split(",")):

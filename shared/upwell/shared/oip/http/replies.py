@@ -1,4 +1,4 @@
-"""What goes back over HTTP: a reply, and the reply that each error becomes."""
+"""HTTP replies, and the reply for each error."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ STATUS_HEADER = "Upwell-Status"
 """The header with gRPC's name of an error's status, since HTTP has fewer statuses."""
 
 RETRY_MS_HEADER = "Retry-After-Ms"
-"""The header that says when to try again, in milliseconds, if known: a queue may drain in less than HTTP's whole
-seconds."""
+"""The header with the milliseconds until a retry, if known: a queue may drain in less than the whole seconds of
+Retry-After."""
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
@@ -53,7 +53,7 @@ _TRY_AGAIN = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAIL
 
 
 class Rejected(UpwellError):
-    """The HTTP request cannot be served as it is; `status` and `headers` say what HTTP has to say about it."""
+    """The HTTP request cannot be served as it is; `status` and `headers` are those of the reply."""
 
     def __init__(self, status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> None:
         self.status = status
@@ -63,7 +63,7 @@ class Rejected(UpwellError):
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer: its status, its headers without length, date and connection, and the pieces of its body."""
+    """A reply: its status, its headers except length, date and connection, and the pieces of its body."""
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
@@ -71,7 +71,7 @@ class Reply:
 
     @property
     def size_bytes(self) -> int:
-        """The length of the body."""
+        """Length of the body in bytes."""
         return sum(len(piece) for piece in self.body)
 
 
@@ -89,7 +89,7 @@ def json_reply(value: object, status: int = HTTPStatus.OK, headers: Sequence[tup
 
 
 def error_reply(error: Exception) -> Reply:
-    """`{"error": ...}` with the status that the catalogue, or HTTP itself, has for the error."""
+    """`{"error": ...}` with the error's status from the catalogue, or from HTTP itself."""
     after_ms = None
     if isinstance(error, Rejected):
         status, text, headers = error.status, str(error), error.headers

@@ -1,4 +1,4 @@
-"""What the front end needs of an HTTP request: what its headers say, and a body that is one input as in a file."""
+"""Reads the headers of an HTTP request, and raw bodies that are a single input."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ TAG_HEADER = "upwell-tag-"
 case."""
 
 ID_HEADER = "upwell-id"
-"""The header with the id of a request with a raw body; JSON bodies contain the id."""
+"""The header with the ID of a request with a raw body; JSON bodies contain it."""
 
 HEAD_LENGTH_HEADER = "inference-header-content-length"
 """Triton's header: the number of bytes of JSON in the body; the rest is binary data. 0: the whole body is the only
 input."""
 
 PICTURES = ("image/jpeg", "image/png", "image/webp")
-"""Content types of pictures. The model's decoder detects the real format."""
+"""Content types of pictures. The model's decoder detects the actual format."""
 
 _MAX_HEADER_CHARACTERS = 1000
 _FORM = "application/x-www-form-urlencoded"
 
 
 class Disconnect:
-    """Whether the client has left. `leave` is the connection's, in its thread; `watched` the call's, in another."""
+    """Whether the client has left. `leave` is called by the connection's thread, `watched` by the call's."""
 
     def __init__(self) -> None:
         self._has_left = False
         self._cancelled: Signal | None = None
 
     def leave(self) -> None:
-        """The client has left, or sends no more."""
-        self._has_left = True  # before the look, as `watched` does it the other way round: neither misses the other
+        """The client has left, or has half-closed."""
+        self._has_left = True  # set before the check; `watched` does it in reverse order, so neither misses the other
         if self._cancelled is not None:
             self._cancelled.set()
 
     @contextmanager
     def watched(self, cancelled: Signal) -> Iterator[None]:
-        """For as long as the context lasts, `cancelled` is set when the client leaves."""
+        """Within the context, `cancelled` is set when the client leaves."""
         self._cancelled = cancelled
         if self._has_left:
             cancelled.set()
@@ -64,10 +64,10 @@ class Disconnect:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """One HTTP request whose headers have been read, and whose body has not.
+    """One HTTP request whose headers have been read, but not its body.
 
-    `target` is as the client wrote it; `headers` are by lower-case name; `certificate` is the name in the client's
-    certificate, empty where it showed none, and `client` that or the address it calls from. It came at `arrived_s`
+    `target` is as the client wrote it; `headers` have lower-case names; `certificate` is the name in the client's
+    certificate, "" without one, and `client` that name or the client's address. The request came at `arrived_s`
     (monotonic).
     """
 
@@ -81,14 +81,14 @@ class HttpRequest:
 
 
 def is_raw(headers: Mapping[str, str]) -> bool:
-    """Whether the body is an input as it lies in a file, rather than JSON. Raises `Rejected` (415) for other kinds."""
+    """Whether the body is an input as in a file, rather than JSON. Raises `Rejected` (415) for other content types."""
     kind = content_type(headers)
     head = headers.get(HEAD_LENGTH_HEADER)
     if head is not None:
         return head.strip() == "0"
     if kind in PICTURES or kind == BINARY:
         return True
-    # Neither curl's own kind, which it writes where nobody says one, nor none at all means anything else.
+    # curl's default content type, and none at all, say nothing about the body.
     if kind in (JSON, _FORM, ""):
         return False
     known = ", ".join((JSON, *PICTURES, BINARY))
@@ -99,19 +99,19 @@ _SEARCHED_BYTES = 1 << 16
 
 
 def looks_like_json(headers: Mapping[str, str], body: memoryview) -> bool:
-    """Whether a body is a request in JSON that its client calls plain bytes, as Triton's asyncio client does."""
+    """Whether the body is a JSON request with a content type of plain bytes, as Triton's asyncio client sends it."""
     if content_type(headers) != BINARY or HEAD_LENGTH_HEADER in headers:
         return False
     return bytes(body[:1]) == b"{" and bytes(body[-1:]) == b"}" and b'"inputs"' in bytes(body[:_SEARCHED_BYTES])
 
 
 def content_type(headers: Mapping[str, str]) -> str:
-    """The kind of the body, in lower case, without parameters; empty where the client does not say."""
+    """The content type in lower case, without parameters; "" if missing."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def head_bytes(headers: Mapping[str, str], body_bytes: int) -> int:
-    """How many bytes of the body are JSON. Raises `InvalidRequest`."""
+    """The number of JSON bytes in the body. Raises `InvalidRequest`."""
     text = headers.get(HEAD_LENGTH_HEADER)
     if text is None:
         return body_bytes
@@ -124,7 +124,7 @@ def head_bytes(headers: Mapping[str, str], body_bytes: int) -> int:
 
 
 def timeout_s(headers: Mapping[str, str]) -> float:
-    """The seconds that the caller waits; infinite where it does not say. Raises `InvalidRequest`."""
+    """The caller's time limit in seconds; infinite without one. Raises `InvalidRequest`."""
     text = headers.get(TIMEOUT_HEADER)
     if text is None:
         return math.inf
@@ -138,15 +138,15 @@ def timeout_s(headers: Mapping[str, str]) -> float:
 
 
 def with_tags(parameters: Mapping[str, Parameter], headers: Mapping[str, str]) -> Mapping[str, Parameter]:
-    """The request's parameters with the tags that stand in its headers.
+    """The request's parameters and the tags from its headers.
 
-    Raises `InvalidRequest` for a tag that is no UTF-8 text, or that body and headers say differently.
+    Raises `InvalidRequest` for a tag that is not UTF-8 text, or that differs between body and headers.
     """
     found = dict(parameters)
     for name, value in headers.items():
         if name.startswith(TAG_HEADER):
             try:
-                # Headers are read as Latin-1; whoever means more than ASCII sends UTF-8.
+                # Headers are read as Latin-1; text beyond ASCII is sent as UTF-8.
                 text = value.encode("latin-1").decode()
             except UnicodeError:
                 raise InvalidRequest(f"the header {name} is not UTF-8 text") from None
@@ -156,9 +156,9 @@ def with_tags(parameters: Mapping[str, Parameter], headers: Mapping[str, str]) -
 
 
 def input_of(metadata: ModelMetadata, body: memoryview, *, is_picture: bool) -> dict[str, Array]:
-    """The body as the model's only input: one element of BYTES, or a tensor whose shape the size decides.
+    """The body as the model's only input: one BYTES element, or a tensor whose shape follows from the size.
 
-    At most one dimension may vary. Raises `InvalidRequest` where the model takes something else.
+    At most one dimension may vary. Raises `InvalidRequest` if the model's inputs do not fit.
     """
     if len(metadata.inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in metadata.inputs)

@@ -1,4 +1,4 @@
-"""Start an HTTP server for a `Dataplane`, on TCP and unix sockets."""
+"""Starts an HTTP server for a `Dataplane`, on TCP and unix sockets."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ READERS = 32
 
 @dataclass(frozen=True)
 class RunningHttpServer:
-    """A server that accepts requests. `addresses` has the real ports where 0 was asked for."""
+    """A server that accepts requests. `addresses` has real ports instead of 0."""
 
     addresses: tuple[str, ...]
     _listener: Listener
 
     def end(self) -> None:
-        """Accept no more. What has been sent by now is answered, and then its connection closed."""
+        """Accept no more, answer what was sent so far, and then close the connections."""
         self._listener.end()
 
     def stop(self, grace_s: float) -> None:
-        """Accept no more, let the requests under way end within `grace_s`, cancel the rest, and return then."""
+        """Accept no more, let requests in progress end within `grace_s`, cancel the rest, then return."""
         self._listener.stop(grace_s)
         for address in self.addresses:
             path = parse_address(address).socket_path
@@ -57,10 +57,10 @@ def start_http_server(
 ) -> RunningHttpServer:
     """Serve `dataplane` over HTTP/1.1 on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
 
-    `max_workers` inferences run at once; a further one is refused at once with 429. A body that is larger than
-    `connections` allow is refused with 413 before it is read. A connection of the age that `connections` allows is
-    closed after an answer, which says so. `at_work`: see `CallThreads`, as for `start_server`; `extensions`: what is
-    offered beside inference. Raises `ConfigError` as that does; nothing listens then.
+    `max_workers` inferences run at once; a further one is refused at once with 429. A body above the limit of
+    `connections` is refused with 413 before it is read. A connection above the age limit of `connections` is closed
+    after an answer that says so. `at_work`: see `CallThreads`, as for `start_server`; `extensions` are the routes
+    beside inference. Raises `ConfigError` as `start_server` does; nothing listens then.
     """
     security, max_message_bytes = connections.security, connections.max_message_bytes
     addresses = check_listen(listen, security)
@@ -112,7 +112,7 @@ def _bind(address: Address, is_shared: bool) -> socket.socket:
     listening = socket.socket(*where)
     try:
         if address.socket_path is None:
-            # Accepted sockets take it over: an answer's last packet does not wait for an acknowledgement.
+            # Accepted sockets inherit it: an answer's last packet does not wait for an acknowledgement.
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if os.name == "posix":
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

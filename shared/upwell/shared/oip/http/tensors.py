@@ -1,7 +1,7 @@
 """Tensor values between numpy and JSON.
 
-The sizes of what was read are checked against the shape before an array is made. Numbers are taken as JSON has
-them: no text for a number, no fraction for an integer, nothing that the datatype cannot hold.
+The number of values is checked against the shape before an array is made. Types are strict: no text for a number, no
+fraction for an integer, no value out of the datatype's range.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _INTEGER_KINDS = "iu"
 
 
 def decode_json(name: str, datatype: str, shape: tuple[int, ...], data: object, *, is_base64: bool) -> Array:
-    """The tensor whose values are `data`: lists nested as the shape is, or one flat list in row-major order.
+    """The tensor with the values `data`: lists nested like the shape, or one flat list in row-major order.
 
-    An element of BYTES is a text, sent as UTF-8 or, with `is_base64`, as base64. Raises `InvalidRequest`.
+    A BYTES element is a string, as UTF-8 or, with `is_base64`, as base64. Raises `InvalidRequest`.
     """
     elements = count_elements(name, datatype, shape)
     values = _flat(name, shape, elements, data)
@@ -67,7 +67,7 @@ def _integers(name: str, datatype: str, values: list[Any]) -> Array:
     limits = np.iinfo(DTYPES[datatype])
     for value in (min(values), max(values)) if values else ():
         if not limits.min <= value <= limits.max:
-            # The number is not shown: it may have thousands of digits.
+            # The number is not shown, since it may have thousands of digits.
             raise InvalidRequest(f"tensor {name!r}: {datatype} values must be in {limits.min}..{limits.max}")
     return np.array(values, dtype=DTYPES[datatype])
 
@@ -97,10 +97,10 @@ def _bytes(name: str, value: object, is_base64: bool) -> bytes:
 
 
 def encode_json(array: Array) -> tuple[str, list[Any], bool]:
-    """Datatype, values in row-major order, and whether they are base64: BYTES of which one is no UTF-8 text.
+    """Datatype, values in row-major order, and whether they are base64: BYTES of which one is not UTF-8 text.
 
-    JSON has no number for NaN and the infinities; they become null, as browsers write them. Raises
-    `InvalidRequest` for a dtype that the protocol does not have.
+    NaN and infinities become null, as JSON lacks them and browsers write null. Raises `InvalidRequest` for a dtype that
+    the protocol lacks.
     """
     datatype = oip_datatype(array.dtype)
     if datatype == "BYTES":

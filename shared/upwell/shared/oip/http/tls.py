@@ -1,4 +1,4 @@
-"""TLS for an HTTP server and a client, from PEM files that may be replaced while the program runs."""
+"""TLS contexts of an HTTP server and client, from PEM files that may be replaced while the program runs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _READS, _REPLACED_S = 10, 0.02
 
 
 def watch_server_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
-    """What a server's connections begin with, made anew when a file changes. Raises `ConfigError`."""
+    """The TLS context of a server's connections, renewed when a file changes. Raises `ConfigError`."""
     return WatchedFiles(files.paths, lambda: _server_context(files))
 
 
 def watch_client_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
-    """What a client's connections begin with, made anew when a file changes. Raises `ConfigError`."""
+    """The TLS context of a client's connections, renewed when a file changes. Raises `ConfigError`."""
     return WatchedFiles(files.paths, lambda: _client_context(files))
 
 
@@ -57,7 +57,7 @@ def _bare(side: ssl._SSLMethod, files: TlsFiles) -> ssl.SSLContext:
     for _ in range(_READS):
         try:
             context.load_cert_chain(files.cert, files.key, password=lambda: b"")
-        except (OSError, ValueError):  # replaced since they were checked, and perhaps one of the two only
+        except (OSError, ValueError):  # replaced since the check, perhaps only one of the two
             time.sleep(_REPLACED_S)
         else:
             return context
@@ -65,7 +65,7 @@ def _bare(side: ssl._SSLMethod, files: TlsFiles) -> ssl.SSLContext:
 
 
 def certificate_name(certificate: Mapping[str, Any] | None) -> str:
-    """The common name in a client's certificate, as `ssl` gives that; empty where it showed none."""
+    """The common name in a client's certificate, in the form of the `ssl` module; "" without one."""
     subject: Any = (certificate or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
     return usable_name(names[0]) if names else ""
