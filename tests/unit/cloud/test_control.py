@@ -292,7 +292,7 @@ def test_a_version_that_is_named_and_not_there(root: Path, caplog: pytest.LogCap
     assert [problem.key for problem in caught.value.problems] == ["models.n", "models.m.versions"]
     assert "there is no version 4; available: 1" in str(caught.value)
     scene = Scene(root, models={"m": {"versions": [1, 4]}, "n": {}})  # they may come
-    assert "version 4 is not there" in caplog.text
+    assert "there is no version 4" in caplog.text
     put(root, "m", 4, seed=4)
     scene.repository.load("m")
     assert scene.answer() == ("4", 4)

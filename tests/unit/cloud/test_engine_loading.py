@@ -70,7 +70,7 @@ def test_a_reason_is_one_short_line(text: str, reason: str) -> None:
     [
         ("No such file or directory: '/srv/secret/words.txt'", "No such file or directory: 'words.txt'"),
         ("in /srv/secret/, at /a/b/c/d.py:3", "in , at d.py:3"),
-        ("no model.onnx in m/1; available: a/b", "no model.onnx in m/1; there is a/b"),
+        ("no model.onnx in m/1; available: a/b", "no model.onnx in m/1; available: a/b"),
         ("see https://example.com/a/b, or 3/4 of it / all", "see https://example.com/a/b, or 3/4 of it / all"),
         ("two\nlines", r"two\nlines"),
         ("/" * 100_000 + " /a" * 100_000, "/" * 100_000 + " /a" * 100_000),

@@ -79,4 +79,4 @@ def test_a_trial_that_takes_too_long_leaves_the_default(
     monkeypatch.setattr(trial, "cores", lambda: 4)
     caplog.set_level(logging.INFO)
     assert resolved(config(tmp_path)).serve.workers == 1
-    assert "ended after 0 s, before all models were tried" in caplog.text
+    assert "was cut off after 0 s, before all models were tried" in caplog.text
