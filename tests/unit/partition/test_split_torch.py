@@ -199,7 +199,7 @@ def call(operator: str, **arguments: Any) -> Any:
         ({"nodes": call("aten.relu.default", self={"tensor": "z"})}, "which nothing before it produces"),
         ({"nodes": call("aten.relu.default", own={"tensor": "x"})}, "has no argument 'own'"),
         ({"nodes": call("aten.relu.default", self={"tensor": "x", "code": "1"})}, "nodes"),
-        ({"nodes": []}, "nothing makes the output"),
+        ({"nodes": []}, "nothing produces the output"),
         ({"weights": ["two", "three"]}, "lacks 'three'"),
         ({"weights": ["two", "x"]}, "produced twice"),
         ({"version": 2}, "version"),

@@ -1,1 +1,1 @@
-"""Model files and arrays: one reader of each format."""
+"""Model files and arrays: one reader per format."""

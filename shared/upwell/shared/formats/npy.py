@@ -1,4 +1,4 @@
-"""Reading arrays in numpy's `.npy` and `.npz` formats from files that somebody else wrote."""
+"""Reads arrays in numpy's `.npy` and `.npz` formats from untrusted files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from upwell.shared.tensors import Array
 
 _MAX_HEADER_BYTES = 10_000
-"""Maximum size of a header, as in numpy: it is a Python literal, and parsing a long one may exhaust the stack."""
+"""Maximum size of a header, as in numpy: a header is a Python literal, and parsing a long one may exhaust the stack."""
 
 _format: Any = np.lib.format  # its functions have no types
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
@@ -22,10 +22,10 @@ _Header: TypeAlias = "tuple[tuple[int, ...], bool, np.dtype[Any]]"
 
 
 def read_npy(file: IO[bytes], size_bytes: int) -> Array:
-    """The array of a .npy file of `size_bytes`, in native byte order; it may be read-only. BF16 is `V2`, as numpy says.
+    """The array of a .npy file of `size_bytes`, in native byte order; it may be read-only. BF16 is `V2`, as in numpy.
 
-    `file` stands at its beginning. No memory is taken for what a header only promises, and no Python object is read.
-    Raises `ValueError` for what is no such array, and what `file` itself raises.
+    `file` is at its beginning. Memory is allocated only for data that exists, and Python objects are never read. Raises
+    `ValueError` if this is not such an array, and errors of `file` itself.
     """
     shape, is_fortran, dtype = _header(file)
     if dtype.hasobject:
@@ -43,8 +43,8 @@ def read_npy(file: IO[bytes], size_bytes: int) -> Array:
 def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.inf) -> dict[str, Array]:
     """The arrays of an .npz file by name, each as `read_npy` reads it.
 
-    How many they are and what they take together is checked before any is read. Raises `ValueError` for what is no
-    such file, is damaged or holds more, and `OSError`.
+    Their number and total size are checked before any is read. Raises `ValueError` if this is not such a file, or if it
+    is damaged or too large, and `OSError`.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -59,7 +59,7 @@ def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.in
                     arrays[member.filename.removesuffix(".npy")] = read_npy(one, member.file_size)
     except (OSError, ValueError):
         raise
-    except Exception as error:  # noqa: BLE001  (zipfile's own, zlib's and those of other unpackers share no base class)
+    except Exception as error:  # noqa: BLE001  (errors of zipfile, zlib and other unpackers share no base class)
         raise ValueError(str(error)) from None
     if len(arrays) != len(members):
         raise ValueError("two of its arrays have the same name")
@@ -67,7 +67,7 @@ def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.in
 
 
 def _header(file: IO[bytes]) -> _Header:
-    """Shape, whether columns come first, and dtype."""
+    """Shape, whether the order is Fortran's, and dtype."""
     version = _format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"expected version 1.0 or 2.0 of the format, got {version[0]}.{version[1]}")
@@ -78,6 +78,6 @@ def _header(file: IO[bytes]) -> _Header:
     text = io.BytesIO(length + file.read(header_bytes))
     try:
         found: _Header = _HEADERS[version](text)
-    except Exception as error:  # noqa: BLE001  (numpy lets many errors of Python's parser out, which share no base class)
+    except Exception as error:  # noqa: BLE001  (errors of Python's parser share no base class)
         raise ValueError(f"its header cannot be read: {error}") from None
     return found

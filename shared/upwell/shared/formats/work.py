@@ -1,7 +1,7 @@
-"""How much an operator has to do: multiply-adds where it multiplies matrices, elements where it does not.
+"""Estimates the work of operators: multiply-adds for matrix operators, elements for all others.
 
-An estimate by shapes alone: it says how much of a model an accelerator took, chooses which cuts to measure, and shares
-out time between two that were measured. Never a cost.
+The estimate uses shapes alone. It tells what share of a model an accelerator took, chooses which cuts to measure, and
+divides time between two measured cuts. It is never used as a cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Rule: TypeAlias = Callable[[Sequence[Shape], Sequence[Shape]], float]
 
 
 def _times_filter(at: int, kept: slice = slice(1, None), per: int | None = None) -> _Rule:
-    """Elements of the first output (or of input `per`) times the part `kept` of the filter's dimensions."""
+    """Elements of the first output (or of input `per`) times the dimensions `kept` of the filter."""
 
     def macs(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
         counted = outputs[0] if per is None else inputs[per]
@@ -33,13 +33,13 @@ def _times_depth(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
 
 
 def _either_way(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
-    """The same where the first may be stored as [k, m]: k is what m leaves of it."""
+    """The same if the first may be stored as [k, m]: k is the other dimension beside m."""
     left, output = _known(inputs[0]), _known(outputs[0])
     return math.prod(output) * left[-2] * left[-1] / output[-2]
 
 
 def _recurrent(inputs: Sequence[Shape], _: Sequence[Shape]) -> float:
-    """Each of [steps, rows] meets all weights, those of the input and those of the state."""
+    """Each of [steps, rows] is multiplied by all weights, those of the input and those of the state."""
     return math.prod(_known(inputs[0])[:2]) * (math.prod(_known(inputs[1])) + math.prod(_known(inputs[2])))
 
 
@@ -79,10 +79,10 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
 
 
 def work_of(op: str, inputs: Sequence[Shape], outputs: Sequence[Shape], read: Sequence[Shape]) -> float:
-    """Multiply-adds of an operator with these `inputs`, weights among them.
+    """Multiply-adds of an operator with these `inputs`, weights included.
 
-    Of other operators the elements of the largest tensor that they make or `read`, weights apart. NaN where the shapes
-    that tell are not known.
+    For other operators the elements of the largest tensor that they produce or `read`, without weights. NaN if the
+    needed shapes are unknown.
     """
     if op not in _RULES:
         if None in outputs:
@@ -90,5 +90,5 @@ def work_of(op: str, inputs: Sequence[Shape], outputs: Sequence[Shape], read: Se
         return float(max((math.prod(shape) for shape in (*outputs, *read) if shape is not None), default=0))
     try:
         return float(_RULES[op](inputs, outputs))
-    except (IndexError, ValueError, ZeroDivisionError):  # also ranks that the operator does not have
+    except (IndexError, ValueError, ZeroDivisionError):  # also for ranks that the operator does not allow
         return math.nan

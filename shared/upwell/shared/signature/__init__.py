@@ -1,1 +1,1 @@
-"""What a model takes and gives: its signature, and the pre- and post-processing that `model.yaml` describes."""
+"""The signature of a model, and the pre- and post-processing that `model.yaml` describes."""

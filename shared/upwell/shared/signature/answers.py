@@ -1,4 +1,4 @@
-"""What one row of an answer says: a class and how sure it is, boxes, or numbers."""
+"""One row of an answer as a class with its probability, as boxes, or as numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from upwell.shared.tensors import Array
 
 
 def label_of(number: int, labels: Sequence[str]) -> str:
-    """The name of a class; its number where it has none."""
+    """The name of a class; its number if it has none."""
     return labels[number] if 0 <= number < len(labels) else str(number)
 
 
 def best_class(values: Array, kind: OutputKind) -> tuple[int, float] | None:
-    """The class with the highest probability, and that; None where a score is no finite number.
+    """The class with the highest probability, and that probability; None if a score is not finite.
 
     Logits become probabilities by softmax. A single score is that of the second of two classes, by the sigmoid if it is
     a logit.
@@ -36,7 +36,7 @@ def best_class(values: Array, kind: OutputKind) -> tuple[int, float] | None:
 
 
 def found_boxes(values: Array) -> Array:
-    """The detections [n, 6 or more] among the slots of a row, without the empty ones and those that are not finite."""
+    """The detections [n, 6 or more] of a row, without empty slots and those that are not finite."""
     boxes = values.astype(np.float64).reshape(-1, values.shape[-1])
     found: Array = boxes[np.isfinite(boxes).all(axis=1) & (boxes[:, 5] >= 0)]
     return found

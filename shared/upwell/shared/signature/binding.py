@@ -1,4 +1,4 @@
-"""A `model.yaml` against the tensors of a model: everything that does not fit is found when the model loads."""
+"""Checks a `model.yaml` against the tensors of a model when the model loads."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def bind(
 
 
 def chunk_of(model_inputs: Sequence[TensorSpec]) -> int:
-    """The number of rows that one run of the model must have, 0 where any number will do."""
+    """The number of rows that each run of the model must have; 0 for any number."""
     return max((spec.shape[0] for spec in model_inputs if spec.shape and spec.shape[0] > 0), default=0)
 
 
 def sizes_fit(have: Sequence[int], want: Sequence[int]) -> bool:
-    """Whether two shapes can be the same, where -1 is any size."""
+    """Whether two shapes can be equal; -1 matches any size."""
     return len(have) == len(want) and all(a == b or -1 in (a, b) for a, b in zip(have, want, strict=True))
 
 
@@ -85,7 +85,7 @@ def _bind_inputs(
 
 
 def _hint(value: ValueType, spec: TensorSpec, name: str) -> str:
-    """The step that is probably missing."""
+    """A hint at the step that is probably missing."""
     if value.is_by_request and value.datatype == spec.datatype:
         return f"; in the tokenize step, {{pad: max, max_tokens: {spec.shape[-1]}}} gives every text that length"
     if {value.datatype, spec.datatype} == {"INT32", "INT64"}:

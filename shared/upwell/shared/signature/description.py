@@ -1,4 +1,4 @@
-"""`model.yaml`: what a model takes and gives as its callers see it, and how that maps to its own tensors."""
+"""`model.yaml`: the signature of a model, and its mapping to the model's own tensors."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class SignaturePart(FilePart):
 class Golden(FilePart):
     """Golden vectors, run when the model loads on the device, and how far its answers may differ from them.
 
-    Classes must agree in a share of at least `agree`, other numbers up to a relative error of `tolerance`. Without
-    `file` they are `golden.npz` in a bundle's folder, if that is there.
+    A share of at least `agree` of the classes must agree, and other numbers up to a relative error of `tolerance`.
+    Without `file` they are in `golden.npz` in the bundle's folder, if it exists.
     """
 
     file: ConfinedPath | None = None
@@ -119,11 +119,11 @@ class ModelDescription(FilePart):
     _context: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Remember where the values stand in the file, for errors that only the model's tensors reveal."""
+        """Keep the positions of values in the file, for errors that only the model's tensors reveal."""
         self._context.update(context or {})
 
     def exactly(self) -> ModelDescription:
-        """The same, with every picture decoded whole; see `decode` and its `exact`."""
+        """The same description with every picture decoded at full size; see `exact` of `decode`."""
 
         def exact(steps: tuple[PreOp, ...]) -> tuple[PreOp, ...]:
             return tuple(
@@ -138,7 +138,7 @@ class ModelDescription(FilePart):
         return self.model_copy(update={"pre": exact(self.pre), "runtimes": runtimes})
 
     def problem(self, keys: Sequence[str | int], message: str) -> Problem:
-        """A problem with the value under `keys`, with its place in the file where it came from one."""
+        """A problem with the value under `keys`, with its position if it came from a file."""
         tree = self._context.get("tree")
         place = tree.find(keys)[0] if tree is not None else None
         line, column = (place.line, place.column) if place else (None, None)
@@ -146,9 +146,8 @@ class ModelDescription(FilePart):
 
 
 def load_description(path: Path, within: Path | None = None) -> ModelDescription:
-    """The `model.yaml` at `path`. Raises `ConfigError`.
+    """Load the `model.yaml` at `path`. Raises `ConfigError`.
 
-    It and every file that it names must lie `within` that folder, by default its own, for it may come with a model from
-    elsewhere.
+    It and every file that it names must lie in the folder `within`, by default its own, since it may be untrusted.
     """
     return load_yaml(path, ModelDescription, within=within or path.parent)

@@ -1,8 +1,8 @@
 """Raw boxes of a detector -> detections.
 
-A detection begins with six FP32 numbers: x1, y1, x2, y2 as fractions of the original picture, score, class. Slots that
-hold none are zeros with class -1. What follows is nothing; or K keypoints as x, y and score; or the four corners of a
-box that is turned, of which the first four numbers are then the surroundings.
+A detection begins with six FP32 numbers: x1, y1, x2, y2 as fractions of the original picture, score, class. Empty slots
+are zeros with class -1. Then come, if anything, K keypoints as x, y and score, or the four corners of a rotated box,
+whose bounding box the first four numbers are.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _TINY = 1e-7
 
 @dataclass(frozen=True)
 class RawBoxes:
-    """What a detector gives: `boxes` [rows, n, 4], `scores` [rows, n, classes], or [rows, n] with `classes` [rows, n].
+    """The raw outputs of a detector: `boxes` [rows, n, 4], `scores` [rows, n, classes], or [rows, n] with `classes`
+    [rows, n].
 
-    `further` [rows, n, numbers] is what each box has besides: an angle in radians, keypoints, or how much of each of
-    the `prototypes` [rows, numbers, height, width] is in its mask.
+    `further` [rows, n, numbers] are additional numbers of each box: an angle in radians, keypoints, or the coefficients
+    of the `prototypes` [rows, numbers, height, width] for its mask.
     """
 
     boxes: Array
@@ -50,17 +51,17 @@ class RawBoxes:
 
 
 def is_detections(last: int) -> bool:
-    """Whether so many numbers can be those of a detection."""
+    """Whether a detection can have `last` numbers."""
     return last in (FIELDS, FIELDS + CORNERS) or (last > FIELDS and (last - FIELDS) % KEYPOINT == 0)
 
 
 def has_keypoints(last: int) -> bool:
-    """Whether detections of so many numbers have keypoints."""
+    """Whether detections with `last` numbers have keypoints."""
     return last > FIELDS and last != FIELDS + CORNERS
 
 
 def further_numbers(op: Boxes) -> int:
-    """How many numbers a detection has beyond the first six."""
+    """Number of values of a detection beyond the first six."""
     if op.angle:
         return CORNERS
     return KEYPOINT * op.keypoints[0] if op.keypoints is not None else 0
@@ -96,7 +97,7 @@ def detect(op: Boxes, raw: RawBoxes, geometry: Geometry | None) -> tuple[Detecti
 
 
 def as_candidates(found: Array) -> list[Candidates]:
-    """The candidates of detections [rows, n, 6 or more] of which nobody knows what was suppressed: they themselves."""
+    """The candidates of detections [n, 6 or more] from an unknown suppression: the detections themselves."""
     candidates = []
     for row in found.astype(np.float64):
         boxes = row[(row[:, 5] >= 0) & np.isfinite(row).all(axis=1)]
@@ -112,17 +113,17 @@ def _candidates(boxes: Floats, scores: Array, classes: Array, min_score: float) 
 
 
 def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats]:
-    """The candidates in groups as `suppress` makes them: the best score of each group, and how well its boxes agree.
+    """The groups of candidates that `suppress` would form: the best score of each, and how well its boxes agree.
 
-    That is the mean overlap (IoU) of its boxes with the best one, which is among them, weighted by their scores. Both
-    are FP64 [groups].
+    Agreement is the mean overlap (IoU) of the group's boxes with its best one, itself included, weighted by score. Both
+    results are FP64 [groups].
     """
     boxes, scores, classes = candidates.boxes, candidates.scores, candidates.classes
     overlaps = overlap(boxes[:, None], boxes)
     is_same = (overlaps > iou) & (classes[:, None] == classes)
     best: list[int] = []
     free = np.ones(len(scores), dtype=np.bool_)
-    for index in range(len(scores)):  # the best first, as they stand
+    for index in range(len(scores)):  # in order, which is best first
         if free[index]:
             best.append(index)
             free &= ~is_same[index]
@@ -131,23 +132,23 @@ def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats]:
 
 
 def _solid(boxes: Floats) -> npt.NDArray[np.bool_]:
-    """Which boxes have an area: those of corners [n, 4], or of centre, size and angle [n, 5]."""
+    """Which boxes have an area: corners [n, 4], or centre, size and angle [n, 5]."""
     if boxes.shape[1] == 5:
         return (boxes[:, 2] > 0) & (boxes[:, 3] > 0)
     return (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
 
 
 def _boxes(op: Boxes, boxes: Floats, further: Floats, row: int, geometry: Geometry | None) -> Floats:
-    """Corners [n, 4], or for boxes that are turned centre, size and angle [n, 5] in the model's pixels."""
+    """Corners [n, 4], or for rotated boxes centre, size and angle [n, 5] in the model's pixels."""
     if not op.angle:
         return to_corners(boxes, op.format)
-    if op.normalized and geometry is not None:  # an angle means nothing where width and height have units of their own
+    if op.normalized and geometry is not None:  # angles are undefined if width and height have different units
         boxes = boxes * np.tile(geometry.size[row], 2)
     return np.concatenate((boxes, further[:, :1]), axis=1)
 
 
 def _placed(op: Boxes, boxes: Floats, further: Floats, row: int, geometry: Geometry | None) -> Floats:
-    """Boxes and what they have besides in the original picture, FP64 [n, 4 + further numbers]."""
+    """Boxes and their further numbers in the original picture, FP64 [n, 4 + further numbers]."""
     if op.angle:
         turned = corners_of(boxes)
         turned = turned if geometry is None else geometry.points(turned, row, normalized=False)
@@ -165,10 +166,11 @@ def _placed(op: Boxes, boxes: Floats, further: Floats, row: int, geometry: Geome
 
 
 def _mask(prototypes: Array, parts: Floats, boxes: Floats, row: int, place: tuple[bool, Geometry]) -> Array:
-    """Which detection each pixel of the original belongs to, from 1 on, 0 for none: UINT8 [height, width].
+    """The detection of each pixel of the original, from 1 on, 0 for none: UINT8 [height, width].
 
     The mask of a detection is where Σ partᵢ · prototypeᵢ > 0 inside its box (Bolya et al. 2019, YOLACT, arXiv
-    1904.02689). Prototypes are sampled bilinearly at the middle of each pixel; of masks that overlap the best has it.
+    1904.02689). Prototypes are sampled bilinearly at the centre of each pixel; where masks overlap, the best detection
+    wins.
     """
     normalized, geometry = place
     count, *shape = prototypes.shape
@@ -224,11 +226,11 @@ def overlap(boxes: Floats, others: Floats) -> Floats:
 
 
 def probiou(boxes: Floats, others: Floats) -> Floats:
-    """1 − H, with H the Hellinger distance of the normal distributions that have the moments of two turned boxes.
+    """1 − H, with H the Hellinger distance of the normal distributions with the moments of two rotated boxes.
 
-    In 0..1, and 1 for the same box: H² = 1 − exp(−B), with B the Bhattacharyya distance
-    ¼ (Δμᵀ Σ⁻¹ Δμ) + ½ ln(|Σ| / (4 √(|Σ₁| |Σ₂|))), Σ = Σ₁ + Σ₂ (Llerena et al. 2021, arXiv 2106.06072). Detectors of
-    turned boxes are trained and suppressed by it; unlike the overlap of polygons it is one formula for all boxes.
+    In 0..1, and 1 for equal boxes: H² = 1 − exp(−B), with B the Bhattacharyya distance ¼ (Δμᵀ Σ⁻¹ Δμ) + ½ ln(|Σ| / (4
+    √(|Σ₁| |Σ₂|))), Σ = Σ₁ + Σ₂ (Llerena et al. 2021, arXiv 2106.06072). Detectors of rotated boxes are trained and
+    suppressed with it; unlike the overlap of polygons it is a single formula for all boxes.
     """
     a, b, c = _covariance(boxes)
     one_a, one_b, one_c = _covariance(others)
@@ -242,7 +244,8 @@ def probiou(boxes: Floats, others: Floats) -> Floats:
 
 
 def _covariance(boxes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Of x, of y, and of both, of a box [..., 5] filled evenly: w²/12 along its width, h²/12 across."""
+    """Variances of x and y and their covariance for a uniformly filled box [..., 5]: w²/12 along its width, h²/12
+    across."""
     along, across = boxes[..., 2] ** 2 / 12, boxes[..., 3] ** 2 / 12
     cosine, sine = np.cos(boxes[..., 4]), np.sin(boxes[..., 4])
     return (
@@ -255,8 +258,8 @@ def _covariance(boxes: Floats) -> tuple[Floats, Floats, Floats]:
 def suppress(boxes: Floats, scores: Array, classes: Array, iou: float, most: int) -> Indexes:
     """Non-maximum suppression within each class: the indexes kept, best first, at most `most`.
 
-    Greedy (Felzenszwalb et al. 2010, "Object detection with discriminatively trained part-based models", 4.4): the
-    best box left is kept, and the boxes of its class whose overlap with it is more than `iou` go. Of equal scores the
+    Greedy (Felzenszwalb et al. 2010, "Object detection with discriminatively trained part-based models", 4.4): the best
+    remaining box is kept, and boxes of its class whose overlap with it exceeds `iou` are dropped. Of equal scores the
     one with the lower index counts as better. O(kept * n) time, O(n) memory.
     """
     order = np.argsort(-scores, kind="stable")
@@ -272,7 +275,7 @@ def suppress(boxes: Floats, scores: Array, classes: Array, iou: float, most: int
 
 
 def _best(scores: Array, classes: Array | None, background: int | None) -> tuple[Array, Array]:
-    """Each box's score and class: the highest class score, NaN counting as none, or what the model itself says."""
+    """Each box's score and class: the highest class score (NaN counts as none), or the class given by the model."""
     clean = np.where(np.isnan(scores), -np.inf, scores)
     if classes is not None:
         known = np.isfinite(classes)

@@ -1,6 +1,6 @@
-"""Encoded pictures -> pixels and back, with what a hostile picture could do kept out.
+"""Decodes and encodes pictures safely.
 
-Only JPEG, PNG and WebP are read, told apart by their first bytes. The size is read from the header and checked before
+Only JPEG, PNG and WebP are read, recognized by their first bytes. The size is read from the header and checked before
 anything is decoded. Every failure is an `InvalidRequest`.
 """
 
@@ -60,24 +60,24 @@ _TURNS = {
 }
 """The transformation to upright for each EXIF orientation (CIPA DC-008, 4.6.5)."""
 
-# A broken EXIF block is ignored, and what it makes Pillow say is chosen by whoever sent the picture: neither the log
-# nor the list of warnings already shown may grow with it.
+# A broken EXIF block is ignored. Pillow's warning about it quotes the sender's data, and must neither fill the log nor
+# the list of warnings already shown.
 warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 
 def decode(data: bytes, color: Color, max_pixels: int) -> Array:
     """One encoded picture -> UINT8 [height, width, 3 or 1], EXIF orientation applied, alpha dropped.
 
-    Of an animation the first frame counts; 16-bit samples keep their high byte. Raises `InvalidRequest`.
+    Only the first frame of an animation is used; 16-bit samples keep their high byte. Raises `InvalidRequest`.
     """
     with _refusing():
         return _array(_upright(_opened(data, max_pixels), color))
 
 
 class EncodedPicture:
-    """An encoded picture of which the header was read and the size checked. Raises `InvalidRequest`.
+    """An encoded picture whose header was read and whose size was checked. Raises `InvalidRequest`.
 
-    `width` and `height` are those of the upright picture, `pixels` what it takes to decode it whole.
+    `width` and `height` are those of the upright picture, `pixels` the number of pixels to decode in full.
     """
 
     def __init__(self, data: bytes, color: Color, max_pixels: int, *, exact: bool) -> None:
@@ -94,7 +94,7 @@ class EncodedPicture:
 
     @property
     def is_gray(self) -> bool:
-        """Whether the file has no colors."""
+        """Whether the file is grayscale."""
         return self._image.mode in ("1", "L", "LA")
 
     @property
@@ -103,11 +103,11 @@ class EncodedPicture:
         return 3 if self._color == "rgb" else 1
 
     def scaled(self, size: tuple[int, int], box: Box, resample: Image.Resampling) -> Array:
-        """The part `box` of the upright picture (left, top, right, bottom) as `size`, (width, height).
+        """The part `box` of the upright picture (left, top, right, bottom), resized to `size`, (width, height).
 
-        A JPEG that is shrunk far is decoded at 1/2, 1/4 or 1/8 (ITU-T T.81's transform of fewer coefficients, as
-        libjpeg does it), with what comes out still twice as large as `size` on both sides, so that the filter has the
-        last word: photographs differ by at most 16 of 255 in any pixel from those decoded whole, by 0.7 on average.
+        A JPEG that is shrunk by much is decoded at 1/2, 1/4 or 1/8 (libjpeg's transform of fewer coefficients, ITU-T
+        T.81), still at least twice as large as `size` on both sides, so that the filter decides: photographs differ by
+        at most 16 of 255 in any pixel from those decoded in full, by 0.7 on average.
         """
         with _refusing():
             step = self._scale(size, box) if resample != Image.Resampling.NEAREST else 1
@@ -126,7 +126,7 @@ class EncodedPicture:
         most = min((box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1]) / _LEFT_TO_SHRINK
         width, height = self._image.size
         for step in (8, 4, 2):
-            # What does not divide by it is filled up at the right and below, which a turn would bring elsewhere.
+            # A size that is not divisible is padded at the right and bottom, which a rotation would move elsewhere.
             if step <= most and not (self._is_turned and (width % step or height % step)):
                 return step
         return 1
@@ -138,13 +138,13 @@ def _refusing() -> Iterator[None]:
         yield
     except InvalidRequest:
         raise
-    except Exception as error:  # noqa: BLE001 (the decoder's border: a broken file raises anything from Pillow)
+    except Exception as error:  # noqa: BLE001 (the decoder's boundary: Pillow raises anything for broken files)
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise InvalidRequest(f"the picture is damaged and cannot be decoded: {reason}") from None
 
 
 def header_size(data: bytes) -> tuple[int, int]:
-    """(width, height) of an encoded picture as it lies in the file, from its first bytes; 0 where they say nothing."""
+    """(width, height) of an encoded picture as stored, from its first bytes; 0 if unknown."""
     try:
         if data.startswith(b"\xff\xd8\xff"):
             return _jpeg_size(data)
@@ -158,13 +158,13 @@ def header_size(data: bytes) -> tuple[int, int]:
 
 
 def header_pixels(data: bytes) -> int:
-    """How many pixels an encoded picture says that it has, likewise."""
+    """The number of pixels according to the header; 0 if unknown."""
     width, height = header_size(data)
     return width * height
 
 
 def recolored(pixels: Array, color: Color) -> Array:
-    """Pixels UINT8 [height, width, 1 or 3] in the color asked for; gray is ITU-R 601 luma as Pillow computes it."""
+    """Pixels UINT8 [height, width, 1 or 3] in the given color; gray is ITU-R 601 luma as computed by Pillow."""
     channels = 3 if color == "rgb" else 1
     if pixels.shape[2] == channels:
         return pixels
@@ -174,7 +174,7 @@ def recolored(pixels: Array, color: Color) -> Array:
 
 
 def encode(pixels: Array, encoding: UplinkEncoding) -> bytes | None:
-    """Pixels UINT8 [height, width, 1 or 3] -> an encoded picture, or None where the format cannot hold that size."""
+    """Pixels UINT8 [height, width, 1 or 3] -> an encoded picture, or None if the format cannot have that size."""
     form = encoding.encode
     if form is None or max(pixels.shape[:2]) > _MAX_ENCODED_SIDE[form]:
         return None
@@ -189,7 +189,7 @@ def encode(pixels: Array, encoding: UplinkEncoding) -> bytes | None:
 
 
 def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The inputs with pixels in the order red, green, blue, whichever the signature lets callers give them in."""
+    """The inputs with pixels in RGB order, whatever order the signature has."""
     turned = {
         one.name: np.ascontiguousarray(inputs[one.name][..., ::-1])
         for one in signature.inputs
@@ -199,9 +199,9 @@ def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Ar
 
 
 def _opened(data: bytes, max_pixels: int) -> ImageFile:
-    """The picture with its header read and its size checked.
+    """Open the picture: reads its header and checks its size.
 
-    The format's own class is used, not `Image.open`: that warns about large pictures by a limit of its own.
+    The format's own class is used instead of `Image.open`, which warns about large pictures by a limit of its own.
     """
     if not isinstance(data, bytes):
         raise InvalidRequest(f"expected an encoded picture as bytes, got {type(data).__name__}")
@@ -222,7 +222,7 @@ def _opened(data: bytes, max_pixels: int) -> ImageFile:
 
 
 def _check_scans(data: bytes) -> None:
-    """Each scan of a progressive JPEG costs a pass over all pixels, and may be some bytes long."""
+    """Refuse JPEGs with many scans: each costs a pass over all pixels, and may take only a few bytes."""
     scans, position = 0, 2
     while (marker := _MARKER.search(data, position)) is not None and marker[0] != _END_OF_IMAGE:
         scans += marker[0] == _START_OF_SCAN
@@ -244,7 +244,7 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """From the first frame header (ITU-T T.81, B.2.2), before which only segments with a length stand."""
+    """The size in the first frame header (ITU-T T.81, B.2.2); only segments with a length come before it."""
     at = 2
     for _ in range(_MAX_SEGMENTS):
         marker, length = struct.unpack_from(">HH", data, at)
@@ -256,7 +256,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
-    """From IHDR, which must come first (PNG, 5.6)."""
+    """The size in IHDR, which must come first (PNG, 5.6)."""
     if data[12:16] != b"IHDR" or len(data) < 24:
         raise InvalidRequest("the picture is damaged and cannot be decoded: a PNG without a header")
     width, height = struct.unpack(">II", data[16:24])
@@ -264,7 +264,7 @@ def _png_size(data: bytes) -> tuple[int, int]:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """From the first chunk (WebP container specification, RFC 9649): libwebp takes memory for it when opening."""
+    """The size in the first chunk (WebP container specification, RFC 9649): libwebp allocates memory when opening."""
     kind, body = data[12:16], data[20:30]
     if len(body) == 10 and kind == b"VP8X":
         return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
@@ -281,7 +281,7 @@ def _upright(image: ImageFile, color: Color) -> Image.Image:
     transposition = _TURNS.get(_orientation(image) or 1)
     upright = image if transposition is None else image.transpose(transposition)
     mode = "RGB" if color == "rgb" else "L"
-    if upright.mode.startswith("I"):  # 16-bit gray, which Pillow would clip to 255 rather than scale
+    if upright.mode.startswith("I"):  # 16-bit gray, which Pillow would clip to 255 instead of scaling
         samples = np.asarray(upright).astype(np.uint32)
         upright = Image.fromarray((samples >> 8).astype(np.uint8))
     return upright if upright.mode == mode else upright.convert(mode)
@@ -295,20 +295,20 @@ def _array(image: Image.Image) -> Array:
 def _orientation(image: ImageFile) -> int | None:
     try:
         orientation: int | None = image.getexif().get(_ORIENTATION_TAG)
-    except Exception:  # noqa: BLE001 (a broken EXIF block says nothing about the pixels, and raises anything)
+    except Exception:  # noqa: BLE001 (a broken EXIF block says nothing about the pixels)
         return None
     return orientation
 
 
 AT_ONCE = 2 * DEFAULT_MAX_PIXELS
-"""Memory per pixel, up to twelve bytes: decoded, copied and scaled."""
+"""Limit on pixels in work at once; a pixel takes up to twelve bytes: decoded, copied and scaled."""
 
 _SMALL = 1 << 18
 """Requests with fewer pixels never wait, since they take only a few megabytes per thread."""
 
 
 class PixelBudget:
-    """Lets work on so many pixels begin as fit into `at_once`; a larger piece is done alone. Any thread may call it."""
+    """Limits the pixels that are being processed to `at_once`; a larger piece runs alone. Thread-safe."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
@@ -317,7 +317,7 @@ class PixelBudget:
 
     @contextmanager
     def holding(self, pixels: int) -> Iterator[None]:
-        """Wait until there is room for so many, and take it until the block ends."""
+        """Wait until there is room for that many pixels, and hold it for the block."""
         if pixels < _SMALL:
             yield
             return
@@ -337,7 +337,7 @@ BUDGET = PixelBudget(AT_ONCE)
 
 
 def encoded_pixels(inputs: Iterable[Array]) -> int:
-    """How many pixels the pictures among these tensors say that they have; elements that are none count as nothing."""
+    """The number of pixels in the headers of the pictures among these tensors; other elements count as 0."""
     return sum(
         header_pixels(element)
         for array in inputs

@@ -1,4 +1,4 @@
-"""A starting `model.yaml`: what a model's files say of it, and where they say nothing, guesses with a comment."""
+"""Writes a first `model.yaml` from what a model's files say, with commented guesses for the rest."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _LEAST = {"UINT8": 0, "INT8": -128}
 
 @dataclass(frozen=True)
 class PictureFacts:
-    """How pictures were prepared in training, in the words of `pre`; None and "" are not known.
+    """The preparation of pictures in training, in the words of `pre`; None and "" mean unknown.
 
-    `size` and `crop` are [height, width]. Of pixels times `scale`, `mean` is taken away and they are divided by `std`:
-    one number each, or one per channel.
+    `size` and `crop` are [height, width]. Pixels times `scale`, minus `mean`, are divided by `std`: one number each, or
+    one per channel.
     """
 
     size: tuple[int, int] | None = None
@@ -54,7 +54,7 @@ class PictureFacts:
 
 @dataclass(frozen=True)
 class TextFacts:
-    """Where the tokenizer lies, and the most tokens that the model takes, 0 where nobody says so."""
+    """The place of the tokenizer, and the model's maximum number of tokens, 0 if unknown."""
 
     tokenizer: Path
     max_tokens: int = 0
@@ -63,7 +63,7 @@ class TextFacts:
 
 @dataclass(frozen=True)
 class ExporterFacts:
-    """What a model's files say of it; what they do not say is empty. `source` names who says it.
+    """Facts from a model's files; what they do not say is empty. `source` names where they come from.
 
     `classifies`: it gives scores of classes, whichever of both. `boxes` are the keys of the step `boxes` as they are
     written, None where nobody says whether there are any and empty where there are none; `activation` is the
@@ -99,7 +99,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the lines are made of: the facts, and scale and zero point of each quantized tensor."""
+    """The facts, and scale and zero point of each quantized tensor."""
 
     facts: ExporterFacts
     quantization: Mapping[str, tuple[float, int]]
@@ -112,12 +112,12 @@ def starting_description(
     facts: ExporterFacts = NOTHING_KNOWN,
     quantization: Mapping[str, tuple[float, int]] = _UNQUANTIZED,
 ) -> str:
-    """The text of a `model.yaml` that loads for these tensors, with comments that say what to check.
+    """The text of a `model.yaml` that loads for these tensors, with comments on what to check.
 
-    `quantization` has scale and zero point of the tensors that are quantized, where the model says them. With labels
-    among the `facts` the text names `LABELS_NAME`, which is to be written beside it.
+    `quantization` has scale and zero point of the quantized tensors, if the model states them. If the `facts` have
+    labels, the text names `LABELS_NAME`, which must be written beside it.
     """
-    # LightGBM's converter says that the class is of one row, whatever the rows: the probabilities say the same.
+    # LightGBM's converter declares one row for the class output, whatever the rows: the probabilities have the same.
     scored = any(spec.datatype in FLOATS and len(spec.shape) == 2 and spec.shape[0] < 0 for spec in model_outputs)
     model_outputs = [one for one in model_outputs if not (scored and one.shape == (1,) and one.datatype == "INT64")]
     picture = next((spec for spec in model_inputs if _is_picture(spec, facts.picture)), None)
@@ -220,13 +220,13 @@ _CHECK_SCALE = "# 0..255 becomes 0..1; as in training, perhaps mean: [0.485, 0.4
 
 
 def _resize_steps(source: str, fixed: tuple[int, int] | None, known: _Known) -> list[str]:
-    """To the size that the model fixes or the facts know; none where neither says one."""
+    """Resize to the size fixed by the model or known from the facts; empty if unknown."""
     facts = known.facts.picture
     size = facts.size or fixed
     if size is None:
         return []
     if fixed is not None and fixed not in (facts.crop, size):
-        size = fixed  # the tensor is as it is, whatever a file beside it says
+        size = fixed  # the tensor's size wins over files beside it
     fit = facts.fit or ("contain" if known.has_boxes else "cover")
     keys = {"from": source, "to": f"[{size[0]}, {size[1]}]", "fit": fit, "filter": facts.filter, "fill": facts.fill}
     written = ", ".join(f"{key}: {value}" for key, value in keys.items() if value not in ("", None))
@@ -249,7 +249,7 @@ def _normalize(source: str, facts: PictureFacts) -> str:
 
 
 def _quantized_steps(source: str, datatype: str, quantization: tuple[float, int], facts: PictureFacts) -> list[str]:
-    """From pixels to what a quantized input holds, by its own numbers: nothing where those are the pixels."""
+    """The steps from pixels to the values of a quantized input; empty if those are the pixels."""
     scale, zero_point = quantization
     low = scale * (_LEAST.get(datatype, 0) - zero_point)
     high = low + scale * _TOP
@@ -264,14 +264,14 @@ def _quantized_steps(source: str, datatype: str, quantization: tuple[float, int]
 
 
 def _likely(low: float, high: float) -> PictureFacts:
-    """What pixels become where a quantized input stands for `low` to `high`."""
+    """The likely normalization, if a quantized input represents `low` to `high`."""
     if high > 2:
         return PictureFacts(scale=1.0)
     return PictureFacts(scale=1 / _TOP, mean=(0.5,), std=(0.5,)) if low < -0.5 else PictureFacts(scale=1 / _TOP)
 
 
 def _is_pixels(facts: PictureFacts, low: float, high: float) -> bool:
-    """Whether each level of the input is the pixel of that number, within one level."""
+    """Whether each level of the input equals the pixel of that value, within one level."""
     scale, level = facts.scale or 0.0, (high - low) / _TOP
     pairs = [(facts.mean[at % len(facts.mean)], std) for at, std in enumerate(facts.std)]
     edges = [(edge * scale - mean) / std for mean, std in pairs for edge in (0, _TOP)]
@@ -404,7 +404,7 @@ def _raw_boxes(spec: TensorSpec) -> tuple[Mapping[str, str], str]:
 
 
 def _is_picture(spec: TensorSpec, facts: PictureFacts) -> bool:
-    """Whether it takes pictures; where nothing of its shape is fixed, the files say so, and channels come first."""
+    """Whether the input takes pictures; a shape without fixed sizes needs facts, and has channels first."""
     known = facts.size is not None and len(spec.shape) == 4 and set(spec.shape[1:]) == {-1}
     return spec.datatype in ("FP32", "UINT8", "INT8") and (known or _channels(spec) is not None)
 
@@ -419,7 +419,7 @@ def _channels(spec: TensorSpec) -> int | None:
 
 
 def _text(name: str) -> str:
-    """A name as YAML, quoted where it must be."""
+    """A name in YAML, quoted if necessary."""
     if _PLAIN.fullmatch(name) and name.lower() not in _RESERVED:
         return name
     return '"' + "".join(_escaped(char) for char in name) + '"'

@@ -1,4 +1,4 @@
-"""The keys of a `model.yaml`'s fields and operations: what may be written, and the defaults of what is not."""
+"""The keys of fields and operations in `model.yaml`, with their defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from upwell.shared.tensors import numpy_dtype
 MAX_LABELS_BYTES = 1 << 20
 """Maximum size of a labels file (bytes)."""
 MAX_SIDE = 16384
-"""The largest height or width that a picture may be resized or cropped to."""
+"""Maximum height or width to which a picture may be resized or cropped."""
 MAX_TOKENIZER_BYTES = 64 << 20
 """Maximum size of a tokenizer file (bytes); those of many languages have 20 MiB."""
 MAX_MASKS = 255
@@ -56,7 +56,7 @@ def _scale(value: float) -> float:
 
 
 def _file_text(name: str, info: ValidationInfo, what: str, max_bytes: int, expected: str) -> str:
-    """The text of a file beside this one, `what` by its role. Raises `ValueError`."""
+    """The text of a file beside this one; `what` is its role. Raises `ValueError`."""
     path = confined_path(name, info)
     try:
         with open_plain(path) as file:
@@ -65,7 +65,7 @@ def _file_text(name: str, info: ValidationInfo, what: str, max_bytes: int, expec
             raise ValueError(f"the {what} {path} is larger than {max_bytes} bytes")
         return data.decode("utf-8-sig")
     except FileNotFoundError:
-        raise ValueError(f"there is no {what} {path}; expected {expected}") from None
+        raise ValueError(f"no {what} {path}; expected {expected}") from None
     except OSError as error:
         raise ValueError(f"the {what} {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -73,7 +73,7 @@ def _file_text(name: str, info: ValidationInfo, what: str, max_bytes: int, expec
 
 
 def _labels(value: object, info: ValidationInfo) -> object:
-    """A list as it is; a text names a file with one label per line."""
+    """Labels: a list unchanged, or the lines of the file with this name."""
     if not isinstance(value, str):
         return value
     text = _file_text(value, info, "labels file", MAX_LABELS_BYTES, "a text file with one label per line")
@@ -88,7 +88,7 @@ def _full_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _tokenizer(value: object, info: ValidationInfo) -> object:
-    """The JSON of a tokenizer: as it is, or that in the file of this name."""
+    """The JSON of a tokenizer: given directly, or in the file with this name."""
     if not isinstance(value, str) or value.lstrip().startswith("{"):
         return value
     return _file_text(value, info, "tokenizer", MAX_TOKENIZER_BYTES, "the tokenizer.json of the model")
@@ -115,7 +115,7 @@ class Op(FilePart):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The values it says it reads; empty for the one last written."""
+        """The values that it reads by name; empty for the value last written."""
         return () if self.source is None else (self.source,)
 
 
@@ -134,9 +134,9 @@ class Decode(NamedOp):
 
 
 class Tokenize(Op):
-    """Texts -> token ids, which of them count, and which text they are of, each [rows, tokens].
+    """Texts -> token IDs, attention mask, and token types, each [rows, tokens].
 
-    `tokenizer` is the JSON itself. `max_bytes` bounds the texts of one request.
+    `tokenizer` is the JSON itself. `max_bytes` limits the texts of one request.
     """
 
     tokenizer: Annotated[str, BeforeValidator(_tokenizer), Field(repr=False)]
@@ -275,7 +275,7 @@ class Boxes(Op):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Boxes, scores and perhaps classes, or the one raw tensor; with masks the prototypes, too."""
+        """The named values: boxes, scores and perhaps classes, or the raw tensor; with masks also the prototypes."""
         apart = tuple(name for name in (self.boxes, self.scores, self.classes) if name is not None)
         return apart or (*super().named, *([self.prototypes] if self.prototypes is not None else []))
 
@@ -316,7 +316,7 @@ class LabelsOp(Op):
 
 
 def _short(key: str, op: Any) -> BeforeValidator:
-    """Lets an op be written short: a text for its main key, and nothing for no keys at all."""
+    """Allows short forms of an op: a string for its main key, and null for no keys."""
 
     def expand(value: Any) -> Any:
         return {key: value} if isinstance(value, str) else _no_keys(value)

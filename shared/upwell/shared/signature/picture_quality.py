@@ -1,4 +1,4 @@
-"""How bright and how sharp a picture is: what tells a dirty or dark camera from a world that changed."""
+"""Brightness and sharpness of pictures, which tell a dirty or dark camera from a changed scene."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FILTER = Image.Resampling.BILINEAR
 def picture_quality(picture: bytes | Array) -> tuple[float, float]:
     """Brightness from 0 (black) to 1 (white), and sharpness: ln(1 + variance of the Laplacian) of 8-bit luma.
 
-    The variance of the Laplacian as a measure of focus: Pech-Pacheco et al. 2000 ("Diatom autofocusing in brightfield
-    microscopy"). The picture is encoded, or pixels UINT8 [height, width, 1 or 3]; a larger one is looked at with 128
-    pixels on its longer side. Raises `InvalidRequest` for one that cannot be decoded.
+    The variance of the Laplacian measures focus: Pech-Pacheco et al. 2000 ("Diatom autofocusing in brightfield
+    microscopy"). The picture is encoded, or pixels UINT8 [height, width, 1 or 3]; larger ones are reduced to 128 pixels
+    on the longer side. Raises `InvalidRequest` if it cannot be decoded.
     """
     luma = _luma(picture).astype(np.float64)
     brightness = float(luma.mean()) / 255
@@ -40,7 +40,7 @@ def thumbnail(picture: bytes, side_px: int) -> Array:
 
 
 def _luma(picture: bytes | Array) -> Array:
-    """[height, width], at most `_LONGEST_SIDE` on a side."""
+    """Luma [height, width], at most `_LONGEST_SIDE` on a side."""
     if isinstance(picture, bytes):
         with BUDGET.holding(header_pixels(picture)):
             opened = EncodedPicture(picture, "gray", DEFAULT_MAX_PIXELS, exact=False)

@@ -1,4 +1,4 @@
-"""Decoding, resizing and cropping pictures. Pure numpy and Pillow, the same on both sides."""
+"""Decodes, resizes and crops pictures with numpy and Pillow; the same code runs on both sides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_THREADS = 4
 def decode_pictures(value: Value, color: Color, max_pixels: int) -> Pictures:
     """BYTES [rows] of encoded pictures, or UINT8 [rows, height, width, 1 or 3] -> pictures of one color.
 
-    `max_pixels` bounds all pictures of the request together. Raises `InvalidRequest`.
+    `max_pixels` limits all pictures of the request together. Raises `InvalidRequest`.
     """
     array = array_of(value)
     if array.dtype == np.uint8:
@@ -49,7 +49,8 @@ def decode_pictures(value: Value, color: Color, max_pixels: int) -> Pictures:
 
 
 def pictures_of(value: Value) -> Pictures:
-    """The value as pictures; an array is UINT8 [rows, height, width, 1 or 3]. Raises `InvalidRequest` for no pixels."""
+    """The value as pictures; an array is UINT8 [rows, height, width, 1 or 3]. Raises `InvalidRequest` if it has no
+    pixels."""
     if isinstance(value, Pictures):
         return value
     array = array_of(value)
@@ -61,14 +62,14 @@ def pictures_of(value: Value) -> Pictures:
 def resize(pictures: Pictures, op: Resize) -> Pictures:
     """Pictures of one size, [height, width] = `op.to`.
 
-    stretch: each side on its own. cover: scaled to fill, what stands over is cut evenly. contain: scaled to fit,
-    centered on `fill`. Shrinking averages (Pillow's antialiasing), except with `nearest`.
+    stretch: each side separately. cover: scaled to fill, the excess cut off evenly. contain: scaled to fit, centred on
+    `fill`. Shrinking averages (Pillow's antialiasing), except with `nearest`.
     """
     return _resized([_Pixels(picture) for picture in pictures.rows], pictures.geometry, op, pictures.max_pixels)
 
 
 def decode_resized(value: Value, decode: Decode, op: Resize) -> Pictures:
-    """`decode_pictures` and `resize` in one: what is decoded is no larger than the size needs, several at a time.
+    """`decode_pictures` and `resize` in one: decodes no larger than needed, several pictures at a time.
 
     Raises `InvalidRequest`.
     """
@@ -86,7 +87,7 @@ def decode_resized(value: Value, decode: Decode, op: Resize) -> Pictures:
 
 
 class _Source(Protocol):
-    """A picture that gives parts of itself in another size."""
+    """A picture of which parts can be had in another size."""
 
     @property
     def width(self) -> int: ...
@@ -120,7 +121,7 @@ def _resized(sources: Sequence[_Source], geometry: Geometry, op: Resize, max_pix
             f"{len(sources)} pictures of {width} x {height} pixels exceed the limit of {max_pixels} pixels per request"
         )
     for one in sources:
-        if one.height * width > max_pixels:  # Pillow scales the width first, at the full height
+        if one.height * width > max_pixels:  # Pillow scales the width first, at full height
             tall = f"{one.width} x {one.height}"
             raise InvalidRequest(f"a picture of {tall} pixels is too tall to become {width} wide")
     pixels = np.empty((len(sources), height, width, sources[0].channels if sources else 3), np.uint8)
@@ -141,7 +142,7 @@ def _resized(sources: Sequence[_Source], geometry: Geometry, op: Resize, max_pix
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    """Pillow gives up the GIL while it decodes and scales."""
+    """Threads for decoding and scaling, during which Pillow releases the GIL."""
     return ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "upwell-pictures")
 
 
@@ -163,7 +164,7 @@ def _stretch(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
 
 
 def cover_box(columns: int, rows: int, op: Resize) -> tuple[float, Box]:
-    """The scale at which a picture fills the size, and what of the picture stays."""
+    """The scale at which a picture fills the size, and the part that remains."""
     height, width = op.to
     scale = max(width / columns, height / rows)
     left, top = (columns - width / scale) / 2, (rows - height / scale) / 2
@@ -197,7 +198,7 @@ _FITS: dict[Literal["stretch", "cover", "contain"], Callable[[_Source, Resize], 
 
 
 def crop(pictures: Pictures, op: Crop) -> Pictures:
-    """The middle [height, width] of each picture. Raises `InvalidRequest` for a picture smaller than that."""
+    """The central [height, width] of each picture. Raises `InvalidRequest` for a smaller picture."""
     height, width = op.to
     cropped, offsets = [], []
     for picture in pictures.rows:

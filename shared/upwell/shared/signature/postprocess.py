@@ -1,4 +1,5 @@
-"""The steps after a model: its tensors -> what callers see. Pure numpy, the same on both sides."""
+"""The steps after a model: from its tensors to the outputs that callers see. Pure numpy; the same code runs on both
+sides."""
 
 from __future__ import annotations
 
@@ -27,10 +28,9 @@ _INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UI
 
 
 def post_step(written: PostOp, reads: Sequence[str], types: Mapping[str, ValueType], labels: Sequence[str]) -> Step:
-    """The step that one entry of `post` describes, reading the values `reads`.
+    """The step for one entry of `post`, which reads the values `reads`.
 
-    `labels` are those of the signature, for a labels step without its own. Raises `ValueError` that says what would
-    be right where a type does not fit.
+    `labels` are those of the signature, for a labels step without its own. Raises `ValueError` if a type does not fit.
     """
     op, source = written.op, reads[0]
     value = types[source]
@@ -57,11 +57,11 @@ def post_step(written: PostOp, reads: Sequence[str], types: Mapping[str, ValueTy
 def softmax(logits: Array) -> Array:
     """exp(x - max) / sum along the last axis as FP32.
 
-    A row with NaN is all NaN. Where scores are +inf, those share 1; where all are -inf, every class gets the same.
+    A row with NaN is all NaN. Classes with +inf share 1; if all are -inf, all classes get the same.
     """
     x = logits.astype(np.float32)
     top = x.max(axis=-1, keepdims=True, initial=-np.inf)
-    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf, which `where` replaces, and what is far below
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf, which `where` replaces, and underflow
         weights = np.exp(np.where(x == top, np.float32(0), x - top))
     result: Array = weights / weights.sum(axis=-1, keepdims=True)
     return result
@@ -83,7 +83,7 @@ def dequantize(array: Array, op: Dequantize) -> Array:
 def top_k(scores: Array, k: int) -> tuple[Array, Array]:
     """The k highest scores of the last axis, best first, and their classes as INT64.
 
-    Of equal scores the lower class comes first; NaN comes last. Raises `ModelFailed` for fewer than k classes.
+    Equal scores are ordered by class; NaN comes last. Raises `ModelFailed` for fewer than k classes.
     """
     if scores.shape[-1] < k:
         raise ModelFailed(f"the model gave {scores.shape[-1]} scores, but the best {k} are requested")
@@ -92,7 +92,7 @@ def top_k(scores: Array, k: int) -> tuple[Array, Array]:
 
 
 def label_of(classes: Array, labels: Sequence[str]) -> Array:
-    """Class numbers -> BYTES labels of the same shape; -1, which is no class, -> empty. Raises `ModelFailed`."""
+    """Class numbers -> BYTES labels of the same shape; -1 (no class) -> empty. Raises `ModelFailed`."""
     if classes.size and not -1 <= classes.min() <= classes.max() < len(labels):
         raise ModelFailed(f"the model gave class {classes.max()}, but there are labels for only {len(labels)} classes")
     texts = np.array([*(label.encode() for label in labels), b""], dtype=np.object_)
@@ -127,9 +127,9 @@ def _labels_step(op: LabelsOp, source: str, value: ValueType, labels: tuple[str,
 
 
 def _raw_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType]) -> Step:
-    """One tensor: four numbers of the box, perhaps one of objectness, the class scores, and what boxes have besides.
+    """One tensor: four numbers of the box, perhaps objectness, the class scores, and further numbers.
 
-    Where overlaps were suppressed inside the model a score and a class take the place of the class scores.
+    If the model suppresses overlaps itself, a score and a class replace the class scores.
     """
     source, value = reads[0], kinds[0]
     parts = kinds[1].shape[1] if op.prototypes is not None and len(kinds[1].shape) == 4 else 0
@@ -176,7 +176,7 @@ def _raw_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType])
 
 
 def _split_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType]) -> Step:
-    """Boxes [rows, n, 4] apart from scores [rows, n, classes], or from scores [rows, n] and classes [rows, n]."""
+    """Boxes [rows, n, 4] separate from scores [rows, n, classes], or from scores [rows, n] and classes [rows, n]."""
     boxes, scores = kinds[:2]
     for name, kind in zip(reads[:2], kinds[:2], strict=True):
         require_floats(kind, name, "dequantize")

@@ -1,4 +1,5 @@
-"""The steps before a model: what callers send -> the tensors it takes. Pure numpy, the same on both sides."""
+"""The steps before a model: from the inputs that callers send to its tensors. Pure numpy; the same code runs on both
+sides."""
 
 from __future__ import annotations
 
@@ -40,9 +41,9 @@ from upwell.shared.tensors import Array, numpy_dtype
 
 
 def pre_step(written: PreOp, source: str, value: ValueType) -> Step:
-    """The step that one entry of `pre` describes, reading the value `source`.
+    """The step for one entry of `pre`, which reads the value `source`.
 
-    Raises `ValueError` that says what would be right where the value's type does not fit.
+    Raises `ValueError` if the value's type does not fit.
     """
     op = written.op
     if isinstance(op, Rename):
@@ -70,12 +71,12 @@ _LAST = 3
 
 
 def together(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The same steps with those done in one pass that can be: `decode` and the `resize` of what it made, and
-    `normalize` and the `layout` that turns it to NCHW."""
+    """The same steps with fusible pairs merged: `decode` and the `resize` of its result, and `normalize` and the
+    `layout` that makes it NCHW."""
     done: list[Step] = []
     for step in steps:
         before = done[-1] if done else step
-        follows = tuple(before.writes) == step.reads == tuple(step.writes)  # nobody else can see what lies between
+        follows = tuple(before.writes) == step.reads == tuple(step.writes)  # no other step can see the value in between
         made = _one_pass(before, step) if done and follows else None
         if made is None:
             done.append(step)
@@ -96,7 +97,7 @@ def _one_pass(before: Step, step: Step) -> Step | None:
 
 
 def planes(array: Array, op: Normalize) -> Array:
-    """`normalize` of [rows, height, width, channels] as FP32 [rows, channels, height, width], contiguous."""
+    """`normalize` of [rows, height, width, channels] into FP32 [rows, channels, height, width], contiguous."""
     turned = array.transpose(0, 3, 1, 2)
     result = np.empty(turned.shape, np.float32)
     np.multiply(turned, np.float32(op.scale), out=result, dtype=np.float32, casting="unsafe")
@@ -158,9 +159,9 @@ def _normalize_step(op: Normalize, source: str, target: str, value: ValueType) -
 
 
 def normalize(array: Array, op: Normalize, axis: int) -> Array:
-    """(x * scale - mean) / std as FP32; one mean and std per channel along `axis` where several.
+    """(x * scale - mean) / std as FP32; mean and std have one number, or one per channel along `axis`.
 
-    Raises `InvalidRequest` where there are not as many channels.
+    Raises `InvalidRequest` if the number of channels differs.
     """
     result = array.astype(np.float32)
     result *= np.float32(op.scale)
@@ -188,7 +189,7 @@ def _along(numbers: float | tuple[float, ...], shape: tuple[int, ...], axis: int
 def quantize(array: Array, op: Quantize) -> Array:
     """round(x / scale) + zero_point, half to even, clipped to the dtype. Raises `InvalidRequest` for NaN."""
     dtype = numpy_dtype(op.dtype)
-    with np.errstate(over="ignore"):  # what is too large for FP32 becomes infinite, which is clipped
+    with np.errstate(over="ignore"):  # values too large for FP32 become infinite, which is clipped
         steps = np.rint(array.astype(np.float32) / np.float32(op.scale)) + np.float32(op.zero_point)
     if np.isnan(steps).any():
         raise InvalidRequest(f"the input contains NaN, which cannot be quantized to {op.dtype}")
@@ -198,5 +199,5 @@ def quantize(array: Array, op: Quantize) -> Array:
 
 
 def transpose(array: Array, order: Literal["NCHW", "NHWC"]) -> Array:
-    """Rank 4 from the other order to `order`, contiguous."""
+    """Rank 4 in the layout `order`, from the other one, contiguous."""
     return np.ascontiguousarray(array.transpose((0, 3, 1, 2) if order == "NCHW" else (0, 2, 3, 1)))

@@ -1,4 +1,4 @@
-"""From what callers send to a model's tensors and back, for one model on one runtime."""
+"""Converts between a signature and a model's tensors, for one model on one runtime."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ CandidatesByOutput: TypeAlias = Mapping[str, Sequence[Candidates]]
 
 @dataclass(slots=True)
 class Prepared:
-    """A request as the model takes it. `geometry` brings boxes back to the original picture, where there is one."""
+    """A request in the form of the model's tensors. `geometry` maps boxes back to the original picture, if there is
+    one."""
 
     tensors: Final[Mapping[str, Array]]
     rows: Final[int]
@@ -36,9 +37,9 @@ class Prepared:
 
 
 class Processor:
-    """Maps a signature to one model's own tensors; built once when the model loads, used by any thread.
+    """Maps a signature to one model's own tensors; created once when the model loads. Thread-safe.
 
-    Raises `ConfigError` with everything about the description that does not fit the model's tensors.
+    Raises `ConfigError` with everything in the description that does not fit the model's tensors.
     """
 
     signature: Signature
@@ -74,7 +75,7 @@ class Processor:
         """How an encoded picture is given its size, by its input, likewise in any way; it need not come larger."""
 
     def pre(self, inputs: Mapping[str, Array]) -> Prepared:
-        """The request checked and made ready for the model. Raises `InvalidRequest`."""
+        """Check the request and prepare it for the model. Raises `InvalidRequest`."""
         rows = self.signature.check_inputs(inputs)
         if self.identity:
             return Prepared(inputs, rows, None)
@@ -95,10 +96,10 @@ class Processor:
         return self.chunk in (0, prepared.rows)
 
     def run_rows(self, run: Run, prepared: Prepared) -> dict[str, Array]:
-        """The model's outputs for all rows, run in chunks where its leading dimension is fixed.
+        """Run all rows, in chunks if the leading dimension is fixed; returns the model's outputs.
 
-        The last chunk is filled up with its last row. Raises what `run` raises, and `ModelFailed` where an output
-        has not the rows it must have.
+        The last chunk is padded with copies of its last row. Raises what `run` raises, and `ModelFailed` if an output
+        has the wrong number of rows.
         """
         if self.runs_whole(prepared):
             return dict(run(prepared.tensors))
@@ -106,13 +107,13 @@ class Processor:
         return {name: _joined(name, [part[name] for part in parts]) for name in parts[0]}
 
     def post(self, model_outputs: Mapping[str, Array], prepared: Prepared) -> dict[str, Array]:
-        """The logical outputs. Raises `ModelFailed` where the model's outputs are not what they were said to be."""
+        """The logical outputs. Raises `ModelFailed` if the model's outputs are not as declared."""
         return self.post_with_candidates(model_outputs, prepared)[0]
 
     def post_with_candidates(
         self, model_outputs: Mapping[str, Array], prepared: Prepared
     ) -> tuple[dict[str, Array], CandidatesByOutput]:
-        """`post`, and for each output of detections that a `boxes` step made the candidates of each row."""
+        """`post`, and the candidates of each row for each detection output of a `boxes` step."""
         if self.signature.has_rows:
             for name in self._used:
                 _check_rows(name, model_outputs[name], prepared.rows)
@@ -136,7 +137,7 @@ class Processor:
 
 
 def versions() -> tuple[str, ...]:
-    """What decides whether two sides process bit for bit alike; announced in the server's metadata."""
+    """The versions that decide whether both sides compute the same bits; announced in the server's metadata."""
     return (f"upwell.pre:numpy={np.__version__}", f"upwell.pre:pillow={PIL.__version__}")
 
 
@@ -153,14 +154,15 @@ def _joined(name: str, parts: Sequence[Array]) -> Array:
 
 
 def _first_resize(pre: Steps) -> tuple[str, Decode, Resize] | None:
-    """The value that is decoded and resized before anything else, and by what; None where more of it is seen."""
+    """The value that is decoded and resized before all else, and the steps; None if the full picture is used
+    elsewhere."""
     op = pre.steps[0].op if pre.steps else None
     op = (Decode(), op) if isinstance(op, Resize) else op
     if not isinstance(op, tuple):
         return None
     picture, made = pre.steps[0].reads, pre.steps[0].writes
     others = {name for step in pre.steps[1:] for name in step.reads}.union(pre.bound.values())
-    if any(name in others and name not in made for name in picture):  # the whole picture goes elsewhere, too
+    if any(name in others and name not in made for name in picture):  # the full picture is used elsewhere, too
         return None
     decode, resize = op
     return picture[0], decode, resize

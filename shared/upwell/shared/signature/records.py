@@ -1,8 +1,8 @@
-"""Records, one JSON object per row, as the numbers that a model of tables takes.
+"""Converts records, one JSON object per row, to the numbers of a tabular model.
 
-A column is a number (true and false are 1 and 0), or, where it has categories, the number of its category, or with
-`one_hot` a 1 in the place of that among zeros. What is absent, null, or a category that nobody knows is missing: it
-becomes what the step says, and without that the request is refused.
+A column is a number (true and false are 1 and 0) or, if it has categories, the number of its category, or with
+`one_hot` a vector of zeros with a 1 at that number. Absent values, null and unknown categories are missing: the step's
+`missing` replaces them, and without it the request is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def columns_step(op: Columns, source: str, value: ValueType) -> Step:
 
 
 class _Table:
-    """The columns as a model takes them."""
+    """The columns in the form that a model takes."""
 
     def __init__(self, op: Columns, columns: Sequence[Column], known: frozenset[str]) -> None:
         self._op = op
@@ -67,7 +67,7 @@ class _Table:
                 number = self._number(given.get(column.name), column, row)
                 if column.name not in self._op.one_hot:
                     made[row, start] = number
-                elif number is not None and number >= 0:  # what is missing is none of them
+                elif number is not None and number >= 0:  # a missing value sets none of them
                     made[row, start + int(number)] = 1
                 start += width
         return made

@@ -1,8 +1,8 @@
-"""Scores of classes at each pixel -> the class of each pixel of the original picture, and how sure it is.
+"""Class scores per pixel -> the class of each pixel of the original picture, and its confidence.
 
-Segments are UINT8 [rows, height, width, 2]: the class, and 255 · (p₁ − p₂), how far the best class leads before the
-second. They lie over the whole original picture, as many as the model gives; where it did not see (`fit: cover` or
-`crop` cut that off) the class is 255.
+Segments are UINT8 [rows, height, width, 2]: the class, and 255 · (p₁ − p₂), the margin of the best class over the
+second. They cover the whole original picture, in the resolution of the model's output; parts that it did not see (cut
+off by `fit: cover` or `crop`) have class 255.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _classified(scores: Array, op: Segmentation, axis: int) -> Array:
     elif x.shape[-1] == 1:
         x = np.concatenate((1 - x, x), axis=-1)
     best = np.partition(x, -2, axis=-1)[..., -2:]
-    margin = np.nan_to_num(np.clip(best[..., 1] - best[..., 0], 0, 1))  # of what is no number nobody is sure
+    margin = np.nan_to_num(np.clip(best[..., 1] - best[..., 0], 0, 1))  # NaN counts as no confidence
     return np.stack((x.argmax(axis=-1), np.rint(margin * _SURE)), axis=-1).astype(np.uint8)
 
 
@@ -64,7 +64,7 @@ def _numbered(classes: Array) -> Array:
 
 
 def _over_the_original(found: Array, geometry: Geometry) -> Array:
-    """The same over the original picture: each pixel is what the model says at its middle."""
+    """The same over the original picture: each pixel has the model's value at its centre."""
     result = np.empty_like(found)
     for row, segments in enumerate(found):
         places = []

@@ -1,7 +1,7 @@
-"""What callers of a model see: logical inputs and outputs, and the rows of a request.
+"""The signature of a model: logical inputs and outputs, and the rows of a request.
 
-Rows are what routing decides about: one element of the leading dimension of every input and output. A model
-without such a dimension has no rows; its whole request counts as one.
+Routing decides per row: a row is one element of the leading dimension of every input and output. A model without such a
+dimension has no rows; its whole request counts as one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ InputKind = Literal["image", "text", "record", "tensor"]
 OutputKind = Literal["probabilities", "logits", "detections", "masks", "segments", "embedding", "tensor"]
 
 BYTES_LENGTH_BYTES = 4
-"""Size of the length before each element of a BYTES tensor in OIP's raw form (bytes)."""
+"""Size of the length prefix of each BYTES element in OIP's raw form (bytes)."""
 
 
 @dataclass(frozen=True)
 class UplinkEncoding:
-    """How pictures that came as pixels are encoded before they go up; `quality` from 1 to 100, unused by PNG.
+    """How pictures given as pixels are encoded for the uplink; `quality` from 1 to 100, unused by PNG.
 
-    Pictures with a side longer than `max_side` pixels are shrunk to it first, 0 for none; encoded ones stay in their
-    format then, unless `encode` names one. `recode`: encoded pictures are encoded anew, whatever their size.
-    `whole_color`: JPEG keeps a color for each pixel, not for every fourth.
+    Pictures with a side longer than `max_side` pixels are first shrunk to it (0: never); encoded ones then keep their
+    format, unless `encode` names one. `recode`: encoded pictures are always encoded again. `whole_color`: JPEG keeps
+    full color resolution (4:4:4 instead of 4:2:0).
     """
 
     encode: Literal["jpeg", "webp", "png"] | None
@@ -43,7 +43,7 @@ class UplinkEncoding:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a record: a number, or one of `categories` where it has some."""
+    """One column of a record: a number, or one of `categories` if it has any."""
 
     name: str
     categories: tuple[str, ...] = ()
@@ -54,9 +54,9 @@ class LogicalInput:
     """One input as callers see it.
 
     A `text` has the spec BYTES [-1], one UTF-8 text per row; a `record` is one JSON object of its `columns`. An `image`
-    has that spec, too, one encoded picture (JPEG, PNG, WebP) per row, and also takes pixels as UINT8 [rows, height,
-    width, channels] with 1 or 3 channels. `is_bgr`: three are blue, green, red, as callers give them; what an encoded
-    picture has is red, green, blue always.
+    has that spec too, one encoded picture (JPEG, PNG, WebP) per row, and also accepts pixels as UINT8 [rows, height,
+    width, channels] with 1 or 3 channels. `is_bgr`: callers give three channels as BGR; encoded pictures are always
+    RGB.
     """
 
     name: str
@@ -69,7 +69,7 @@ class LogicalInput:
 
 @dataclass(frozen=True)
 class LogicalOutput:
-    """One output as callers see it. `labels` names the classes of its last dimension, or of a detection's class."""
+    """One output as callers see it. `labels` names the classes of its last dimension, or of detections."""
 
     name: str
     kind: OutputKind
@@ -79,9 +79,9 @@ class LogicalOutput:
 
 @dataclass(frozen=True)
 class _Check:
-    """What an array must be, in the form that is quickest to compare.
+    """What an array must be, in a form that is quick to compare.
 
-    `sizes` are those of all dimensions from `first` on, None where one of them or an element's size varies.
+    `sizes` are those of all dimensions from `first` on, None if one of them or the element size is variable.
     """
 
     name: str
@@ -96,7 +96,7 @@ class _Check:
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a model. `has_rows`: the leading dimension of each is the same number of rows."""
+    """Inputs and outputs of a model. `has_rows`: all have the same number of rows as leading dimension."""
 
     inputs: tuple[LogicalInput, ...]
     outputs: tuple[LogicalOutput, ...]
@@ -104,16 +104,16 @@ class Signature:
 
     @cached_property
     def scores(self) -> LogicalOutput | None:
-        """The first output of probabilities or logits: how hard a row was is read from it."""
+        """The first output of probabilities or logits, from which hardness is computed."""
         return next((output for output in self.outputs if output.kind in ("probabilities", "logits")), None)
 
     @cached_property
     def labels(self) -> Mapping[str, tuple[str, ...]]:
-        """The names of the classes of each output that has some."""
+        """The class names of each output that has any."""
         return MappingProxyType({output.name: output.labels for output in self.outputs if output.labels})
 
     def check_inputs(self, inputs: Mapping[str, Array]) -> int:
-        """The number of rows, 1 where the model has none. Raises `InvalidRequest` that names what was expected."""
+        """Check the inputs; returns the number of rows, 1 if the model has none. Raises `InvalidRequest`."""
         rows = -1
         for check in self._input_checks:
             array = inputs.get(check.name)
@@ -130,9 +130,9 @@ class Signature:
         return rows if self.has_rows else 1
 
     def check_outputs(self, outputs: Mapping[str, Array], rows: int) -> None:
-        """Check an answer that came from elsewhere; outputs that are not in the signature are ignored.
+        """Check an answer from elsewhere; outputs that are not in the signature are ignored.
 
-        Raises `ModelFailed` for a missing output and a wrong dtype, shape or number of rows.
+        Raises `ModelFailed` for a missing output or a wrong dtype, shape or number of rows.
         """
         for check in self._output_checks:
             array = outputs.get(check.name)
@@ -145,13 +145,13 @@ class Signature:
 
     @cached_property
     def row_bytes(self) -> int | None:
-        """What `row_sizes_bytes` says of each row; None where that depends on the request."""
+        """The size of every row by `row_sizes_bytes`; None if it depends on the request."""
         if any(check.sizes is None for check in self._input_checks):
             return None
         return sum(check.dtype.itemsize * math.prod(check.sizes or ()) for check in self._input_checks)
 
     def row_sizes_bytes(self, inputs: Mapping[str, Array]) -> tuple[int, ...]:
-        """The bytes that each row takes on the wire in OIP's raw form, for inputs that passed `check_inputs`."""
+        """The size of each row in OIP's raw form (bytes), for inputs that passed `check_inputs`."""
         if not self.has_rows:
             return (sum(_size_bytes(array) for array in inputs.values()),)
         rows = next(iter(inputs.values())).shape[0]
@@ -165,17 +165,17 @@ class Signature:
         return tuple([size + each for size in sizes])
 
     def select_rows(self, inputs: Mapping[str, Array], rows: Sequence[int]) -> dict[str, Array]:
-        """The inputs of some rows, in that order. A model without rows has only row 0, the whole request."""
+        """The inputs of the given rows, in that order. A model without rows has only row 0, the whole request."""
         if not self.has_rows:
             return dict(inputs)
         indexes = np.asarray(rows, dtype=np.intp)
         return {name: array[indexes] for name, array in inputs.items()}
 
     def merge_rows(self, parts: Sequence[tuple[Sequence[int], Mapping[str, Array]]], rows: int) -> dict[str, Array]:
-        """Per-row answers put together: each part holds the outputs of the rows it names.
+        """Merge answers for parts of the rows: each part has the outputs of the rows that it names.
 
-        Raises `ModelFailed` where two parts differ in dtype or shape, and `ValueError` where the parts do not hold
-        each row exactly once.
+        Raises `ModelFailed` if two parts differ in dtype or shape, and `ValueError` unless the parts have each row
+        exactly once.
         """
         if sorted(row for indexes, _ in parts for row in indexes) != list(range(rows)):
             raise ValueError(f"the parts must have each of {rows} rows exactly once")
@@ -201,10 +201,10 @@ class Signature:
 
 
 def own_signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batch: int | None = None) -> Signature:
-    """The signature of a model that nothing describes: its own tensors.
+    """The signature of a model without a description: its own tensors.
 
-    It has rows where every input and output leads with a dimension that varies, or every one with 1 or with `batch`, to
-    which the open dimension was fixed, in which case so many rows are run at a time.
+    It has rows if the leading dimension of every input and output is variable, or is 1 or `batch` for every one;
+    `batch` is the size to which an open dimension was fixed, and runs then have that many rows.
     """
     leading = {spec.shape[0] if spec.shape else 0 for spec in (*inputs, *outputs)}
     has_rows = leading in ({-1}, {1}, {batch})

@@ -1,10 +1,9 @@
-"""Windows of sound as a model takes them: mel spectrograms, by numpy alone.
+"""Mel spectrograms of sound windows, computed with numpy alone.
 
 For each frame x of `n_fft` samples, `hop` apart and times a periodic Hann window, the power is |FFT x|², and a mel band
-is the sum of powers under its triangle. Band edges are evenly spaced on the mel scale of Slaney's Auditory Toolbox
-(1998: linear below 1 kHz, then 27 steps for each factor of 6.4), with triangles of area 1, or of HTK
-(2595 log₁₀(1 + f/700)), with triangles of height 1. With `pad` frames are centred, and the ends filled up with zeros or
-mirrored.
+is the sum of powers weighted by its triangle. Band edges are evenly spaced on the mel scale of Slaney's Auditory
+Toolbox (1998: linear below 1 kHz, then 27 steps per factor of 6.4), with triangles of area 1, or of HTK (2595 log₁₀(1 +
+f/700)), with triangles of height 1. With `pad` frames are centred, and the ends padded with zeros or mirrored.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def _bands(op: Mel, sound: Floats, filters: Floats, window: Floats) -> Floats:
 
 def _frames(op: Mel, samples: int) -> int:
     if op.pad == "reflect" and samples <= op.n_fft // 2:
-        return 0  # there is not enough to mirror
+        return 0  # too short to mirror
     whole = samples + (0 if op.pad == "none" else op.n_fft // 2 * 2)
     return (whole - op.n_fft) // op.hop + 1 if samples and whole >= op.n_fft else 0
 

@@ -1,4 +1,4 @@
-"""The steps of a `model.yaml`, checked against a model's tensors when it loads, and run for each request."""
+"""The steps of a `model.yaml`: checked against a model's tensors when it loads, and run for each request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Keys = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps in order, and where each result is found afterwards: name wanted -> name of the value."""
+    """Steps in order, and where each result is found afterwards: wanted name -> name of the value."""
 
     steps: tuple[Step, ...]
     bound: Mapping[str, str]
@@ -27,21 +27,21 @@ class Steps:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The names it reads, among them every value given that it uses."""
+        """The names that the steps read, including all given values in use."""
         return frozenset(self.bound.values()).union(*(step.reads for step in self.steps))
 
     @property
     def does_nothing(self) -> bool:
-        """Whether every result is the value of that name, untouched."""
+        """Whether every result is the value of the same name, unchanged."""
         return not self.steps and all(wanted == name for wanted, name in self.bound.items())
 
     @property
     def makes_pictures(self) -> bool:
-        """Whether it remembers where a picture's pixels went."""
+        """Whether it tracks the geometry of a picture."""
         return any(step.makes_pictures for step in self.steps)
 
     def run(self, given: Mapping[str, Value], geometry: Geometry | None) -> tuple[dict[str, Value], Geometry | None]:
-        """The results by the names wanted, and the geometry of the picture last made (`geometry` where none was)."""
+        """The results by wanted name, and the geometry of the latest picture (`geometry` if there was none)."""
         values: dict[str, Value] = dict(given)
         seen = geometry
         for step in self.steps:
@@ -52,7 +52,7 @@ class Steps:
 
 
 class StepsBuilder:
-    """Builds the steps of one description for one runtime; what is wrong is collected in `problems`."""
+    """Builds the steps of one description for one runtime; collects `problems`."""
 
     def __init__(self, description: ModelDescription, runtime: str) -> None:
         self._description = description
@@ -60,7 +60,7 @@ class StepsBuilder:
         self.problems: list[Problem] = []
 
     def pre(self, given: Mapping[str, ValueType], wanted: Sequence[TensorSpec]) -> Steps | None:
-        """Logical inputs -> the tensors `wanted` by the model. None where a problem was found."""
+        """Steps from logical inputs to the `wanted` tensors of the model. None if there was a problem."""
         keys, ops = self._ops("pre")
         state = _State(dict(given), next(iter(given)) if len(given) == 1 else None)
 
@@ -73,7 +73,8 @@ class StepsBuilder:
     def post(
         self, given: Mapping[str, ValueType], wanted: Sequence[str], labels: Sequence[str], picture: bool
     ) -> Steps | None:
-        """The model's tensors -> logical outputs. `picture`: the model sees one. None where a problem was found."""
+        """Steps from the model's tensors to logical outputs. `picture`: the model sees one. None if there was a
+        problem."""
         keys, ops = self._ops("post")
         state = _State(dict(given), next(iter(given)) if len(given) == 1 else None)
 
@@ -87,7 +88,7 @@ class StepsBuilder:
         return self._finish(keys, ops, state, build, wanted, "output")
 
     def problem(self, keys: Keys, message: str) -> None:
-        """Note a problem with the value under `keys` of the file."""
+        """Record a problem with the value under `keys` of the file."""
         self.problems.append(self._description.problem(keys, message))
 
     def _ops(self, phase: str) -> tuple[Keys, Sequence[Any]]:
@@ -121,7 +122,7 @@ class StepsBuilder:
 
 @dataclass
 class _State:
-    """What is known while the steps are gone through: the values so far, and the one that comes next by default."""
+    """The state while steps are checked: the values so far, and the default for the next step."""
 
     types: dict[str, ValueType]
     current: str | None
@@ -141,8 +142,7 @@ class _State:
         return step
 
     def find(self, name: str, what: str, alone: bool) -> str:
-        """The value for what is wanted as `name`: the one of that name, else, where it is the only one wanted, the
-        value last written."""
+        """The value for the wanted `name`: the value of that name or, if only one is wanted, the last one written."""
         if name in self.types:
             return name
         if alone and self.current is not None:

@@ -1,8 +1,8 @@
-"""Texts as a model takes them: token ids, which of them count, and which text they are of.
+"""Tokenizes texts: token IDs, attention mask, and token types.
 
-The tokenizer is a `tokenizer.json` of Hugging Face's package tokenizers, whose extra is `text`. Each text is cut to
-`max_tokens`, special tokens included, and short ones are filled up on the side that the tokenizer says, by default the
-right: to the longest of the request, or to `max_tokens`.
+The tokenizer is a `tokenizer.json` of Hugging Face's package tokenizers (extra `text`). Each text is truncated to
+`max_tokens`, special tokens included. Short ones are padded on the tokenizer's side (default: right), to the longest of
+the request or to `max_tokens`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 _PADS = ("[PAD]", "<pad>", "<|padding|>", "<|endoftext|>")
-"""Tokenizers' names of the padding token, if their file does not give its number."""
+"""Tokenizers' names of the padding token, if their file does not give its ID."""
 
 _BY_CHARACTER = frozenset({"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"})
 """Normalizers that change no space, and no letter or digit of ASCII because of what is on the other side of a space."""
@@ -52,7 +52,7 @@ def tokenize_step(op: Tokenize, source: str, value: ValueType) -> Step:
 
 
 def synthetic_bytes(one: LogicalInput, count: int, random: np.random.Generator) -> Array:
-    """Texts of a few made-up words each, or records, BYTES [count]: for trials where no real ones are at hand."""
+    """Texts of a few invented words each, or records, BYTES [count], for trials without real data."""
     texts = np.empty(count, np.object_)
     for row in range(count if one.columns else 0):
         values = {
@@ -69,7 +69,7 @@ def synthetic_bytes(one: LogicalInput, count: int, random: np.random.Generator) 
 
 
 class _Tokenizer:
-    """A tokenizer as one step has it; any thread may call it. Raises `ValueError` for a file that is none."""
+    """The tokenizer of one step. Thread-safe. Raises `ValueError` for an invalid file."""
 
     def __init__(self, op: Tokenize) -> None:
         self._op = op
@@ -79,7 +79,7 @@ class _Tokenizer:
         padding: dict[str, Any] = self._tokenizer.padding or {}
         self._pads_left = padding.get("direction") == "left"
         self._pad_id, self._pad_type = _pad_id(op, self._tokenizer, padding), int(padding.get("pad_type_id", 0))
-        self._tokenizer.no_padding()  # which is per batch there, and rows must not depend on how many come
+        self._tokenizer.no_padding()  # padding is per batch there, and rows must not depend on each other
 
     def __call__(self, texts: Array) -> tuple[Array, Array, Array]:
         """Ids, mask and types [rows, tokens]. Raises `InvalidRequest`."""
@@ -176,10 +176,11 @@ def _pad_id(op: Tokenize, tokenizer: Tokenizer, padding: dict[str, Any]) -> int:
 
 
 def _guarded(call: Callable[[], _T]) -> _T:
-    """What `call` gives; whatever a stranger's tokenizer makes the library raise, a panic too, is a `ValueError`."""
+    """The result of `call`; anything that an untrusted tokenizer makes the library raise, even a panic, is a
+    `ValueError`."""
     try:
         return call()
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # noqa: BLE001  a panic of the library's is no Exception
+    except BaseException as error:  # noqa: BLE001  a panic in the library is not an Exception
         raise ValueError(str(error)[:200] or type(error).__name__) from None

@@ -34,9 +34,9 @@ _UNSEEN = 255
 
 
 class Judge:
-    """Judges the answers to one row of one model. Raises `ConfigError` for a model whose answers nobody can judge.
+    """Judges the answers to one row of one model. Raises `ConfigError` for a model whose answers cannot be judged.
 
-    `with_labels`: they are held against a class per row.
+    `with_labels`: they are compared with a class per row.
     """
 
     def __init__(self, signature: Signature, *, box_score: float, with_labels: bool) -> None:
@@ -61,7 +61,7 @@ class Judge:
 
     @property
     def classes(self) -> int:
-        """The number of classes that a label may name, 0 where it is not known."""
+        """The number of classes that a label may name, 0 if unknown."""
         if self.output.kind in ("detections", "segments"):
             return len(self.output.labels)
         last = self.output.spec.shape[-1]
@@ -73,11 +73,11 @@ class Judge:
         return classes is not None and bool((classes == label).all())
 
     def has_found(self, outputs: Mapping[str, Array], objects: Array) -> bool:
-        """Whether the answer is detections of these objects, FP64 [n, 6], and of no others."""
+        """Whether the answer has detections of exactly these objects, FP64 [n, 6]."""
         return same_objects(self._row(outputs), objects, self._box_score)
 
     def agrees(self, edge: Mapping[str, Array], cloud: Mapping[str, Array]) -> bool:
-        """Whether the device says what the cloud says."""
+        """Whether the edge answer agrees with the cloud's."""
         if self.output.kind == "detections":
             return same_objects(self._row(edge), self._row(cloud), self._box_score)
         if self.output.kind == "segments":
@@ -86,7 +86,7 @@ class Judge:
         return ours is not None and theirs is not None and np.array_equal(ours, theirs)
 
     def answer(self, outputs: Mapping[str, Array]) -> bytes:
-        """What the device says, the same bytes for the same answer: its classes, or those of the boxes it found."""
+        """The edge answer as bytes, equal for equal answers: its classes, or those of its boxes."""
         if self.output.kind == "detections":
             sure = _sure_boxes(self._row(outputs), self._box_score)
             return b"" if sure is None else np.sort(sure[:, _CLASS]).tobytes()
@@ -101,7 +101,7 @@ class Judge:
         return row.reshape(-1, row.shape[-1])
 
     def _classes_of(self, outputs: Mapping[str, Array]) -> Array | None:
-        """The class at each position, None where a score is no finite number."""
+        """The class at each position, None if a score is not finite."""
         values = self._row(outputs)
         if values.size == 0 or not np.isfinite(values).all():
             return None
@@ -131,7 +131,7 @@ def same_pixels(edge: Array, cloud: Array) -> bool:
 
 
 def matched_boxes(ours: Array, theirs: Array) -> list[tuple[int, int]]:
-    """The boxes [n, 6] and [m, 6] of two answers that pair off by the rule at the top, as pairs of indexes."""
+    """The pairs of indexes of the boxes [n, 6] and [m, 6] that match by the rule at the top."""
     pairs = []
     free = np.ones(len(ours), dtype=np.bool_)
     for index in np.argsort(-theirs[:, _SCORE], kind="stable").tolist() if len(ours) else ():
@@ -163,7 +163,7 @@ def _overlaps(boxes: Array, box: Array) -> Array:
 
 
 def _vectors(output: LogicalOutput, has_rows: bool) -> int:
-    """Score vectors of one row; -1 where that varies."""
+    """The number of score vectors per row; -1 if variable."""
     count = 1
     for size in output.spec.shape[1 if has_rows else 0 : -1]:
         count = -1 if size < 0 else count * size

@@ -1,4 +1,4 @@
-"""Pictures on their way up: shrunk to what the cloud's model makes of them, encoded as `model.yaml` says."""
+"""Prepares pictures for the uplink: shrunk to what the cloud's model sees, and encoded as `model.yaml` says."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from upwell.shared.signature.signature import LogicalInput, OutputKind, Signatur
 from upwell.shared.tensors import Array
 
 Resizes: TypeAlias = Mapping[str, Resize]
-"""By input: what the cloud's model makes of a picture before it looks at it."""
+"""Input -> the resize that the cloud's model applies to its pictures."""
 
 NO_RESIZES: Resizes = MappingProxyType({})
 
 AS_SEEN = UplinkEncoding(None, quality=95, whole_color=True)
-"""Of pictures that are shrunk without being told how to encode them: photographs of 224 pixels a side differ by at most
-19 of 255 in any pixel, by 1.7 on average, from those not encoded again. PNG loses nothing."""
+"""The encoding of pictures that are shrunk without a configured encoding: photographs of 224 pixels a side differ by at
+most 19 of 255 in any pixel, by 1.7 on average, from those not encoded again. PNG is lossless."""
 
 _DENSER: Mapping[str, float] = MappingProxyType({"jpeg": 2.0, "webp": 2.0, "png": 1.0})
-"""A photograph that is shrunk has about so many times the bytes per pixel."""
+"""Factor by which a shrunk photograph has more bytes per pixel."""
 
 _FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = MappingProxyType(
     {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF": "webp"}
@@ -43,10 +43,10 @@ _Size: TypeAlias = tuple[int, int]
 def encode_for_uplink(
     signature: Signature, inputs: Mapping[str, Array], resizes: Resizes = NO_RESIZES
 ) -> Mapping[str, Array]:
-    """The inputs as they go up: pixels as RGB, shrunk and encoded where the signature says so, the rest untouched.
+    """The inputs for the uplink: pixels as RGB, shrunk and encoded as the signature says, all else unchanged.
 
-    Where it names no `max_side`, pictures that it has encoded are shrunk as the cloud's model would. The signature is
-    of this side: what the other side lets its own callers give, it does not tell.
+    Without `max_side`, pictures that the signature encodes are shrunk as the cloud's model would. The signature is that
+    of this side; the cloud's is unknown here.
     """
     inputs = in_rgb(signature, inputs)
     if all(one.uplink is None for one in signature.inputs):
@@ -60,16 +60,16 @@ def encode_for_uplink(
 
 
 def shrink_for_uplink(signature: Signature, inputs: Mapping[str, Array], resizes: Resizes) -> Mapping[str, Array]:
-    """What `encode_for_uplink` leaves as it is, shrunk as the cloud's model would: it sees the same.
+    """Shrink what `encode_for_uplink` leaves unchanged, as the cloud's model would, which then sees the same.
 
-    Both sides resize by the same code. What is enlarged, or not smaller afterwards, stays as it is.
+    Both sides resize with the same code. Pictures that would grow, in size or in bytes, stay unchanged.
     """
     plain = [(one, seen) for one, seen in _plain(signature, resizes) if one.name in inputs]
     return {**inputs, **{one.name: _sent(inputs[one.name], AS_SEEN, seen) for one, seen in plain}} if plain else inputs
 
 
 def saved_bytes(signature: Signature, inputs: Mapping[str, Array], resizes: Resizes) -> tuple[int, ...]:
-    """What `shrink_for_uplink` is expected to save of each row, by the pictures' headers; () for nothing."""
+    """Expected bytes saved by `shrink_for_uplink` for each row, from the pictures' headers; () if none."""
     saved: list[int] = []
     for one, seen in _plain(signature, resizes):
         each = [_saved(data, seen) for data in inputs[one.name]]
@@ -80,13 +80,13 @@ def saved_bytes(signature: Signature, inputs: Mapping[str, Array], resizes: Resi
 
 
 def with_uplink(signature: Signature, encoding: UplinkEncoding | None) -> Signature:
-    """The signature whose pictures all go up in this encoding; None for as they came."""
+    """The signature with this encoding for all pictures; None: as given."""
     inputs = (replace(one, uplink=encoding) if one.kind == "image" else one for one in signature.inputs)
     return replace(signature, inputs=tuple(inputs))
 
 
 def at_quality(signature: Signature, quality: int) -> Signature:
-    """The signature whose pictures, where it encodes them in a format with a quality, all go up in this one."""
+    """The signature with this quality for all pictures that it encodes in a format with a quality."""
     inputs = (
         replace(one, uplink=replace(one.uplink, quality=quality, recode=True))
         if one.uplink is not None and one.uplink.encode in ("jpeg", "webp")
@@ -97,7 +97,7 @@ def at_quality(signature: Signature, quality: int) -> Signature:
 
 
 def _plain(signature: Signature, resizes: Resizes) -> list[tuple[LogicalInput, Resize]]:
-    """The pictures of which the signature does not say how they go up, and how the cloud's model resizes them."""
+    """The pictures for which the signature has no encoding, and how the cloud's model resizes them."""
     if not resizes:
         return []
     plain = [one for one in signature.inputs if one.kind == "image" and one.uplink is None]
@@ -105,8 +105,8 @@ def _plain(signature: Signature, resizes: Resizes) -> list[tuple[LogicalInput, R
 
 
 def _seen(signature: Signature, one: LogicalInput, resizes: Resizes) -> Resize | None:
-    """How the cloud's model resizes this input. None where an answer has the size of the picture that went up, or its
-    places are those of a picture of which only the middle would."""
+    """How the cloud's model resizes this input. None if an answer depends on the size of the picture sent, or if boxes
+    would refer to a picture that was cropped to its middle."""
     seen, kinds = resizes.get(one.name), {output.kind for output in signature.outputs}
     if seen is None or not kinds.isdisjoint(("masks", "segments")):
         return None
@@ -124,8 +124,8 @@ def _sent(given: Array, encoding: UplinkEncoding, seen: Resize | None) -> Array:
 
 
 def _recoded(data: object, encoding: UplinkEncoding, seen: Resize | None) -> object:
-    """An encoded picture as it goes up: shrunk or encoded anew where that is asked for and makes it smaller."""
-    if not isinstance(data, bytes):  # a caller's own array may hold anything
+    """An encoded picture for the uplink: shrunk or encoded again if that is wanted and makes it smaller."""
+    if not isinstance(data, bytes):  # a caller's array may have any elements
         return data
     form = _form(data)
     try:
@@ -138,7 +138,7 @@ def _recoded(data: object, encoding: UplinkEncoding, seen: Resize | None) -> obj
         made = encode(
             pixels[:, :, :1] if picture.is_gray else pixels, replace(encoding, encode=encoding.encode or form)
         )
-    except InvalidRequest:  # whoever answers says so
+    except InvalidRequest:  # the model reports it
         return data
     return made if made is not None and len(made) < len(data) else data
 
@@ -156,7 +156,7 @@ def _shrunk_pixels(pictures: Array, encoding: UplinkEncoding, seen: Resize | Non
 
 
 def _shrunk(size: _Size, encoding: UplinkEncoding, seen: Resize | None) -> tuple[_Size, Box]:
-    """The size that goes up, and of which part of the picture."""
+    """The size to send, and the part of the picture."""
     if seen is not None:
         return _as_seen(size, seen)
     whole = (0.0, 0.0, float(size[0]), float(size[1]))
@@ -168,7 +168,7 @@ def _shrunk(size: _Size, encoding: UplinkEncoding, seen: Resize | None) -> tuple
 
 
 def _as_seen(size: _Size, seen: Resize) -> tuple[_Size, Box]:
-    """What the model then resizes by nothing, and of which part of the picture. No side grows."""
+    """The size that the model does not resize any more, and the part of the picture. No side grows."""
     (columns, rows), (height, width) = size, seen.to
     whole = (0.0, 0.0, float(columns), float(rows))
     if seen.fit == "stretch":
@@ -183,7 +183,7 @@ def _as_seen(size: _Size, seen: Resize) -> tuple[_Size, Box]:
 
 
 def _saved(data: object, seen: Resize) -> int:
-    """What shrinking a picture, encoded or pixels, is expected to save of its bytes."""
+    """Expected bytes saved by shrinking a picture, encoded or pixels."""
     if isinstance(data, np.ndarray):
         height, width, channels = data.shape
         size, size_bytes, density = (int(width), int(height)), int(height * width * channels), 1.0

@@ -1,4 +1,4 @@
-"""What flows through pre- and post-processing: arrays and pictures, and what is known of them when a model loads."""
+"""The values of pre- and post-processing: arrays and pictures, and their types, known when a model loads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from upwell.shared.tensors import Array
 
 @dataclass(frozen=True)
 class ValueType:
-    """What is known of a value before any request: its OIP datatype and shape, -1 for what varies.
+    """The type of a value before any request: its OIP datatype and shape, -1 for variable dimensions.
 
-    `channels` is the axis of a picture's channels, None where the value is no picture. `classes` is the number of
-    classes, 0 where it is not known; `columns` are those of records.
+    `channels` is the axis of a picture's channels, None if the value is not a picture. `classes` is the number of
+    classes, 0 if unknown; `columns` are those of records.
     """
 
     datatype: str
@@ -45,8 +45,8 @@ Floats = npt.NDArray[np.float64]
 class Geometry:
     """One map per row: model pixel = original pixel * scale + offset, each as [x, y].
 
-    `original` and `size` are [width, height] in pixels before and after; all arrays are FP64 [rows, 2]. The original
-    is the picture as it is meant to be seen: EXIF orientation applied.
+    `original` and `size` are [width, height] in pixels before and after; all arrays are FP64 [rows, 2]. The original is
+    the upright picture, with EXIF orientation applied.
     """
 
     original: Floats
@@ -56,12 +56,12 @@ class Geometry:
 
     @classmethod
     def of(cls, sizes: list[tuple[int, int]]) -> Geometry:
-        """Pictures of these (width, height), untouched."""
+        """The identity for pictures of these (width, height)."""
         original = np.array(sizes, dtype=np.float64).reshape(-1, 2)
         return cls(original, original, np.ones_like(original), np.zeros_like(original))
 
     def then(self, scale: Floats, offset: Floats, size: Floats) -> Geometry:
-        """Followed by another map of the same form, that ends in pictures of `size`."""
+        """This map followed by another of the same form, which ends in pictures of `size`."""
         return Geometry(self.original, size, self.scale * scale, self.offset * scale + offset)
 
     def to_original(self, boxes: Floats, row: int, normalized: bool) -> Floats:
@@ -82,7 +82,7 @@ class Geometry:
 class Pictures:
     """Pictures as UINT8 [height, width, channels], one per row, of one size (an array) or of several (a list).
 
-    `max_pixels` bounds what a step may make of them.
+    `max_pixels` limits the pixels that a step may make of them.
     """
 
     rows: Array | list[Array]
@@ -91,7 +91,7 @@ class Pictures:
 
     @property
     def array(self) -> Array:
-        """[rows, height, width, channels]. Raises `InvalidRequest` where the pictures differ in size."""
+        """[rows, height, width, channels]. Raises `InvalidRequest` if the pictures differ in size."""
         if isinstance(self.rows, np.ndarray):
             return self.rows
         shapes = {picture.shape for picture in self.rows}
@@ -103,10 +103,10 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The boxes of one row before suppression, the best first: what a detector took for possible.
+    """The boxes of one row before suppression, best first.
 
-    `boxes` FP64 [n, 4] are corners in any unit, or [n, 5] centre, size and angle; `scores` [n] those of `classes` [n].
-    From `min_score` up they are found.
+    `boxes` FP64 [n, 4] are corners in any unit, or [n, 5] centre, size and angle; `scores` [n] are those of `classes`
+    [n]. Boxes from `min_score` on count as found.
     """
 
     boxes: Floats
@@ -133,10 +133,10 @@ def array_of(value: Value) -> Array:
 
 @dataclass(frozen=True)
 class Step:
-    """One operation, bound to the names of the values it reads and writes, and checked against their types.
+    """One operation, bound to the names of the values that it reads and writes, and checked against their types.
 
-    `run` takes what is read and the geometry of the picture that the model saw (None where it saw none, and before
-    the model), and gives what is written, in the order of `writes`.
+    `run` takes the values read and the geometry of the model's picture (None before the model, and if it sees none),
+    and returns the values written, in the order of `writes`.
     """
 
     reads: tuple[str, ...]
@@ -144,11 +144,11 @@ class Step:
     run: Callable[[Sequence[Value], Geometry | None], tuple[Value, ...]]
     makes_pictures: bool = False
     op: object = None
-    """What is written of it in the file, where it can be done with the step before or after; of both where it was."""
+    """The operation in the file, if it can be fused with the step before or after; for a fused step, both."""
 
 
 def one_array(source: str, target: str, kind: ValueType, compute: Callable[[Array], Array]) -> Step:
-    """A step that makes one array of another."""
+    """A step that computes one array from another."""
     return Step((source,), {target: kind}, lambda values, _: (compute(array_of(values[0])),))
 
 

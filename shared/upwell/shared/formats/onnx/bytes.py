@@ -1,6 +1,6 @@
-"""The bytes of an ONNX file: opening it, and walking protobuf's wire format without a package for it.
+"""The bytes of an ONNX file: opens it, and walks protobuf's wire format without a protobuf package.
 
-Every reader of ours goes through here, so that what one of them has checked is what another one reads.
+All readers of ONNX files use this module, so that what one of them has checked is what another reads.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 
 
 class BadOnnxFile(Exception):
-    """The file is no ONNX file, or its weights are not where they must be; the text says what, without the file."""
+    """The file is not an ONNX file, or its weights are not where they must be; the text says why, without the file."""
 
 
 class Contents:
-    """The bytes of an open file, of which a block is kept at a time.
+    """The bytes of an open file, read and kept block by block.
 
-    Not a mapping of the file: reading one ends the process where the file has become shorter meanwhile.
+    Not a memory map: reading one kills the process if the file has become shorter meanwhile.
     """
 
     def __init__(self, file: BufferedReader, size: int) -> None:
@@ -44,7 +44,7 @@ class Contents:
     @overload
     def __getitem__(self, at: slice) -> bytes: ...
     def __getitem__(self, at: int | slice) -> int | bytes:
-        """A byte, or those of a part as far as there are any. Raises `BadOnnxFile` for a byte that is gone."""
+        """A byte, or the existing part of a slice. Raises `BadOnnxFile` for a byte that is gone."""
         if isinstance(at, slice):
             self._file.seek(at.start)
             return self._file.read(at.stop - at.start)
@@ -62,17 +62,17 @@ Span: TypeAlias = "tuple[int, int]"
 """The start and end of a part of the file."""
 
 Value: TypeAlias = "int | Span | None"
-"""A varint's number, the span of a length-delimited field, or None for a field of fixed width."""
+"""The number of a varint, the span of a length-delimited field, or None for a field of fixed width."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Contents]:
-    """The ONNX file at `path`, open. Raises `BadOnnxFile` where it is empty or too large, and `OSError`."""
+    """Open the ONNX file at `path`. Raises `BadOnnxFile` if it is empty or too large, and `OSError`."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
             raise BadOnnxFile("the file is empty")
-        if size > _MAX_FILE_BYTES:  # before anything reads it whole: the end of a file made to be long may take days
+        if size > _MAX_FILE_BYTES:  # before anything reads it whole: a sparse file of huge size would take days
             raise BadOnnxFile(
                 f"it has {size} bytes; expected at most 2 GiB; larger models keep their weights in separate files"
             )
@@ -87,16 +87,16 @@ def length_delimited(data: Bytes, start: int, end: int) -> Iterator[tuple[int, i
 
 
 def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, Value, Span]]:
-    """Number, value and whole extent, tag included, of each field of the message in `data[start:end]`.
+    """Number, value and extent (with the tag) of each field of the message in `data[start:end]`.
 
-    Raises `BadOnnxFile` for what is no message of protobuf.
+    Raises `BadOnnxFile` if it is not a protobuf message.
     """
     position = start
     while position < end:
         begin = position
         value: Value = None
         tag, position = varint(data, position, end)
-        # C++ drops what is above 32 bits: a longer tag is an unknown field here and a weight's path over there.
+        # C++ drops bits above 32: a longer tag would be an unknown field here, but a weight's path there.
         if tag >> _MAX_TAG_BITS or not tag >> 3:
             raise BadOnnxFile("not an ONNX file: it has an invalid field number")
         wire = tag & 7
@@ -116,7 +116,7 @@ def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, Value, Span
 
 
 def varint(data: Bytes, position: int, end: int) -> tuple[int, int]:
-    """The number at `position`, and where it ends. Raises `BadOnnxFile`."""
+    """The number at `position`, and its end. Raises `BadOnnxFile`."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= end:

@@ -1,8 +1,8 @@
-"""What an ONNX file asks of the machine: weights in files that must lie in its folder or below, and its operators.
+"""External weight files and operators of an ONNX file, checked before a runtime opens it.
 
-ONNX Runtime before 1.24 reads external weights from any path that a model names, so a model from elsewhere could
-carry any file of the machine into its outputs. This walks protobuf's wire format without the `onnx` package and
-without a copy of the weights, and checks every such path. Time grows with the file; memory does not.
+ONNX Runtime before 1.24 reads external weights from any path that a model names, so an untrusted model could copy any
+file of the machine into its outputs. This walks protobuf's wire format without the `onnx` package and without copying
+weights, and checks every such path. Time grows with the file; memory does not.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
         "TensorProto": {13: _ENTRY},
     }
 )
-"""Every path from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
+"""The paths from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
 
-MAX_DEPTH = 100  # protobuf's own limit: a runtime refuses what nests deeper
+MAX_DEPTH = 100  # protobuf's own limit: runtimes refuse deeper nesting
 _MAX_LOCATIONS = 10_000
 _MAX_LOCATION_BYTES = 4096
 _MAX_NAME_BYTES = 1000
@@ -53,19 +53,19 @@ _KNOWN_DOMAINS = (
 )  # fmt: skip
 _COMPILED = "EPContext"
 _PROGRAM_KEYS = (b"ep_cache_context", b"embed_mode")
-"""Attributes of such a node: the program or its file, and 1 for the former (the default)."""
+"""Attributes of an EPContext node: the compiled program or its file, and whether it is embedded (1, the default)."""
 _ATTRIBUTE = 5
 _NAME, _INTEGER, _TEXT = 1, 3, 4
 """Fields of NodeProto and AttributeProto."""
 _SHOWN_CHARACTERS = 200
-_MEMORY_MARK = "*/"  # ONNX Runtime's `*/_ORT_MEM_ADDR_/*` and its kin are addresses in its memory, not files
+_MEMORY_MARK = "*/"  # ONNX Runtime's `*/_ORT_MEM_ADDR_/*` and similar are addresses in its memory, not files
 
 
 @dataclass(frozen=True)
 class ExternalData:
-    """Where the numbers of a tensor lie outside the model's file, in the words of its entries; empty where none says.
+    """The place of a tensor's numbers outside the model's file, as in its entries; "" if an entry is missing.
 
-    Of several entries of one key the last one counts, as for the `onnx` package.
+    Of several entries with one key the last counts, as for the `onnx` package.
     """
 
     location: str = ""
@@ -74,14 +74,14 @@ class ExternalData:
 
     @classmethod
     def of(cls, entries: Iterable[tuple[str, str]]) -> ExternalData:
-        """By key and value of the entries, as they follow each other in the file."""
+        """From the keys and values of the entries, in file order."""
         said = dict(entries)
         return cls(*(said.get(key, "") for key in (LOCATION, "offset", "length")))
 
     def part(self, path: Path) -> tuple[Path, int, int]:
         """File, first byte and size in bytes of the numbers of a tensor in the ONNX file at `path`.
 
-        Raises `BadOnnxFile` where they are not there, or no file in the folder of `path` or below, and `OSError`.
+        Raises `BadOnnxFile` if they are missing, or not in a file in the folder of `path` or below, and `OSError`.
         """
         file = external_file(path, self.location)
         try:
@@ -96,24 +96,24 @@ class ExternalData:
 
 
 def external_weights(path: Path) -> tuple[Path, ...]:
-    """The files that hold weights of the ONNX file at `path`, by their locations as `external_locations` orders them.
+    """The weight files of the ONNX file at `path`, by location in the order of `external_locations`.
 
-    Each is resolved and was a file in the folder of `path` or below. Raises `BadOnnxFile` where a location is
-    absolute, has a `..`, leads out of the folder by a link or names no file, and what `external_locations` raises.
+    Each path is resolved, and was a file in the folder of `path` or below. Raises `BadOnnxFile` for a location that is
+    absolute, has a `..`, leads out of the folder by a link or names no file, and errors of `external_locations`.
     """
     return tuple(external_places(path).values())
 
 
 def external_places(path: Path) -> Mapping[str, Path]:
-    """Each of `external_locations` with its file, as in `external_weights`. Raises what that raises."""
+    """Each of `external_locations` with its file, as in `external_weights`, whose errors it raises."""
     return {location: external_file(path, location) for location in external_locations(path)}
 
 
 def external_locations(path: Path) -> tuple[str, ...]:
-    """Every file that the ONNX file at `path` names for weights or compiled programs, as written, sorted and each once.
+    """Every location that the ONNX file at `path` names for weights or compiled programs, unchanged, unique and sorted.
 
-    Raises `BadOnnxFile` for what is no ONNX file, nests too deeply or names paths beyond all measure, and `OSError`
-    where the file cannot be read.
+    Raises `BadOnnxFile` if it is not an ONNX file, is nested too deeply or has too many or too long locations, and
+    `OSError` if the file cannot be read.
     """
     found: set[str] = set()
     with opened(path) as data:
@@ -129,11 +129,11 @@ def external_locations(path: Path) -> tuple[str, ...]:
 
 
 def foreign_operators(path: Path) -> tuple[str, ...]:
-    """Operators that the ONNX file at `path` calls and that only a library or another program could bring, sorted.
+    """The operators in the ONNX file at `path` that need a custom library or a compiled program, sorted.
 
-    Each is `domain:name`. Those of ONNX, of ONNX Runtime and of the file's own functions are left out, but for
-    `EPContext`: it holds or names a program that some accelerator's compiler has made, which runs as it is. Raises as
-    `external_locations`.
+    Each is `domain:name`. Operators of ONNX, of ONNX Runtime and of the file's own functions are left out, except
+    `EPContext`: it holds or names a program compiled for an accelerator, which runs as it is. Raises as
+    `external_locations` does.
     """
     called: set[tuple[str, str]] = set()
     own: set[tuple[str, str]] = set()
@@ -148,7 +148,7 @@ def foreign_operators(path: Path) -> tuple[str, ...]:
 
 
 def external_file(path: Path, location: str) -> Path:
-    """The file that the ONNX file at `path` means by a location. Raises `BadOnnxFile` as `external_weights` does."""
+    """The file at a location of the ONNX file at `path`. Raises `BadOnnxFile` as `external_weights` does."""
     shown = repr(location if len(location) <= _SHOWN_CHARACTERS else location[:_SHOWN_CHARACTERS] + "…")
     written = PurePath(location)
     if written.anchor or ".." in written.parts or location.startswith(_MEMORY_MARK):
@@ -163,7 +163,7 @@ def external_file(path: Path, location: str) -> Path:
 
 
 def _messages(data: Bytes, start: int, end: int, message: str, depth: int) -> Iterator[tuple[str, int, int]]:
-    """Kind, start and end of every message of `MESSAGES` in the one at `data[start:end]`, at any depth."""
+    """Type, start and end of every message of `MESSAGES` in the one at `data[start:end]`, at any depth."""
     if depth > MAX_DEPTH:
         raise BadOnnxFile(f"not an ONNX file: its messages nest deeper than {MAX_DEPTH}")
     inner = MESSAGES[message]
@@ -177,7 +177,7 @@ def _messages(data: Bytes, start: int, end: int, message: str, depth: int) -> It
 
 
 def _named(data: Bytes, start: int, end: int, numbers: tuple[int, int]) -> tuple[str, str]:
-    """Domain and name of a node's operator or of a function; of repeated fields the last one counts."""
+    """Domain and name of a node's operator or of a function; of repeated fields the last counts."""
     found = dict.fromkeys(numbers, "")
     for number, begin, stop in length_delimited(data, start, end):
         if number in found:
@@ -188,7 +188,7 @@ def _named(data: Bytes, start: int, end: int, numbers: tuple[int, int]) -> tuple
 
 
 def _program_file(data: Bytes, start: int, end: int) -> list[str]:
-    """The file that a node of a compiled program names, unless it holds the program itself."""
+    """The file named by a node with a compiled program, unless the node contains the program."""
     if _named(data, start, end, _NODE_NAME)[1] != _COMPILED:
         return []
     where, is_embedded = "", True
@@ -205,10 +205,11 @@ def _program_file(data: Bytes, start: int, end: int) -> list[str]:
 
 
 def external_entry(data: Bytes, start: int, end: int) -> tuple[str, str]:
-    """Key and value of an entry of a tensor's `external_data`, as protobuf reads it: of repeated fields the last one.
+    """Key and value of an entry of a tensor's `external_data`, as protobuf reads it: of repeated fields the last
+    counts.
 
-    Of several entries of one key the last one counts, too, but the check is of every location. A key or value that is
-    longer than any path is empty. Raises `BadOnnxFile` for a location that is, or is not UTF-8.
+    Of several entries with one key the last counts too, but every location is checked. A key or value that is longer
+    than any path is read as "". Raises `BadOnnxFile` for a location that is too long or not UTF-8.
     """
     spans = {1: (start, start), 2: (start, start)}
     for number, begin, stop in length_delimited(data, start, end):

@@ -1,8 +1,7 @@
-"""The graph of an ONNX file, read without the `onnx` package, which devices do not have.
+"""Reads the graph of an ONNX file without the `onnx` package, which devices lack.
 
-Nodes with their inputs and outputs, the bodies of control flow inside them, and constants with their dtype, shape and
-numbers. Field numbers are those of `onnx.proto`. What external data is and where it lies,
-`upwell.shared.formats.onnx.files` says.
+It has nodes with inputs and outputs, the bodies of control flow, and constants with dtype, shape and numbers. Field
+numbers are those of `onnx.proto`. For external data see `upwell.shared.formats.onnx.files`.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ _LEVELS = 3
 """Levels from a graph to the body of one of its nodes: node, attribute, graph."""
 _LONGEST_SETTING = 64
 _LOCATIONS = {0: False, 1: True}
-"""Values of `data_location`, and whether the data is external. Protobuf skips any other."""
+"""Values of `data_location`, and whether the data is external. Protobuf skips all others."""
 
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """One node. `inputs` and `outputs` are names of tensors, empty where an optional one is left out.
+    """One node. `inputs` and `outputs` are names of tensors, "" for an omitted optional one.
 
-    `bodies` are the graphs that it runs (If, Loop, Scan); `settings` are its attributes that are short texts.
+    `bodies` are the graphs that it runs (If, Loop, Scan).
     """
 
     name: str
@@ -64,22 +63,22 @@ class OnnxNode:
 
     @property
     def is_standard(self) -> bool:
-        """Whether the operator is one of ONNX's own."""
+        """Whether the operator belongs to ONNX itself."""
         return self.domain in _STANDARD
 
     @property
     def op(self) -> str:
-        """The operator, behind its domain where that is not ONNX's own: `com.microsoft:FusedConv`."""
+        """The operator, after its domain unless that is ONNX's own: `com.microsoft:FusedConv`."""
         return self.operator if self.is_standard else f"{self.domain}:{self.operator}"
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """The tensors that it reads, those that its bodies capture included, once each."""
+        """The tensors that it reads, including those that its bodies capture, each once."""
         captured = (name for body in self.bodies for name in body.captured)
         return tuple(dict.fromkeys(filter(None, (*self.inputs, *captured))))
 
     def with_bodies(self) -> Iterator[OnnxNode]:
-        """It, and the nodes in its bodies, at any depth."""
+        """The node and all nodes in its bodies, at any depth."""
         yield self
         for body in self.bodies:
             for node in body.nodes:
@@ -88,7 +87,7 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor that the file holds: its dtype by number of `onnx.proto`, its shape, and where its numbers are."""
+    """A tensor in the file: its dtype (number in `onnx.proto`), its shape, and the place of its numbers."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -99,11 +98,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """Nodes in their order, constants by name, and shapes (-1 varies) of the tensors that the file gives them for.
+    """Nodes in order, constants by name, and the shapes (-1: variable) that the file declares.
 
-    `constants` are the `initializers`, sparse ones too, and what Constant nodes give. `inputs` are those that a caller
-    gives, with their shapes, in which a dimension that varies has its name, empty where it has none. `functions` are
-    those of the file by domain and name; a body has none.
+    `constants` are the `initializers`, sparse ones included, and the results of Constant nodes. `inputs` are those
+    given by callers, with their shapes; a variable dimension is its name, "" if it has none. `functions` are those of
+    the file by domain and name; a body has none.
     """
 
     path: Path
@@ -118,7 +117,7 @@ class OnnxGraph:
 
     @cached_property
     def captured(self) -> tuple[str, ...]:
-        """Of a body: the tensors from outside that it reads, at any depth, in the order in which it does."""
+        """For a body: the outer tensors that it reads, at any depth, in order of use."""
         own = {*self.initializers, *self.inputs}
         found: dict[str, None] = {}
         for node in self.nodes:
@@ -128,9 +127,9 @@ class OnnxGraph:
         return tuple(found)
 
     def integers(self, name: str) -> Array | None:
-        """The numbers of an INT8 or UINT8 constant; None where it is none, or does not say where they are.
+        """The numbers of an INT8 or UINT8 constant; None if it is another type or its data has no known place.
 
-        Raises `BadOnnxFile` and `OSError` where they are not there.
+        Raises `BadOnnxFile` and `OSError` if they cannot be read.
         """
         constant = self.constants[name]
         dtype = _NUMPY.get(constant.dtype)
@@ -149,7 +148,7 @@ class OnnxGraph:
 
 
 def _integers_at(path: Path, begin: int, size_bytes: int, dtype: np.dtype[Any]) -> Array:
-    """Bytes of a file as numbers of one byte. No memory is taken for what is only promised."""
+    """Bytes of a file as an array of one-byte numbers. Memory is allocated only for bytes that exist."""
     with open_plain(path) as file:
         if begin + size_bytes > os.fstat(file.fileno()).st_size:
             raise BadOnnxFile(f"{path.name} does not have {size_bytes} bytes at {begin}")
@@ -158,7 +157,8 @@ def _integers_at(path: Path, begin: int, size_bytes: int, dtype: np.dtype[Any]) 
 
 
 def read_graph(path: Path) -> OnnxGraph:
-    """The main graph of the ONNX file at `path`. Raises `BadOnnxFile` for what is no ONNX file, and `OSError`."""
+    """Parse the main graph of the ONNX file at `path`. Raises `BadOnnxFile` if it is not an ONNX file, and
+    `OSError`."""
     with opened(path) as data:
         parts = list(_parts(data, [(0, data.size)]))
         graphs = [span for number, span in parts if number == _GRAPH]
@@ -169,7 +169,7 @@ def read_graph(path: Path) -> OnnxGraph:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The texts by name that the ONNX file at `path` holds of itself (`metadata_props`). Raises as `read_graph`."""
+    """The `metadata_props` of the ONNX file at `path`, by key. Raises as `read_graph` does."""
     with opened(path) as data:
         entries = _messages(data, (0, data.size), _METADATA)
         return {_text_of(data, span, 1): _text_of(data, span, 2) for span in entries}
@@ -219,9 +219,9 @@ def _signed(value: int) -> int:
 
 
 def named_apart(data: bytes) -> bytes:
-    """The ONNX file `data` with a name for each node of its main graph that has none, or one that another has.
+    """The ONNX file `data` with a unique name for each node of its main graph that has none, or another node's.
 
-    Raises `BadOnnxFile` for what is no ONNX file.
+    Raises `BadOnnxFile` if it is not an ONNX file.
     """
     graphs = [span for number, span in _parts(data, [(0, len(data))]) if number == _GRAPH]
     own = {_text_of(data, span, _NAME) for number, span in _parts(data, graphs) if number == _NODE}
@@ -242,7 +242,7 @@ def named_apart(data: bytes) -> bytes:
 
 
 def _with(data: bytes, span: Span, wanted: int, new: Callable[[Span], bytes]) -> bytes:
-    """The message with `new` in place of each length-delimited field of number `wanted`."""
+    """The message with each length-delimited field of number `wanted` replaced by `new`."""
     parts = []
     for number, value, (begin, end) in fields(data, *span):
         parts.append(new(value) if number == wanted and isinstance(value, tuple) else data[begin:end])
@@ -260,7 +260,7 @@ def _delimited(number: int, content: bytes) -> bytes:
 def _graph(
     path: Path, data: Contents, spans: Sequence[Span], depth: int, functions: frozenset[tuple[str, str]] = frozenset()
 ) -> OnnxGraph:
-    """The graph whose fields lie in `spans`: protobuf merges a message that comes again."""
+    """The graph with fields in `spans`: protobuf merges a repeated message."""
     if depth > MAX_DEPTH:
         raise BadOnnxFile(f"not an ONNX file: its messages nest deeper than {MAX_DEPTH}")
     nodes: list[OnnxNode] = []
@@ -296,7 +296,7 @@ def _graph(
 
 
 def _node(path: Path, data: Contents, span: Span, depth: int) -> tuple[OnnxNode, Constant | None]:
-    """A node, and the tensor that an attribute of it holds."""
+    """A node, and the tensor in one of its attributes."""
     texts: dict[int, list[str]] = {1: [], 2: [], _NAME: [""], _OPERATOR: [""], 7: [""]}
     bodies: list[OnnxGraph] = []
     settings: dict[str, bytes] = {}
@@ -320,7 +320,7 @@ def _node(path: Path, data: Contents, span: Span, depth: int) -> tuple[OnnxNode,
 
 
 def _constant(data: Bytes, *spans: Span) -> tuple[str, Constant]:
-    """Name and contents of a tensor, whose fields lie in `spans`."""
+    """Name and contents of a tensor with fields in `spans`."""
     name, dtype, raw, is_external = "", 0, None, False
     shape: list[int] = []
     numbers: list[Value] = []
@@ -347,7 +347,7 @@ def _constant(data: Bytes, *spans: Span) -> tuple[str, Constant]:
 
 
 def _sparse(data: Bytes, span: Span) -> tuple[str, Constant]:
-    """Name, dtype and dense shape of a sparse tensor, whose numbers are not read."""
+    """Name, dtype and dense shape of a sparse tensor; its numbers are not read."""
     parts = list(fields(data, *span))
     name, values = _constant(data, *(value for number, value, _ in parts if number == 1 and isinstance(value, tuple)))
     shape = [size for number, value, _ in parts if number == 3 for size in _integers(data, value)]
@@ -355,7 +355,7 @@ def _sparse(data: Bytes, span: Span) -> tuple[str, Constant]:
 
 
 def _declared(data: Bytes, span: Span) -> tuple[str, int, tuple[int | str, ...] | None]:
-    """Name, dtype and shape of a `ValueInfoProto`; None for a shape that it does not tell."""
+    """Name, dtype and shape of a `ValueInfoProto`; None for an undeclared shape."""
     name, dtype, shape = "", 0, None
     for number, value, _ in fields(data, *span):
         if number == 1 and isinstance(value, tuple):
@@ -369,7 +369,7 @@ def _declared(data: Bytes, span: Span) -> tuple[str, int, tuple[int | str, ...] 
 
 
 def _size(data: Bytes, span: Span) -> int | str:
-    """The size of a dimension, or the name of one that varies; some exporters write -1 for one without a name."""
+    """The size of a dimension, or the name of a variable one; some exporters write -1 instead of a name."""
     for number, value, _ in fields(data, *span):
         if number == 1 and isinstance(value, int):
             return "" if value >> 63 else value
@@ -379,7 +379,7 @@ def _size(data: Bytes, span: Span) -> int | str:
 
 
 def _parts(data: Bytes, spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
-    """Number and extent of each length-delimited field of the message whose fields lie in `spans`."""
+    """Number and extent of each length-delimited field of the message with fields in `spans`."""
     for span in spans:
         for number, begin, end in length_delimited(data, *span):
             yield number, (begin, end)
@@ -390,7 +390,7 @@ def _messages(data: Bytes, span: Span, wanted: int) -> Iterator[Span]:
 
 
 def _integers(data: Bytes, value: Value) -> list[int]:
-    """The numbers of a repeated varint field, one by one or packed."""
+    """The numbers of a repeated varint field, packed or not."""
     if not isinstance(value, tuple):
         return [] if value is None else [value]
     position, end = value
@@ -409,5 +409,5 @@ def _text(data: Bytes, span: Span) -> str:
 
 
 def _text_of(data: Bytes, span: Span, wanted: int) -> str:
-    """A text of a message; of repeated fields the last one counts."""
+    """A text field of a message; of repeated fields the last counts."""
     return _text(data, (list(_messages(data, span, wanted)) or [(0, 0)])[-1])

@@ -1,4 +1,4 @@
-"""ONNX's tensors in Upwell's terms: element types, specifications, and strings, which are text there and bytes here."""
+"""ONNX's tensors in Upwell: element types, specifications, and strings, which are text in ONNX and bytes here."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _ZIPMAP = (
 
 
 class UnsupportedTensor(Exception):
-    """The model takes or gives something that cannot pass; the text says what."""
+    """The model has an input or output that cannot be served; the text says which and why."""
 
 
 class Argument(Protocol):
-    """An input or output as ONNX Runtime's sessions describe it; a dimension that varies is a name or None."""
+    """An input or output of an ONNX Runtime session; a variable dimension is a name or None."""
 
     @property
     def name(self) -> str:
@@ -50,15 +50,15 @@ class Argument(Protocol):
 
     @property
     def type(self) -> str:
-        """Such as `tensor(float)`."""
+        """The type, such as `tensor(float)`."""
 
     @property
     def shape(self) -> Sequence[int | str | None]:
-        """Its dimensions."""
+        """The dimensions."""
 
 
 def spec_of(argument: Argument) -> TensorSpec:
-    """The specification of an input or output. Raises `UnsupportedTensor` for what is no tensor of a plain datatype."""
+    """The specification of an input or output. Raises `UnsupportedTensor` if it is not a tensor of a plain datatype."""
     datatype = DATATYPES.get(argument.type)
     if datatype is None:
         hint = _ZIPMAP if str(argument.type).startswith("seq(map(") else ""
@@ -69,7 +69,7 @@ def spec_of(argument: Argument) -> TensorSpec:
 
 
 def text_of(name: str, array: Array) -> Array:
-    """The BYTES input `name` as `str` elements of the same shape. Raises `InvalidRequest` for other than UTF-8."""
+    """The BYTES input `name` as `str` elements of the same shape. Raises `InvalidRequest` if it is not UTF-8."""
     try:
         return _per_element(bytes.decode, array)
     except UnicodeDecodeError as error:

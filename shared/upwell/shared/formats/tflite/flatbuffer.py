@@ -1,7 +1,7 @@
-"""The parts of a flatbuffer, each of which is proved to lie within the file before it is read.
+"""Reads flatbuffers, and checks that each part lies within the file before it is read.
 
-tflite_runtime 2.14 follows every offset of a file as it stands, so a file that was cut short loads there, and answers
-with garbage or takes the process down.
+tflite_runtime 2.14 follows offsets unchecked, so a truncated file loads there, and then gives garbage or crashes the
+process.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TypeAlias
 Data: TypeAlias = "bytes | mmap.mmap"
 
 _SHARED_TIMES = 4
-"""Limit of the bytes read, as a multiple of the file's size, since equal parts may be shared."""
+"""Limit on the bytes read, as a multiple of the file's size, since equal parts may be shared."""
 
 
 class BadTfliteFile(Exception):
-    """The file is no TFLite model, or a part of it lies outside the file; the text says what, without the file."""
+    """The file is not a TFLite model, or a part of it lies outside the file; the text says why, without the file."""
 
 
 class Flatbuffer:
-    """A file, of which no more is read than it could hold: a hostile one may let its vectors overlap."""
+    """A file, with a limit on the total bytes read: a hostile file may let its vectors overlap."""
 
     def __init__(self, data: Data) -> None:
         self._data = data
@@ -29,11 +29,11 @@ class Flatbuffer:
         self._vtables: dict[int, tuple[int, ...]] = {}
 
     def root(self) -> Table:
-        """The table that the file begins with."""
+        """The root table."""
         return Table(self, self.follow(0))
 
     def number(self, position: int, layout: str) -> int:
-        """The number at `position`, of a layout as in `struct`."""
+        """The number at `position`, in a layout of `struct`."""
         if position < 0:
             raise BadTfliteFile("it is damaged: a part is outside the file")
         try:
@@ -43,7 +43,7 @@ class Flatbuffer:
         return value
 
     def follow(self, position: int) -> int:
-        """Where the offset at `position` leads."""
+        """The target of the offset at `position`."""
         return position + self.number(position, "<I")
 
     def within(self, position: int, size_bytes: int) -> None:
@@ -52,7 +52,7 @@ class Flatbuffer:
             raise BadTfliteFile("it is damaged or truncated: a part is outside the file")
 
     def take(self, position: int, size_bytes: int) -> bytes:
-        """These bytes."""
+        """The bytes at `position`."""
         self.within(position, size_bytes)
         self._left -= size_bytes
         if self._left < 0:
@@ -60,7 +60,8 @@ class Flatbuffer:
         return self._data[position : position + size_bytes]
 
     def vtable(self, position: int) -> tuple[int, ...]:
-        """The numbers of the vtable at `position`, which many tables share: its size, theirs, and each slot's place."""
+        """The vtable at `position`, which many tables share: its size, the tables' size, and the offset of each
+        slot."""
         if position not in self._vtables:
             count = max(2, self.number(position, "<H") // 2)
             self._vtables[position] = struct.unpack(f"<{count}H", self.take(position, 2 * count))
@@ -68,7 +69,7 @@ class Flatbuffer:
 
 
 class Table:
-    """A table: fields by their slot in the schema, of which any may be absent."""
+    """A table: fields by slot in the schema, each optional."""
 
     def __init__(self, file: Flatbuffer, position: int) -> None:
         self._file = file
@@ -77,16 +78,16 @@ class Table:
         file.within(position, self._vtable[1])
 
     def has(self, slot: int) -> bool:
-        """Whether the field is there."""
+        """Whether the field is present."""
         return self._field(slot) is not None
 
     def number(self, slot: int, layout: str) -> int:
-        """A number of a layout as in `struct`; 0 where it is absent."""
+        """A number in a layout of `struct`; 0 if absent."""
         field = self._field(slot)
         return 0 if field is None else self._file.number(field, layout)
 
     def table(self, slot: int) -> Table | None:
-        """A table."""
+        """A table; None if absent."""
         field = self._field(slot)
         return None if field is None else Table(self._file, self._file.follow(field))
 
@@ -97,7 +98,7 @@ class Table:
         return [Table(self._file, start + 4 * at + offset) for at, offset in enumerate(offsets)]
 
     def numbers(self, slot: int) -> tuple[int, ...]:
-        """A vector of numbers of 32 bits."""
+        """A vector of 32-bit integers."""
         start, count = self._vector(slot)
         return struct.unpack(f"<{count}i", self._file.take(start, 4 * count)) if count else ()
 
@@ -107,19 +108,19 @@ class Table:
         return self._file.take(start, count)
 
     def floats(self, slot: int) -> tuple[float, ...]:
-        """A vector of floating-point numbers of 32 bits."""
+        """A vector of 32-bit floats."""
         start, count = self._vector(slot)
         return struct.unpack(f"<{count}f", self._file.take(start, 4 * count)) if count else ()
 
     def text(self, slot: int) -> bytes:
-        """A string; empty where there is none."""
+        """A string; empty if absent."""
         start, count = self._vector(slot)
         if self.has(slot):
-            self._file.within(start, count + 1)  # a zero ends it
+            self._file.within(start, count + 1)  # it ends with a zero
         return self._file.take(start, count)
 
     def check(self, slot: int, item_bytes: int = 1) -> None:
-        """Raise `BadTfliteFile` unless a vector of plain numbers lies in the file; it is not read."""
+        """Raise `BadTfliteFile` unless a vector of numbers lies in the file; it is not read."""
         start, count = self._vector(slot)
         if count:
             self._file.within(start, item_bytes * count)

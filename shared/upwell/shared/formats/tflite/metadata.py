@@ -1,7 +1,7 @@
-"""The metadata of tflite-support inside a TFLite file: what its tensors mean.
+"""The tflite-support metadata inside a TFLite file: the meaning of its tensors.
 
-It is a flatbuffer of its own (schema `metadata_schema.fbs`, identifier `M001`) in the buffer that the entry
-TFLITE_METADATA names. Slots are those of the schema.
+It is a flatbuffer of its own (schema `metadata_schema.fbs`, identifier `M001`) in the buffer named by the entry
+TFLITE_METADATA. Slots are those of the schema.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LABELS = (2, 3)
 
 @dataclass(frozen=True)
 class TensorNote:
-    """One tensor: what is taken from its values and by what they are divided, and the files that name its classes."""
+    """One tensor: mean and standard deviation of its normalization, and the files that name its classes."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -31,7 +31,7 @@ class TensorNote:
 
 
 def read_notes(data: Data) -> tuple[Sequence[TensorNote], Sequence[TensorNote]] | None:
-    """The notes on the model's inputs and outputs, None where it has none. Raises `BadTfliteFile`."""
+    """The notes on the model's inputs and outputs, None without metadata. Raises `BadTfliteFile`."""
     model = Flatbuffer(data).root()
     buffers = model.tables(_BUFFERS)
     for entry in model.tables(_METADATA):

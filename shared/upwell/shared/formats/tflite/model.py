@@ -1,7 +1,7 @@
-"""What a TFLite file holds, read without any package for it: devices may have no other than their runtime's.
+"""Reads the contents of a TFLite file without any package, since devices may have only a runtime.
 
-Every table, vector and string that the schema (file identifier `TFL3`) tells of is proved to lie within the file, but
-for the options of operators that are not named here. Slots are those of the schema.
+Every table, vector and string in the schema (file identifier `TFL3`) is checked to lie within the file, except options
+of operators that are not named here. Slots are those of the schema.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile, Data, Flatbuf
 _IDENTIFIER = b"TFL3"
 _EXTERNAL_GROUPS = 8
 _CALLS: Mapping[int, tuple[int, ...]] = MappingProxyType({16: (0,), 92: (0, 1), 93: (0, 1), 103: (0,)})
-"""By the kind of an operator's options (CALL, IF, WHILE, CALL_ONCE): the slots with the subgraphs it runs."""
+"""Type of an operator's options (CALL, IF, WHILE, CALL_ONCE) -> the slots of the subgraphs that it runs."""
 _HASHTABLE, _VAR_HANDLE = 136, 142
 """Operators that create a table or variable, which their options name."""
 
 
 @dataclass(frozen=True)
 class TfliteTensor:
-    """One tensor: its type by number of the schema, its shape, and its shape as a signature, in which -1 varies.
+    """One tensor: its type (number in the schema), its shape, and its signature's shape, in which -1 is variable.
 
-    `buffer` is the number of the one with its constant; 0 is empty. Files that are older than `has_rank` give a tensor
-    of unknown rank the shape of a scalar.
+    `buffer` is the number of the buffer with its constant; 0 is empty. Files older than `has_rank` give a tensor of
+    unknown rank the shape of a scalar.
     """
 
     name: str
@@ -39,9 +39,9 @@ class TfliteTensor:
 
 @dataclass(frozen=True)
 class TfliteOperator:
-    """One operator: its number in the schema, and tensors of its subgraph by number, -1 where one is left out.
+    """One operator: its number in the schema, and its tensors by number in the subgraph, -1 for an omitted one.
 
-    `subgraphs` are those that it runs; `state` names the variable or table that it makes, and is empty for others.
+    `subgraphs` are those that it runs; `state` names the variable or table that it creates, "" for others.
     """
 
     code: int
@@ -53,7 +53,7 @@ class TfliteOperator:
 
 @dataclass(frozen=True)
 class TfliteSubgraph:
-    """Operators in the order of execution; inputs and outputs are tensors by number."""
+    """Operators in order of execution; inputs and outputs are numbers of tensors."""
 
     tensors: Sequence[TfliteTensor]
     operators: Sequence[TfliteOperator]
@@ -62,9 +62,9 @@ class TfliteSubgraph:
 
 
 def read_model(data: Data) -> Sequence[TfliteSubgraph]:
-    """The subgraphs of a TFLite file, the first of which is the main one.
+    """The subgraphs of a TFLite file; the first is the main one.
 
-    Raises `BadTfliteFile` for what is none, and where a part lies outside the file or names one that is not there.
+    Raises `BadTfliteFile` if it is not one, if a part lies outside the file or refers to something that does not exist.
     """
     if len(data) < 8 or data[4:8] != _IDENTIFIER:
         raise BadTfliteFile("it is not a TFLite file")
@@ -90,15 +90,15 @@ def read_model(data: Data) -> Sequence[TfliteSubgraph]:
 
 
 def names_other_files(data: Data) -> bool:
-    """Whether a TFLite model has weights in files that it names (`external_buffer_groups`), as LiteRT would read them.
+    """Whether a TFLite model has weights in other files (`external_buffer_groups`), as LiteRT reads them.
 
-    Raises `BadTfliteFile` where the file ends before it tells.
+    Raises `BadTfliteFile` if the file is truncated before that.
     """
     return Flatbuffer(data).root().has(_EXTERNAL_GROUPS)
 
 
 def _code(table: Table) -> int:
-    """Old files have the number in one field and new ones in both."""
+    """The operator's number: old files have it in one field, new ones in both."""
     table.text(1)
     return max(table.number(0, "<b"), table.number(3, "<i"))
 
@@ -150,7 +150,7 @@ def _state(code: int, options: Table) -> str:
 
 
 def _indices(table: Table, slot: int, count: int) -> tuple[int, ...]:
-    """A vector of numbers of tensors, of which there are `count`."""
+    """A vector of tensor numbers below `count`."""
     found = table.numbers(slot)
     for index in found:
         if not -1 <= index < count:

@@ -1,1 +1,1 @@
-"""Programs of torch.export: a graph of ATen operators with its weights, read without torch and without a pickle."""
+"""Programs of torch.export: a graph of ATen operators with weights, read without torch and without unpickling."""

@@ -1,11 +1,12 @@
-"""Reading what `torch.export.save` writes (`.pt2`), without torch.
+"""Reads the archives (`.pt2`) of `torch.export.save` without torch.
 
-`torch.export.load` unpickles the sample inputs and hands sizes to sympy, which evaluates them: both run what the maker
-of the file put in. Here the graph is read as JSON and weights as raw numbers. What is pickled is never opened: sample
-inputs are left alone, and a file with pickled weights or objects of other kinds is refused.
+`torch.export.load` unpickles the sample inputs and evaluates sizes with sympy: both run code from the file. Here the
+graph is read as JSON and weights as raw numbers, and nothing is unpickled: sample inputs are ignored, and a file with
+pickled weights or other objects is refused.
 
-Operators that work in place become those that do not, and later readers of the tensor read the result. Where the memory
-may have another name (a view), the file is refused. Sizes that torch computes from the rows are named by them.
+In-place operators are replaced by their functional forms, and later readers of the tensor read the result. If the
+memory may have another name (a view), the file is refused. Sizes that torch computes from the rows are expressed by
+those.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ _WEIGHTS: Mapping[str, tuple[str, str]] = {
     "buffer": ("buffer_name", "weights"),
     "tensor_constant": ("tensor_constant_name", "constants"),
 }
-"""A kind of input: the key of its name, and the folder for its data."""
+"""A kind of input: the key of its name, and the folder of its data."""
 _SYMBOL = r"(?:Symbol\('(\w+)'[^()]*\)|Integer\((\d+)\))"
 _PRODUCT = re.compile(rf"Mul\(({_SYMBOL}(?:, {_SYMBOL})*)\)|({_SYMBOL})")
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Where a weight's numbers are: a member of the archive; `strides` and `offset` in elements."""
+    """The place of a weight's numbers: a member of the archive; `strides` and `offset` in elements."""
 
     member: str
     datatype: str
@@ -69,7 +70,7 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class ProgramFile:
-    """A `.pt2` file. `tensors` are all that operators make or callers give; `stored` the weights, by name."""
+    """A `.pt2` file. `tensors` are all results of operators and inputs; `stored` are the weights, by name."""
 
     path: Path
     program: Program
@@ -78,7 +79,7 @@ class ProgramFile:
 
     @classmethod
     def read(cls, path: Path) -> ProgramFile:
-        """Raises `BadProgram` and `OSError`."""
+        """Read a file. Raises `BadProgram` and `OSError`."""
         with open_plain(path) as opened, _archive(opened) as archive:
             prefix = _prefix(archive)
             document = _json(archive, f"{prefix}{_GRAPH}")
@@ -116,7 +117,7 @@ def _archive(opened: Any) -> zipfile.ZipFile:
 
 
 def _prefix(archive: zipfile.ZipFile) -> str:
-    """What stands before the names of all members: the name that the file once had."""
+    """The prefix of all members' names: the original name of the file."""
     found = [name for name in archive.namelist() if name.endswith(f"/{_GRAPH}") and name.count("/") == 2]
     if len(found) != 1:
         raise BadProgram(f"it has no program named 'model', as torch 2.9 and later write; {_AGAIN}")
@@ -151,7 +152,7 @@ def _contiguous(data: bytes, one: StoredWeight) -> bytes:
 
 @dataclass
 class _Reading:
-    """One pass over the operators. `now` says which tensor a name stands for, where an operator worked in place."""
+    """One pass over the operators. `now` maps a name to the tensor it stands for after in-place operators."""
 
     document: Any
     configs: Mapping[str, Any]
@@ -238,7 +239,7 @@ class _Reading:
     def _node(
         self, node: Any, sizes: Mapping[str, int | str], stored: Mapping[str, Any], inputs: Sequence[str]
     ) -> ProgramNode | None:
-        """None for what computes no tensor: sizes and their checks."""
+        """Convert an operator; None for one that computes no tensor, such as sizes and their checks."""
         outputs = [name for one in node["outputs"] for name in _made(one)]
         operator = str(node["target"]).removeprefix("torch.ops.")
         is_size = bool(node["outputs"]) and all(one.keys() <= {"as_sym_int", "as_sym_bool"} for one in node["outputs"])
@@ -255,7 +256,7 @@ class _Reading:
         if name.endswith("_") and not name.startswith("_"):
             operator = f"aten.{name.removesuffix('_')}.{overload}"
             self._replace(arguments["self" if "self" in arguments else "input"], outputs[0], {*stored, *inputs})
-        if operator in _RIGID:  # whose layout in memory may be another behind a cut
+        if operator in _RIGID:  # their results may have another memory layout after a cut
             operator, arguments["shape"] = "aten.reshape.default", arguments.pop("size")
         made = ProgramNode(operator=operator, arguments=arguments, outputs=tuple(outputs))
         if operator in VIEWS:
@@ -270,7 +271,7 @@ class _Reading:
         return value
 
     def _replace(self, changed: Argument, by: str, given: set[str]) -> None:
-        """From here on whoever reads the tensor that is changed in place reads the result."""
+        """From here on, readers of the tensor that is changed in place read the result."""
         name = changed.tensor if isinstance(changed, TensorRef) else ""
         if not name or name in given or name in self.shared:
             raise BadProgram(
@@ -324,7 +325,7 @@ def _sized(value: Any, sizes: Mapping[str, int | str]) -> int | SizeRef:
 
 
 def _size(value: Any) -> int | str:
-    """A size as a number, an open size by name, or a multiple: `4*s77`."""
+    """A size as a number, a symbolic size by name, or a multiple: `4*s77`."""
     if "as_int" in value:
         return int(value["as_int"])
     text = str(value["as_expr"]["expr_str"])

@@ -1,6 +1,6 @@
-"""The ATen operators that a program may hold: those that compute new tensors from the ones they are given.
+"""The ATen operators that a program may contain: those that compute new tensors from their inputs.
 
-None of them reads a file, draws a random number, changes a tensor in place, or views memory that it was not given.
+None of them reads a file, draws a random number, changes a tensor in place, or accesses memory other than its inputs.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _TRAINING = ("training", "train")
 
 
 def refusal(operator: str, arguments: Mapping[str, object]) -> str:
-    """Why a program with such an operator is refused; empty where it is not."""
+    """Why a program with such an operator is refused; "" if it is not."""
     if operator not in OPERATORS:
         return f"operator {operator!r} is not supported in a program"
     if any(arguments.get(name) is True for name in _TRAINING) or arguments.get("dropout_p", 0) != 0:

@@ -1,6 +1,6 @@
-"""A program as a value, and as one file: its graph as JSON in the metadata of a safetensors file with its weights.
+"""A program as a value, and as one safetensors file: its weights, with its graph as JSON in the metadata.
 
-Such a file holds numbers and names of operators, and nothing of it is code. `operators.py` lists the operators.
+Such a file holds numbers and names of operators, but no code. `operators.py` lists the operators.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAFETENSORS: Mapping[str, str] = {
 
 
 class BadProgram(ValueError):
-    """What is wrong with a program; a sentence for a person."""
+    """What is wrong with a program, in one sentence."""
 
 
 class _Part(BaseModel):
@@ -43,13 +43,13 @@ class TensorRef(_Part):
 
 
 class TensorRefs(_Part):
-    """A list of tensors; None where an operator may do without one."""
+    """A list of tensors; None for an omitted optional one."""
 
     tensors: tuple[str | None, ...]
 
 
 class SizeRef(_Part):
-    """An open size, or a multiple of it, such as `4*rows`."""
+    """A symbolic size, or a multiple of it, such as `4*rows`."""
 
     size: str
 
@@ -65,7 +65,7 @@ Argument: TypeAlias = TensorRef | TensorRefs | SizeRef | DatatypeRef | Scalar | 
 
 
 class ProgramTensor(_Part):
-    """One tensor that is no weight. A dimension is a number, or an open size as `SizeRef` has it."""
+    """One tensor that is not a weight. A dimension is a number, or a symbolic size as in `SizeRef`."""
 
     name: str
     datatype: str
@@ -73,7 +73,7 @@ class ProgramTensor(_Part):
 
 
 class ProgramNode(_Part):
-    """One operator. An empty name among `outputs` is a result that nobody reads."""
+    """One operator. An empty name among `outputs` is an unused result."""
 
     operator: str
     arguments: dict[str, Argument]
@@ -81,7 +81,7 @@ class ProgramNode(_Part):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The tensors that it reads, weights among them, once each."""
+        """The tensors that it reads, including weights, each once."""
         found: list[str | None] = []
         for argument in self.arguments.values():
             if isinstance(argument, TensorRef):
@@ -92,9 +92,9 @@ class ProgramNode(_Part):
 
 
 class Program(_Part):
-    """A graph in an order in which it can be run, without its weights, of which `weights` are the names.
+    """A graph in execution order; `weights` are the names of its weights.
 
-    Raises `ValueError` where it could not be run: see `_check`.
+    Raises `ValueError` if it could not be run: see `_check`.
     """
 
     version: int = Field(1, ge=1, le=1)
@@ -105,7 +105,8 @@ class Program(_Part):
 
     @model_validator(mode="after")
     def _check(self) -> Program:
-        """All is made before it is read, once, by an operator of the list; open sizes are those of the inputs."""
+        """Every tensor is produced once, before it is read, by a known operator; symbolic sizes are those of the
+        inputs."""
         known = {*self.weights}
         for name in (one.name for one in self.inputs):
             known.add(_new(name, known))
@@ -125,7 +126,7 @@ class Program(_Part):
                 raise ValueError(f"operator {node.operator!r} needs the size {unknown[0]!r}, which no input has")
         for one in self.outputs:
             if one.name not in known:
-                raise ValueError(f"nothing makes the output {one.name!r}")
+                raise ValueError(f"nothing produces the output {one.name!r}")
         for one in (*self.inputs, *self.outputs):
             if one.datatype not in SAFETENSORS:
                 raise ValueError(f"{one.name!r} is {one.datatype}, which programs do not support as input or output")
@@ -133,7 +134,7 @@ class Program(_Part):
 
     @classmethod
     def parse(cls, text: str) -> Program:
-        """The program of a JSON text. Raises `BadProgram`."""
+        """Parse a program from JSON. Raises `BadProgram`."""
         try:
             return cls.model_validate(parse_json(text))
         except ValidationError as error:
@@ -158,7 +159,7 @@ def _sizes(node: ProgramNode) -> Iterator[str]:
 
 
 def packed(program: Program, weights: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:
-    """The program as a safetensors file; `weights` are datatype, shape and numbers (little-endian, C order) by name."""
+    """The program as a safetensors file; `weights` has datatype, shape and numbers (little-endian, C order) by name."""
     graph = program.model_dump_json(exclude_defaults=True)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", GRAPH_KEY: graph}}
     offset = 0
