@@ -164,7 +164,7 @@ def test_a_policy_that_leaves_no_route_is_told_as_that(text: str, message: str) 
 def test_a_model_without_an_edge_side_is_unavailable_while_the_cloud_is_left_alone() -> None:
     with scene(device=False) as at:
         at.cut()
-        with pytest.raises(Unavailable, match="left alone for a moment"):
+        with pytest.raises(Unavailable, match="not asked for a moment"):
             at.infer(rows_of(SURE))
 
 

@@ -103,7 +103,7 @@ def test_rules_may_look_at_it_as_at_an_open_breaker() -> None:
 def test_without_the_device_s_answer_it_is_refused_and_told_so() -> None:
     decision = router(UP).decide(held(), signals(has_edge=False), NOW_S)
     assert decision.obstacle is Reason.CLOUD_EXHAUSTED
-    assert "asked to be left alone" in decision.refusal
+    assert "asked for a pause" in decision.refusal
 
 
 def test_a_model_without_a_device_side_is_told_when_the_cloud_may_be_asked() -> None:

@@ -337,10 +337,7 @@ def test_a_model_without_an_edge_side_is_refused_while_the_cloud_fails_or_is_too
     by = router()
     left_alone = by.decide(failing(by), signals(has_edge=False), NOW_S)
     assert (left_alone.obstacle, left_alone.up_rows) == (Reason.BREAKER_OPEN, ())
-    assert (
-        left_alone.refusal
-        == "the cloud fails repeatedly and is left alone for a moment, and the model has no edge side"
-    )
+    assert left_alone.refusal == "the cloud keeps failing and is not asked for a moment, and the model has no edge side"
     slow = by.decide(known(by, cloud_s=2.0), signals(has_edge=False), NOW_S)
     assert (slow.obstacle, slow.up_rows) == (Reason.CLOUD_TOO_SLOW, ())
     assert "the cloud needs 2000.0 ms and the model has no edge side" in slow.refusal

@@ -1,1 +1,1 @@
-"""Where a request goes and why: pure functions of signals, policy and what was seen so far."""
+"""Routing as pure functions of signals, policy and what was learnt from past outcomes."""

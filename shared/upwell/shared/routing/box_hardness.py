@@ -42,9 +42,9 @@ from upwell.shared.routing.hardness import Measure
 from upwell.shared.tensors import Array
 
 OF_BOXES: frozenset[Measure] = frozenset({"mean_score", "low_share", "count"})
-"""Hardness measures for detections."""
+"""Hardness measures of detections."""
 OF_CANDIDATES: frozenset[Measure] = frozenset({"margin", "doubtful", "near", "spread"})
-"""Hardness measures over a detector's candidates."""
+"""Hardness measures of a detector's candidates."""
 
 _SCORE, _CLASS = 4, 5
 _NEAR = 0.25
@@ -52,9 +52,9 @@ _NEAR = 0.25
 
 @dataclass(frozen=True)
 class CandidateGroups:
-    """The groups of one row: the best score of each, FP64 [n], and the mean overlap of its boxes with the best.
+    """The groups of one row: the best score of each, FP64 [n], and the mean overlap of its boxes with the best one.
 
-    A box from `min_score` up is found.
+    Boxes from `min_score` on count as found.
     """
 
     scores: Array
@@ -65,10 +65,10 @@ class CandidateGroups:
 def box_hardness(detections: Array, measure: Measure, *, box_score: float) -> tuple[float, ...]:
     """The measure for each row of `detections`, shape [rows, boxes, 6].
 
-    Returns one float per row: in 0..1 (a number of boxes for `count`), or NaN. Raises `ValueError` for a measure that
-    is not one of boxes.
+    Returns one float per row: in 0..1 (a number of boxes for `count`), or NaN. Raises `ValueError` if `measure` is not
+    a measure of boxes.
     """
-    is_box = ~(detections[:, :, _CLASS] < 0)  # so that a class that is not a number is not overlooked
+    is_box = ~(detections[:, :, _CLASS] < 0)  # so that a NaN class is not overlooked
     scores = detections[:, :, _SCORE]
     count = is_box.sum(axis=1).astype(np.float64)
     if measure == "count":
@@ -88,8 +88,8 @@ def candidate_hardness(
 ) -> tuple[float, ...]:
     """The measure for each row, from the groups of its candidates.
 
-    It is NaN where a box of `detections`, [rows, boxes, 6], has what is no number.
-    Raises `KeyError` for a measure that is not one of candidates.
+    It is NaN if a box of `detections`, [rows, boxes, 6], has a NaN. Raises `KeyError` if `measure` is not a measure of
+    candidates.
     """
     compute = _MEASURES[measure]
     measured = [compute(_chances(one, box_score), one) for one in groups]

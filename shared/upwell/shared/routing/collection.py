@@ -1,4 +1,4 @@
-"""Which rows are kept as cases, why, and with what probability; and how unlike its model's first rows a row is."""
+"""Which rows are kept as cases, why and with what probability, and the novelty of rows."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Vector: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RowSigns:
-    """What is known of one row once it is answered.
+    """What is known of one answered row.
 
-    `hardness` is NaN where nobody measured it, `from_threshold` its distance from the threshold. `label` names the
-    class of the answer, empty where it has none; `novelty` is `VectorReference.distance`. The row was audited with
-    probability `audit_share`, and `is_audited` says whether it is. `is_new_track`: it is the first of its track.
+    `hardness` is NaN if not measured, `from_threshold` is its distance from the threshold. `label` names the class of
+    the answer, "" if there is none; `novelty` is `VectorReference.distance`. The row was audited with probability
+    `audit_share`; `is_audited` says whether it was. `is_new_track`: it is the first of its track.
     """
 
     is_hard: bool = False
@@ -43,7 +43,7 @@ class RowSigns:
 
 
 def whys(collect: CollectSettings, row: RowSigns, draw: Callable[[], float]) -> tuple[Why, ...]:
-    """Why this row is kept; empty where it is not. `draw` gives numbers from [0, 1), evenly and independently."""
+    """Why this row is kept; empty if it is not. `draw` returns independent uniform numbers from [0, 1)."""
     found: list[Why] = []
     if row.is_audited and collect.audited:
         found.append("audited")
@@ -63,9 +63,9 @@ def whys(collect: CollectSettings, row: RowSigns, draw: Callable[[], float]) -> 
 
 
 def inclusion(collect: CollectSettings, row: RowSigns) -> float:
-    """The probability π = 1 − (1 − r)(1 − a) with which a row like this comes into the evaluation set.
+    """The probability π = 1 − (1 − r)(1 − a) that a row enters the evaluation set.
 
-    r is `sample`, a the probability of an audit: the two are drawn independently.
+    r is `sample`, a the probability of an audit; they are drawn independently.
     """
     audit = row.audit_share if collect.audited else 0.0
     return 1.0 - (1.0 - collect.sample) * (1.0 - audit)
@@ -77,9 +77,9 @@ def _drawn(share: float, draw: Callable[[], float]) -> bool:
 
 @dataclass(frozen=True)
 class VectorReference:
-    """Mean and variance of each element of the vectors that a model gave for its first `REFERENCE_ROWS` rows.
+    """Mean and variance of each element of a model's vectors for its first `REFERENCE_ROWS` rows.
 
-    Learnt one by one (Welford 1962): μₙ = μₙ₋₁ + (x − μₙ₋₁)/n, Mₙ = Mₙ₋₁ + (x − μₙ₋₁)(x − μₙ), σ² = M/(n − 1).
+    Updated one by one (Welford 1962): μₙ = μₙ₋₁ + (x − μₙ₋₁)/n, Mₙ = Mₙ₋₁ + (x − μₙ₋₁)(x − μₙ), σ² = M/(n − 1).
     """
 
     rows: int = 0
@@ -87,7 +87,8 @@ class VectorReference:
     squares: Vector | None = None
 
     def add(self, vector: Vector) -> VectorReference:
-        """With one more row; the same once there are enough, or where the vector has another length."""
+        """The reference after one more row; unchanged once there are enough rows, or if the vector has another
+        length."""
         if self.rows >= REFERENCE_ROWS:
             return self
         if self.mean is None or self.squares is None:
@@ -100,9 +101,9 @@ class VectorReference:
         )
 
     def distance(self, vector: Vector) -> float:
-        """√(mean of ((x − μ)/σ)²): about 1 for a row like those learnt, NaN before enough were.
+        """√(mean of ((x − μ)/σ)²): about 1 for a row like the learnt ones, NaN before there are enough.
 
-        An element that hardly varied counts as varying by a thousandth of the most that any does.
+        The σ of an element is at least a thousandth of the largest one.
         """
         if self.rows < REFERENCE_ROWS or self.mean is None or self.squares is None or vector.shape != self.mean.shape:
             return math.nan

@@ -1,4 +1,4 @@
-"""Whether one policy keeps on the device what another one kept: what a running agent must not lose by accident."""
+"""Whether a new policy keeps on the device whatever the old one kept, so that an agent never loses that by accident."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _Values = Mapping[str, frozenset[str]]
 
 
 def dropped_denies(before: Policy, after: Policy) -> Sequence[str]:
-    """The names of the rules of `before` with `egress: deny` that `after` has nothing for that keeps at least as much.
+    """The names of rules of `before` with `egress: deny` for which `after` has no rule that denies at least as much.
 
-    A rule is kept where, for each combination of the values that it names (tags and models), one rule of `after`
-    denies all that it denies. Sufficient and not necessary: what only several rules together deny, each a part of the
-    hours or sizes, counts as dropped. Sound: where nothing is dropped, whatever `before` kept `after` keeps.
+    A rule is kept if, for each combination of the values that it names (tags and models), one rule of `after` denies
+    all that it denies. This is sufficient, not necessary: what only several rules deny together, each for a part of the
+    hours or sizes, counts as dropped. It is sound: if nothing is dropped, `after` keeps whatever `before` kept.
     """
     denies = [rule for rule in after.rules if rule.egress is not None]
     same_zone = before.timezone == after.timezone
@@ -53,7 +53,7 @@ def _cases(rule: Rule) -> Iterator[_Case]:
 
 
 def _covers(new: Rule, case: _Case, same_zone: bool) -> bool:
-    """Whether `new` matches every request that the case does."""
+    """Whether `new` matches every request of the case."""
     old = case.rule
     models, tags = _models(new), _sets(new.match.tags)
     if models is not None and (case.models is None or not case.models <= models):

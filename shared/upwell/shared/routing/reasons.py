@@ -85,7 +85,7 @@ class Reason(_Code):
     CLOUD_TOO_SLOW = "cloud_too_slow"
     """Degraded: the cloud's answer was predicted to come too late."""
     BREAKER_OPEN = "breaker_open"
-    """Degraded: the cloud failed repeatedly and is left alone for a moment."""
+    """Degraded: the cloud keeps failing and is not asked for a moment."""
     CLOUD_DEADLINE = "cloud_deadline"
     """Degraded: the cloud did not answer in time."""
     CLOUD_UNAVAILABLE = "cloud_unavailable"

@@ -1,1 +1,1 @@
-"""From a request log to a threshold that keeps a share or a risk: pure arithmetic on what was logged."""
+"""Calibration: chooses thresholds from a request log that keep a share or a risk."""

@@ -1,4 +1,4 @@
-"""Exact statements about a binomial count: tail probabilities and Clopper–Pearson bounds, without an approximation."""
+"""Exact binomial tail probabilities and Clopper–Pearson bounds, without approximation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def at_least(count: int, trials: int, chance: float) -> float:
 
 
 def upper_bound(count: int, trials: int, confidence: float) -> float:
-    """The largest chance that still gives `count` or fewer of `trials` with probability 1 − confidence.
+    """The largest chance for which `count` or fewer of `trials` still have probability 1 − confidence.
 
     One-sided (Clopper & Pearson 1934, "The use of confidence or fiducial limits illustrated in the case of the
-    binomial"): whatever the true chance is, this lies below it with probability 1 − confidence at most. 1 without a
-    trial.
+    binomial"): whatever the true chance, the bound lies below it with probability 1 − confidence at most. 1 without
+    trials.
     """
     if count >= trials:
         return 1.0
@@ -43,18 +43,18 @@ def upper_bound(count: int, trials: int, confidence: float) -> float:
 
 
 def lower_bound(count: int, trials: int, confidence: float) -> float:
-    """The smallest chance that still gives `count` or more of `trials` with probability 1 − confidence; one-sided."""
+    """The smallest chance for which `count` or more of `trials` still have probability 1 − confidence; one-sided."""
     return 1.0 - upper_bound(trials - count, trials, confidence) if count > 0 else 0.0
 
 
 def interval(count: int, trials: int, confidence: float) -> tuple[float, float]:
-    """The two-sided Clopper–Pearson interval; (0, 1) without a trial."""
+    """The two-sided Clopper–Pearson interval; (0, 1) without trials."""
     one_sided = (1.0 + confidence) / 2
     return lower_bound(count, trials, one_sided), upper_bound(count, trials, one_sided)
 
 
 def _crossing(is_below: Callable[[float], bool]) -> float:
-    """The chance up to which `is_below` holds, by halving; the result lies on the upper, cautious side."""
+    """The chance up to which `is_below` holds, by bisection; the result is on the upper, cautious side."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

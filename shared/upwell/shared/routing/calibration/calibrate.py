@@ -1,4 +1,4 @@
-"""One calibration: from the lines of one pair of models to the threshold that reaches a target."""
+"""Calibrates one pair of models: from its log lines to the threshold that reaches a target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _QUALITY_CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked for: a share of all requests, or a risk at a confidence; the other of the two is NaN."""
+    """The target: a share of all requests, or a risk at a confidence; the other one is NaN."""
 
     cloud_share: float = math.nan
     max_risk: float = math.nan
@@ -42,14 +42,14 @@ class Target:
 
     @property
     def is_share(self) -> bool:
-        """Whether a share is asked for, and not a risk."""
+        """Whether the target is a share rather than a risk."""
         return not math.isnan(self.cloud_share)
 
 
 @dataclass(frozen=True, slots=True)
 class QualityCost:
-    """Of `requests` with pictures at this quality: their bytes as a share of those of whole pictures, the share of the
-    cloud's answers that agrees with its answers about those, and the lower bound of that share at 95 % confidence
+    """The cost of one picture quality over `requests` with pictures: bytes as a share of those at full quality, the
+    share of cloud answers that agree with those at full quality, and its lower bound at 95 % confidence
     (Clopper-Pearson)."""
 
     quality: int
@@ -61,12 +61,12 @@ class QualityCost:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """A threshold for `model` as `model_pair` names it, and what it gave.
+    """A threshold for `model` and `model_pair`, and its results.
 
-    `threshold` is in the measure's own direction. `chosen` says what it gives on the requests that it was chosen on,
-    `held_out` on those that took no part, `nothing_hard` what the former come to where none of them is hard. `sample`
-    holds the former, for a plot. `discrimination` says what the measure is worth on all of them. `unknown` counts the
-    lines of which one answer is not known to be right or wrong. `qualities` are what lower ones of pictures cost.
+    `threshold` is in the measure's own direction. `chosen` has the results on the requests from which it was chosen,
+    `held_out` those on the others, `nothing_hard` those of the former if none of them is hard. `sample` has the former,
+    for a plot. `discrimination` rates the measure on all of them. `unknown` counts the lines without both known
+    answers. `qualities` are the costs of lower picture qualities.
     """
 
     model: str
@@ -89,15 +89,15 @@ class CalibrationResult:
 def calibration_of(
     lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettings, model_pair: ModelPair, target: Target
 ) -> CalibrationResult:
-    """The calibration of the model of `lines` (one model, one identity, in the order of time) for `target`.
+    """The calibration for `target` from `lines` (one model, one model pair, in order of time).
 
-    `policy` is the one that names the target, so that it says which requests the threshold decides; `hard` are its
-    settings for the model. Raises `CannotCalibrate`.
+    `policy` has the target, so that it tells which requests the threshold decides; `hard` are its settings for the
+    model. Raises `CannotCalibrate`.
 
-    The lines are dealt into parts by the multiples of the golden ratio, which no period of a log runs along with: a
-    fifth is held out and only checked against, a fifth fits the temperature where there is one to fit, the rest chooses
-    the threshold of a risk. Parts of their own keep the guarantee of Learn-then-Test exact: what it tests must not have
-    been shaped by the data it is tested on. A share, which guarantees nothing, is chosen on all that is not held out.
+    The lines are split by multiples of the golden ratio, which are not in step with any period of a log: a fifth is
+    held out and only checked against, a fifth fits the temperature if there is one to fit, and the rest chooses the
+    threshold of a risk. Separate parts keep the guarantee of Learn-then-Test exact: what it tests must not depend on
+    its test data. A share, which guarantees nothing, is chosen from all lines that are not held out.
     """
     place = np.modf(np.arange(1, len(lines) + 1) * _GOLDEN)[0]
     is_held_out = place < _HELD_OUT
@@ -132,7 +132,7 @@ def calibration_of(
 
 
 def quality_costs(lines: Sequence[LogLine]) -> tuple[QualityCost, ...]:
-    """By quality, the best first; empty where the log holds none."""
+    """The costs by quality, best first; empty if the log has none."""
     answers = [one for line in lines for one in line.qualities]
     found = []
     for quality in sorted({one.quality for one in answers}, reverse=True):
@@ -156,7 +156,7 @@ def _cut(chosen_on: Sample, target: Target, lines: int) -> float:
 
 
 def as_sample(lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettings, target: Target) -> Sample:
-    """The lines as a threshold sees them. For rules `t_s` counts as Unix time."""
+    """The lines in the form that a threshold sees. For rules, `t_s` counts as Unix time."""
     values = measured(lines, hard.measure, hard.temperature)
     values = np.where(np.isnan(values), np.inf, values if hard.measure in RISING else -values)
     fixed = [_whatever_the_threshold(line, policy, hard, target) for line in lines]
@@ -165,7 +165,7 @@ def as_sample(lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettin
 
 
 def _whatever_the_threshold(line: LogLine, policy: CompiledPolicy, hard: HardSettings, target: Target) -> float | None:
-    """+∞ for a request that the policy sends up without asking for its hardness, −∞ for one that it keeps."""
+    """+∞ for a request that the policy offloads whatever its hardness, −∞ for one that it always keeps, else None."""
     verdict = policy.judge(RequestFacts(line.model, line.tags, line.size_bytes, line.t_s))
     if verdict.egress_rule or verdict.route == "edge":
         return -math.inf
@@ -182,14 +182,14 @@ def _whatever_the_threshold(line: LogLine, policy: CompiledPolicy, hard: HardSet
 
 
 def loss_of(line: LogLine) -> float:
-    """1 where the device is wrong and the cloud right, 0 where not, NaN where one of the answers is not known."""
+    """1 if the edge is wrong and the cloud right, 0 if not, NaN if one of the answers is unknown."""
     if line.edge_correct is None or line.cloud_correct is None:
         return math.nan
     return float(line.cloud_correct and not line.edge_correct)
 
 
 def _tempered(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[HardSettings, Array]:
-    """`hard` with its temperature fitted on `part`, and that part; nothing of it is used up where none can be."""
+    """`hard` with its temperature fitted on `part`, and that part; an empty part if there is nothing to fit."""
     if hard.measure not in TEMPERED or not all(line.logits for line in lines):
         return hard, np.zeros(len(lines), bool)
     fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
@@ -209,12 +209,12 @@ def _check_scores(sample: Sample, lines: Sequence[LogLine], hard: HardSettings) 
 
 
 def _nothing_hard(sample: Sample) -> float:
-    """The cut above which nothing goes up that need not."""
+    """The cut above which only rows that must go are offloaded."""
     return float(sample.cuts()[-1])
 
 
 def _warnings(sample: Sample, target: Target) -> tuple[str, ...]:
-    """What makes a promise weaker than it looks."""
+    """Reasons why the result is weaker than it looks."""
     is_known = ~np.isnan(sample.losses)
     if target.is_share or is_known.all() or not is_known.any():
         return ()
@@ -231,7 +231,7 @@ def _warnings(sample: Sample, target: Target) -> tuple[str, ...]:
 
 
 def _rank_z(first: Array, second: Array) -> float:
-    """How many standard errors the ranks of two samples are apart (Mann & Whitney 1947)."""
+    """By how many standard errors the ranks of two samples differ (Mann & Whitney 1947)."""
     ordered = np.sort(second)
     below = (np.searchsorted(ordered, first, "left") + np.searchsorted(ordered, first, "right")) / 2
     n, m = len(first), len(second)

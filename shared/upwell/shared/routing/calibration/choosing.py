@@ -1,4 +1,4 @@
-"""Choosing a threshold for a share or for a risk, and what it gives on other requests."""
+"""Chooses a threshold for a share or a risk, and evaluates it on other requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAIL = 10
 class CannotCalibrate(ValueError):
     """No threshold can be chosen; the text says why and what would help.
 
-    Where requests are too few, `growth` is how many times as many it takes.
+    If there are too few requests, `growth` is the factor by which more are needed.
     """
 
     def __init__(self, text: str, growth: float = 1.0) -> None:
@@ -30,15 +30,15 @@ class CannotCalibrate(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Requests as a threshold sees them. `scores` FP64 [n], larger is harder: +∞ goes up and −∞ stays whatever the
-    threshold is; a finite one goes up where it is greater than the cut. `losses` FP64 [n]: 1 where the device is wrong
-    and the cloud right, 0 where not, NaN where nobody knows."""
+    """Requests as a threshold sees them. `scores` FP64 [n], larger is harder: +∞ is always offloaded and −∞ always
+    kept; a finite score is offloaded if it exceeds the cut. `losses` FP64 [n]: 1 if the edge is wrong and the cloud
+    right, 0 if not, NaN if unknown."""
 
     scores: Array
     losses: Array
 
     def __len__(self) -> int:
-        """How many requests."""
+        """Number of requests."""
         return len(self.scores)
 
     def where(self, mask: Array) -> Sample:
@@ -47,20 +47,20 @@ class Sample:
 
     @property
     def known(self) -> Sample:
-        """The requests of which both answers are known to be right or wrong."""
+        """The requests for which both answers are known to be right or wrong."""
         return self.where(~np.isnan(self.losses))
 
     def share(self, cut: float) -> float:
-        """The share of all requests that goes up; NaN without a request."""
+        """The share of all requests that is offloaded; NaN without requests."""
         return float((self.scores > cut).mean()) if len(self) else math.nan
 
     def kept_wrong(self, cut: float) -> int:
-        """How many requests the device keeps and answers wrongly where the cloud is right."""
+        """Number of requests that are kept and answered wrongly while the cloud is right."""
         return int(np.nansum(self.losses[self.scores <= cut]))
 
     def cuts(self) -> Array:
-        """Every cut that makes a difference, ascending: midway between neighbouring scores, so that a score computed
-        on another machine falls on the same side. Above the last of them nothing goes up that need not."""
+        """Every cut that makes a difference, ascending: midway between neighbouring scores, so that a score computed on
+        another machine falls on the same side. Above the last one, only requests that must go are offloaded."""
         values = np.unique(self.scores[np.isfinite(self.scores)])
         middles = values[:-1] + np.diff(values) / 2
         return np.append(middles, values[-1:])
@@ -68,8 +68,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a cut gives on `requests` requests, of which `known` are known to be right or wrong: the share that goes up,
-    and of the known ones the share that is kept and wrong, with an upper bound of that. NaN where nothing is known."""
+    """The results of a cut on `requests` requests, of which `known` have known answers: the share that is offloaded,
+    and the share of the known ones that is kept and wrong, with an upper bound. NaN if none are known."""
 
     cut: float
     requests: int
@@ -84,8 +84,8 @@ POINTS = 16
 
 
 def operating_points(sample: Sample) -> tuple[tuple[float, float], ...]:
-    """(share, risk) where the hardest go up first: that share of the known requests, and the share of them that is kept
-    and wrong then; from none to all that may go up. Empty where nothing is known."""
+    """(share, risk) when the hardest requests are offloaded first: that share of the known requests, and the share of
+    them that is then kept and wrong; from none to all that may be offloaded. Empty if none are known."""
     known = sample.known
     if not len(known):
         return ()
@@ -98,7 +98,7 @@ def operating_points(sample: Sample) -> tuple[tuple[float, float], ...]:
 
 
 def found(sample: Sample, cut: float, confidence: float) -> Found:
-    """What `cut` gives on `sample`; the bound is exact and one-sided at `confidence`."""
+    """The results of `cut` on `sample`; the bound is exact and one-sided at `confidence`."""
     known = sample.known
     wrong = known.kept_wrong(cut)
     risk = wrong / len(known) if len(known) else math.nan
@@ -107,13 +107,14 @@ def found(sample: Sample, cut: float, confidence: float) -> Found:
 
 
 def requests_for_share(target: float) -> int:
-    """How many requests a share needs: a standard error √(α(1 − α)/n) of 2.5 points, and ten on the rarer side."""
+    """Number of requests for choosing a share: a standard error √(α(1 − α)/n) of 2.5 points, and ten on the rarer
+    side."""
     by_error = target * (1 - target) / _STANDARD_ERROR**2
     return math.ceil(max(by_error, _TAIL / min(target, 1 - target)))
 
 
 def cut_for_share(sample: Sample, target: float) -> float:
-    """The cut whose share comes nearest to `target`, of two the smaller share. Raises `CannotCalibrate`."""
+    """The cut whose share is nearest to `target`; of two, the smaller share. Raises `CannotCalibrate`."""
     needed = requests_for_share(target)
     if len(sample) < needed:
         raise CannotCalibrate(
@@ -143,19 +144,19 @@ def cut_for_share(sample: Sample, target: float) -> float:
 
 
 def requests_for_risk(max_risk: float, confidence: float) -> int:
-    """How many requests can show a risk of at most `max_risk` at all: (1 − ε)ⁿ ≤ δ, with not one of them wrong."""
+    """The fewest requests that can show a risk of at most `max_risk`: (1 − ε)ⁿ ≤ δ, with none of them wrong."""
     return math.ceil(math.log(1 - confidence) / math.log1p(-max_risk))
 
 
 def cut_for_risk(sample: Sample, max_risk: float, confidence: float) -> float:
-    """The highest cut (fewest requests up) of which `max_risk` is certain at `confidence`. Raises `CannotCalibrate`.
+    """The highest cut (fewest offloaded) for which `max_risk` holds at `confidence`. Raises `CannotCalibrate`.
 
     Learn-then-Test (Angelopoulos et al. 2021, arXiv 2110.01052): for each cut c test H_c, "the true risk is above ε",
-    with the exact p-value P(Binomial(n, ε) ≤ k_c), where k_c of n known requests are kept and wrong; and by fixed
-    sequence testing (its section 2.3) go from the cut that sends most to the one that sends least and stop at the
-    first that is not rejected at δ = 1 − confidence. The cut chosen has a true risk above ε with probability δ at
-    most. No correction is due for the number of cuts, nor for their being taken from the same requests: k_c never
-    falls along the way, so passing the first cut whose true risk is above ε would take a rejection at that very cut.
+    with the exact p-value P(Binomial(n, ε) ≤ k_c), where k_c of n known requests are kept and wrong. By fixed sequence
+    testing (its section 2.3) go from the cut that offloads most to the one that offloads least, and stop at the first
+    that is not rejected at δ = 1 − confidence. The chosen cut has a true risk above ε with probability δ at most. No
+    correction is needed for the number of cuts, nor for testing all on the same requests: k_c never falls along the
+    way, so to pass the first cut with a true risk above ε, that very cut would have to be rejected.
     """
     known = sample.known
     needed = requests_for_risk(max_risk, confidence)
@@ -172,7 +173,7 @@ def cut_for_risk(sample: Sample, max_risk: float, confidence: float) -> float:
     totals = np.concatenate([[0.0], np.cumsum(known.losses[order])])
     wrong = totals[np.searchsorted(known.scores[order], cuts, "right")]
     allowed = _allowed(len(known), max_risk, confidence)
-    passed = int(np.searchsorted(wrong, allowed, "right"))  # wrong ascends: all before this one are rejected
+    passed = int(np.searchsorted(wrong, allowed, "right"))  # `wrong` ascends: all cuts before this one are rejected
     if passed == 0:
         best = wrong[0] if len(cuts) else totals[-1]
         raise CannotCalibrate(
@@ -193,10 +194,10 @@ def _allowed(trials: int, max_risk: float, confidence: float) -> int:
 
 
 def contradiction(held_out: Sample, chosen: Found, cloud_share: float, max_risk: float) -> str:
-    """Why requests that took no part in the choice speak against it; empty where they do not.
+    """Why the held-out requests contradict the choice; "" if they do not.
 
-    The share may differ by the tolerance and three standard errors of a difference; a risk is contradicted where so
-    many wrong answers would come with a probability below 1 % if the true risk were `max_risk`.
+    The share may differ by the tolerance and three standard errors of a difference; a risk is contradicted if as many
+    wrong answers have a probability below 1 % at a true risk of `max_risk`.
     """
     if not math.isnan(cloud_share):
         share = held_out.share(chosen.cut)

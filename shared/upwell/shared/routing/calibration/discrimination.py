@@ -1,4 +1,4 @@
-"""How well a measure tells the requests that the cloud would set right from the others, and what a share buys."""
+"""How well a measure separates the requests that the cloud would correct, and what a share gains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BETTER = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Bought:
-    """The risk where `share` of the requests goes up, the hardest first, and where as many are drawn at random."""
+    """The risk if `share` of the requests is offloaded, hardest first, and if as many are drawn at random."""
 
     share: float
     risk: float
@@ -33,8 +33,8 @@ class Bought:
 
 @dataclass(frozen=True, slots=True)
 class Discrimination:
-    """`auroc` of the measure in use, NaN where too few requests are known; `others` those of the other measures in the
-    log, the best first; `bought` what shares buy, of the requests that a threshold decides."""
+    """`auroc` of the measure in use, NaN if too few requests are known; `others` are those of the other measures in the
+    log, best first; `bought` the gains of shares, over the requests that a threshold decides."""
 
     auroc: float = math.nan
     is_better_than_chance: bool = True
@@ -59,9 +59,9 @@ class Discrimination:
 
 
 def discrimination(lines: Sequence[LogLine], sample: Sample, measure: str) -> Discrimination:
-    """What the log says of `measure`; `sample` holds the lines as its threshold sees them.
+    """The discrimination of `measure` in the log; `sample` has the lines as its threshold sees them.
 
-    Where a rule or the size decides, no measure has a say, so those lines are left out.
+    Lines decided by a rule or the size are left out, since no measure decides them.
     """
     decided = np.isfinite(sample.scores) & ~np.isnan(sample.losses)
     scores, losses = sample.scores[decided], sample.losses[decided] > 0
@@ -83,7 +83,7 @@ def discrimination(lines: Sequence[LogLine], sample: Sample, measure: str) -> Di
 
 
 def auroc(scores: Array, losses: Array) -> float:
-    """The chance that a request with a loss scores higher than one without, a tie counting half.
+    """The chance that a request with a loss scores higher than one without; a tie counts half.
 
     The area under the ROC curve by ranks (Hanley & McNeil 1982, "The meaning and use of the area under a receiver
     operating characteristic (ROC) curve"). `scores` FP64 [n], larger is harder; `losses` bool [n]. NaN with fewer than
@@ -97,7 +97,7 @@ def auroc(scores: Array, losses: Array) -> float:
 
 
 def _bought(scores: Array, losses: Array, share: float) -> Bought:
-    """Of equal scores each goes up with the same chance."""
+    """The gain of a share; among equal scores each request is offloaded with the same chance."""
     count = share * len(scores)
     order = np.sort(scores)[::-1]
     cut = order[max(0, math.ceil(count) - 1)]

@@ -1,4 +1,4 @@
-"""Which lines of a log speak of the same models: a calibration holds for one pair of models, on one runtime."""
+"""Groups log lines by model pair: a calibration holds for one pair of models on one runtime."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from upwell.shared.routing.policy.settings import ModelPair
 
 
 def by_model_pair(lines: Sequence[LogLine]) -> Mapping[ModelPair, list[LogLine]]:
-    """The lines of one model by what they say of its digests and runtime, in the order of time.
+    """The lines of one model by model pair (digests and runtime), in order of time.
 
-    A line that leaves something out (the cloud was not asked, so its digest is unknown) belongs to the last fuller
-    one before it that it agrees with, or to the first after it; where there is none it stands for itself.
+    An incomplete line (if the cloud was not asked, its digest is unknown) belongs to the latest more complete line
+    before it that agrees with it, else to the first after it; if there is none it forms its own group.
     """
     ordered = sorted(lines, key=lambda line: line.t_s)
     model_pairs = [ModelPair(line.edge_digest, line.edge_runtime, line.cloud_digest) for line in ordered]
@@ -26,7 +26,7 @@ def by_model_pair(lines: Sequence[LogLine]) -> Mapping[ModelPair, list[LogLine]]
 
 
 def _carried(model_pairs: Sequence[ModelPair], fullest: Sequence[ModelPair]) -> list[ModelPair]:
-    """Each identity, or in its place the last of `fullest` before it that says the same and more."""
+    """Each model pair, or instead the last of `fullest` before it that agrees and says more."""
     seen: dict[ModelPair, None] = {}
     result = []
     for one in model_pairs:
@@ -40,7 +40,7 @@ def _carried(model_pairs: Sequence[ModelPair], fullest: Sequence[ModelPair]) -> 
 
 
 def _fits(part: ModelPair, whole: ModelPair) -> bool:
-    """Whether `whole` says all that `part` says."""
+    """Whether `whole` has everything that `part` has."""
     pairs = (
         (part.edge_digest, whole.edge_digest),
         (part.edge_runtime, whole.edge_runtime),

@@ -20,7 +20,7 @@ TEMPERED: frozenset[str] = frozenset({"max_prob", "margin", "entropy"})
 
 
 def measured(lines: Sequence[LogLine], measure: Measure, temperature: float) -> Array:
-    """The hardness of each line, FP64 [lines]: from its logits where it has them, else as logged; NaN where neither."""
+    """The hardness of each line, FP64 [lines]: from its logits if it has them, else as logged; NaN without either."""
     values = np.array([line.hardness.get(measure, math.nan) for line in lines], np.float64)
     if measure not in FROM_LOGITS:
         return values
@@ -43,14 +43,14 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def fitted_temperature(lines: Sequence[LogLine], measure: Measure, before: float) -> float:
-    """The temperature under which the top probability p₁ of softmax(z / T) tells best how often the label is right.
+    """The temperature at which the top probability p₁ of softmax(z / T) best predicts whether the label is right.
 
     Temperature scaling (Guo et al. 2017, arXiv 1706.04599). A log says whether the label was right, not what it is, so
-    the likelihood is that of the yes or no: T maximizes Σ yᵢ ln p₁ᵢ(T) + (1 − yᵢ) ln(1 − p₁ᵢ(T)), found on a grid of
-    ln T and refined by golden sections. T is fitted on every second line and kept only if it helps on the others: a
-    likelihood better by more than its standard error, and an order of hardness that tells right from wrong no worse
-    (a better likelihood alone can make a cascade worse: arXiv 2104.09286). Else, and with fewer than 50 usable lines,
-    the result is `before`.
+    the likelihood is that of the outcome y: T maximizes Σ yᵢ ln p₁ᵢ(T) + (1 − yᵢ) ln(1 − p₁ᵢ(T)), found on a grid of ln
+    T and refined by golden-section search. T is fitted on every second line and kept only if it helps on the others:
+    the likelihood improves by more than its standard error, and the order of hardness separates right from wrong no
+    worse (a better likelihood alone can make a cascade worse: arXiv 2104.09286). Otherwise, and with fewer than 50
+    usable lines, the result is `before`.
     """
     usable = [line for line in lines if line.logits and line.edge_correct is not None][:_AT_MOST_LINES]
     if len(usable) < _AT_LEAST_LINES:
@@ -78,7 +78,7 @@ def _best(lines: Sequence[LogLine]) -> float:
 
 
 def _losses(lines: Sequence[LogLine], temperature: float) -> Array:
-    """The negative log-likelihood of each line; a row whose score is NaN says nothing and counts 0."""
+    """The negative log-likelihood of each line; 0 for a row whose score is NaN."""
     top = np.clip(measured(lines, "max_prob", temperature), 1e-12, 1 - 1e-12)
     right = np.array([bool(line.edge_correct) for line in lines])
     result: Array = np.nan_to_num(-np.where(right, np.log(top), np.log1p(-top)))
@@ -86,7 +86,8 @@ def _losses(lines: Sequence[LogLine], temperature: float) -> Array:
 
 
 def _order(lines: Sequence[LogLine], measure: Measure, temperature: float) -> float:
-    """The chance that a wrong line is harder than a right one (area under the ROC curve); 0.5 where one kind lacks."""
+    """The chance that a wrong line is harder than a right one (area under the ROC curve); 0.5 if one kind is
+    missing."""
     values = measured(lines, measure, temperature) * (1.0 if measure in RISING else -1.0)
     values = np.where(np.isnan(values), np.inf, values)
     wrong = np.array([not line.edge_correct for line in lines])

@@ -1,1 +1,1 @@
-"""The router: one decision, what it learns, why it decided so."""
+"""The router: decisions, learning from outcomes, and explanations."""

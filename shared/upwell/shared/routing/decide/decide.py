@@ -17,7 +17,7 @@ _NOTHING_UP = OffloadOption()
 
 
 def before_edge(case: OffloadCase) -> Decision:
-    """What to do before anything ran."""
+    """The decision before anything has run."""
     signals, verdict = case.signals, case.verdict
     rows = tuple(range(len(signals.row_sizes_bytes)))
     wanted, reason = _candidates(signals, verdict, rows)
@@ -39,7 +39,7 @@ def before_edge(case: OffloadCase) -> Decision:
 
 
 def after_edge(case: OffloadCase) -> Decision:
-    """What to do with the rows that the device has scored."""
+    """The decision on rows that the edge model has scored."""
     signals, settings = case.signals, case.verdict.settings
     assert signals.hardness is not None and settings.hard is not None  # noqa: S101, PT018  the caller's contract
     own = threshold_of(case.state, settings.hard)
@@ -52,7 +52,7 @@ def after_edge(case: OffloadCase) -> Decision:
         easy = Reason.FLEET_SHARE
     if not hard:
         return _decision(case, _NOTHING_UP, Plan.CASCADE, easy)
-    # The device's answer is there: nothing is sooner, and what it cost is spent.
+    # The edge answer exists: nothing is faster, and its cost is already paid.
     only_better = settings.objective == "accuracy"
     found = attempt(case, hard) if only_better else OffloadOption(Reason.CLOUD_NOT_BETTER)
     decision = _decision(case, found, Plan.CASCADE, reason, hard)
@@ -64,19 +64,20 @@ def after_edge(case: OffloadCase) -> Decision:
 
 
 def _beyond(case: OffloadCase, hard: HardSettings, threshold: float) -> tuple[int, ...]:
-    """The scored rows that are hard by that threshold."""
+    """The scored rows that are hard at that threshold."""
     rows, values = case.signals.scored_rows, case.signals.hardness or ()
     return tuple(row for row, value in zip(rows, values, strict=True) if is_hard(value, hard.measure, threshold))
 
 
 def threshold_of(state: RouterState, hard: HardSettings) -> float:
-    """Where hard begins now: the controller's threshold where a share is held, else the policy's."""
+    """The current hardness threshold: the controller's if a share is held, else the policy's."""
     controller = None if math.isnan(hard.cloud_share) else state.shares.get(hard.scope)
     return hard.threshold if controller is None or not controller.fits(hard) else controller.threshold
 
 
 def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tuple[tuple[int, ...], Reason]:
-    """The rows that want the cloud before anything ran, and the reason; without any, why the device answers."""
+    """The rows that are candidates before anything has run, with the reason; if none, the reason to stay on the
+    edge."""
     if verdict.route == "cloud":
         return rows, Reason.RULE
     if verdict.route == "edge":
@@ -121,7 +122,7 @@ def _decision(
     *,
     escalate: bool = False,
 ) -> Decision:
-    """The decision in full. `wanted` are the rows that `found` is about: they go up, or are kept by its obstacle."""
+    """The complete decision. `wanted` are the rows of `found`: they are offloaded, or kept because of its obstacle."""
     edge, may_go = case.edge, found.obstacle is None
     return Decision(
         plan=plan,
@@ -152,15 +153,15 @@ def _decision(
 
 
 def _around_busy_edge(case: OffloadCase, rows: tuple[int, ...]) -> Decision:
-    """Every row up where the device is too busy and nothing speaks against the cloud, else a refusal.
+    """Offload every row if the edge is too busy and nothing prevents it, else refuse.
 
-    What a head gives for its tail goes up only after the head's run, so that there is no way around it.
+    A tail needs the head's run first, so a split cannot avoid a busy edge.
     """
     found = attempt(case, rows, must=True)
     if found.obstacle is None and not case.signals.exits:
         plan = Plan.CLOUD if found.split_route is None else Plan.SPLIT
         decision = _decision(case, found, plan, Reason.EDGE_BUSY, rows)
-        # The device is asked only once the cloud has failed.
+        # The edge is used only if the cloud has failed.
         return replace(decision, fallback_start_s=case.give_up_s)
     refusal = (
         f"no allowed route is predicted to answer in time: {(case.deadline_s - case.now_s) * 1e3:.1f} ms are left and "
@@ -183,9 +184,9 @@ def _no_edge_refusal(found: OffloadOption, verdict: Verdict) -> str:
     if found.obstacle is Reason.NO_CLOUD:
         return "the model has neither an edge side nor a cloud"
     if found.obstacle is Reason.BREAKER_OPEN:
-        return "the cloud fails repeatedly and is left alone for a moment, and the model has no edge side"
+        return "the cloud keeps failing and is not asked for a moment, and the model has no edge side"
     if found.obstacle is Reason.CLOUD_EXHAUSTED:
-        return "the cloud has no room and asked to be left alone for a moment, and the model has no edge side"
+        return "the cloud has no room and asked for a pause, and the model has no edge side"
     if found.obstacle is Reason.BUDGET_SPENT:
         return "a budget of the policy is used up until its period ends, and the model has no edge side"
     usual_s = found.predicted.usual_s

@@ -1,4 +1,4 @@
-"""A decision told step by step. It asks the router itself, so it cannot say anything else than the agent does."""
+"""Explains a decision step by step. It asks the router itself, so it always agrees with the agent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from upwell.shared.routing.policy.settings import Settings
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of the policy, what it comes to, and which level wrote it."""
+    """One key of the policy, its value, and the level that sets it."""
 
     key: str
     value: Any
@@ -29,7 +29,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ExplanationStep:
-    """One decision: before the device ran, or after it."""
+    """One decision: before the edge run, or after it."""
 
     after_edge: bool
     decision: Decision
@@ -37,9 +37,9 @@ class ExplanationStep:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a request goes where it goes: what is known, the rules, the settings under them, and each decision.
+    """Why a request is routed as it is: the facts, the rules, the settings that apply, and each decision.
 
-    `facts` are NaN where unknown. `hardness` is None where it was not given or is not asked for.
+    `facts` are NaN if unknown. `hardness` is None if it was not given or is not needed.
     """
 
     signals: Signals
@@ -51,12 +51,12 @@ class Explanation:
 
     @property
     def predicted_s(self) -> Mapping[str, float]:
-        """What each route is predicted to take, NaN where unknown."""
+        """The predicted time of each route, NaN if unknown."""
         return {"edge": self.facts.edge_s, "cloud": self.facts.cloud_s}
 
     @property
     def last(self) -> Decision:
-        """The decision that counts."""
+        """The final decision."""
         return self.steps[-1].decision
 
 
@@ -91,7 +91,7 @@ def _after_edge(
 
 
 def _settings(policy: Policy, inquiry: Inquiry, rule_name: str, settings: Settings) -> tuple[Setting, ...]:
-    """Every setting that differs from nothing, in the order of `Settings`, with its origin."""
+    """Every setting that is not empty, in the order of `Settings`, with its origin."""
     rule = next((rule for rule in policy.rules if rule.name == rule_name), None)
     origins = policy.resolved(inquiry.model, rule, inquiry.model_pair).origins
     found = []
@@ -103,7 +103,7 @@ def _settings(policy: Policy, inquiry: Inquiry, rule_name: str, settings: Settin
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
-    """Settings under the names that they have in the file, in base units."""
+    """Settings by their names in the file, in base units."""
     prices, energy = settings.prices, settings.energy
     return {
         "deadline": settings.deadline_s,

@@ -1,4 +1,4 @@
-"""The shorter way to the commonest decision: no rule is there, nothing speaks for the cloud, the device is in time."""
+"""A short cut for the most common decision: no rule applies, nothing calls for the cloud, and the edge is in time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from upwell.shared.routing.policy.rules import Verdict
 
 
 class FastPath:
-    """What `before_edge` comes to for requests that stay, of a model whose `verdict` no rule changes.
+    """The result of `before_edge` for requests that stay, for a model whose `verdict` no rule changes.
 
-    Where such a request may go afterwards depends on two facts alone, so it is asked once for each. The full way takes
-    a dozen calls, which on a device whose caches a model has just filled cost as much as the rest of the agent.
+    Such a decision depends on two facts only, so it is computed once for each. The full path takes a dozen calls, which
+    cost as much as the rest of the agent on a device whose caches a model has just filled.
     """
 
     def __init__(self, verdict: Verdict) -> None:
@@ -33,7 +33,7 @@ class FastPath:
         }
 
     def decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision | None:
-        """The decision; None where only the full way has it."""
+        """The decision; None if the full path is needed."""
         sizes = signals.row_sizes_bytes
         times = state.edge.get(signals.request_facts.model)
         window = None if times is None else times.windows.get(len(sizes))

@@ -1,4 +1,4 @@
-"""A request as a person describes it to `upwell policy explain`, and the router state that it describes."""
+"""The request and router state that a person describes to `upwell policy explain`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Keys(BaseModel):
 
 
 def _speed(value: object) -> object:
-    """`20Mbps` is understood beside the plain number of bits per second."""
+    """Accept `20Mbps` as well as a plain number of bits per second."""
     return parse_bits_per_second(value) if isinstance(value, str) else value
 
 
@@ -78,16 +78,16 @@ class Inquiry(_Keys):
 
     @property
     def model_pair(self) -> ModelPair:
-        """What runs, for the choice of a calibration."""
+        """The model pair, for the choice of a calibration."""
         return ModelPair(self.edge_digest, self.edge_runtime, self.cloud_digest)
 
     @property
     def sizes_bytes(self) -> tuple[int, ...]:
-        """The size of each row; one row of nothing where none is given."""
+        """The size of each row; one empty row if none is given."""
         return tuple(self.row_sizes_bytes or (self.size_bytes or 0,))
 
     def signals(self, wall_time_s: float, **after_edge: Any) -> Signals:
-        """The request as the router sees it; `after_edge` are the rows that ran and their hardness."""
+        """The request in the router's form; `after_edge` are the rows that ran and their hardness."""
         return Signals(
             RequestFacts(self.model, self.tags, self._request_bytes(), wall_time_s),
             self.sizes_bytes,
@@ -102,7 +102,7 @@ class Inquiry(_Keys):
         return max(self.sizes_bytes) if self.has_edge else sum(self.sizes_bytes)
 
     def state(self, router: Router) -> RouterState:
-        """What a router has learnt that saw such times again and again."""
+        """The state of a router that has seen these times again and again."""
         state, rows = RouterState(), len(self.sizes_bytes)
         if self.edge_s is not None:
             for _ in range(_RUNS):
@@ -116,12 +116,12 @@ class Inquiry(_Keys):
         return state
 
     def _answer(self, rows: int, index: int) -> CloudAnswered:
-        """One of several past answers, of different sizes so that speed and round trip can be told apart."""
+        """One of several past answers, with different sizes so that rate and round trip can be told apart."""
         link, server_s = self.link or LinkDescription(), self.cloud_s or 0.0
         sent_bytes = sum(self.sizes_bytes) + 10_000 * (index % 4)
         network_s = link.rtt_s + (0.0 if link.uplink_bps is None else sent_bytes * 8 / link.uplink_bps)
         return CloudAnswered(self.model, rows, sent_bytes, network_s + server_s, server_s)
 
     def hardness_of(self, measure: str) -> float | None:
-        """How hard the device finds each row, where that is given for this measure."""
+        """The hardness of each row, if given for this measure."""
         return self.hardness.get(measure) if isinstance(self.hardness, dict) else self.hardness  # type: ignore[call-overload]  # any text may be asked for

@@ -1,4 +1,4 @@
-"""What the router makes of an outcome of the cloud: samples, breakers, and what is under way."""
+"""Updates the router state from cloud outcomes: samples, breakers, and calls in flight."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from upwell.shared.routing.estimators.link import LinkEstimate, LinkSample
 from upwell.shared.routing.reasons import CALLERS_FAULTS, LINK_FAILURES, Reason
 
 LONGEST_HOLD_S = 30.0
-"""Maximum time for which a cloud's request to wait is honoured, since it may be wrong."""
+"""Maximum time for which a cloud's request to wait is honoured, since it may be wrong (seconds)."""
 
 _REPLY_MEMORY = 0.8
 
 
 def sent(state: RouterState, outcome: CloudSent, now_s: float) -> RouterState:
-    """A message begins to leave: what it is predicted to take is kept, to be judged by what it does."""
+    """A message begins to leave: keep its predicted time, to compare it with the outcome."""
     expected = predict(state, outcome.model, outcome.rows, outcome.sent_bytes, 0.5, now_s)
     link = state.link
     judged_s = expected.usual_s / link.fading(now_s) if link.fading(now_s) > 0.0 else math.nan
@@ -45,11 +45,12 @@ def sent(state: RouterState, outcome: CloudSent, now_s: float) -> RouterState:
 
 
 def answered(state: RouterState, answer: CloudAnswered, now_s: float) -> RouterState:
-    """An answer closes the breakers on its way, and is a sample of cloud and link unless it was the first."""
+    """An answer closes the breakers on its way, and is a sample of cloud and link unless it is the first on a
+    connection."""
     breakers: Mapping[str, Breaker] = state.breakers
     if any(breakers.get(key, CLOSED) != CLOSED for key in (LINK, answer.model)):
         breakers = {**breakers, LINK: CLOSED, answer.model: CLOSED}
-    server_s = min(answer.server_s or 0.0, answer.total_s)  # a server may claim anything
+    server_s = min(answer.server_s or 0.0, answer.total_s)  # the server may report anything
     link = state.link if answer.is_first else _with_answer(state, answer, server_s, now_s)
     known_rtt_s = 0.0 if math.isnan(link.rtt_s) else link.rtt_s
     backlog = state.backlog.answered(answer.call, now_s - server_s - known_rtt_s) if answer.call else state.backlog
@@ -70,7 +71,7 @@ def answered(state: RouterState, answer: CloudAnswered, now_s: float) -> RouterS
 
 
 def _with_answer(state: RouterState, answer: CloudAnswered, server_s: float, now_s: float) -> LinkEstimate:
-    """The link with this answer as a sample; of two requests nobody knows which was answered."""
+    """The link with this answer as a sample; not if two requests were sent, since either may have been answered."""
     link, in_flight = state.link, state.backlog.find(answer.call) if answer.call else None
     if answer.hedged or (answer.call and in_flight is None):
         return link
@@ -97,7 +98,7 @@ def _with_reply(replies: Mapping[str, float], answer: CloudAnswered) -> Mapping[
 
 
 def probed(state: RouterState, probe: LinkProbed, now_s: float) -> RouterState:
-    """An empty call came back: a sample of the round trip, if nothing else was on the link, and the link is there."""
+    """An empty call succeeded: the link works, and if nothing else was on it, this is a sample of the round trip."""
     if not state.backlog.in_flight:
         state = replace(state, link=state.link.add(LinkSample(now_s, 0, 0, probe.total_s)))
     if not any(breaker.is_open for breaker in state.breakers.values()):
@@ -112,7 +113,7 @@ def probed(state: RouterState, probe: LinkProbed, now_s: float) -> RouterState:
 
 
 def held(state: RouterState, outcome: CloudHeld, now_s: float) -> RouterState:
-    """The cloud said when to come back. An answer that comes later does not end it: it was asked for before."""
+    """The cloud said when to come back. A later answer does not cancel that: its request was sent before."""
     until_s = now_s + min(outcome.retry_after_s, LONGEST_HOLD_S)
     return replace(
         state,
@@ -124,7 +125,7 @@ def held(state: RouterState, outcome: CloudHeld, now_s: float) -> RouterState:
 
 
 def ended(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s: float) -> RouterState:
-    """A call ended without an answer that can be used, or was never sent."""
+    """A call ended without a usable answer, or was never sent."""
     if state.queue.has(outcome.call):
         state = replace(state, queue=state.queue.without(outcome.call))
     in_flight = state.backlog.find(outcome.call) if outcome.call else None
@@ -136,7 +137,7 @@ def ended(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s: fl
     for key in outcome.probes:
         breakers[key] = breakers[key].release_probe()
     if isinstance(outcome, CloudCallFailed):
-        # Who was sent before the cloud said when to come back, and is refused like the first, tells nothing new.
+        # A request that was sent before the cloud said when to come back, and is refused too, tells nothing new.
         is_known = outcome.reason is Reason.CLOUD_EXHAUSTED and state.is_held(outcome.model, now_s)
         if outcome.probes or not is_known:
             _count(breakers, outcome, in_flight, now_s)
@@ -144,7 +145,7 @@ def ended(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s: fl
 
 
 def _count(breakers: dict[str, Breaker], failure: CloudCallFailed, in_flight: InFlight | None, now_s: float) -> None:
-    """Count a failure for the link or for the model, whichever it speaks of."""
+    """Count a failure for the link or for the model."""
     weight = failure.chance if failure.waited_s < math.inf else 1.0
     size_bytes = 0 if in_flight is None else in_flight.size_bytes
     if LINK in failure.probes and failure.reason not in LINK_FAILURES:
@@ -154,11 +155,11 @@ def _count(breakers: dict[str, Breaker], failure: CloudCallFailed, in_flight: In
         )
     if failure.reason in CALLERS_FAULTS:
         return
-    if failure.reason in LINK_FAILURES and failure.model in failure.probes:  # it found out nothing about the model
+    if failure.reason in LINK_FAILURES and failure.model in failure.probes:  # it tells nothing about the model
         breakers[failure.model] = breakers[failure.model].failed(now_s, failure.waited_s, size_bytes)
     key = LINK if failure.reason in LINK_FAILURES else failure.model
     breaker = breakers.get(key, CLOSED)
-    # A straggler, sent before the breaker opened, tells nothing new: only a probe may keep it open.
+    # A request sent before the breaker opened tells nothing new: only a probe may keep it open.
     if not breaker.is_open or key in failure.probes:
         breakers[key] = breaker.failed(now_s, failure.waited_s, size_bytes, weight=weight)
     else:
@@ -168,15 +169,15 @@ def _count(breakers: dict[str, Breaker], failure: CloudCallFailed, in_flight: In
 def _without(
     state: RouterState, outcome: CloudCallFailed | CloudDropped, in_flight: InFlight, now_s: float
 ) -> RouterState:
-    """The state without the call; a timeout bounds the link and the answer's time from below."""
+    """The state without the call; a timeout is a lower bound on the times of link and answer."""
     s_per_byte = state.link.inverse_bandwidth_s_per_byte
     if isinstance(outcome, CloudDropped):
         return replace(state, backlog=_given_up(state, outcome, now_s, s_per_byte))
     if outcome.reason is not Reason.CLOUD_DEADLINE:
         return replace(state, backlog=_cleared(state, outcome, now_s))
     breakers = [state.breakers.get(key, CLOSED) for key in (LINK, outcome.model)]
-    # While a breaker is open, a timeout says that the cloud is still away, and nothing of how fast the link is; but
-    # where only large messages were late, the link may be there and slow, and the next is to be one that it carries.
+    # While a breaker is open, a timeout says that the cloud is still away, and nothing about the link's rate. But if
+    # only large messages were late, the link may work slowly, and the next message should be one that it can carry.
     is_away = any(breaker.is_open and not breaker.is_of_size for breaker in breakers)
     if is_away or not outcome.waited_s < math.inf:
         return replace(state, backlog=_given_up(state, outcome, now_s, s_per_byte))
@@ -198,7 +199,7 @@ def _given_up(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s
 
 
 def _cleared(state: RouterState, failure: CloudCallFailed, now_s: float) -> Backlog:
-    """What is under way where a call was refused: by the service, whom it reached, or for want of a connection."""
+    """The calls in flight after a call was refused: by the service, which it reached, or for lack of a connection."""
     if failure.reason in LINK_FAILURES:
         return state.backlog.without(failure.call)
     return state.backlog.answered(failure.call, now_s - (0.0 if math.isnan(state.link.rtt_s) else state.link.rtt_s))

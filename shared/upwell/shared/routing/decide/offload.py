@@ -1,4 +1,4 @@
-"""Whether rows may go up now: what forbids it, what is predicted, and what it takes."""
+"""Whether rows may be offloaded now: obstacles, predictions, and what it takes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from upwell.shared.routing.reasons import Reason
 from upwell.shared.values import quick
 
 MARGIN = 0.1
-"""Under `objective: latency`, the other side must be faster by this share to be chosen, which avoids flapping."""
+"""Under `objective: latency`, the share by which the other side must be faster to be chosen, which avoids flapping."""
 
 SURE = 0.5
-"""Minimum probability of being in time for a route without a fallback, or if latency is the objective."""
+"""Minimum probability of being in time for a route without a fallback, or if the objective is latency."""
 
 RETURN_MARGIN = 0.05
-"""After a candidate was too slow, the share of its time that the next one must be predicted to leave unused."""
+"""After a candidate was too slow, the next one must be predicted to leave this share of its time unused."""
 
 
 @quick
 @dataclass(frozen=True, slots=True)
 class OffloadCase:
-    """One request in one moment: what is known, what is asked, what the policy says, until when, and `edge`, what the
-    device is predicted to need for it. `quality` is the one that its pictures would go up in, None for model.yaml's."""
+    """One request at one moment: facts, policy, deadline, and in `edge` the predicted time on the device. `quality` is
+    that of its pictures on the uplink, None for the one in model.yaml."""
 
     state: RouterState
     signals: Signals
@@ -48,16 +48,16 @@ class OffloadCase:
     quality: LowerQuality | None = None
 
     def size_bytes(self, rows: tuple[int, ...]) -> int:
-        """Bytes that these rows cost on the wire."""
+        """The bytes of these rows on the wire."""
         sizes = self.signals.wire_sizes_bytes
         size_bytes = sum(sizes) if len(rows) == len(sizes) else sum(sizes[row] for row in rows)
         return size_bytes if self.quality is None else round(size_bytes * self.quality.bytes_share)
 
 
 class Prediction(NamedTuple):
-    """Time from sending to answer: `usual_s` as likely sooner as later, of it `server_s` beside the link; `sure_s` is
-    met with the confidence asked for. `chance` is the probability that it is in time, and `needed` the one from which
-    on it is worth its time on the link. NaN where nothing is known. `gain`: what it is worth, see `QueuedMessage`."""
+    """The time from sending to answer: `usual_s` is the median, of which `server_s` is spent in the cloud; `sure_s` is
+    met with the confidence asked for. `chance` is the probability of being in time, and `needed` the one from which on
+    the message is worth its time on the link. NaN if unknown. `gain`: its worth, see `QueuedMessage`."""
 
     usual_s: float = math.nan
     sure_s: float = math.nan
@@ -72,9 +72,9 @@ UNKNOWN = Prediction()
 
 @dataclass(frozen=True, slots=True)
 class OffloadOption:
-    """Whether a set of rows may go up, by `split_route`: the obstacle, or None and what going up takes.
+    """Whether a set of rows may be offloaded, by `split_route`: the obstacle, or None and what it takes.
 
-    `retry_after_s`: the cloud wants to be left alone for so many seconds more; None where it did not say so.
+    `retry_after_s`: seconds for which the cloud asked for a pause; None if it did not.
     """
 
     obstacle: Reason | None = None
@@ -89,7 +89,7 @@ class OffloadOption:
 
 
 def predict(state: RouterState, model: str, rows: int, size_bytes: int, confidence: float, now_s: float) -> Prediction:
-    """How long a message sent now takes: waiting behind those before it, the link, and the cloud's own time."""
+    """The time of a message sent now: the wait behind others, the link, and the cloud's own time."""
     link, times = state.link, state.cloud.get(model)
     if not link.is_known:
         return UNKNOWN
@@ -104,7 +104,7 @@ def predict(state: RouterState, model: str, rows: int, size_bytes: int, confiden
 
 
 def facts(state: RouterState, signals: Signals, now_s: float) -> RowFacts:
-    """What expressions in rules may look at besides the request."""
+    """What expressions in rules may refer to besides the request."""
     model, rows, size_bytes = signals.request_facts.model, len(signals.row_sizes_bytes), sum(signals.wire_sizes_bytes)
     link, breakers = state.link, state.breakers
     return RowFacts(
@@ -123,11 +123,11 @@ def _inverse(s_per_byte: float) -> float:
 
 
 def attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool = False) -> OffloadOption:
-    """Whether `rows` may go up now, and how. `must`: nothing else can answer them, so it need not be better, only in
-    time.
+    """Whether `rows` may be offloaded now, and how. `must`: nothing else can answer them, so the cloud need not be
+    better, only in time.
 
-    Where qualities of pictures were measured, that is taken which most likely brings the same answer in time: the
-    largest chance · agreement, where a lower one has to be worth more by `MARGIN` than the best above it.
+    If costs of picture qualities were measured, the quality with the largest chance · agreement is taken: it most
+    likely brings the same answer in time. A lower one must exceed the best above it by `MARGIN`.
     """
     best = _attempt(case, rows, must=must)
     hard, signals = case.verdict.settings.hard, case.signals
@@ -143,7 +143,7 @@ def attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool = False) -> 
 
 
 def _worth(found: OffloadOption, agreement: float) -> float:
-    """How likely it brings the same answer in time as the best quality would; 0 where it may not go."""
+    """The probability of the answer that the best quality would bring, in time; 0 if it may not be offloaded."""
     chance = 1.0 if math.isnan(found.predicted.chance) else found.predicted.chance
     return 0.0 if found.obstacle is not None else chance * agreement
 
@@ -151,8 +151,8 @@ def _worth(found: OffloadOption, agreement: float) -> float:
 def _attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool) -> OffloadOption:
     """`attempt` at one quality.
 
-    A model that is split may go up by several ways: that which is predicted the soonest is taken, and the one that was
-    taken last is left only where another is sooner by `MARGIN`.
+    A split model has several routes: the one predicted to be fastest is taken, and the last one taken is left only if
+    another is faster by `MARGIN`.
     """
     obstacle = _forbidden(case)
     if obstacle is not None:
@@ -173,13 +173,13 @@ def _attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool) -> Offload
 
 
 def _order(found: OffloadOption) -> tuple[bool, float]:
-    """Ways that are open before those that are not, then the soonest; the unknown last, in the order they came."""
+    """Routes without an obstacle first, then the fastest; unknown times last, in their given order."""
     usual_s = found.predicted.usual_s
     return found.obstacle is not None, math.inf if math.isnan(usual_s) else usual_s
 
 
 def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, must: bool) -> OffloadOption:
-    """Whether `rows` may go up now by this way, None for the whole model."""
+    """Whether `rows` may be offloaded now by this route, None for the whole model."""
     state, settings = case.state, case.verdict.settings
     model = case.signals.request_facts.model
     available_s = case.give_up_s - case.now_s
@@ -194,7 +194,7 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
     predicted = predict(state, times_key, len(rows), size_bytes, max(SURE, settings.confidence), case.now_s)
     if route is not None:
         predicted = _with_head(case, route, len(rows), predicted)
-    if must:  # behind others like it, which nothing overtakes
+    if must:  # it waits behind others of its kind, and nothing overtakes those
         owed_s = state.queue.owed_bytes * state.link.inverse_bandwidth_s_per_byte
         usual_s, sure_s = predicted.usual_s + owed_s, predicted.sure_s + owed_s
         predicted = predicted._replace(usual_s=usual_s, sure_s=sure_s, gain=math.inf)
@@ -207,7 +207,7 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
         has_changed = side is not (obstacle is None)
     side_change = (obstacle is None) if has_changed else None
     if obstacle is not None:
-        # A case that the link, as it was, is too slow for would find out nothing about the cloud.
+        # A request for which the link seems too slow would find out nothing about the cloud.
         is_poor_probe = bool(probes) and obstacle is Reason.CLOUD_TOO_SLOW
         return OffloadOption(
             Reason.BREAKER_OPEN if is_poor_probe else obstacle,
@@ -232,7 +232,7 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
 def probes_of(
     state: RouterState, times_key: str, size_bytes: int, within_s: float, now_s: float, *, tries_link: bool = False
 ) -> tuple[str, ...] | None:
-    """The open breakers, of the link and of the model, that a message would probe; None where one refuses it."""
+    """The open breakers, of the link and of the model, that a message would probe; None if one refuses it."""
     probes: tuple[str, ...] = ()
     for key in (LINK, times_key):
         breaker = state.breakers.get(key)
@@ -266,7 +266,7 @@ def _in_time(
     must: bool,
     tries_link: bool,
 ) -> tuple[Prediction, Reason | None]:
-    """The prediction with its chance, where that decides, and what keeps the rows here if it is time."""
+    """The prediction with its chance, if that decides, and the obstacle if the message would be late."""
     settings = case.verdict.settings
     if must or settings.objective != "accuracy" or math.isnan(predicted.usual_s):
         was_kept = case.state.last_side.get(case.signals.request_facts.model) is False
@@ -281,7 +281,8 @@ def _in_time(
 
 
 def _with_head(case: OffloadCase, route: SplitRoute, rows: int, predicted: Prediction) -> Prediction:
-    """With the head's run before it, behind the runs that the device owes, and the plan's time of a tail never used."""
+    """The prediction including the head's run behind the runs that the device owes, and the plan's time for an unused
+    tail."""
     state, model = case.state, case.signals.request_facts.model
     head_s = _head_s(state, route, rows)
     window = state.edge[model].expect(rows) if case.signals.edge_ahead and model in state.edge else None
@@ -292,7 +293,7 @@ def _with_head(case: OffloadCase, route: SplitRoute, rows: int, predicted: Predi
 
 
 def _head_s(state: RouterState, route: SplitRoute, rows: int) -> float:
-    """Seconds that a head is predicted to take; 0 where neither a run nor a plan says, so that it is tried."""
+    """Predicted seconds of a head's run; 0 if neither a run nor a plan tells, so that it is tried."""
     times = state.edge.get(route.key)
     window = times.expect(rows) if times is not None else None
     if window is not None:
@@ -301,7 +302,7 @@ def _head_s(state: RouterState, route: SplitRoute, rows: int) -> float:
 
 
 def _forbidden(case: OffloadCase) -> Reason | None:
-    """What forbids going up whatever the cloud and the link are like."""
+    """What forbids offloading, whatever the cloud and the link are like."""
     verdict = case.verdict
     if verdict.denial is not None:
         return verdict.denial
@@ -311,8 +312,7 @@ def _forbidden(case: OffloadCase) -> Reason | None:
 
 
 def chance_of(state: RouterState, size_bytes: int, within_s: float, now_s: float) -> Chance:
-    """What may become of a message sent now, behind those that were sent before it, where it has `within_s` on the
-    link."""
+    """The chance of a message sent now, behind those sent before it, with `within_s` on the link."""
     link = state.link
     wait_s, s_per_byte = state.backlog.wait_s(now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
     ahead_bytes = wait_s / s_per_byte if s_per_byte > 0.0 else 0.0
@@ -322,11 +322,11 @@ def chance_of(state: RouterState, size_bytes: int, within_s: float, now_s: float
 def _chance(
     case: OffloadCase, prices: BidPrice | None, gain: float, size_bytes: int, predicted: Prediction
 ) -> tuple[float, float]:
-    """How likely a message sent now is answered in time, and how likely it has to be to be worth its time on the link.
+    """The probability that a message sent now is answered in time, and the one from which on it is worth its link time.
 
-    The price of a second is what the candidates of late make it (`BidPrice`), but at least so much that a case of
-    middling rank that takes the link for all the time there is needs the policy's confidence. What is more likely in
-    time than not goes in any case.
+    The price of a second follows from the recent candidates (`BidPrice`), but is at least such that a row of median
+    rank that takes all the remaining link time needs the policy's confidence. A message that is more likely in time
+    than not is always sent.
     """
     within_s = case.give_up_s - case.now_s - predicted.server_s
     if within_s <= 0.0:
@@ -342,13 +342,13 @@ def _chance(
 
 
 def _prices(case: OffloadCase) -> BidPrice | None:
-    """What the candidates of late make of the link; None where none was seen."""
+    """The prices of the link from the recent candidates; None without any."""
     hard = case.verdict.settings.hard
     return None if hard is None else case.state.bid_prices.get((case.signals.request_facts.model, hard.measure))
 
 
 def _gain(case: OffloadCase, rows: tuple[int, ...], prices: BidPrice | None) -> float:
-    """What the cloud's answer to these rows is expected to be worth; a middling row where nobody knows."""
+    """The expected worth of the cloud's answer to these rows; that of a median row if unknown."""
     signals = case.signals
     if prices is None or not signals.hardness:
         return MIDDLING
@@ -358,15 +358,15 @@ def _gain(case: OffloadCase, rows: tuple[int, ...], prices: BidPrice | None) -> 
 
 def _too_slow(predicted: Prediction, available_s: float, *, was_kept: bool) -> Reason | None:
     needed_s = predicted.sure_s / (1.0 - RETURN_MARGIN) if was_kept else predicted.sure_s
-    # Where the prediction is NaN the second comparison is false: the unknown is tried.
+    # A NaN prediction makes the second comparison false: the unknown is tried.
     return Reason.CLOUD_TOO_SLOW if available_s <= 0.0 or needed_s > available_s else None
 
 
 def _is_better(case: OffloadCase, predicted: Prediction, rows: int, size_bytes: int, route: SplitRoute | None) -> bool:
-    """Whether going up lowers the quantity that the objective names. Energy and money need no margin: they are known
-    beforehand, so nothing flaps. A head takes that share of the whole's energy that it takes of its time."""
+    """Whether offloading lowers the quantity of the objective. Energy and money need no margin: they are known
+    beforehand, so nothing flaps. A head takes the same share of the model's energy as of its time."""
     settings, edge = case.verdict.settings, case.edge
-    if case.signals.exits:  # the head runs first, whatever goes up: its answer is the sooner and costs nothing more
+    if case.signals.exits:  # the head runs first in any case: its answer is faster and costs nothing more
         return settings.objective == "accuracy"
     if settings.objective == "latency":
         side = case.state.last_side.get(case.signals.request_facts.model)
@@ -375,7 +375,7 @@ def _is_better(case: OffloadCase, predicted: Prediction, rows: int, size_bytes: 
     if settings.objective == "energy":
         share = 0.0 if route is None else _head_s(case.state, route, rows) / edge.usual_s if edge.usual_s > 0.0 else 1.0
         return settings.energy.uplink_byte_j * size_bytes < settings.energy.inference_j * rows * (1.0 - share)
-    # The device's own answer costs nothing, so no price of the cloud lowers the cost.
+    # The edge answer costs nothing, so the cloud never lowers the cost.
     return settings.objective == "accuracy"
 
 

@@ -1,4 +1,4 @@
-"""The router: from one request's signals and what was learnt so far to a decision, and from outcomes to new state.
+"""The router: from a request's signals and the learnt state to a decision, and from outcomes to a new state.
 
 Pure: no clock, no lock, no I/O. Time is an argument; the agent owns the state and its lock.
 """
@@ -52,7 +52,7 @@ from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Setti
 from upwell.shared.routing.reasons import Reason
 
 Run: TypeAlias = tuple[str, int, float, float]
-"""A run on the device: the model, its number of rows, its duration, and its end time."""
+"""A run on the device: the model, its number of rows, its duration (seconds), and its end time."""
 
 OF_THE_LINK = frozenset({Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW, Reason.CLOUD_NOT_BETTER})
 """Obstacles that another network interface may not have."""
@@ -67,15 +67,15 @@ _NO_RUNS = RunTimes()
 
 
 def _hards(policy: Policy, model: str | None, model_pair: ModelPair | None) -> tuple[HardSettings, ...]:
-    """What is hard for a model, under no rule and under each."""
+    """The hardness settings of a model, without a rule and for each rule."""
     found = (policy.settings(model, rule, model_pair).hard for rule in (None, *policy.rules))
     return tuple(dict.fromkeys(hard for hard in found if hard is not None))
 
 
 class Router:
-    """Decides by a policy. Holds nothing that changes, so one object serves all threads.
+    """Decides by a policy. Immutable, so one object serves all threads.
 
-    `model_pairs` say, by model, which calibrations fit.
+    `model_pairs` decide, by model, which calibrations fit.
     """
 
     def __init__(self, policy: Policy, model_pairs: Mapping[str, ModelPair] = _NOBODY) -> None:
@@ -91,20 +91,20 @@ class Router:
         self._hard = {hard.scope: hard for hards in self._hards.values() for hard in hards}
 
     def settings(self, model: str) -> Settings:
-        """What holds for a model where no rule says otherwise."""
+        """The settings of a model if no rule changes them."""
         return self._settings.get(model) or self._settings[None]
 
     def hards(self, model: str) -> Collection[HardSettings]:
-        """Every way in which the policy may ask whether a row of this model is hard."""
+        """All hardness settings that the policy may use for this model."""
         return self._hards.get(model) or self._hards[None]
 
     def misfits(self, model: str) -> tuple[str, ...]:
-        """Why no calibration fits a target that the policy names for this model, one sentence for each."""
+        """Why no calibration fits a target that the policy names for this model, one sentence each."""
         return tuple(dict.fromkeys(hard.misfit for hard in self.hards(model) if hard.misfit))
 
     def of_another_model(self, state: RouterState, model: str, *, scores_alike: bool) -> RouterState:
-        """The state once the device runs another model by this name, or the same one elsewhere: its run times are
-        forgotten. Its scores are too unless they are alike, while the shares that they went up by are kept."""
+        """The state once the device runs another model under this name, or the same on other hardware: its run times
+        are forgotten. Its scores are too unless they are alike; the shares that were offloaded are kept."""
         edge = {name: times for name, times in state.edge.items() if name != model}
         if scores_alike:
             return replace(state, edge=edge)
@@ -113,12 +113,12 @@ class Router:
         return replace(state, edge=edge, shares={**state.shares, **anew})
 
     def verdict(self, state: RouterState, signals: Signals, now_s: float) -> Verdict:
-        """What the policy says about this request, before anything is predicted."""
+        """The policy's verdict on this request, before any prediction."""
         known = facts(state, signals, now_s) if self._policy.uses_facts else None
         return self._policy.judge(signals.request_facts, known)
 
     def charge(self, state: RouterState, model: str, size_bytes: int, wall_time_s: float) -> tuple[RouterState, bool]:
-        """Take the message of a kept case from the model's budgets; False where they do not have it to spare."""
+        """Draw the message of a kept case from the model's budgets; False if they cannot spare it."""
         settings = self.settings(model)
         prices = settings.prices.over(state.interface)
         draws = tuple(draw_of(limit, prices, size_bytes, wall_time_s) for limit in settings.budget)
@@ -167,9 +167,9 @@ class Router:
         return before_edge(case) if is_first else after_edge(case)
 
     def acquire(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
-        """Take what the decision needs for itself: probe slots and budgets; False where others took it first.
+        """Take what the decision needs exclusively: probe slots and budgets; False if others took it first.
 
-        To be asked where `decision.needs_acquire`; after a refusal, decide again.
+        Call it if `decision.needs_acquire`; after a refusal, decide again.
         """
         before, state = state, state.over(decision.interface)
         breakers = dict(state.breakers) if decision.probes else state.breakers
@@ -201,7 +201,7 @@ class Router:
         return before.merged(taken), True
 
     def acquire_hedge(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
-        """Pay for a second request: with a token of the model's bucket, and from every budget once more."""
+        """Pay for a hedge: a token of the model's bucket, and every budget once more."""
         paid = paid_hedge(state.hedges.get(decision.model, NO_HEDGES))
         if paid is None or now_s >= decision.give_up_s or not state.budgets.has_all(decision.draws, self.zone):
             return state, False
@@ -209,13 +209,13 @@ class Router:
         return replace(state, hedges={**state.hedges, decision.model: paid}, budgets=budgets), True
 
     def acquire_retry(self, state: RouterState, decision: Decision) -> tuple[RouterState, bool]:
-        """Pay for asking once more: from every budget once more."""
+        """Pay for a retry: every budget once more."""
         if not state.budgets.has_all(decision.draws, self.zone):
             return state, False
         return replace(state, budgets=state.budgets.take(decision.draws, self.zone)), True
 
     def settle(self, state: RouterState, decision: Decision, sent_bytes: int | None) -> RouterState:
-        """Correct what one message drew, once its true size is known; None where it was never sent: all goes back."""
+        """Correct the draws of a message once its true size is known; None if it was never sent: all is given back."""
         if not decision.draws:
             return state
         prices = decision.verdict.settings.prices
@@ -260,7 +260,7 @@ class Router:
         return learning.ended(state, outcome, now_s)
 
     def allow(self, state: RouterState, shares: Mapping[str, float]) -> RouterState:
-        """The state with these shares, by model, as the most that may go up; the policy alone for all others."""
+        """The state with `shares` as limits on offloading, by model; the policy alone limits all others."""
         former = state.allowances
         allowances = {
             model: former[model].of_share(share) if model in former else Allowance.start(share)
@@ -270,7 +270,7 @@ class Router:
         return replace(state, allowances=allowances)
 
     def ran(self, state: RouterState, runs: Iterable[Run]) -> RouterState:
-        """The state with what `EdgeRan` says of several runs."""
+        """The state after several runs, as for `EdgeRan`."""
         edge, allowances = dict(state.edge), state.allowances
         for model, rows, duration_s, at_s in runs:
             edge[model] = edge.get(model, _NO_RUNS).add(rows, duration_s, at_s)
@@ -280,7 +280,7 @@ class Router:
 
     def _scored(self, state: RouterState, scored: Scored) -> RouterState:
         hard = self._hard.get(scored.scope)
-        if hard is None:  # of a policy that was replaced meanwhile
+        if hard is None:  # from a policy that was replaced meanwhile
             return state
         allowance = state.allowances.get(scored.model)
         if allowance is not None:
@@ -316,6 +316,6 @@ def _with_rows(state: RouterState, sent: CloudSent) -> RouterState:
 
 
 def _tally(state: RouterState, hard: HardSettings, scope: str) -> AuditTally:
-    """The audits so far; none where the policy promises another risk by now."""
+    """The audits so far; none if the policy promises another risk by now."""
     held = state.audits.get(scope)
     return held if held is not None and held.fits(hard) else AuditTally.start(hard)

@@ -1,4 +1,4 @@
-"""What the router knows (`RouterState`), is asked (`Signals`), answers (`Decision`) and is told (`Outcome`)."""
+"""The router's state (`RouterState`), input (`Signals`), output (`Decision`) and feedback (`Outcome`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LinkState:
 @quick
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """Everything learnt so far; immutable, so that a decision sees one consistent picture.
+    """Everything learnt so far; immutable, so that a decision sees one consistent state.
 
     By model: `edge` and `cloud` are the times of runs on either side, `answers` those from sending to answer, `replies`
     the bytes of an answer for one row, `hedges` what may be spent on second requests, `last_side` whether the last
@@ -103,17 +103,17 @@ class RouterState:
         )  # fmt: skip
 
     def is_held(self, model: str, now_s: float) -> bool:
-        """Whether the cloud said lately not to come back with requests of this model before some later instant."""
+        """Whether the cloud asked not to get requests of this model before some later time."""
         return now_s < self.backoff_until.get(model, -math.inf)
 
 
 @quick
 @dataclass(frozen=True, slots=True)
 class SplitRoute:
-    """A way up for a model that is split: a cut whose head is ready on the device.
+    """A route for a split model: a cut whose head is ready on the device.
 
-    `key` is what its times go by in `RouterState` (the head's under `edge`, the tail's under `cloud`), `row_bytes` what
-    one row sends. Until it was used, head and tail are expected to take `head_s` and `tail_s`; NaN where no plan says.
+    `key` is the key of its times in `RouterState` (the head's in `edge`, the tail's in `cloud`), `row_bytes` the bytes
+    sent per row. Before its first use, head and tail are expected to take `head_s` and `tail_s`; NaN without a plan.
     """
 
     key: str
@@ -127,12 +127,11 @@ class SplitRoute:
 class Signals:
     """One request as the router sees it.
 
-    `row_sizes_bytes` are the bytes of each row, and where pictures are shrunk on their way up, `up_sizes_bytes` those
-    that each is expected to cost on the wire; else empty. `arrived_s` and `caller_deadline_s` are instants
-    of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one.
-    After the edge run the router is asked again: then `scored_rows` are the rows that ran and `hardness` their scores.
-    `has_cloud` is about the model as a whole, `split_routes` are the cuts by which it may go up besides. `exits`: the
-    device's model is a head that answers early, so that what goes up goes to its tail.
+    `row_sizes_bytes` are the bytes of each row, and `up_sizes_bytes` the expected bytes of each on the wire if pictures
+    are shrunk for the uplink; else empty. `arrived_s` and `caller_deadline_s` are monotonic times. `edge_ahead` counts
+    the runs on the device before this one. After the edge run the router is asked again: then `scored_rows` are the
+    rows that ran and `hardness` their scores. `has_cloud` concerns the whole model, `split_routes` are cuts by which it
+    may be offloaded too. `exits`: the device's model is a head with an early answer, so offloaded rows go to its tail.
     """
 
     request_facts: RequestFacts
@@ -151,19 +150,19 @@ class Signals:
 
     @property
     def wire_sizes_bytes(self) -> tuple[int, ...]:
-        """What each row costs on the wire."""
+        """The bytes of each row on the wire."""
         return self.up_sizes_bytes or self.row_sizes_bytes
 
     @property
     def may_offload(self) -> bool:
-        """Whether there is anything up there that could answer it."""
+        """Whether anything in the cloud could answer the request."""
         return self.has_cloud or bool(self.split_routes)
 
 
 @quick
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now. Immutable; what it needs for itself alone is taken by `Router.acquire` where `needs_acquire`.
+    """What to do now. Immutable; `Router.acquire` takes what it needs exclusively if `needs_acquire`.
 
     `up_rows` go to the cloud now, for `reason`. Rows that wanted to go and may not are in `kept_rows`, with `obstacle`
     saying why. `escalate`: ask again with hardness once the edge has run the remaining rows. A decision with `refusal`
@@ -212,13 +211,13 @@ class Decision:
 
     @property
     def needs_acquire(self) -> bool:
-        """Whether `Router.acquire` must be asked before this is acted on."""
+        """Whether `Router.acquire` must be called before acting on this."""
         hedges = bool(self.up_rows) and self.verdict.settings.hedge is not None
         return bool(self.probes or self.draws or self.candidates) or self.side_change is not None or hedges
 
     @property
     def degraded(self) -> bool:
-        """Whether the policy wanted the cloud and something other than the policy keeps a row on the device."""
+        """Whether the policy wanted the cloud and something other than the policy keeps a row on the edge."""
         return bool(self.kept_rows) and self.obstacle in DEGRADED
 
 
@@ -234,8 +233,8 @@ class EdgeRan:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The device scored rows: their `hardness` under the settings called `scope`, and how many of `rows` were
-    candidates for the cloud before that (large ones). What the controller of `cloud_share` learns from."""
+    """The edge scored rows: their `hardness` under the settings `scope`, and how many of `rows` were candidates before
+    that (large ones). The controller of `cloud_share` learns from this."""
 
     model: str
     scope: str
@@ -246,7 +245,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """The cloud was asked about a case that the device had kept under the settings called `scope`."""
+    """The cloud was asked about a case that the edge had kept under the settings `scope`."""
 
     model: str
     scope: str
@@ -256,8 +255,8 @@ class Audited:
 @dataclass(frozen=True, slots=True)
 class CloudSent:
     """A message of `sent_bytes` bytes began to leave for the cloud. Every call ends with exactly one of
-    `CloudAnswered`, `CloudCallFailed` and `CloudDropped` with the same `call` (any name that is not under way); one
-    that waited in the queue and never left with `CloudDropped` alone.
+    `CloudAnswered`, `CloudCallFailed` and `CloudDropped` with the same `call` (any name not in use); a message that
+    waited in the queue and never left ends with `CloudDropped` alone.
 
     `whole` is the name of the model where `model` is the key of one of its split routes. `interface`, here and in the
     outcomes below: see `Decision`.
@@ -273,11 +272,10 @@ class CloudSent:
 
 @dataclass(frozen=True, slots=True)
 class CloudAnswered:
-    """The cloud answered. `server_s` is its own queue and compute time, None where it does not say.
+    """The cloud answered. `server_s` is its own queue and compute time, None if not reported.
 
-    `is_first` marks the first answer on a new connection: its time holds the handshakes and is no sample. Any answer
-    closes the breakers, so that it need not say whether it was a probe. `hedged` marks an answer for which two
-    requests were sent.
+    `is_first` marks the first answer on a new connection: its time includes handshakes and is not a sample. Any answer
+    closes the breakers, so probes are not marked. `hedged` marks an answer for which two requests were sent.
     """
 
     model: str
@@ -294,10 +292,10 @@ class CloudAnswered:
 
 @dataclass(frozen=True, slots=True)
 class CloudCallFailed:
-    """The cloud was asked and gave no usable answer in time. `probes` are those of the decision that asked it.
+    """The cloud was asked and gave no usable answer in time. `probes` are those of the decision.
 
-    `waited_s` is how long was waited in vain, where the failure is a timeout, and `chance` how likely an answer in time
-    was when it was asked, 1 where nobody knew. `frees_link`: what had not left by then never will.
+    `waited_s` is the time waited if the failure is a timeout, and `chance` the predicted probability of an answer in
+    time, 1 if unknown. `frees_link`: unsent data was dropped.
     """
 
     model: str
@@ -312,8 +310,8 @@ class CloudCallFailed:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """A request whose answer the device had in hand waited for the cloud to the end; `overrun_s` after that its answer
-    was whole."""
+    """A request with an edge answer at hand waited for the cloud until the end; `overrun_s` later its answer was
+    complete."""
 
     overrun_s: float
 
@@ -322,7 +320,7 @@ class GaveUp:
 class CloudHeld:
     """The cloud refused a request of the model and said when to come back: `retry_after_s` from now at the earliest.
 
-    It comes beside what the call itself ends with, after it.
+    It comes in addition to the outcome of the call, after it.
     """
 
     model: str
@@ -333,7 +331,7 @@ class CloudHeld:
 class CloudDropped:
     """The call was cancelled before anything could be learnt from it. `probes` are those of the decision.
 
-    `frees_link`: what had not left by then never will.
+    `frees_link`: unsent data was dropped.
     """
 
     model: str
@@ -345,8 +343,8 @@ class CloudDropped:
 
 @dataclass(frozen=True, slots=True)
 class CloudMoved:
-    """Calls go to another endpoint, or over another network, from now on: what was learnt of the link is void, and
-    so is what the former endpoint said of when to come back."""
+    """Calls go to another endpoint, or over another network, from now on: what was learnt of the link is void, and so
+    is the former endpoint's pause."""
 
     model: str = ""
     interface: str = ""

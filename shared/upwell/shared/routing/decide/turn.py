@@ -14,7 +14,7 @@ _NOW_S = -math.inf
 
 
 class Turn(NamedTuple):
-    """When to look at a message again, or −infinity: then it goes, or stays on the device because of `obstacle`."""
+    """When to check a message again; −infinity: it goes now, or stays on the device because of `obstacle`."""
 
     at_s: float
     obstacle: Reason | None = None
@@ -23,13 +23,13 @@ class Turn(NamedTuple):
 def turn(state: RouterState, message: QueuedMessage, now_s: float) -> Turn:
     """When the message may go.
 
-    What was sent and is not answered is held to twice the bandwidth-delay product, as in BBR (Cardwell et al. 2016, doi
-    10.1145/3012426.3022184): one fills the link and one is its headroom. So the next message goes once what has not
-    left yet, by the estimated rate, takes at most a round trip. More would wait in the kernel, where nothing overtakes
-    it and giving it up frees nothing.
+    The data in flight is limited to twice the bandwidth-delay product, as in BBR (Cardwell et al. 2016, doi
+    10.1145/3012426.3022184): one fills the link and one is its headroom. So the next message goes once the unsent data,
+    at the estimated rate, takes at most a round trip. More would wait in the kernel, where nothing can overtake it and
+    cancelling it frees nothing.
 
-    A message that has waited is looked at anew when its turn has come, and stays if something is in the way by now.
-    One that is not first leaves the queue as soon as it would be late even on an idle link.
+    A message that has waited is judged again when its turn comes, and stays if there is an obstacle by then. A message
+    that is not first leaves the queue as soon as it would be late even on an idle link.
     """
     state = state.over(message.interface)
     link, is_waiting = state.link, state.queue.has(message.call)
@@ -51,7 +51,7 @@ def _obstacle(state: RouterState, message: QueuedMessage, now_s: float) -> Reaso
     if state.is_held(message.model, now_s):
         return Reason.CLOUD_EXHAUSTED
     left_s = message.give_up_s - now_s
-    if probes_of(state, message.model, message.size_bytes, left_s, now_s) != ():  # what waited is no probe
+    if probes_of(state, message.model, message.size_bytes, left_s, now_s) != ():  # a message that waited is not a probe
         return Reason.BREAKER_OPEN
     predicted = predict(state, message.model, message.rows, message.size_bytes, 0.5, now_s)
     if math.isnan(message.needed):

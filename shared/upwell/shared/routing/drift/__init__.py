@@ -1,1 +1,1 @@
-"""Drift: whether what a model is given, and what it says, is still what its bundle was made with."""
+"""Drift: whether a model's inputs and outputs are still like those for which its bundle was made."""

@@ -1,4 +1,4 @@
-"""One quantity against its reference: a test that may be looked at after every row."""
+"""Tests one quantity against its reference, with a test that may be read after every row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _CAP = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A quantity has moved: seen at one instant (Unix seconds) and unit of the stream, since another, by estimate."""
+    """A quantity has moved: `seen` at one time (Unix seconds) and unit of the stream, since an estimated earlier
+    one."""
 
     seen_unix_s: float
     seen_at: int
@@ -30,34 +31,34 @@ class Alarm:
 
 
 class QuantityTest:
-    """Whether the rows of a stream still fall into the bins of a histogram as its reference did. Used by one thread.
+    """Whether the rows of a stream still fall into the bins of a histogram as in its reference. Not thread-safe.
 
-    Of an ordered quantity the indicators Xⱼ = 1{value ≤ edge j} are watched, of a named one Xⱼ = 1{label j}. Where a
-    unit holds several rows, Xⱼ is their share. The reference gives bounds lⱼ ≤ P(Xⱼ = 1) ≤ uⱼ (Clopper & Pearson 1934),
+    For an ordered quantity the indicators Xⱼ = 1{value ≤ edge j} are watched, for a named one Xⱼ = 1{label j}. If a
+    unit has several rows, Xⱼ is their share. The reference gives bounds lⱼ ≤ P(Xⱼ = 1) ≤ uⱼ (Clopper & Pearson 1934),
     which all hold together with probability 1 − δ/2 at least, by Bonferroni over all indicators, both sides and the
-    `quantities` of the model. Against each bound stand bets of two odds (1.5 and 4)
+    `quantities` of the model. Against each bound there are bets of two odds (1.5 and 4)
 
-        L = 1 + λ(x − m),   λ = (q − m)/(m(1 − m)),   q = odds · m/(1 − m + odds · m),
+    L = 1 + λ(x − m),   λ = (q − m)/(m(1 − m)),   q = odds · m/(1 − m + odds · m),
 
     for m = uⱼ with x = Xⱼ, and for m = 1 − lⱼ with x = 1 − Xⱼ (`upwell.shared.routing.estimators.betting`; Waudby-Smith
     & Ramdas 2024). A bet may begin at any unit t with the prior weight w_t = G(t − 1) − G(t), G(t) = 1/ln(e + t):
 
-        S_t = (S_{t−1} + w_t) L_t,   M_t = mean of S_t over all bets + G(t),
+    S_t = (S_{t−1} + w_t) L_t,   M_t = mean of S_t over all bets + G(t),
 
     a nonnegative supermartingale that begins at 1 while the bounds hold and, given the past, no unit is likelier than
     its bound. By Ville's inequality (1939) it ever reaches 2Q/δ with probability δ/(2Q) at most for each of the Q
     quantities. So with δ = `FALSE_ALARMS` = 5 % no quantity of a model ever raises a false alarm, however often and
-    long one looks, with probability 95 % at least, over the reference as well as the stream.
+    long it is watched, with probability 95 % at least, over the reference as well as the stream.
 
-    Since when: the unit at which the strongest bet's own CUSUM C_t = max(C_{t−1}, 1) L_t (Page 1954) last began.
-    S is cut where its share of M is ten times the limit, and the alarm ends where M falls below 1 again.
+    Onset: the unit at which the strongest bet's own CUSUM C_t = max(C_{t−1}, 1) L_t (Page 1954) last began. S is capped
+    when its share of M is ten times the limit, and the alarm ends when M falls below 1 again.
     """
 
     def __init__(self, reference: ReferenceHistogram, quantities: int, *, is_one_sided: bool = False) -> None:
         counts = np.array(reference.counts)
         hits = counts if reference.labels else np.cumsum(counts)[:-1]
         self._is_named = bool(reference.labels)
-        if is_one_sided:  # only more of the last label is an alarm
+        if is_one_sided:  # only an increase of the last label is an alarm
             hits = hits[-1:]
         self._is_one_sided = is_one_sided
         total, sides = int(counts.sum()), 1 if is_one_sided else 2
@@ -79,7 +80,7 @@ class QuantityTest:
         self.alarm: Alarm | None = None
 
     def add(self, counts: Floats, now_unix_s: float) -> None:
-        """One more unit: how many of its rows fell into each bin, at least one in all."""
+        """Add one unit: the number of its rows in each bin, at least one in total."""
         shares = counts / counts.sum()
         shares = shares if self._is_named else np.cumsum(shares)[:-1]
         if self._is_one_sided:
@@ -101,7 +102,7 @@ class QuantityTest:
             self.alarm = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its state, for a restart."""
+        """The state for a restart."""
         alarm = self.alarm
         return {
             "units": self.units,
@@ -110,7 +111,7 @@ class QuantityTest:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Raises `ValueError`, `KeyError` or `TypeError` where it is none of this test's."""
+        """Restore a state. Raises `ValueError`, `KeyError` or `TypeError` if it is not one of this test."""
         arrays = {name: np.array(state[name], np.float64).reshape(self._stakes.shape) for name in _STATE}
         units = int(state["units"])
         if not all(np.isfinite(one).all() and (one >= 0).all() for one in arrays.values()) or units < 0:
@@ -126,5 +127,5 @@ _STATE = ("capital", "cusum", "start", "start_s")
 
 
 def _unspent(units: int) -> float:
-    """G: the prior weight of the bets that begin later."""
+    """G: the total prior weight of bets that begin later."""
     return 1.0 / math.log(math.e + units)

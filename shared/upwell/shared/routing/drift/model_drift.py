@@ -1,4 +1,4 @@
-"""All quantities of one model's rows, counted in windows and tested; what moved, by how much, since when."""
+"""Watches all quantities of one model's rows in windows: what moved, by how much, and since when."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WINDOW_ROWS = 64
 MOST_WINDOWS = 64
 _RECENT_WINDOWS = 8
 BASELINE_AUDITS = 100
-"""Number of audits that establish the rate of disagreement before it can be too high."""
+"""Number of audits that establish the baseline rate of disagreement."""
 
 Finding: TypeAlias = Literal["camera", "world", "model"]
 """`camera`: dirty, dark, out of focus or frozen; `world`: the scene changed; `model`: it got worse."""
@@ -42,9 +42,9 @@ OF_FINDING: Mapping[Quantity, Finding] = {
 
 @dataclass(frozen=True)
 class QuantityReport:
-    """How a quantity stands. `rows` were seen; `moved_from` and `moved_to` are its medians, or shares of the class that
-    changed most, as text; `distance` is the total variation between the recent counts and the reference, 0 to 1.
-    Counts with the same `expected` and bins may be added up. `since` is a unit of the stream, by estimate."""
+    """The state of a quantity. `rows` were seen; `moved_from` and `moved_to` are its medians, or the shares of the
+    class that changed most, as text; `distance` is the total variation between the recent counts and the reference, 0
+    to 1. Counts with the same `expected` and bins can be added up. `since` is an estimated unit of the stream."""
 
     rows: int
     moved: bool
@@ -59,18 +59,18 @@ class QuantityReport:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """How a model stands: by quantity, and what that comes to."""
+    """The state of a model: its quantities, and the findings from them."""
 
     findings: Sequence[Finding]
     quantities: Mapping[Quantity, QuantityReport]
 
     @property
     def text(self) -> str:
-        """The findings as a sentence; empty without any."""
+        """The findings as a sentence; "" without any."""
         return "; ".join(FINDINGS[one] for one in self.findings)
 
     def document(self) -> dict[str, Any]:
-        """It as JSON can hold it."""
+        """The report as plain JSON values."""
         return {
             "findings": list(self.findings),
             "text": self.text,
@@ -80,7 +80,7 @@ class DriftReport:
 
 @dataclass
 class _Window:
-    """Counts of rows by bin, from one instant to another (Unix seconds). Windows of one reference add up."""
+    """Counts of rows by bin over an interval (Unix seconds). Windows of one reference add up."""
 
     from_unix_s: float
     counts: list[int]
@@ -99,19 +99,19 @@ class _Watched:
 
 
 class ModelDrift:
-    """Watches the rows of one model. Used by one thread."""
+    """Watches the rows of one model. Not thread-safe."""
 
     def __init__(self, reference: DriftReference) -> None:
         self.reference = reference
         self._distance = None if reference.vectors is None else DistanceFrom(reference.vectors)
-        self._quantities = len(reference.quantities) + 1  # the audits, too
+        self._quantities = len(reference.quantities) + 1  # audits included
         self._watched: dict[Quantity, _Watched] = {
             name: _Watched(one, QuantityTest(one, self._quantities)) for name, one in reference.quantities.items()
         }
         self._audits = [0, 0]
 
     def add(self, row: RowMeasures, now_unix_s: float) -> None:
-        """One more row."""
+        """Add a row."""
         values: dict[Quantity, float | str] = {
             "hardness": row.hardness, "classes": row.label, "brightness": row.brightness, "sharpness": row.sharpness,
         }  # fmt: skip
@@ -126,7 +126,7 @@ class ModelDrift:
                 self._count(watched, bin, now_unix_s, self.reference.every_s)
 
     def audited(self, disagreed: bool, now_unix_s: float) -> None:
-        """The cloud has answered an audit. The first `BASELINE_AUDITS` are what the later ones are held against."""
+        """Add the cloud's answer to an audit. The first `BASELINE_AUDITS` are the baseline for later ones."""
         watched = self._watched.get("audits")
         if watched is None:
             self._audits[disagreed] += 1
@@ -141,17 +141,17 @@ class ModelDrift:
         return any(one.test.alarm is not None for one in self._watched.values())
 
     def report(self) -> DriftReport:
-        """How it stands now."""
+        """The current report."""
         found = {name: _report(one) for name, one in self._watched.items()}
         moved = {OF_FINDING[name] for name, one in found.items() if one.moved}
-        # A dark picture changes what the model says of it; so the camera comes before the world.
+        # A dark picture changes the model's output as well, so the camera takes precedence over the world.
         findings: list[Finding] = ["camera"] if "camera" in moved else ["world"] if "world" in moved else []
         if "model" in moved:
             findings.append("model")
         return DriftReport(findings, found)
 
     def to_json(self) -> dict[str, Any]:
-        """Its state, for a restart."""
+        """The state for a restart."""
         return {
             "audits": list(self._audits),
             "quantities": {
@@ -165,7 +165,7 @@ class ModelDrift:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Raises `ValueError`, `KeyError` or `TypeError` where it is of another reference."""
+        """Restore a state. Raises `ValueError`, `KeyError` or `TypeError` if it belongs to another reference."""
         self._audits = [int(one) for one in state["audits"]]
         if sum(self._audits) >= BASELINE_AUDITS:
             self._watch_audits()
@@ -202,14 +202,14 @@ class ModelDrift:
         had_moved = watched.test.alarm is not None
         watched.test.add(np.array(watched.unit, np.float64), watched.unit_began_s)
         if not had_moved and watched.test.alarm is not None:
-            watched.begins_window = True  # what it moved to is not to be mixed with what was before
+            watched.begins_window = True  # rows after the change must not mix with those before
         watched.unit = []
 
 
 def _report(watched: _Watched) -> QuantityReport:
     alarm, histogram = watched.test.alarm, watched.histogram
     since_s = -math.inf if alarm is None else alarm.since_unix_s
-    # The window in which it began holds rows of before.
+    # The window in which the change began has rows from before it.
     recent = [w for w in watched.windows if w.from_unix_s >= since_s][-_RECENT_WINDOWS:] or list(watched.windows)[-1:]
     counts = np.sum([w.counts for w in recent] or [[0] * len(histogram.counts)], axis=0)
     expected = np.array(histogram.counts)
@@ -230,7 +230,7 @@ def _report(watched: _Watched) -> QuantityReport:
 
 
 def _change(histogram: ReferenceHistogram, before: Any, now: Any) -> str:
-    """`median 0.42 → 0.11`, or `'3' 10 % → 31 %` of the class that changed most."""
+    """`median 0.42 → 0.11`, or `'3' 10 % → 31 %` for the class that changed most."""
     if histogram.labels:
         most = int(np.abs(now - before).argmax())
         return f"{histogram.labels[most]!r} {before[most]:.0%} → {now[most]:.0%}"

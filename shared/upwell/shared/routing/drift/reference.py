@@ -1,4 +1,4 @@
-"""What a model's rows were like when its bundle was made: histograms, and mean and covariance of its embedding."""
+"""A model's rows when its bundle was made: histograms, and mean and covariance of its embedding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Count = Annotated[int, Field(ge=0, le=2**40)]
 
 @dataclass(frozen=True, slots=True)
 class RowMeasures:
-    """One row as drift sees it; NaN, None or empty where that is not known."""
+    """The measurements of one row for drift; NaN, None or empty if unknown."""
 
     hardness: float = math.nan
     label: str = ""
@@ -52,7 +52,7 @@ class _Part(BaseModel):
 
 
 class ReferenceHistogram(_Part):
-    """Counts of an ordered quantity by `edges`, bin i holding (edgesᵢ₋₁, edgesᵢ], or of a named one by `labels`."""
+    """Counts of an ordered quantity by `edges`, bin i being (edgesᵢ₋₁, edgesᵢ], or of a named one by `labels`."""
 
     edges: Annotated[tuple[FiniteFloat, ...], Field(max_length=BINS)] = ()
     labels: Annotated[tuple[str, ...], Field(max_length=MOST_LABELS + 1)] = ()
@@ -68,7 +68,7 @@ class ReferenceHistogram(_Part):
         return self
 
     def bin_of(self, value: float | str) -> int | None:
-        """The bin of a value; that of `OTHER` for a label without one, None for what cannot be counted."""
+        """The bin of a value; the bin of `OTHER` for a label without one, None for what cannot be counted."""
         if isinstance(value, str):
             if value in self.labels:
                 return self.labels.index(value)
@@ -76,7 +76,7 @@ class ReferenceHistogram(_Part):
         return int(np.searchsorted(self.edges, value, side="left")) if math.isfinite(value) else None
 
     def name_of(self, bin: int) -> str:
-        """A bin in words."""
+        """The name of a bin."""
         if self.labels:
             return self.labels[bin]
         low, high = self.edges[bin - 1] if bin else -math.inf, self.edges[bin] if bin < len(self.edges) else math.inf
@@ -84,7 +84,7 @@ class ReferenceHistogram(_Part):
 
 
 class VectorModel(_Part):
-    """Mean and covariance of a model's embedding (else its logits), or the variances alone of a long one."""
+    """Mean and covariance of a model's embedding (else its logits); only variances if it is long."""
 
     mean: Annotated[tuple[FiniteFloat, ...], Field(min_length=1, max_length=_MOST_VECTOR)]
     covariance: Annotated[tuple[tuple[FiniteFloat, ...], ...], Field(max_length=MOST_COVARIANCE)] = ()
@@ -100,7 +100,7 @@ class VectorModel(_Part):
 
     @classmethod
     def of(cls, vectors: Floats) -> VectorModel:
-        """That of `vectors` [n, d]."""
+        """The model of `vectors` [n, d]."""
         mean = tuple(vectors.mean(axis=0).tolist())
         if vectors.shape[1] > MOST_COVARIANCE:
             return cls(mean=mean, variance=tuple(vectors.var(axis=0).tolist()))
@@ -108,11 +108,11 @@ class VectorModel(_Part):
 
 
 class DistanceFrom:
-    """How far a vector lies from a reference: √((x − μ)ᵀ S⁻¹ (x − μ) / d), Mahalanobis' distance (1936) per dimension.
+    """The distance of a vector from a reference: √((x − μ)ᵀ S⁻¹ (x − μ) / d), Mahalanobis' distance (1936) per
+    dimension.
 
-    It is about 1 for a row like those of the reference. S is the covariance Σ shrunk towards its diagonal,
-    0.9 Σ + 0.1 diag Σ, so that it can be inverted; an element that hardly varied counts as varying by a thousandth of
-    the most that any does.
+    It is about 1 for a row like those of the reference. S is the covariance Σ shrunk towards its diagonal, 0.9 Σ + 0.1
+    diag Σ, so that it can be inverted; the variation of an element is at least a thousandth of the largest one.
     """
 
     def __init__(self, vectors: VectorModel) -> None:
@@ -136,8 +136,8 @@ class DistanceFrom:
 
 
 class DriftReference(_Part):
-    """`reference.json` of a bundle. `measure` is what hardness was taken by; rows that come within `every_s` of each
-    other count as one."""
+    """`reference.json` of a bundle. `measure` is the hardness measure; rows within `every_s` of each other count as
+    one."""
 
     version: Literal[1] = 1
     edge_digest: str = ""
@@ -148,7 +148,7 @@ class DriftReference(_Part):
 
     @classmethod
     def read(cls, text: str | bytes) -> DriftReference:
-        """The reference that a text holds. Raises `ValueError` with what is wrong."""
+        """Parse a reference. Raises `ValueError` with what is wrong."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -156,17 +156,17 @@ class DriftReference(_Part):
             raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}") from None
 
     def text(self) -> str:
-        """It as a file."""
+        """The reference as the text of a file."""
         return self.model_dump_json(exclude_defaults=True, indent=1) + "\n"
 
 
 def reference_of(
     rows: Sequence[RowMeasures], *, edge_digest: str, measure: Measure, every_s: float, seed: int = 0
 ) -> DriftReference:
-    """The reference of these rows, `FEWEST_ROWS` at least (raises `ConfigError`).
+    """The reference of these rows, at least `FEWEST_ROWS` (raises `ConfigError`).
 
-    A third of the rows, chosen by `seed`, say where bins begin and what mean and covariance are; the others are
-    counted. So the counts are binomial for what the first third has laid down, and their bounds are exact.
+    A third of the rows, chosen by `seed`, defines the bins, the mean and the covariance; the others are counted. So the
+    counts are binomial given the first third, and their bounds are exact.
     """
     if len(rows) < FEWEST_ROWS:
         raise ConfigError.at(None, f"expected at least {FEWEST_ROWS} rows for a reference, got {len(rows)}")
@@ -183,7 +183,7 @@ def reference_of(
         "embedding": _ordered(_distances(distance, fit), _distances(distance, counted)),
     }
     pictures = sum(math.isfinite(row.brightness) for row in counted)
-    if pictures:  # a picture of a data set is never the one before
+    if pictures:  # pictures of a data set are never frozen
         found["frozen"] = ReferenceHistogram(labels=(MOVING, FROZEN), counts=(pictures, 0))
     quantities = {name: one for name, one in found.items() if one is not None}
     if not quantities:

@@ -1,1 +1,1 @@
-"""What is believed of the link, the cloud, the device, and of what may still be spent."""
+"""Estimates of the link, the cloud and the device, and of what may still be spent."""

@@ -1,4 +1,4 @@
-"""The share of a model's rows that a fleet leaves to this device, of what all its devices may send together."""
+"""The share of a model's rows that a fleet allows this device to offload, from a budget of all devices."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ BURST_ROWS = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """At most the share `share` of a model's rows goes up, the hardest of them. Immutable.
+    """Limits offloading to the share `share` of a model's rows, the hardest of them. Immutable.
 
-    It only ever tightens what the policy says, in two ways. Of scored rows those are hard that lie beyond the policy's
-    own threshold and beyond that of a `ShareController` which holds `share`; `controllers` has one for each scope of
-    `HardSettings`, which counts what it would have sent itself. And whatever goes up (large rows, those of rules,
-    hedges, retries, audits too) takes a token from a bucket that each row the device runs fills by `share`, up to
-    `BURST_ROWS`: so over n rows run at most n · share + `BURST_ROWS` go up, and the rest of one message. Rows that only
-    the cloud can answer take tokens, too, and go up all the same.
+    It only ever tightens the policy, in two ways. Scored rows are hard if they lie beyond both the policy's own
+    threshold and that of a `ShareController` which holds `share`; `controllers` has one for each scope of
+    `HardSettings`, which counts what it would have sent itself. And every offloaded row (large rows, those of rules,
+    hedges, retries and audits too) takes a token from a bucket that each row run on the device fills by `share`, up to
+    `BURST_ROWS`: so of n rows run, at most n · share + `BURST_ROWS` are offloaded, plus the rest of one message. Rows
+    that only the cloud can answer take tokens too, but are always offloaded.
 
-    A row that went up without having run here fills nothing, so where all go up at once the share held is
+    A row that was offloaded without having run here fills nothing, so if all are offloaded at once the share held is
     share / (1 + share): never more than allowed.
     """
 
@@ -34,36 +34,36 @@ class Allowance:
 
     @classmethod
     def start(cls, share: float) -> Allowance:
-        """Before any row was seen."""
+        """The state before any row."""
         return cls(share, BURST_ROWS * share)
 
     def of_share(self, share: float) -> Allowance:
-        """Another share from now on; what was spent stays spent."""
+        """The same with another share from now on; spent tokens stay spent."""
         anew = {scope: replace(one, target=share) for scope, one in self.controllers.items()}
         return Allowance(share, self.tokens, anew)
 
     @property
     def has_room(self) -> bool:
-        """Whether a message may go up now."""
+        """Whether a message may be offloaded now."""
         return self.tokens >= 1.0
 
     def ran(self, rows: int) -> Allowance:
-        """After the device has run so many rows."""
+        """The state after the device ran this many rows."""
         return replace(self, tokens=min(BURST_ROWS, self.tokens + self.share * rows))
 
     def sent(self, rows: int) -> Allowance:
-        """After a message of so many rows began to leave."""
+        """The state after a message of this many rows began to leave."""
         return replace(self, tokens=self.tokens - rows)
 
     def scored(self, hard: HardSettings, rows: int, large: int, hardness: tuple[float, ...]) -> Allowance:
-        """After rows were scored, as a `ShareController` is told."""
+        """The state after rows were scored, as for a `ShareController`."""
         held = self.controllers.get(hard.scope)
         if held is None or (held.measure, held.initial) != (hard.measure, hard.threshold):
             held = ShareController(self.share, hard.measure, hard.threshold, self.share)
         return replace(self, controllers={**self.controllers, hard.scope: held.observe(rows, large, hardness)})
 
     def tightened(self, hard: HardSettings, threshold: float) -> float:
-        """The threshold beyond which fewer rows lie: the one given, or the one that holds the share."""
+        """The stricter threshold: the given one, or the one that holds the share."""
         held = self.controllers.get(hard.scope)
         if held is None or (held.measure, held.initial) != (hard.measure, hard.threshold):
             return threshold

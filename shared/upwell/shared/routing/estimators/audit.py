@@ -1,4 +1,4 @@
-"""Whether what the device keeps is still as good as it was when the policy was calibrated."""
+"""Whether the rows kept on the device are still answered as well as when the policy was calibrated."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ _MEMORY_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class AuditTally:
-    """How often the cloud disagrees with what the device kept, and whether that breaks a promised risk. Immutable.
+    """How often the cloud disagrees with kept answers, and whether that breaks the promised risk. Immutable.
 
-    Audited requests are a random sample of those that the device kept. One that the cloud disagrees with counts
-    X = the share of rows that is kept at the time, the others X = 0; so the mean of X is the share of all requests that
-    are kept and disagreed with. That bounds the risk m = `max_risk` (kept, wrong, and right in the cloud) from above:
-    where the two differ, the cloud may be the one that is wrong. An alarm therefore says "look", not "broken".
+    Audited requests are a random sample of those kept on the device. For one with which the cloud disagrees, X is the
+    share of rows kept at the time, for all others X = 0; so the mean of X is the share of all requests that are kept
+    and disagreed with. That is an upper bound on the risk m = `max_risk` (kept, wrong, and right in the cloud): where
+    the two differ, the cloud may be the one that is wrong. An alarm therefore means "look", not "broken".
 
-    The alarm is a test by betting, so that it may be looked at after every audit. As long as the mean of X is at most
-    m, L_t = `bet(X_t, m, odds)` has a mean of at most 1. Here the odds are 1.5, 2.5 and 5. The bet may begin with any
-    audit: with prior weight 1/2 on the first and 1/(2E) on each of the E of an epoch, the capital
+    The alarm is a test by betting, so it may be read after every audit. As long as the mean of X is at most m, L_t =
+    `bet(X_t, m, odds)` has a mean of at most 1. Here the odds are 1.5, 2.5 and 5. The bet may begin with any audit:
+    with prior weight 1/2 on the first and 1/(2E) on each of the E of an epoch, the capital
 
-        M_t = S_t + (weight of the audits to come),   S_t = (S_{t−1} + weight of t) L_t,
+    M_t = S_t + (weight of the audits to come),   S_t = (S_{t−1} + weight of t) L_t,
 
     averaged over the three bets, is a nonnegative supermartingale that begins at 1, and by Ville's inequality it ever
-    reaches 1/δ with probability δ = 5 % at most: the rate of false alarms in a whole epoch, however often it is looked
-    at. Weights on later beginnings, since a model that was good for long has lost a bet that began with the first.
+    reaches 1/δ with probability δ = 5 % at most: the rate of false alarms in a whole epoch, however often it is read.
+    Later beginnings have weight too, since a model that was good for long has lost the bet that began with the first
+    audit.
 
     After E = 2,000 audits all is forgotten and a new epoch begins; an alarm stays until a whole epoch was without one.
 
@@ -55,7 +56,7 @@ class AuditTally:
         return cls(hard.max_risk)
 
     def fits(self, hard: HardSettings) -> bool:
-        """Whether it was started for this risk; after a change of the policy a new one has to start."""
+        """Whether it was started for this risk; after a change of the policy a new one must start."""
         return self.max_risk == hard.max_risk or (math.isnan(self.max_risk) and math.isnan(hard.max_risk))
 
     @property
@@ -65,7 +66,7 @@ class AuditTally:
 
     @property
     def low(self) -> float:
-        """Lower end of the exact 95 % interval of the rate of disagreement among those kept (one look, this epoch)."""
+        """Lower end of the exact 95 % interval of the disagreement rate among kept requests (one look, this epoch)."""
         return interval(self.disagreed, self.n, _CONFIDENCE)[0]
 
     @property
@@ -74,7 +75,7 @@ class AuditTally:
         return interval(self.disagreed, self.n, _CONFIDENCE)[1]
 
     def saw(self, rows: int, kept: int) -> AuditTally:
-        """The tally after `rows` rows of which the device kept `kept`: what turns a rate among those into a risk."""
+        """The tally after `rows` rows of which the device kept `kept`, which turns the rate among those into a risk."""
         if rows <= 0:
             return self
         seen = self.rows + rows

@@ -1,4 +1,4 @@
-"""The uplink as a queue: what was sent and has not left yet makes the next message wait."""
+"""The uplink as a queue: data that was sent and has not left yet delays the next message."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import ClassVar, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """One message under way. `hoped_s` is how long the whole call was predicted to take when it was sent, `expected_s`
-    the same had nothing faded (NaN where nothing was known), `server_s` the cloud's own part. `has_left`: a later one
-    was answered, so it left."""
+    """One message in flight. `hoped_s` is the predicted time of the whole call when it was sent, `expected_s` the same
+    without fading (NaN if unknown), `server_s` the cloud's own part. `has_left`: a later one was answered, so it has
+    left."""
 
     call: str
     size_bytes: int
@@ -25,14 +25,14 @@ class InFlight:
 
 
 class Carried(NamedTuple):
-    """What a message tells of the link: `size_bytes` bytes took `network_s`, the waiting behind others removed."""
+    """A message as a sample of the link: `size_bytes` bytes took `network_s`, without the wait behind others."""
 
     size_bytes: int
     network_s: float
 
 
 class _Place(NamedTuple):
-    """A message in the queue: the stretch that it ends began at `start_s` with all of `size_bytes` to carry."""
+    """A message in the queue: the busy period that it ends began at `start_s` and carries `size_bytes` in total."""
 
     message: InFlight
     start_s: float
@@ -48,9 +48,9 @@ class Backlog:
 
     States: `in_flight` in order of sending, and `left_s`, when the last byte known to have left had left. A message of
     x bytes sent at s leaves at max(s, when the one before left) + x·λ, for λ seconds per byte. An answer proves that
-    its message and all before it have left. A message without an answer that should be there bounds λ from below: the
-    link is slower than believed, but for now by no more than `OVERDUE` times, since the server may be what is slow. A
-    cancelled message that had begun to leave keeps the link busy to its end; one that had not is gone.
+    its message and all before it have left. An overdue message bounds λ from below: the link is slower than estimated,
+    but for now by no more than the factor `OVERDUE`, since the server may be slow instead. A cancelled message that had
+    begun to leave keeps the link busy to its end; one that had not is gone.
     """
 
     OVERDUE: ClassVar[float] = 4.0
@@ -62,11 +62,11 @@ class Backlog:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for anything that is under way."""
+        """Whether no call in flight is waited for."""
         return all(message.is_cancelled for message in self.in_flight)
 
     def sent(self, message: InFlight, s_per_byte: float) -> Backlog:
-        """With one more message. Cancelled ones that have left by now, and those of long ago, are forgotten."""
+        """With one more message. Cancelled ones that have left by now, and old ones, are forgotten."""
         now_s = message.sent_s
         gone = {place.message.call for place in self._places(s_per_byte) if place.ends_s <= now_s}
         kept = [
@@ -77,13 +77,13 @@ class Backlog:
         return Backlog((*kept[-self.LONGEST + 1 :], message), self.left_s)
 
     def find(self, call: str) -> InFlight | None:
-        """The message of that call, None where it is not (or no longer) known."""
+        """The message of that call, None if it is not (or no longer) known."""
         return next((message for message in self.in_flight if message.call == call), None)
 
     def wait_s(self, now_s: float, s_per_byte: float, rtt_s: float) -> tuple[float, float]:
-        """How long a message sent now waits for those before it, and the λ by which it does, in seconds per byte.
+        """How long a message sent now waits for those before it, and the λ used, in seconds per byte.
 
-        λ is `s_per_byte`, or more where messages under way are overdue.
+        λ is `s_per_byte`, or more if messages in flight are overdue.
         """
         if not self.in_flight:
             return 0.0, s_per_byte
@@ -97,9 +97,10 @@ class Backlog:
         return (max(0.0, ends_s[-1] - now_s) if ends_s else 0.0), seen
 
     def carried(self, call: str, done_s: float, s_per_byte: float) -> Carried | None:
-        """What the link did for the message of `call`, through at `done_s`; None where it cannot be told.
+        """The sample of the link from the message of `call`, complete at `done_s`; None if there is none.
 
-        Messages that queued in one stretch before it count with it: all their bytes took the time since that began.
+        Messages that queued before it in one busy period count with it: all their bytes took the time since its
+        beginning.
         """
         for place in self._places(s_per_byte):
             if place.message.call == call:
@@ -107,7 +108,7 @@ class Backlog:
         return None
 
     def without(self, call: str) -> Backlog:
-        """Without the message of `call`, of which nothing is on its way any more."""
+        """Without the message of `call`, none of which is in flight any more."""
         return replace(self, in_flight=tuple(message for message in self.in_flight if message.call != call))
 
     def answered(self, call: str, left_s: float) -> Backlog:
@@ -121,7 +122,7 @@ class Backlog:
         return Backlog((*before, *self.in_flight[index + 1 :]), max(self.left_s, left_s))
 
     def cancelled(self, call: str, now_s: float, s_per_byte: float, *, frees_link: bool = False) -> Backlog:
-        """With the message of `call` given up: gone, unless it has begun to leave. With `frees_link` it ends now."""
+        """With the message of `call` cancelled: gone, unless it has begun to leave. With `frees_link` it ends now."""
         started = any(
             place.message.call == call and place.begins_s <= now_s < place.ends_s for place in self._places(s_per_byte)
         )
@@ -135,7 +136,7 @@ class Backlog:
         return replace(self, in_flight=tuple(in_flight))
 
     def _places(self, s_per_byte: float) -> Iterator[_Place]:
-        """The messages that have not left for certain, by λ = `s_per_byte`."""
+        """The messages that may not have left, at λ = `s_per_byte`."""
         start_s, ends_s, size_bytes = -math.inf, self.left_s, 0
         for message in self.in_flight:
             if message.has_left:

@@ -1,4 +1,4 @@
-"""Bets against a bound on a mean: the one piece of arithmetic behind every test here that may be looked at any time."""
+"""Bets against a bound on a mean: the arithmetic of all anytime-valid tests here."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ def with_odds(mean: float, odds: float) -> float:
 
 
 def bet(x: float, bound: float, odds: float) -> float:
-    """By how much a bet multiplies its capital that the mean of X in [0, 1] is above `bound`, which lies in (0, 1).
+    """The factor by which a bet that the mean of X in [0, 1] is above `bound`, in (0, 1), multiplies its capital.
 
     Waudby-Smith & Ramdas 2024, "Estimating means of bounded random variables by betting" (arXiv 2010.09686):
 
-        L(x) = 1 + λ(x − m),   λ = (q − m) / (m(1 − m)),   q = `with_odds(m, odds)`.
+    L(x) = 1 + λ(x − m),   λ = (q − m) / (m(1 − m)),   q = `with_odds(m, odds)`.
 
-    Where the mean of X, given all that came before, is at most m, the mean of L is at most 1. So a capital that begins
-    at 1 is a nonnegative supermartingale, and by Ville's inequality (1939) it ever reaches 1/δ with probability δ at
-    most, however often it is looked at. For an X of 0 or 1 it is the likelihood ratio of q to m. `bound` may depend on
-    what came before, too.
+    If the mean of X given the past is at most m, the mean of L is at most 1. So a capital that begins at 1 is a
+    nonnegative supermartingale, and by Ville's inequality (1939) it ever reaches 1/δ with probability δ at most,
+    however often it is read. For an X of 0 or 1 it is the likelihood ratio of q to m. `bound` may depend on the past
+    too.
     """
     aim = with_odds(bound, odds)
     return 1.0 + (aim - bound) / (bound * (1.0 - bound)) * (x - bound)

@@ -1,4 +1,4 @@
-"""What a second of the uplink is worth, by the candidates of late: who goes where not all of them can."""
+"""The price of a second of uplink time, from the recent candidates: which of them go if not all can."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from upwell.shared.routing.estimators.rate_belief import RateBelief
 from upwell.shared.routing.hardness import RISING, Measure
 
 MIDDLING = 0.25
-"""The gain of a row of middling rank."""
+"""The gain of a row of median rank."""
 
 
 class Bid(NamedTuple):
-    """One row that was hard: its score, turned so that a larger one is harder, its bytes and when it came."""
+    """One hard row: its score, oriented so that larger is harder, its bytes and its arrival time."""
 
     score: float
     size_bytes: float
@@ -25,7 +25,7 @@ class Bid(NamedTuple):
 
 
 class LinkMoment(NamedTuple):
-    """The link as a message finds it that is sent at `now_s` and has `within_s` for it, the round trip included."""
+    """The link for a message sent at `now_s` that has `within_s` for it, round trip included."""
 
     rates: RateBelief
     now_s: float
@@ -35,20 +35,20 @@ class LinkMoment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BidPrice:
-    """The last `WINDOW` candidates for the cloud, and the price of the link that they make. Immutable.
+    """The last `WINDOW` candidates for the cloud, and the price of the link that follows from them. Immutable.
 
-    The link serves one message at a time, so whoever goes takes the place of others, and a bid price decides, as in
-    revenue management (Talluri and van Ryzin 1998, doi 10.1287/mnsc.44.11.1577): go where gain · chance is at least the
+    The link serves one message at a time, so each message takes the place of others, and a bid price decides, as in
+    revenue management (Talluri and van Ryzin 1998, doi 10.1287/mnsc.44.11.1577): send if gain · chance is at least the
     price of the seconds that the link is busy with it. For a server without a queue the best price is the most that it
-    can earn a second, V = r·E[(v − V·s)⁺] for candidates of value v and s seconds that come r times a second (Lippman
+    can earn per second, V = r·E[(v − V·s)⁺] for candidates of value v and s seconds that come r times a second (Lippman
     and Ross 1971, doi 10.1137/0120027). For the n candidates of the last T seconds that is
 
-        V = max over k of Σ v_i ÷ (T + Σ s_i), over the k candidates with the largest v_i ÷ s_i.
+    V = max over k of Σ v_i ÷ (T + Σ s_i), over the k candidates with the largest v_i ÷ s_i.
 
-    So a link that carries next to nothing is cheap for whom it does carry. The gain of a row is taken to be the square
-    of its rank: in most models errors, and with them what the cloud mends, gather among the least sure.
+    So a link that can carry almost nothing is cheap for what it can carry. The gain of a row is the square of its rank:
+    in most models the errors, and so what the cloud corrects, gather among the least certain rows.
 
-    Here and not a fixed price: that one keeps small ones at home on a slow link whose time nobody else could use.
+    Why not a fixed price: on a slow link it would keep small messages back although nothing else could use the time.
     """
 
     WINDOW: ClassVar[int] = 64
@@ -61,17 +61,17 @@ class BidPrice:
 
     @classmethod
     def start(cls, measure: Measure) -> BidPrice:
-        """Before any candidate was seen."""
+        """The state before any candidate."""
         return cls(1.0 if measure in RISING else -1.0)
 
     def add(self, hardness: Sequence[float], size_bytes: float, now_s: float) -> BidPrice:
-        """With the rows of one more message; those whose hardness is NaN tell nothing of the others."""
+        """The state with the rows of one more message; rows with NaN hardness are left out."""
         each_bytes = size_bytes / max(1, len(hardness))
         more = (Bid(self.sign * value, each_bytes, now_s) for value in hardness if not math.isnan(value))
         return replace(self, recent=(*self.recent, *more)[-self.WINDOW :])
 
     def gain(self, hardness: float) -> float:
-        """From 0 for the easiest to 1 for the hardest and for NaN; that of a middling one among too few."""
+        """From 0 for the easiest to 1 for the hardest and for NaN; `MIDDLING` with too few candidates."""
         if math.isnan(hardness):
             return 1.0
         count, score = len(self.recent), self.sign * hardness
@@ -87,7 +87,7 @@ class BidPrice:
         )
 
     def per_s(self, link: LinkMoment) -> float:
-        """V over this link, as if it were idle; 0 where too few candidates are known."""
+        """V for this link, as if it were idle; 0 with too few candidates."""
         count = len(self.recent)
         if count < self.ENOUGH:
             return 0.0

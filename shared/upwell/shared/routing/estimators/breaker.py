@@ -1,4 +1,4 @@
-"""The circuit breaker: after repeated failures the cloud is left alone for a moment, then tried with one request."""
+"""The circuit breaker: after repeated failures the cloud is not asked for a while, then probed with one request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class BreakerVerdict(Enum):
-    """What the breaker says to one request that wants the cloud."""
+    """The breaker's verdict on one request for the cloud."""
 
     ALLOW = "allow"
     PROBE = "probe"
@@ -22,10 +22,10 @@ class Breaker:
     """Closed, open or half open (Nygard, "Release It!", ch. 5), as a value with time as an argument.
 
     Closed: `FAILURES` failures in a row open it. Open: requests are refused for `wait_s`, which doubles with each
-    failed probe from `FIRST_WAIT_S` up to `LONGEST_WAIT_S`. Then half open: one probe at a time; its success closes
-    the breaker, its failure opens it again. A probe that nobody reports on is forgotten after `PROBE_TIMEOUT_S`.
+    failed probe from `FIRST_WAIT_S` up to `LONGEST_WAIT_S`. Then half open: one probe at a time; its success closes the
+    breaker, its failure opens it again. A probe without a report is forgotten after `PROBE_TIMEOUT_S`.
 
-    A timeout says only that the cloud takes longer than that caller could wait. So the longest such wait is kept as
+    A timeout only says that the cloud takes longer than that caller could wait. So the longest such wait is kept as
     `patience_s` (infinite for failures of other kinds), and a request that can wait `MORE_PATIENT` times as long
     passes. The wait of the last probe is kept as `probed_s`: a request that can wait that much longer need not sit out
     what a hasty probe's failure added, and probes at once. So callers in a hurry cut nobody off who is not.
@@ -59,12 +59,12 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is open or half open: the last thing that was heard of the cloud is that it fails."""
+        """Whether it is open or half open: the latest news of the cloud is a failure."""
         return self.wait_s > 0.0
 
     @property
     def is_of_size(self) -> bool:
-        """Whether all that failed were timeouts of messages so large that the link may have been too slow for them."""
+        """Whether all failures were timeouts of messages so large that the link may have been too slow for them."""
         return self.SIZE_MATTERS_BYTES <= self.least_bytes < math.inf
 
     def admit(
@@ -91,23 +91,23 @@ class Breaker:
         return float(self.probed_bytes * 2.0 ** min(doublings, 64.0))
 
     def has_slot(self, now_s: float) -> bool:
-        """Whether no probe is under way."""
+        """Whether no probe is in progress."""
         return now_s - self.probe_since_s >= self.PROBE_TIMEOUT_S
 
     def take_probe(self, now_s: float) -> Breaker:
-        """With the probe's slot taken; ask `has_slot` first."""
+        """With the probe's slot taken; check `has_slot` first."""
         return replace(self, probe_since_s=now_s)
 
     def release_probe(self) -> Breaker:
-        """With the probe's slot free again and nothing learnt, where the caller left before an answer was there."""
+        """With the probe's slot free again and nothing learnt, because the caller left before an answer came."""
         return replace(self, probe_since_s=-math.inf)
 
     def failed(
         self, now_s: float, waited_s: float = math.inf, size_bytes: float = 0.0, *, weight: float = 1.0
     ) -> Breaker:
-        """With one more failure counted, and open if there were enough; `waited_s` where it was a timeout.
+        """With one more failure counted, and open if there were enough; `waited_s` is that of a timeout.
 
-        One that had a chance of `weight` to be in time says so much less, and counts that, at least `LEAST_WEIGHT`.
+        A call whose chance of being in time was `weight` counts only as much, at least `LEAST_WEIGHT`.
         """
         failures = self.failures + max(self.LEAST_WEIGHT, weight)
         patience_s = max(self.patience_s, waited_s)
@@ -127,11 +127,11 @@ class Breaker:
         return replace(self, open_until_s=min(self.open_until_s, now_s))
 
     def outlasted(self, waited_s: float, size_bytes: float = 0.0) -> Breaker:
-        """With what a caller had noted who passed an open breaker and waited in vain."""
+        """With the timeout of a caller that passed an open breaker."""
         patience_s, probed_s = max(self.patience_s, waited_s), max(self.probed_s, waited_s)
         least_bytes = min(self.least_bytes, size_bytes)
         return replace(self, patience_s=patience_s, probed_s=probed_s, least_bytes=least_bytes)
 
 
 CLOSED = Breaker()
-"""A breaker without failures: the state after a success, and the initial state."""
+"""A breaker without failures: the initial state, and the state after a success."""

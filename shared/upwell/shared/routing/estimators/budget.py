@@ -1,4 +1,4 @@
-"""Budgets: at most so much in each second, minute, hour, day, week or month of the policy's time zone."""
+"""Budgets: limits per second, minute, hour, day, week or month in the policy's time zone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from upwell.shared.routing.policy.settings import Limit, Period
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """So much of a budget; `wall_time_s` (Unix time) says in which of its periods."""
+    """An amount drawn from a budget; `wall_time_s` (Unix time) decides the period."""
 
     limit: Limit
     amount: float
@@ -21,7 +21,7 @@ class Draw:
 
 
 class Window(NamedTuple):
-    """One period of a budget, [start_s, end_s) in Unix time, and what of it is spent."""
+    """One period of a budget, [start_s, end_s) in Unix time, and the amount spent in it."""
 
     start_s: float
     end_s: float
@@ -30,12 +30,12 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BudgetLedger:
-    """What is spent of each budget, by period of the calendar. Immutable; the wall clock is an argument.
+    """The amounts spent of each budget, by calendar period. Immutable; the wall clock is an argument.
 
-    A period is found by the clock alone: a day is from midnight to midnight in the time zone (23 or 25 hours where the
-    clocks change), a week begins on Monday, a month on the billing day, or on its last day where it is shorter. The
-    last `WINDOWS` periods are kept for each budget. So a clock that is set back finds what was spent then, and one that
-    was wrong for a while neither frees a budget nor blocks it for ever.
+    The clock alone decides the period: a day is from midnight to midnight in the time zone (23 or 25 hours when the
+    clocks change), a week begins on Monday, a month on the billing day, or on its last day if it is shorter. The last
+    `WINDOWS` periods are kept for each budget. So a clock that is set back finds what was spent then, and one that was
+    wrong for a while neither frees a budget nor blocks it for ever.
     """
 
     WINDOWS: ClassVar[int] = 4
@@ -44,20 +44,21 @@ class BudgetLedger:
     windows: Mapping[str, tuple[Window, ...]] = field(default_factory=dict)
 
     def has(self, draw: Draw, zone: tzinfo) -> bool:
-        """Whether the budget still holds that amount."""
+        """Whether the budget still has that amount."""
         return self._window(draw, zone).spent + draw.amount <= draw.limit.amount
 
     def has_all(self, draws: Iterable[Draw], zone: tzinfo) -> bool:
-        """Whether each of the budgets does."""
+        """Whether each budget has its amount."""
         return all(self.has(draw, zone) for draw in draws)
 
     def spares(self, draw: Draw, zone: tzinfo) -> bool:
-        """Whether that amount may be spent on what has waited, and could wait longer.
+        """Whether that amount may be spent on work that can wait.
 
-        With it no more than e·A is spent, A being the limit and e the part of the period that has passed. So whoever
-        comes in a hurry finds at least (1 − e)·A, or what others in a hurry have left of it; requests that come evenly
-        and fit into the budget lack nothing, and what they leave is used up by the end of the period. An amount that is
-        too large for that may be spent in the last tenth of a period in which nothing was: else it would never be.
+        With it no more than e·A is spent, A being the limit and e the part of the period that has passed. So urgent
+        requests find at least (1 − e)·A, or what other urgent ones have left of it; requests that come evenly and fit
+        into the budget lack nothing, and what they leave is used up by the end of the period. An amount that is too
+        large for that may be spent in the last tenth of a period in which nothing was spent: otherwise it never could
+        be.
         """
         window = self._window(draw, zone)
         passed = (_possible(draw.wall_time_s) - window.start_s) / (window.end_s - window.start_s)
@@ -66,13 +67,13 @@ class BudgetLedger:
         return window.spent + draw.amount <= passed * draw.limit.amount
 
     def spares_all(self, draws: Iterable[Draw], zone: tzinfo) -> bool:
-        """Whether each of the budgets does."""
+        """Whether each budget can spare its amount."""
         return all(self.spares(draw, zone) for draw in draws)
 
     def take(self, draws: Iterable[Draw], zone: tzinfo) -> BudgetLedger:
-        """With these amounts spent, whether the budgets held them or not: what was really sent is spent.
+        """With these amounts spent, even if the budgets did not have them: what was sent is spent.
 
-        A negative amount gives back; less than nothing is never spent.
+        A negative amount gives back; the spent amount never falls below zero.
         """
         windows = dict(self.windows)
         for draw in draws:
@@ -88,12 +89,12 @@ class BudgetLedger:
         return max(0.0, limit.amount - self._window(Draw(limit, 0.0, wall_time_s), zone).spent)
 
     def to_json(self) -> dict[str, list[list[float]]]:
-        """As plain values for a file."""
+        """The ledger as plain JSON values."""
         return {name: [list(window) for window in windows] for name, windows in self.windows.items()}
 
     @classmethod
     def from_json(cls, value: object) -> BudgetLedger:
-        """The ledger that `to_json` gave. Raises `ValueError` for anything else."""
+        """The ledger from `to_json`. Raises `ValueError` for anything else."""
         if not isinstance(value, dict):
             raise ValueError("expected an object of budgets")
         return cls(
@@ -110,7 +111,7 @@ class BudgetLedger:
 
 
 def _name(limit: Limit) -> str:
-    """A budget whose period or billing day is changed is another one."""
+    """The key of a budget; a changed period or billing day makes another budget."""
     return f"{limit.key} {limit.quantity}/{limit.period} {limit.billing_day}"
 
 
@@ -121,7 +122,7 @@ def _list(value: object) -> Sequence[object]:
 
 
 def _number(value: object) -> float:
-    """NaN for what is none, or is larger than a number of the calendar can be."""
+    """NaN for what is not a number, or is beyond the calendar's range."""
     try:
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     except OverflowError:
@@ -142,12 +143,12 @@ _EARLIEST_S, _LATEST_S = -62_000_000_000.0, 253_000_000_000.0
 
 
 def _possible(wall_time_s: float) -> float:
-    """The nearest instant that a calendar of four-digit years can show."""
+    """The nearest time that a calendar of four-digit years can represent."""
     return min(_LATEST_S, max(_EARLIEST_S, wall_time_s))
 
 
 def period_bounds(period: Period, wall_time_s: float, zone: tzinfo, billing_day: int = 1) -> tuple[float, float]:
-    """The period of the calendar that holds `wall_time_s`: [start, end) in Unix time.
+    """The calendar period that contains `wall_time_s`: [start, end) in Unix time.
 
     Seconds and minutes are the same in every zone. Hours begin when the zone's clocks show a full hour.
     """
@@ -166,7 +167,7 @@ def period_bounds(period: Period, wall_time_s: float, zone: tzinfo, billing_day:
 
 
 def _days(period: Period, local: datetime, billing_day: int) -> tuple[datetime, datetime]:
-    """The midnights between which the period lies."""
+    """The midnights that bound the period."""
     midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
     if period == "day":
         return midnight, midnight + timedelta(days=1)

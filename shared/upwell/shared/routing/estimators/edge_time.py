@@ -1,4 +1,4 @@
-"""What the device is predicted to need for one request."""
+"""The predicted time on the device for one request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LONG_SILENCE_S = 10.0
 @quick
 @dataclass(frozen=True, slots=True)
 class EdgeTime:
-    """What the device is predicted to need for this request, behind the runs that it already owes.
+    """The predicted time on the device for this request, behind the runs that it already owes.
 
-    `usual_s` is what it took lately and decides on admission; `cautious_s`, at the 99th percentile, decides how early a
-    run starts that stands in for the cloud. NaN where nothing was measured, or there is no edge side.
+    `usual_s` is the recent time and decides on admission; `cautious_s`, the 99th percentile, decides how early a run
+    starts that stands in for the cloud. NaN if nothing was measured, or there is no edge side.
     """
 
     usual_s: float
@@ -28,7 +28,7 @@ class EdgeTime:
 
     @classmethod
     def of(cls, state: RouterState, signals: Signals, rows: int, now_s: float) -> EdgeTime:
-        """The times for `rows` rows of this request's model; unknown where nothing was measured."""
+        """The times for `rows` rows of this request's model; unknown if nothing was measured."""
         times = state.edge.get(signals.request_facts.model)
         window = None if times is None or not signals.has_edge else times.expect(rows)
         if window is None:
@@ -39,8 +39,8 @@ class EdgeTime:
     def in_time(self, deadline_s: float, now_s: float) -> bool:
         """Whether the device is predicted to answer by `deadline_s`.
 
-        What was measured a while ago may be one bad moment, kept for ever because nothing ran since. Then its fastest
-        run counts, and after `LONG_SILENCE_S` nothing does: it is tried.
+        An old measurement may be one bad moment, kept for ever because nothing ran since. Then the fastest run counts,
+        and after `LONG_SILENCE_S` nothing does: the device is tried.
         """
         needed_s = self.usual_s if self.silence_s <= FRESH_S else self.fastest_s
         if self.silence_s > LONG_SILENCE_S:

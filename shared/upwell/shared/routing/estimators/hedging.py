@@ -1,4 +1,4 @@
-"""Second requests: when one is worth sending, and how many there may be."""
+"""Hedges: when a second request pays, and how many there may be."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from upwell.shared.routing.policy.settings import HedgeSettings
 NO_HEDGES = TokenBucket(level=0.0)
 """The initial bucket of a model: each offloaded request earns a share of a token, each hedge costs one.
 
-Since it starts empty, hedges are never more than that share of the requests."""
+It starts empty, so hedges are never more than that share of the requests."""
 
 HEDGE_BURST = 10.0
-"""Maximum number of tokens saved up."""
+"""Maximum number of saved tokens."""
 
-_ONE_HEDGE = 1.0 - 1e-9  # a rounding error of the shares is forgiven
+_ONE_HEDGE = 1.0 - 1e-9  # tolerates rounding errors of the shares
 
 
 def paid_hedge(tokens: TokenBucket) -> TokenBucket | None:
-    """With one hedge paid for; None where there is too little."""
+    """With one hedge paid for; None if there are too few tokens."""
     return tokens.take() if tokens.level >= _ONE_HEDGE else None
 
 
 def hedge_after_s(settings: HedgeSettings | None, times: AnswerTimes | None, available_s: float) -> float:
-    """After how long without an answer a second request is worth sending; infinite where it never is.
+    """Seconds without an answer after which a hedge pays; infinite if it never does.
 
-    It must be sooner than `available_s`, when nobody waits any more (Dean & Barroso, "The Tail at Scale", 2013).
+    It must be less than `available_s`, when the wait ends (Dean & Barroso, "The Tail at Scale", 2013).
     """
     if settings is None or settings.at_most <= 0.0:
         return math.inf

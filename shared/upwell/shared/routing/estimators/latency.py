@@ -1,7 +1,7 @@
-"""How long runs take: on the device, in the cloud, and from sending to answer.
+"""Durations of runs on the device and in the cloud, and times from sending to answer.
 
-All are immutable values with time as an argument. A failure or a timeout is never a fast sample. The first run after
-a load is not a sample either (cold start).
+All are immutable values with time as an argument. A failure or a timeout is never a fast sample. The first run after a
+load is not a sample either (cold start).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def _no_samples() -> Samples:
 @quick
 @dataclass(frozen=True, slots=True)
 class LatencyWindow:
-    """Quantiles of the last `WINDOW` durations in seconds (empirical, by rank), and what they are lately.
+    """Empirical quantiles (by rank) of the last `WINDOW` durations in seconds, and a recent value.
 
-    `p50_s` and `p99_s` are of the whole window; the rank of the 99th rounds up, so it is the slowest.
-    `lately_s` is the median of the last `RECENT` durations since the last silence of `FRESH_S`: a few bad moments do
-    not count, a change shows within a few runs, and after a silence at once. (A device that refuses because it was slow
-    gets no new samples: without that, it would refuse for ever.)
+    `p50_s` and `p99_s` are of the whole window; the rank of the 99th rounds up, so it is the slowest. `lately_s` is the
+    median of the last `RECENT` durations since the last silence of `FRESH_S`: a few bad moments do not count, a change
+    shows within a few runs, and after a silence at once. (A device that refuses because it was slow gets no new
+    samples: without that rule it would refuse for ever.)
     """
 
     samples_s: Samples = field(default_factory=_no_samples)
@@ -65,15 +65,15 @@ class LatencyWindow:
 
     @property
     def p50_s(self) -> float:
-        """The median of the whole window; NaN where there is none."""
+        """The median of the whole window; NaN if it is empty."""
         return sorted(self.samples_s)[(len(self.samples_s) - 1) // 2] if self.samples_s else math.nan
 
     def is_known(self, now_s: float) -> bool:
-        """Whether it is recent enough to refuse a request on; if not, the next one finds out."""
+        """Whether it is recent enough to refuse a request; if not, the next one measures it again."""
         return now_s - self.last_at_s <= FRESH_S
 
     def scaled(self, factor: float) -> LatencyWindow:
-        """The same with every quantile `factor` times as long."""
+        """The same with every quantile multiplied by `factor`."""
         return replace(
             self,
             samples_s=array("d", [sample_s * factor for sample_s in self.samples_s]),
@@ -87,26 +87,26 @@ _NO_DURATIONS = LatencyWindow()
 
 
 def _bucket(rows: int) -> int:
-    """The power of two at or above `rows`: runs of about the same size share a window."""
+    """The power of two at or above `rows`: runs of similar size share a window."""
     return 1 << max(0, rows - 1).bit_length()
 
 
 @quick
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """Durations of model runs by number of rows, each bucket of rows (1, 2, 4, 8, ...) in a window of its own."""
+    """Durations of model runs by number of rows, with a window for each bucket of rows (1, 2, 4, 8, ...)."""
 
     windows: Mapping[int, LatencyWindow] = field(default_factory=dict)
 
     def add(self, rows: int, duration_s: float, now_s: float) -> RunTimes:
         """With one more run of `rows` rows."""
-        bucket = rows if rows in self.windows else _bucket(rows)  # what there is a window for is a bucket
+        bucket = rows if rows in self.windows else _bucket(rows)  # a size with its own window is a bucket
         return RunTimes({**self.windows, bucket: self.windows.get(bucket, _NO_DURATIONS).add(duration_s, now_s)})
 
     def expect(self, rows: int) -> LatencyWindow | None:
-        """The window for `rows` rows; from the nearest bucket, scaled up by rows, where there is none; None if empty.
+        """The window for `rows` rows, else that of the nearest bucket, scaled up by rows; None if there are none.
 
-        A smaller bucket is scaled linearly, which bounds from above what a batch costs; a larger one is taken as it is.
+        A smaller bucket is scaled linearly, an upper bound on the cost of a batch; a larger one is used unchanged.
         """
         window = self.windows.get(rows)
         if window is not None or not self.windows:
@@ -120,10 +120,10 @@ class RunTimes:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """Quantiles of the last `WINDOW` times from sending to answer, in seconds: when a second request is worth it.
+    """Quantiles of the last `WINDOW` times from sending to answer, in seconds, for hedging.
 
-    The window is large, so that a share of stalls below 1 − quantile stays out of that quantile: of 512 answers with
-    3 % stalls more than 5 % stall about once in two hundred windows.
+    The window is large, so that a share of stalls below 1 − quantile stays out of that quantile: with 3 % stalls, more
+    than 5 % of 512 answers stall about once in two hundred windows.
     """
 
     WINDOW: ClassVar[int] = 512
@@ -133,7 +133,7 @@ class AnswerTimes:
     ordered_s: tuple[float, ...] = ()
 
     def add(self, total_s: float) -> AnswerTimes:
-        """With one more, and without the oldest if it was full."""
+        """With one more time, and without the oldest if it was full."""
         ordered, samples = list(self.ordered_s), self.samples_s
         if len(samples) >= self.WINDOW:
             del ordered[bisect_left(ordered, samples[0])]
@@ -142,11 +142,11 @@ class AnswerTimes:
         return AnswerTimes((*samples, total_s), tuple(ordered))
 
     def outlasted(self, waited_s: float) -> AnswerTimes:
-        """With an answer that took more than `waited_s`; whoever gave up while most still wait says nothing."""
+        """With an answer that took more than `waited_s`; ignored if most answers take longer than that anyway."""
         return self.add(waited_s) if self.ordered_s and waited_s > self.ordered_s[-1] else self
 
     def quantile_s(self, share: float) -> float:
-        """The time within which that share was answered (rank rounded up); infinite where too few are known."""
+        """The time within which that share was answered (rank rounded up); infinite with too few answers."""
         count = len(self.ordered_s)
         if count < self.ENOUGH:
             return math.inf

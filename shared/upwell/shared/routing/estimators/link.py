@@ -1,7 +1,7 @@
-"""What past messages tell about the link between device and cloud.
+"""Estimates the link between device and cloud from past messages.
 
-A failure is no sample: it says nothing of how fast an answer would have been, and counting it would make a dead link
-look quick. A timeout is a lower bound: it can only make the link look slower.
+A failure is not a sample: it says nothing of how fast an answer would have been, and counting it would make a dead link
+look fast. A timeout is a lower bound: it can only make the link look slower.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ FADE_S = 2.0
 
 
 def fade(silence_s: float) -> float:
-    """What share of a time seen `silence_s` ago still counts: 2^−((silence − `FRESH_S`)/`FADE_S`)², all while fresh."""
+    """The share of a time observed `silence_s` ago that still counts: 2^−((silence − `FRESH_S`)/`FADE_S`)², 1 while
+    fresh."""
     if silence_s <= FRESH_S:
         return 1.0
     return 2.0 ** -min(1000.0, ((silence_s - FRESH_S) / FADE_S) ** 2) if silence_s < 1e6 else 0.0
 
 
 _PRIOR = (1.0,) * 4
-"""Initial accuracy of predictions, assumed to be right so that one bad start does not keep everything on the device."""
+"""Initial accuracy: predictions are assumed to be right, so that one bad start does not keep everything on the
+device."""
 
 
 class LinkSample(NamedTuple):
-    """`sent_bytes` up and `received_bytes` down took `network_s` outside the server, seen at `at_s`.
+    """`sent_bytes` up and `received_bytes` down took `network_s` outside the server, observed at `at_s`.
 
-    With `is_bound` it took at least that: nobody waited longer.
+    With `is_bound` it took longer: the wait ended then.
     """
 
     at_s: float
@@ -44,28 +46,29 @@ class LinkSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
-    """Round trip and inverse bandwidth, up and down, and how far predictions were off.
+    """Round trip and inverse bandwidth, up and down, and the errors of past predictions.
 
     The model of one sample is y = rtt + u·λ_up + d·λ_down for u bytes up and d bytes down. Over the last `SAMPLES`:
 
     - A first slope against u is the median of the slopes between samples near in time, weighted by the difference of
-      their sizes (Theil 1950, Sen 1968, doi 10.2307/2285891, weighted as in Jaeckel 1972); λ_down the same of what
-      remains against d. Sizes that hardly differ tell no slope: then the whole time counts as round trip, which
-      predicts the same sizes rightly.
-    - rtt is the median of what remains, and `inverse_bandwidth_s_per_byte` (λ_up) the median of (y − rtt − d·λ_down)/u
-      weighted by u, both weighted by 2^(−age/half-life): half of a round trip is forgotten after `RTT_HALF_S`, of a
-      bandwidth, which cellular links change from second to second, after `HALF_S`. Medians hold against outliers. No
-      message is faster than the round trip, so rtt is at most the shortest time of all, and without a slope that of
-      empty messages in the last `RTT_WINDOW_S` (as in BBR, Cardwell 2016): one may wait behind what was given up.
+      their
+    sizes (Theil 1950, Sen 1968, doi 10.2307/2285891, weighted as in Jaeckel 1972); λ_down is the same for the residuals
+    against d. If sizes hardly differ there is no slope: the whole time then counts as round trip, which predicts the
+    same sizes correctly.
+    - rtt is the median of the residuals, and `inverse_bandwidth_s_per_byte` (λ_up) the median of (y − rtt − d·λ_down)/u
+    weighted by u, both weighted by 2^(−age/half-life): the half-life of the round trip is `RTT_HALF_S`, that of the
+    bandwidth, which changes from second to second on cellular links, `HALF_S`. Medians resist outliers. No message is
+    faster than the round trip, so rtt is at most the shortest time of all, and without a slope that of empty messages
+    in the last `RTT_WINDOW_S` (as in BBR, Cardwell 2016): a message may wait behind one that was given up.
 
-    Uncertainty is empirical, as in split conformal prediction (Vovk et al. 2005): of the last `ERRORS` messages the
-    ratios of the time that they took to the time predicted before are kept, and a time that is met with probability p
-    is the predicted one times the p-quantile of the ratios. A timeout counts only where it raises an estimate.
+    Uncertainty is empirical, as in split conformal prediction (Vovk et al. 2005): for the last `ERRORS` messages the
+    ratios of actual to predicted time are kept, and the time met with probability p is the predicted one times the
+    p-quantile of the ratios. A timeout counts only if it raises an estimate.
 
-    `rates` is the distribution that says how likely a message is in time.
+    `rates` is the distribution from which the probability of being in time follows.
 
-    What was seen a while ago must not hold the link for ever: after `FRESH_S` without news every prediction shrinks,
-    ever faster (`fade`), so that the smallest cases are tried first.
+    Old observations must not block the link for ever: after `FRESH_S` without news every prediction shrinks, ever
+    faster (`fade`), so that the smallest messages are tried first.
     """
 
     SAMPLES: ClassVar[int] = 12
@@ -91,10 +94,10 @@ class LinkEstimate:
         return not math.isnan(self.rtt_s)
 
     def add(self, sample: LinkSample) -> LinkEstimate:
-        """With one more message that was answered, or that was waited for in vain.
+        """With one more message that was answered or timed out.
 
-        An empty one tells the round trip only, so that what is known of the bandwidth still fades. A lower bound alone
-        tells nothing: as long as nothing was answered, the cloud may be what is silent.
+        An empty message tells only the round trip, so that the bandwidth estimate still fades. A lower bound alone
+        tells nothing: until the first answer, the cloud may be the part that is silent.
         """
         if sample.is_bound and not self.is_known:
             return self
@@ -103,7 +106,7 @@ class LinkEstimate:
         last_at_s = sample.at_s if sample.sent_bytes or not self.is_known else self.last_at_s
         samples = (*self._remembered(), sample)
         fitted = replace(self, samples=samples, last_at_s=last_at_s)._fitted()
-        if self.is_known:  # the first tells no rate: all of it may be round trip
+        if self.is_known:  # the first sample tells no rate: all of it may be round trip
             fitted = fitted._with_rates(sample)
         if not sample.is_bound:
             return fitted
@@ -118,7 +121,7 @@ class LinkEstimate:
         return replace(self, rates=rates)
 
     def _remembered(self) -> tuple[LinkSample, ...]:
-        """The samples with room for one more; bounds are never more than half, or an outage would wipe out the rest."""
+        """The samples with room for one more; at most half are bounds, or an outage would displace all others."""
         if len(self.samples) < self.SAMPLES:
             return self.samples
         bounds = [index for index, sample in enumerate(self.samples) if sample.is_bound]
@@ -126,7 +129,7 @@ class LinkEstimate:
         return (*self.samples[:oldest], *self.samples[oldest + 1 :])
 
     def _fitted(self) -> LinkEstimate:
-        """The parameters from the samples, of which at least one is exact."""
+        """The parameters fitted to the samples, of which at least one is exact."""
         exact = [sample for sample in self.samples if not sample.is_bound]
         newest_s = self.samples[-1].at_s
         up, down = _slopes(exact, self.LEAST_DIFFERENCE_BYTES, self.NEAR)
@@ -152,12 +155,12 @@ class LinkEstimate:
         return replace(self, rtt_s=rtt_s, inverse_bandwidth_s_per_byte=up, down_s_per_byte=down)
 
     def scored(self, took_s: float, expected_s: float, *, is_bound: bool = False) -> LinkEstimate:
-        """With one more prediction judged: the call took `took_s` (or more) where `expected_s` had been predicted."""
+        """With one more prediction compared: the call took `took_s` (or more), `expected_s` was predicted."""
         if not (expected_s > 0.0 and took_s < math.inf):
             return self
         error = min(8.0, max(0.125, took_s / expected_s))
         ordered, errors = list(self.ordered_errors), self.errors
-        if is_bound:  # it took longer by nobody knows how much, so it may not pull the upper quantiles down
+        if is_bound:  # the true time is unknown, so it must not lower the upper quantiles
             if error <= self.error(0.5):
                 return self
             error = max(error, self.error(0.9))
@@ -168,20 +171,20 @@ class LinkEstimate:
         return replace(self, errors=(*errors, error), ordered_errors=tuple(ordered))
 
     def refuted(self, now_s: float) -> LinkEstimate:
-        """With full faith in what was known, where a call that went up in hope of better was in vain."""
+        """With fading reset, after a call that was sent because of faded predictions failed."""
         return replace(self, last_at_s=now_s)
 
     def error(self, confidence: float) -> float:
-        """How many times longer than predicted a call takes at most, with that probability."""
+        """The factor over the prediction within which a call stays with that probability."""
         count = len(self.ordered_errors)
         return self.ordered_errors[min(count, max(1, math.ceil(confidence * (count + 1)))) - 1]
 
     def expect_s(self, sent_bytes: int, received_bytes: float = 0.0) -> float:
-        """Predicted time on the link if it is idle; NaN if unknown."""
+        """Predicted time on the idle link; NaN if unknown."""
         return self.rtt_s + sent_bytes * self.inverse_bandwidth_s_per_byte + received_bytes * self.down_s_per_byte
 
     def fading(self, now_s: float) -> float:
-        """What share of a prediction still counts: see `fade`."""
+        """The share of a prediction that still counts: see `fade`."""
         return fade(now_s - self.last_at_s)
 
     def _is_slower(self, bound: LinkSample) -> bool:
@@ -189,7 +192,7 @@ class LinkEstimate:
 
 
 def _slopes(samples: list[LinkSample], least_difference: int, near: int) -> tuple[float, float]:
-    """Seconds per byte up and down. Where both sizes vary, each is fitted to what the other leaves, up once more."""
+    """Seconds per byte up and down. If both sizes vary, each is fitted to the other's residuals, and up once more."""
     up = _slope([(s.sent_bytes, s.network_s) for s in samples], least_difference, near)
     received = [s.received_bytes for s in samples]
     if max(received) - min(received) < least_difference:
@@ -212,7 +215,7 @@ def _slope(points: list[tuple[int, float]], least_difference: int, near: int) ->
 
 
 def _least_slope(samples: Iterable[LinkSample], least_difference: int) -> float:
-    """Seconds per byte at least, from messages that took longer than smaller ones, by nobody knows how much."""
+    """Lower bound of seconds per byte, from timed-out messages that took longer than smaller ones."""
     slopes = [
         ((bound.network_s - exact.network_s) / (bound.sent_bytes - exact.sent_bytes), 1.0)
         for bound in samples
@@ -223,12 +226,12 @@ def _least_slope(samples: Iterable[LinkSample], least_difference: int) -> float:
 
 
 def _weight(age_s: float, half_s: float) -> float:
-    """Half as much for each `half_s` of age."""
+    """A weight that halves with each `half_s` of age."""
     return float(2.0 ** (-age_s / half_s))
 
 
 def _median(weighted: Iterable[tuple[float, float]]) -> float:
-    """The value at half of the weight."""
+    """The weighted median."""
     ordered = sorted(weighted)
     rest = sum(weight for _, weight in ordered) / 2
     for value, weight in ordered:

@@ -1,4 +1,4 @@
-"""How fast the uplink is now, as a distribution: what makes "in time" a probability."""
+"""The current rate of the uplink as a distribution, which makes "in time" a probability."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _ORDER = np.arange(_CELLS)
 _MODES: _Array = np.cos(np.pi * np.outer(_ORDER, _ORDER + 0.5) / _CELLS)
 _MODES *= np.where(_ORDER == 0, 1.0, math.sqrt(2.0))[:, None] / math.sqrt(_CELLS)
 _DECAY: _Array = (1.0 - np.cos(np.pi * _ORDER / _CELLS)) / _STEP**2
-"""The heat equation on a path with closed ends, solved in its eigenmodes (a discrete cosine transform)."""
+"""The heat equation on an interval with reflecting ends, solved in its eigenmodes (a discrete cosine transform)."""
 
 _ANYTHING = (1.0 / _CELLS,) * _CELLS
 _SHORTEST_S = 1e-3
 """Minimum duration of a sample; shorter ones say no more about the link."""
 
 _LOGISTIC = 1.702
-"""A logistic curve this steep is within 0.01 of the normal distribution's."""
+"""A logistic curve of this steepness is within 0.01 of the normal distribution function."""
 
 
 class Chance(NamedTuple):
-    """What may become of a message: the probability that it is in time, and the seconds that the link is expected to
-    be busy with it."""
+    """The prospects of a message: its probability of being in time, and the expected seconds that the link is busy with
+    it."""
 
     in_time: float
     occupied_s: float
@@ -40,17 +40,17 @@ class Chance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RateBelief:
-    """The probability of each rate that the link may have, learnt by Bayes' rule; an immutable value.
+    """The probability of each possible rate of the link, updated by Bayes' rule; an immutable value.
 
-    As in Sprout (Winstein, Sivaraman, Balakrishnan, NSDI 2013) the rate is a hidden state that wanders, here its
-    logarithm: `WANDER`² is the variance gained per second. Links also jump: after `FORGET_S` seconds all but 1/e of
-    what was seen gives way to `habit`, what this link was like when it was heard of, and that within `UNKNOWN_S` to
-    anything, so that a link that was bad is tried again. A message of x bytes at rate λ is expected to take rtt + x/λ;
-    the logarithm of what it took differs from that by N(0, `NOISE`²), and one waited for in vain took longer.
+    As in Sprout (Winstein, Sivaraman, Balakrishnan, NSDI 2013) the rate is a hidden state that drifts, here its
+    logarithm: `WANDER`² is the variance gained per second. Links also jump: after `FORGET_S` seconds all but 1/e of the
+    observations is replaced by `habit`, the long-term distribution of this link, and that within `UNKNOWN_S` by a
+    uniform one, so that a link that was bad is tried again. A message of x bytes at rate λ is expected to take rtt +
+    x/λ; the logarithm of the actual time differs from that by N(0, `NOISE`²), and a message that timed out took longer.
 
-    Here and not a mean with a margin: whether a message pays depends on the chance that it is in time, and after a few
-    late ones that is what must be known. `weights` hold for `at_s`; `habit` is their mean over
-    the `count` messages seen, those of late counting `HABIT` each.
+    Why not a mean with a margin: whether a message pays depends on its chance of being in time, and that is what must
+    be known after a few late ones. `weights` are for `at_s`; `habit` is their mean over the `count` messages seen, of
+    which recent ones count `HABIT` each.
     """
 
     WANDER: ClassVar[float] = 0.7
@@ -67,7 +67,7 @@ class RateBelief:
     count: int = 0
 
     def seen(self, now_s: float, size_bytes: int, took_s: float, rtt_s: float, *, is_bound: bool) -> RateBelief:
-        """With a message of so many bytes that took `took_s`, the round trip included, or with `is_bound` longer."""
+        """With a message of this size that took `took_s`, round trip included, or longer with `is_bound`."""
         weights, habit = self._at(now_s)
         if size_bytes > 0:
             deviation = _deviation(took_s, size_bytes, rtt_s)
@@ -79,21 +79,21 @@ class RateBelief:
         return RateBelief(tuple(weights.tolist()), tuple(habit.tolist()), max(now_s, self.at_s), count)
 
     def chance(self, now_s: float, size_bytes: float, ahead_bytes: float, within_s: float, rtt_s: float) -> Chance:
-        """How likely a message of so many bytes, behind those that wait before it, takes at most `within_s`, the round
-        trip included; and how long it keeps the link."""
+        """The probability that a message, behind those that wait before it, takes at most `within_s`, round trip
+        included, and how long it keeps the link busy."""
         in_time, occupied_s = self.chances(now_s, np.array([size_bytes]), ahead_bytes, within_s, rtt_s)
         return Chance(min(1.0, float(in_time[0])), float(occupied_s[0]))
 
     def chances(
         self, now_s: float, sizes_bytes: _Array, ahead_bytes: float, within_s: float, rtt_s: float
     ) -> tuple[_Array, _Array]:
-        """The same for messages of so many bytes [n], each by itself."""
+        """The same for messages of these sizes [n], each by itself."""
         weights, _ = self._at(now_s)
         in_time = _above(-_deviation(within_s, ahead_bytes + sizes_bytes[:, None], rtt_s)) @ weights
         return in_time, np.minimum(sizes_bytes[:, None] / _RATES, self.LONGEST_S) @ weights
 
     def _at(self, now_s: float) -> tuple[_Array, _Array]:
-        """The weights of rates and of the habit at that instant, after the silence until then."""
+        """The weights of rates and of the habit at that time, after the silence until then."""
         weights, habit = np.array(self.weights), np.array(self.habit)
         silence_s = now_s - self.at_s
         if not silence_s > 0.0:
@@ -107,13 +107,13 @@ class RateBelief:
 
 
 def _deviation(took_s: float, size_bytes: float | _Array, rtt_s: float) -> _Array:
-    """By how many standard deviations `took_s` is longer than what each rate would take."""
+    """By how many standard deviations `took_s` exceeds the time expected at each rate."""
     expected_s = np.maximum(rtt_s + size_bytes / _RATES, _SHORTEST_S)
     deviation: _Array = (math.log(max(took_s, _SHORTEST_S)) - np.log(expected_s)) / RateBelief.NOISE
     return deviation
 
 
 def _above(deviation: _Array) -> _Array:
-    """The probability that a normal variable is above so many standard deviations."""
+    """The probability that a normal variable exceeds `deviation` standard deviations."""
     above: _Array = 1.0 / (1.0 + np.exp(np.clip(_LOGISTIC * deviation, -60.0, 60.0)))
     return above

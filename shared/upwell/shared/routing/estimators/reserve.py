@@ -1,4 +1,4 @@
-"""The time kept back before a deadline for what comes after the wait for the cloud."""
+"""The time kept back before a deadline for the steps after the wait for the cloud."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ LEAST_S = 0.002
 
 
 def reserve_s(available_s: float) -> float:
-    """Time kept back for what comes after the last possible moment: merging, encoding, the way to the caller.
+    """Time kept back for merging, encoding and the way to the caller (seconds).
 
-    A tenth of the time available, between 2 ms and 25 ms.
+    A tenth of the available time, between 2 ms and 25 ms.
     """
     return min(0.025, max(LEAST_S, available_s * 0.1))
 
 
 @dataclass(frozen=True, slots=True)
 class Overruns:
-    """How long after the end of the wait for the cloud answers were whole, in seconds; an immutable value.
+    """How long after the end of the wait for the cloud answers were complete, in seconds; an immutable value.
 
     Where the device's answer is in hand, all that is left to do then is to wake up, merge and encode. On most devices
     that takes a fraction of the reserve, and the rest is time that the cloud could have used: so once `ENOUGH` answers
@@ -40,7 +40,7 @@ class Overruns:
         return replace(self, recent_s=recent_s, slowest_s=max(recent_s))
 
     def reserve_s(self, available_s: float) -> float:
-        """What to keep back of `available_s`."""
+        """The time to keep back of `available_s`."""
         most_s = reserve_s(available_s)
         if len(self.recent_s) < self.ENOUGH:
             return most_s

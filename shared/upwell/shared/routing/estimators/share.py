@@ -1,4 +1,4 @@
-"""Holding the share of requests that go up whatever the scores do."""
+"""Holds the share of requests that are offloaded, whatever the scores do."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _SLACK = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ShareController:
-    """Moves the threshold of hardness so that in the long run the share `target` of all rows is sent. Immutable.
+    """Moves the hardness threshold so that in the long run the share `target` of all rows is offloaded. Immutable.
 
     Adaptive conformal inference (Gibbs & Candès 2021, arXiv 2106.00170, equation 2): for each row t
 
-        α_{t+1} = α_t + γ(α − err_t),   err_t = 1 if the row was sent, else 0,   α_1 = α = `target`
+    α_{t+1} = α_t + γ(α − err_t),   err_t = 1 if the row was sent, else 0,   α_1 = α = `target`
 
-    and the threshold is the one that the share α_t of the last W scores lies beyond. Summing the steps gives
-    |mean of err − α| = |α_1 − α_{T+1}| / (γT): the share holds without any assumption on the scores, and while α_t
-    stays in 0..1 a drift, however abrupt, costs at most 1/γ rows in all. γ = 0.015 and W = 250: α_t wanders by about
-    √(γα(1 − α)/2), three to four points at a share of 20 %, and after an abrupt change the window is all new, and what
-    was sent too much paid back, within some 250 rows. k rows that are told at once were cut by one threshold; their
-    step is 1 − (1 − γ)^k, what k single steps do to a deviation, so that a large batch does not overshoot.
+    and the threshold is the one beyond which the share α_t of the last W scores lies. Summing the steps gives |mean of
+    err − α| = |α_1 − α_{T+1}| / (γT): the share holds without any assumption on the scores, and while α_t stays in 0..1
+    a drift, however abrupt, costs at most 1/γ rows in total. γ = 0.015 and W = 250: α_t fluctuates by about √(γα(1 −
+    α)/2), three to four points at a share of 20 %. After an abrupt change the window is new, and the excess is paid
+    back, within some 250 rows. k rows reported at once were cut by one threshold; their step is 1 − (1 − γ)^k, the
+    effect of k single steps on a deviation, so that a large batch does not overshoot.
 
-    Here and not a fixed threshold: a share is a promise about the future, and scores drift with light, season and
-    place. α_t is kept within −0.1..1.1, which single rows leave only where rows are sent or kept for other reasons:
-    those would wind it up, and it would be long on its way back.
+    Why not a fixed threshold: a share is a promise about the future, and scores drift with light, season and place. α_t
+    is kept within −0.1..1.1, which single rows leave only if rows are sent or kept for other reasons: those would wind
+    it up, and it would take long to come back.
 
-    Rows that were candidates before they were scored (large ones) count as sent; a score that is NaN counts as hard.
-    Until 20 scores are there the threshold is the one that it started with. Once another model gives the scores that
-    begins again, since the former scores say nothing of its own; α_t stays, and with it what is owed. Scores with few
-    distinct values cannot be cut at any one share: then the threshold moves between two of them, so that the share
-    holds over time though not for each moment.
+    Rows that were candidates before they were scored (large ones) count as sent; a NaN score counts as hard. Until
+    there are 20 scores the starting threshold applies, and again when another model gives the scores, since the former
+    scores say nothing of its own; α_t stays, and with it the debt. Scores with few distinct values cannot be cut at
+    every share: then the threshold moves between two of them, so that the share holds over time though not at each
+    moment.
 
-    States: `alpha` is α_t; `recent` the last scores in the order of their arrival, `ordered` the same sorted; both so
-    turned that a larger one is harder.
+    States: `alpha` is α_t; `recent` the last scores in order of arrival, `ordered` the same sorted; both oriented so
+    that larger is harder.
     """
 
     target: float
@@ -54,16 +54,16 @@ class ShareController:
 
     @classmethod
     def start(cls, hard: HardSettings) -> ShareController:
-        """The controller before any row was seen, for settings whose `cloud_share` is a number."""
+        """The controller before any row, for settings whose `cloud_share` is a number."""
         return cls(hard.cloud_share, hard.measure, hard.threshold, hard.cloud_share)
 
     def fits(self, hard: HardSettings) -> bool:
-        """Whether it was started for these settings; after a change of the policy a new one has to start."""
+        """Whether it was started for these settings; after a change of the policy a new one must start."""
         return (self.target, self.measure, self.initial) == (hard.cloud_share, hard.measure, hard.threshold)
 
     @property
     def threshold(self) -> float:
-        """Where hard begins now, in the measure's own direction; ±infinity where every row or none is to be sent."""
+        """The current threshold, in the measure's own direction; ±infinity if every row or none is to be sent."""
         count = len(self.ordered)
         if count < _ENOUGH:
             return self.initial
@@ -91,14 +91,14 @@ class ShareController:
         return ShareController(self.target, self.measure, self.initial, alpha, recent, ordered)
 
     def of_another_model(self, hard: HardSettings) -> ShareController:
-        """The controller once another model gives the scores: it starts from the threshold of `hard`, and owes what it
-        owed."""
+        """The controller once another model gives the scores: it starts from the threshold of `hard`, and keeps its
+        debt."""
         if (self.target, self.measure) != (hard.cloud_share, hard.measure):
             return ShareController.start(hard)
         return replace(ShareController.start(hard), alpha=self.alpha)
 
     def _with(self, scores: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """`recent` and `ordered` with these scores taken in and the oldest beyond the window let go."""
+        """`recent` and `ordered` with these scores added, without those beyond the window."""
         surplus = max(0, len(self.recent) + len(scores) - _WINDOW)
         ordered = list(self.ordered)
         for score in self.recent[:surplus]:

@@ -1,1 +1,1 @@
-"""The flow of one request: who is asked, who is waited for, and what stands in for whom. Pure; time is an argument."""
+"""The flow of one request: which side is asked, waited for and used instead of the other. Pure; time is an argument."""

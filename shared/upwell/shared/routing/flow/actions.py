@@ -1,6 +1,6 @@
-"""What the flow of a request asks its driver for, and what the driver tells it.
+"""The actions that the flow of a request asks of its driver, and the results.
 
-Each action says what the driver sends back for it; an `UpwellError` is given to `RequestFlow.fail` instead.
+Each action says what the driver sends back for it; an `UpwellError` is passed to `RequestFlow.fail` instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rows: TypeAlias = tuple[int, ...]
 @quick
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Take the request on for the device. Gives the number of runs that go before it. Raises `Refused`."""
+    """Admit the request to the device. Returns the number of runs before it. Raises `Refused`."""
 
     decision: Decision
 
@@ -33,7 +33,7 @@ class Admit:
 class RunEdge:
     """Run the model on the device for these rows. `is_owed`: it stands in for the cloud, so it is never refused.
 
-    Gives the run's time in seconds. Raises as `EdgeModel.run` does.
+    Returns the run's time in seconds. Raises as `EdgeModel.run` does.
     """
 
     rows: Rows
@@ -43,7 +43,7 @@ class RunEdge:
 
 @dataclass(frozen=True, slots=True)
 class RunHead:
-    """Run the head of a split model for the rows of `decision`. Gives the run's time in seconds; raises likewise."""
+    """Run the head of a split model for the rows of `decision`. Returns the run's time in seconds; raises likewise."""
 
     split_route: SplitRoute
     decision: Decision
@@ -52,7 +52,8 @@ class RunHead:
 @quick
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Measure how hard these rows are, which the device has answered. Gives a number for each; None if it cannot."""
+    """Measure the hardness of these rows, which the device has answered. Returns one number each; None if
+    impossible."""
 
     rows: Rows
     hard: HardSettings
@@ -60,7 +61,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Make the message with the rows of the attempt of that number. Gives its bytes. Raises `InvalidRequest`."""
+    """Make the message with the rows of the attempt of that number. Returns its size in bytes. Raises
+    `InvalidRequest`."""
 
     attempt: int
 
@@ -69,9 +71,9 @@ class Encode:
 class Send:
     """Send the message of an attempt as the call of that name, under the policy in force at this moment.
 
-    `known` is what was learnt before this message: rules may look at the link, as it is without it. `apart_from` names
-    a call that it should share neither endpoint nor connection with. Gives `MessageSent` or `CloudFailure`,
-    the latter where the policy keeps the request on the device by now.
+    `known` is the state before this message: rules may refer to the link without it. `apart_from` names a call with
+    which it should share neither endpoint nor connection. Returns `MessageSent` or `CloudFailure`, the latter if the
+    policy now keeps the request on the device.
     """
 
     attempt: int
@@ -82,8 +84,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class JoinQueue:
-    """Put a message into the queue before the link. From then on `Wait` ends early, too, where its turn may have come;
-    what was learnt of its call takes it out."""
+    """Put a message into the queue before the link. From then on `Wait` also ends when its turn may have come; the
+    outcome of its call removes it."""
 
     message: QueuedMessage
 
@@ -91,28 +93,28 @@ class JoinQueue:
 @quick
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until a call ends or the instant is reached, which may have passed. Gives a list of `CallEnded`."""
+    """Wait until a call ends or until a time, which may have passed. Returns a list of `CallEnded`."""
 
     until_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Cancel a call that is late. Gives its `CallEnded`."""
+    """Cancel a late call. Returns its `CallEnded`."""
 
     call: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel a call whose answer nobody needs any more; that says nothing about the cloud."""
+    """Cancel a call whose answer is no longer needed, which says nothing about the cloud."""
 
     call: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Keep a slot of the device for a run that may have to stand in for the cloud. Gives the instant it begins at."""
+    """Reserve a slot of the device for a run that may have to stand in for the cloud. Returns its start time."""
 
     start_s: float
     end_s: float
@@ -120,7 +122,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give the slot back."""
+    """Release the slot."""
 
 
 Action: TypeAlias = (
@@ -131,43 +133,43 @@ Step: TypeAlias = Generator[Action, Any, T]
 
 
 class CloudReplyFacts(Protocol):
-    """An answer of the cloud that fits the model's signature, and what it cost. `server_s`: None where not reported."""
+    """A cloud answer that fits the model's signature, and its cost. `server_s`: None if not reported."""
 
     @property
     def sent_bytes(self) -> int:
-        """Of the message."""
+        """Size of the message."""
 
     @property
     def received_bytes(self) -> int:
-        """Of the answer."""
+        """Size of the answer."""
 
     @property
     def total_s(self) -> float:
-        """From sending to answer."""
+        """Time from sending to answer."""
 
     @property
     def server_s(self) -> float | None:
-        """The server's part of it."""
+        """The server's part of the time."""
 
     @property
     def is_first(self) -> bool:
-        """Whether the time holds the handshakes of a new connection."""
+        """Whether the time includes the handshakes of a new connection."""
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a gateway answered in the cloud's stead."""
+        """Whether a gateway answered instead of the cloud."""
 
     @property
     def reason(self) -> Reason | None:
-        """The reason that a gateway gives, where it is one that we know."""
+        """The gateway's reason, if it is a known one."""
 
 
 @dataclass(frozen=True)
 class CloudFailure:
-    """No answer, and why; `detail` is the other side's text.
+    """No answer, with the reason; `detail` is the other side's text.
 
-    `retry_after_s`: where the cloud refused it and said when to come back, after so many seconds. None where it did not
-    say, and where requests go to another endpoint anyway.
+    `retry_after_s`: seconds until the cloud accepts requests again, if it refused this one and said so. None otherwise,
+    and if requests go to another endpoint anyway.
     """
 
     reason: Reason
@@ -177,9 +179,9 @@ class CloudFailure:
 
 @dataclass(frozen=True, slots=True)
 class MessageSent:
-    """A message is on its way. `sent_bytes` is its true size; 0 where the call could not begin, and so ends at once.
+    """A message is on its way. `sent_bytes` is its true size; 0 if the call could not begin, and so ends at once.
 
-    `frees_link`: if the call is given up, what has not left is dropped.
+    `frees_link`: if the call is cancelled, unsent data is dropped.
     """
 
     sent_bytes: int
@@ -190,7 +192,7 @@ class MessageSent:
 class CallEnded:
     """A call has ended at `ended_s`, `elapsed_s` after it was sent.
 
-    `is_blameless`: the failure may be the request's own doing, so it speaks against nobody. `has_others`: another
+    `is_blameless`: the request itself may be the cause, so the failure counts against no one. `has_others`: another
     endpoint could be asked.
     """
 
@@ -203,17 +205,17 @@ class CallEnded:
 
 
 class RouterPort(Protocol):
-    """Whoever decides and learns for the flow. No method waits."""
+    """Decides and learns for the flow. No method blocks."""
 
     @property
     def state(self) -> RouterState:
-        """All that is known now; immutable."""
+        """The current state; immutable."""
 
     def decide(self, signals: Signals) -> Decision:
-        """A decision, with what it needs for itself (probe slots, budgets) already taken."""
+        """A decision that has already taken what it needs exclusively (probe slots, budgets)."""
 
     def turn(self, message: QueuedMessage) -> Turn:
-        """When a message may leave, whether it waits in the queue by now or not."""
+        """When a message may leave, whether it is in the queue or not."""
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from an outcome."""
@@ -222,13 +224,13 @@ class RouterPort(Protocol):
         """Learn from a run of the device."""
 
     def settle(self, decision: Decision, sent_bytes: int | None) -> None:
-        """Correct what a message drew from budgets, once its size is known; None where none was sent."""
+        """Correct the draws of a message once its size is known; None if none was sent."""
 
     def give_back(self, decision: Decision) -> None:
-        """Return all that a decision took which nobody will act on."""
+        """Return what a decision took that will not be acted on."""
 
     def acquire_hedge(self, decision: Decision) -> bool:
-        """Whether a second request may be sent for this decision now; it is paid for then."""
+        """Whether a hedge may be sent for this decision now; it is then paid for."""
 
     def acquire_retry(self, decision: Decision) -> bool:
-        """Whether the budgets allow one more message for this decision; it is paid for then."""
+        """Whether the budgets allow one more message for this decision; it is then paid for."""
