@@ -89,7 +89,7 @@ FAULTS: Sequence[Fault] = (
         ),
         ("flow.py", "return Refused(text, retry_after_s=miss.retry_after_s)", "return Refused(text)"),
         ("flow.py", "rows = self.rows if is_last_run else rest", "rows = rest"),
-        ("flow.py", "            if exits:  # what the head gives was to go up\n", "            if False:\n"),
+        ("flow.py", "            if exits:  # the tail needs the head's output\n", "            if False:\n"),
         ("flow.py", "        finally:\n            yield Release()", "        finally:\n            pass"),
         ("flow.py", "                yield from attempt.drop()", "                pass"),
         (

@@ -202,7 +202,7 @@ def test_a_new_version_on_the_device_is_told_of_and_keeps_the_share_of_the_one_b
 
 def test_a_policy_with_a_calibration_that_fits_ends_it(caplog: pytest.LogCaptureFixture) -> None:
     cell = RouterService(policy("defaults: {hard: {cloud_share: 20%}}"), {"m": ModelPair("E")})
-    assert cell.misfit("m").startswith("there is no calibration for cloud_share 20%")
+    assert cell.misfit("m").startswith("no calibration for cloud_share 20%")
     assert cell.misfit("m") in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO, "upwell"):

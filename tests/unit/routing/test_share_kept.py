@@ -131,7 +131,7 @@ calibrations:
             "defaults: {hard: {cloud_share: 7%}}",
             OLD,
             (
-                "there is no calibration for cloud_share 7%: it starts from 0.75 until `upwell policy calibrate` finds "
+                "no calibration for cloud_share 7%: it starts from 0.75 until `upwell policy calibrate` finds "
                 "one for these models",
             ),
         ),

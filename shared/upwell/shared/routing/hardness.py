@@ -52,7 +52,7 @@ RISING: frozenset[str] = frozenset(
 """Measures that rise with hardness; the others fall."""
 
 SLACK = 0.01
-"""Tolerance of probabilities outside 0..1: quantized ones are off by a step or two."""
+"""Tolerance of probabilities outside 0..1, for quantization errors."""
 
 FLOOR = float(np.finfo(np.float32).tiny)
 """Lower bound of probabilities in logarithms: FP32's smallest normal number."""
@@ -61,8 +61,8 @@ FLOOR = float(np.finfo(np.float32).tiny)
 def hardness(scores: Array, measure: Measure, *, logits: bool, temperature: float = 1.0) -> tuple[float, ...]:
     """The measure for each row of `scores`, shape [rows, ..., classes]; softmax is applied to logits first.
 
-    `temperature` is positive. Returns one float per row: in 0..1 (any number for `energy`), or NaN where a row holds a
-    score that is no score, or none at all. Raises `KeyError` for a measure that is not one of scores.
+    `temperature` is positive. Returns one float per row: in 0..1 (any number for `energy`), or NaN if a row has an
+    invalid score or none. Raises `KeyError` if `measure` is not a measure of scores.
     """
     rows: int = scores.shape[0]
     compute = _MEASURES[measure]
@@ -74,15 +74,15 @@ def hardness(scores: Array, measure: Measure, *, logits: bool, temperature: floa
         measured[~_usable(values, logits)] = np.nan
     if measured.shape[0] > rows:
         measured = (np.max if measure in RISING else np.min)(measured.reshape(rows, -1), axis=1)
-    return tuple(measured.tolist())  # min and max pass a NaN on, so one bad position makes its row hard
+    return tuple(measured.tolist())  # min and max propagate NaN, so one bad position makes its row hard
 
 
 def pixel_margin(segments: Array) -> tuple[float, ...]:
     """The margin of segments UINT8 [rows, height, width, 2]: the mean of (p₁ − p₂) over the pixels with a class.
 
-    The answer is one class per pixel, and the mean of p₁ would be the share of pixels expected to be right; with the
-    lead p₁ − p₂ a picture of two classes that are as likely everywhere is 0, as by `margin` of one class. NaN where no
-    pixel has a class (255 is none).
+    The answer is one class per pixel, and the mean of p₁ would be the share of pixels expected to be right; with p₁ −
+    p₂ a picture in which two classes are equally likely everywhere is 0, as for `margin` of one class. NaN if no pixel
+    has a class (255 is none).
     """
     seen = segments[..., 0] != 255
     count = seen.sum(axis=(1, 2))
@@ -96,9 +96,9 @@ def is_hard(value: float, measure: Measure, threshold: float) -> bool:
 
 
 def as_logits(scores: Array, *, logits: bool) -> Array:
-    """The logits z of each row of `scores` [rows, classes] as FP64 [rows, at least 2], `FLOOR` standing for p = 0.
+    """The logits z of each row of `scores` [rows, classes] as FP64 [rows, at least 2], with `FLOOR` for p = 0.
 
-    A single score gives those of "no" and "yes". A row with what is no score is all NaN.
+    A single score becomes the logits of "no" and "yes". A row with an invalid score is all NaN.
     """
     values = scores.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -108,7 +108,7 @@ def as_logits(scores: Array, *, logits: bool) -> Array:
 
 
 def _usable(values: Array, logits: bool) -> Array:
-    """Which rows hold scores and nothing else."""
+    """Which rows have only valid scores."""
     usable: Array = np.isfinite(values) if logits else np.abs(values - 0.5) <= 0.5 + SLACK
     result: Array = np.all(usable, axis=1)
     return result
@@ -129,7 +129,7 @@ def _logits(values: Array, logits: bool) -> Array:
 def _probabilities(values: Array, logits: bool, temperature: float) -> Array:
     if logits or temperature != 1.0:
         values = _logits(values, logits)
-        # The best is taken off before the division, so that no temperature makes anything overflow.
+        # The maximum is subtracted before the division, so that no temperature overflows.
         weights = np.exp((values - values.max(axis=1, keepdims=True)) / temperature)
     else:
         weights = np.maximum(values, 0.0)
@@ -170,11 +170,11 @@ def _logit_norm(values: Array, logits: bool, _: float) -> Array:
         return np.full(len(values), np.nan)
     centred = values - values.sum(axis=1, keepdims=True) / values.shape[1]
     largest = np.abs(centred).max(axis=1)
-    scaled = np.abs(centred) / largest[:, None]  # of which the largest is 1, so that no power over- or underflows
+    scaled = np.abs(centred) / largest[:, None]  # the largest becomes 1, so that powers neither over- nor underflow
     square = scaled * scaled
     norm: Array = (square * square * scaled).sum(axis=1) ** (1 / 5)  # p = 5, spelt out: numpy's general power is slow
     result: Array = centred.max(axis=1) / largest / norm
-    # What is left of equal logits is rounding; it must not be blown up to a direction.
+    # Differences between equal logits are rounding errors, which must not be scaled up.
     result[largest <= 1e-12 * np.abs(values).max(axis=1)] = 0.0
     return result
 

@@ -1,4 +1,4 @@
-"""One line of a request log: what simulation replays, calibration learns from, and agents record."""
+"""One line of a request log, for simulation and calibration; recorded by agents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _known(values: Any) -> Any:
-    """Without the entries that are null."""
+    """Drop null entries."""
     if not isinstance(values, dict):
         return {} if values is None else values
     return {key: value for key, value in values.items() if value is not None}
@@ -24,8 +24,8 @@ Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else val
 
 
 class QualityAnswer(BaseModel):
-    """The same request, its pictures encoded at `quality`: `up_bytes` went up, whole ones took `whole_bytes`, and
-    whether the cloud's answer `agrees` with the one about those."""
+    """The same request with its pictures at `quality`: `up_bytes` were sent, `whole_bytes` at full quality, and
+    `agrees` says whether the cloud's answer is the same."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,12 +36,12 @@ class QualityAnswer(BaseModel):
 
 
 class LogLine(BaseModel):
-    """One request of one row as JSON. What nobody knows is null or left out; unknown keys are errors.
+    """One request of one row as JSON. Unknown values are null or left out; unknown keys are errors.
 
-    `t_s` is its arrival in seconds from any zero; `up_bytes` is what it costs on the wire where its pictures are shrunk
-    on their way up, else that is `size_bytes`; `edge_s` and `cloud_s` are the time on the device and the cloud's own
-    (queue and compute); `hardness` maps measures to values; `logits` are the edge's, one row. `edge_correct` and
-    `cloud_correct` say whether that side's answer is right; `qualities` are what lower qualities of its pictures cost.
+    `t_s` is its arrival in seconds from any zero; `up_bytes` are its bytes on the wire if its pictures are shrunk for
+    the uplink, else they are `size_bytes`; `edge_s` and `cloud_s` are the time on the device and the cloud's own (queue
+    and compute); `hardness` maps measures to values; `logits` are those of the edge, one row. `edge_correct` and
+    `cloud_correct` say whether that side's answer is right; `qualities` are the costs of lower picture qualities.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

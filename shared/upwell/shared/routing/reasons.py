@@ -1,4 +1,4 @@
-"""Why an answer came from where it came from: the closed list of reason codes and route kinds."""
+"""The closed lists of reason codes, plans and routes of an answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 class _Code(str, Enum):
     def __str__(self) -> str:
-        """The code itself, as it stands in answers, logs and metrics."""
+        """The code itself, as used in answers, logs and metrics."""
         return str(self.value)
 
 
@@ -119,13 +119,13 @@ CLOUD_FAILURES = frozenset(
         Reason.CLOUD_GARBAGE,
     }
 )
-"""The reasons that say that the cloud was asked and gave no usable answer."""
+"""The reasons that mean that the cloud was asked and gave no usable answer."""
 
 DEGRADED = CLOUD_FAILURES | {Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW}
-"""The reasons under which an edge answer stands in for the cloud's."""
+"""The reasons for which an edge answer replaces the cloud's."""
 
 LINK_FAILURES = frozenset({Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED, Reason.CLOUD_CERTIFICATE})
-"""Failures that speak of the link or the whole service; the others speak of one model there."""
+"""Failures of the link or the whole service; the others concern one model there."""
 
 CALLERS_FAULTS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
 """Failures that speak of the request itself: nobody else's requests suffer for them."""

@@ -1,7 +1,7 @@
-"""Tags of a request: what rules go by, and so a thing that fails closed.
+"""Tags of a request, by which rules match; whatever is doubtful fails closed.
 
-A tag's name has no case: HTTP headers have none, so `Privacy` in a rule, `privacy` in a header and `PRIVACY` in a call
-must be one tag, or a rule that keeps requests on the device would miss. Values are compared as they are.
+Names of tags are case-insensitive, as HTTP headers are: `Privacy` in a rule, `privacy` in a header and `PRIVACY` in a
+call must be one tag, or a rule that keeps requests on the device would miss. Values are case-sensitive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_TAGS: Mapping[str, str] = {}
 
 
 def lowered(tags: Mapping[str, _Value]) -> dict[str, _Value]:
-    """The same with names in lower case. Raises `ValueError` where two names differ in case alone."""
+    """The same with names in lower case. Raises `ValueError` if two names differ only in case."""
     found: dict[str, _Value] = {}
     for name, value in tags.items():
         key = name.lower()
@@ -28,10 +28,10 @@ def lowered(tags: Mapping[str, _Value]) -> dict[str, _Value]:
 
 
 def checked_tags(tags: Mapping[Any, Any]) -> Mapping[str, str]:
-    """The tags of a request as rules see them: a copy, with names in lower case. Raises `ValueError`.
+    """The tags of a request as rules see them: a copy with names in lower case. Raises `ValueError`.
 
-    Names and values are plain strings, no subclass and nothing that would have to be converted: `true` as a bool, a
-    number or a text of another type would not be the same to a rule.
+    Names and values must be plain strings, not subclasses and nothing to be converted: `true` as a bool, a number or
+    another string type would not be the same to a rule.
     """
     if not tags:
         return NO_TAGS

@@ -1,4 +1,4 @@
-"""Some rows of a request on their way to the cloud and back, and what the router learns from it."""
+"""An attempt to have some rows of a request answered by the cloud, and what the router learns from it."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ HOPELESS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
 """Failures caused by the request itself, for which a retry cannot help."""
 
 _EARLY_S = 0.005
-"""How long before its deadline a call may end with DEADLINE_EXCEEDED, since clocks and timers round."""
+"""How long before its deadline a call may end with DEADLINE_EXCEEDED, since clocks and timers round (seconds)."""
 
 _names = itertools.count()
 
 
 @dataclass(slots=True)
 class Clock:
-    """The instant of the last event, in seconds of whatever clock the driver goes by."""
+    """The time of the latest event, in seconds of the driver's clock."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class LinkWait:
-    """How long a message waited for the link, and behind how many messages of how many bytes when it began to."""
+    """How long a message waited for the link, and the number and size of the messages before it."""
 
     wait_s: float
     messages: int
@@ -55,22 +55,22 @@ class LinkWait:
 
 
 class CloudAttempt:
-    """Rows sent up by a decision; what comes of each message is learnt exactly once.
+    """Rows offloaded by a decision; the outcome of each message is learnt exactly once.
 
-    Where the link is busy the first message waits in the queue before it until its turn has come, and stays here if
-    something is in the way by then. A hedge, a retry and a probe of the breaker do not wait.
+    If the link is busy, the first message waits in the queue until its turn, and stays on the device if there is an
+    obstacle by then. A hedge, a retry and a probe of the breaker do not wait.
 
-    Usually one message is sent. Where the decision names a hedge, a second one follows once the first has been under
-    way for so long and the router grants it: to another endpoint, or where there is none over a connection of its own.
-    The first good answer wins and the other call is cancelled. Where the policy says `retry`, a call that failed is
-    followed by one more in the same way, if the time left is as long as an answer is predicted to take and the budgets
-    have it. A probe of the breaker is sent once: it is to find out how one request fares.
+    Usually one message is sent. If the decision names a hedge, a second one follows once the first has been in progress
+    for that long and the router allows it: to another endpoint, or else over a connection of its own. The first good
+    answer wins and the other call is cancelled. If the policy says `retry`, one more call follows a failed one in the
+    same way, if the time left covers the predicted time of an answer and the budgets allow it. A probe of the breaker
+    is sent once, since it is to find out how one request fares.
 
-    The driver asks the policy again for each message. Where it keeps the request on the device by then, the first
-    message and a retry are a miss with that reason, and there is no hedge.
+    The driver asks the policy again for each message. If the policy keeps the request on the device by then, the first
+    message and a retry fail with that reason, and a hedge is dropped.
 
-    `model` is what the router knows the model up there by, and `whole` the model that it is a tail of, or empty.
-    `outcome` is None until there is one, and where the device's answer came first. `ended_s` is NaN until then.
+    `model` is the router's key of the cloud model, and `whole` the model of which it is a tail, or "". `outcome` is
+    None until there is one, and if the edge answer came first. `ended_s` is NaN until then.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CloudAttempt:
         self.rows = decision.up_rows
         self.outcome: CloudReplyFacts | CloudFailure | None = None
         self.calls: list[str] = []
-        """The calls in progress."""
+        """Calls in progress."""
         self.link_wait: LinkWait | None = None
         """Whether and how it had to wait; its time is NaN while it does."""
         self.hedged = False
@@ -96,7 +96,7 @@ class CloudAttempt:
 
     @property
     def elapsed_s(self) -> float:
-        """Time from sending to the end of the call that decided, or to the last event."""
+        """Time from sending to the end of the deciding call, or to the latest event."""
         return (self._clock.now_s if math.isnan(self.ended_s) else self.ended_s) - self.started_s
 
     @property
@@ -106,7 +106,7 @@ class CloudAttempt:
 
     @property
     def is_queued(self) -> bool:
-        """Whether its first message waits for the link."""
+        """Whether the first message waits for the link."""
         return self._queued is not None
 
     def begin(self, *, may_wait: bool) -> Step[None]:
@@ -114,7 +114,7 @@ class CloudAttempt:
         try:
             self._size_bytes = yield Encode(self.number)
         except BaseException:
-            self._router.give_back(self.decision)  # a probe's slot must not stay taken, nor what was drawn from budgets
+            self._router.give_back(self.decision)  # free the probe's slot and return what was drawn from budgets
             raise
         decision, call = self.decision, str(next(_names))
         self.started_s = self._clock.now_s
@@ -137,8 +137,8 @@ class CloudAttempt:
         yield from self._send_first(call)
 
     def look(self, *, is_last: bool = False) -> Step[float]:
-        """Send what waits for the link if its turn has come, or keep it here if something is in the way by now; with
-        `is_last` one of both. When to look again."""
+        """Send the waiting message if its turn has come, or keep it here if there is an obstacle; with `is_last` do one
+        of both. Returns when to look again."""
         message = self._queued
         if message is None:
             return math.inf
@@ -162,7 +162,7 @@ class CloudAttempt:
         return LinkWait(math.nan, len(sizes), sum(sizes))
 
     def _leave_queue(self) -> str:
-        """Note how long it waited. Its call."""
+        """Record how long it waited; returns its call."""
         assert self._queued is not None  # noqa: S101  the callers have looked
         assert self.link_wait is not None  # noqa: S101  noted when it was queued
         call, self._queued = self._queued.call, None
@@ -170,7 +170,7 @@ class CloudAttempt:
         return call
 
     def _give_up_queue(self, obstacle: Reason) -> None:
-        """The rows stay here after all, since their message can no longer make it."""
+        """Keep the rows on the device, since their message can no longer be in time."""
         self._tell_not_sent(self._leave_queue())
         self._stay(CloudFailure(obstacle, "the link was busy with others"), self._clock.now_s)
 
@@ -182,7 +182,7 @@ class CloudAttempt:
             self._stay(denied, self.started_s)
 
     def take(self, ended: CallEnded) -> Step[None]:
-        """A call has ended."""
+        """Handle the end of a call."""
         if ended.call not in self.calls or self.outcome is not None:
             return
         if not isinstance(ended.outcome, CloudFailure):
@@ -197,21 +197,20 @@ class CloudAttempt:
             yield from self._miss(ended, ended.outcome)
 
     def hedge(self) -> Step[None]:
-        """Send a second message beside the only one under way, if it is granted."""
+        """Send a hedge beside the only call in progress, if the router allows it."""
         self.hedge_at_s = math.inf
         if self._router.acquire_hedge(self.decision):
             (first,) = self.calls
             denied = yield from self._send(str(next(_names)), first)
-            self.hedged = denied is None  # if not, the first may still be answered
+            self.hedged = denied is None  # otherwise the first may still be answered
 
     def send_no_more(self) -> None:
-        """The device has answered, which is enough: neither a hedge nor a retry follows."""
+        """The edge answer suffices: send neither a hedge nor a retry."""
         self.hedge_at_s = math.inf
         self._may_retry = False
 
     def give_up(self) -> Step[None]:
-        """End calls that are late; without an answer by now that counts as one failure of the cloud, unless nothing
-        was sent."""
+        """End late calls; if there is no answer by now, count one failure of the cloud, unless nothing was sent."""
         if self.is_queued:
             self._give_up_queue(Reason.CLOUD_TOO_SLOW)
         if self.is_open:
@@ -219,8 +218,8 @@ class CloudAttempt:
             yield from self._settle(ended)
 
     def overtaken(self) -> Step[None]:
-        """End calls that the device's answer came before; that is a failure of the cloud if it took longer than it
-        was sure to take, or nobody knew how long it would take. There is no outcome: nobody waits for one any more."""
+        """End calls after the edge answer came first; that counts as a failure of the cloud if they took longer than
+        predicted with confidence, or if there was no prediction. There is no outcome, since none is needed any more."""
         if not self.is_open:
             return
         if self.is_queued or self.elapsed_s < self.decision.predicted_sure_s:
@@ -230,7 +229,7 @@ class CloudAttempt:
             self.ended_s = ended.ended_s
 
     def drop(self) -> Step[None]:
-        """Cancel calls whose answer nobody needs any more; that says nothing about the cloud."""
+        """Cancel calls whose answer is no longer needed, which says nothing about the cloud."""
         if self.outcome is None:
             if self.is_queued:
                 self._tell_not_sent(self._leave_queue())
@@ -239,7 +238,7 @@ class CloudAttempt:
                 self.ended_s = self._clock.now_s
 
     def _send(self, call: str, apart_from: str = "") -> Step[CloudFailure | None]:
-        """Send the message, which is paid for; why not, if the policy keeps it here by now."""
+        """Send the paid message; returns why not, if the policy keeps it here by now."""
         router, decision = self._router, self.decision
         known = router.state.over(decision.interface)
         # Told before it is done: on a busy machine the answer may be there before the sending returns.
@@ -263,19 +262,19 @@ class CloudAttempt:
         self._tell_dropped(call)
 
     def _end_late(self) -> Step[CallEnded]:
-        """Give up every call that is under way, and count that as one failure: that of the first."""
+        """Cancel every call in progress, and count that as one failure, that of the first call."""
         first, *others = self.calls
         self.calls = []
-        for hedge in others:  # it had less time than the call before it, so it says nothing more
+        for hedge in others:  # a hedge had less time than the first call, so it adds nothing
             yield GiveUp(hedge)
             self._tell_dropped(hedge)
         ended: CallEnded = yield GiveUp(first)
-        assert isinstance(ended.outcome, CloudFailure)  # noqa: S101  that is what giving up comes to
+        assert isinstance(ended.outcome, CloudFailure)  # noqa: S101  cancelling leads to a failure
         self._tell_failed(ended, ended.outcome)
         return ended
 
     def _are_all_late(self, miss: CloudFailure) -> bool:
-        """Whether a call ended since its own time is up, which is that of all: `give_up` counts them as one failure."""
+        """Whether a call ended because the time of all is up: `give_up` counts them as one failure."""
         is_late = miss.reason is Reason.CLOUD_DEADLINE and self._clock.now_s >= self.decision.give_up_s - _EARLY_S
         return is_late and len(self.calls) > 1
 
@@ -294,7 +293,7 @@ class CloudAttempt:
         )
 
     def _miss(self, ended: CallEnded, miss: CloudFailure) -> Step[None]:
-        """Note a failure; it is the outcome only where no other call is under way and none follows."""
+        """Record a failure; it is the outcome only if no other call is in progress and none follows."""
         self.calls.remove(ended.call)
         self._tell_failed(ended, miss)
         if self.calls:
@@ -309,14 +308,14 @@ class CloudAttempt:
 
     def _is_worth_another(self, ended: CallEnded, miss: CloudFailure) -> bool:
         wanted = self.decision.verdict.settings.on_failure(miss.reason) == "retry" and miss.reason not in HOPELESS
-        if miss.retry_after_s is not None and not ended.has_others:  # it said that it would be for nothing
+        if miss.retry_after_s is not None and not ended.has_others:  # the cloud said that a retry would fail
             return False
         predicted_s = self.decision.predicted_cloud_s
         left_s = self.decision.give_up_s - self._clock.now_s
         return wanted and self._may_retry and left_s > (0.0 if math.isnan(predicted_s) else predicted_s)
 
     def _stay(self, denied: CloudFailure, ended_s: float) -> None:
-        """The rows stay here after all: the policy has changed since the decision."""
+        """Keep the rows on the device: the policy has changed since the decision."""
         self.outcome = denied
         self.ended_s = ended_s
 

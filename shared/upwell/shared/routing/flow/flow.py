@@ -1,7 +1,7 @@
-"""The flow of one request, from signals to answer: who is asked, who is waited for, and what stands in for whom.
+"""The flow of one request, from signals to answer: which side is asked, waited for and used instead of the other.
 
-The algorithm stands here once, without clock, thread, socket or tensor: a driver does what it asks for and tells what
-came of it. The agent drives it with real ones, the simulator and tests in virtual time.
+The algorithm stands here once, without clock, thread, socket or tensor: a driver performs its actions and reports the
+results. The agent drives it with real ones, the simulator and tests in virtual time.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from upwell.shared.routing.flow.attempt import Clock, CloudAttempt
 from upwell.shared.routing.policy.settings import HardSettings, Objective
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 
-# What the plans are called for a head that answers early, which always runs.
+# The plan's names for a head with an early answer, which always runs.
 _EXIT_PLANS = {Plan.EDGE: Plan.EDGE, Plan.CASCADE: Plan.EXIT, Plan.CLOUD: Plan.SPLIT}
 _ONE: Rows = (0,)
 
 
 def without(rows: Rows, taken: Rows) -> Rows:
-    """`rows` less those in `taken`, in order."""
+    """`rows` without those in `taken`, in order."""
     if not taken:
         return rows
     left_out = frozenset(taken)
@@ -57,18 +57,18 @@ def without(rows: Rows, taken: Rows) -> Rows:
 
 
 class RequestFlow:
-    """One request: `begin` gives the first action, `resume` and `fail` what follows each; None ends it.
+    """One request: `begin` returns the first action, `resume` and `fail` the next one; None ends it.
 
-    The edge answer is in hand, or its run begins, early enough that the answer leaves by the deadline whatever the
-    cloud does; the loser is cancelled. Where there is no answer to give, `begin`, `resume` or `fail` raises an
-    `UpwellError`. `turned_away` then says that the request was refused before it cost anything.
+    The edge answer is at hand, or its run begins, early enough that the answer leaves by the deadline whatever the
+    cloud does; the loser is cancelled. If there is no answer, `begin`, `resume` or `fail` raises an `UpwellError`;
+    `turned_away` then says that the request was refused before any work.
 
-    What it came to: `plan`, `reason` and `obstacle` (what kept rows on the device that wanted up), the decisions
-    `first` and `second` (None where nothing was asked after the device ran), `hardness` by row of those that the device
-    scored, `attempts`, and the rows that the device has answered, `edge_rows`, in the order of its runs.
+    Results: `plan`, `reason` and `obstacle` (what kept candidates on the device), the decisions `first` and `second`
+    (None if none was made after the edge run), `hardness` by row of those scored on the device, `attempts`, and
+    `edge_rows`, the rows that the device has answered, in the order of its runs.
     """
 
-    # What most requests leave as it is.
+    # Defaults that most requests do not change.
     second: Decision | None = None
     obstacle: Reason | None = None
     hardness: Mapping[int, float] = MappingProxyType({})
@@ -88,11 +88,11 @@ class RequestFlow:
         self._steps = self._run()
 
     def begin(self, now_s: float) -> Action | None:
-        """The first action. All instants are of one clock, the signals' own."""
+        """The first action. All times are of one clock, that of the signals."""
         return self.resume(None, now_s)
 
     def resume(self, result: Any, now_s: float) -> Action | None:
-        """The next action, after what came of the one before it."""
+        """The next action, after the result of the previous one."""
         self._clock.now_s = now_s
         try:
             return self._steps.send(result)
@@ -100,7 +100,7 @@ class RequestFlow:
             return None
 
     def fail(self, error: BaseException, now_s: float) -> Action | None:
-        """The next action, after the one before it has failed."""
+        """The next action, after the previous one has failed."""
         self._clock.now_s = now_s
         try:
             return self._steps.throw(error)
@@ -109,7 +109,7 @@ class RequestFlow:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Who answers each row."""
+        """The route of each row."""
         if not self.attempts:
             return (Route.EXIT if self.signals.exits else Route.EDGE,) * len(self.rows)
         here, up = (Route.EXIT, Route.SPLIT) if self.signals.exits else (Route.EDGE, Route.CLOUD)
@@ -118,7 +118,7 @@ class RequestFlow:
 
     @property
     def answered(self) -> Sequence[CloudAttempt]:
-        """The attempts that came to an answer."""
+        """The attempts with an answer."""
         return [one for one in self.attempts if not isinstance(one.outcome, CloudFailure | None)]
 
     @property
@@ -130,7 +130,7 @@ class RequestFlow:
 
     @property
     def answer_reason(self) -> Reason:
-        """Why the answer comes from where it comes from."""
+        """The reason code of the answer."""
         if not self.attempts:
             return self.reason if self.obstacle is None else self.obstacle
         if self._failure is not None:
@@ -146,7 +146,7 @@ class RequestFlow:
 
     @property
     def _failure(self) -> Reason | None:
-        """The first failure of the cloud; what the policy keeps here is none."""
+        """The first failure of the cloud; a row kept by the policy is not a failure."""
         outcomes = (one.outcome for one in self.attempts)
         return next((o.reason for o in outcomes if isinstance(o, CloudFailure) and o.reason in DEGRADED), None)
 
@@ -156,14 +156,14 @@ class RequestFlow:
         return next((o for o in outcomes if not isinstance(o, CloudFailure | None) and o.is_degraded), None)
 
     def gave_up(self, now_s: float) -> GaveUp | None:
-        """What is learnt from an answer that is whole now; None unless it waited for the cloud to the end."""
+        """The overrun of an answer that is complete now; None unless it waited for the cloud until the end."""
         second = self.second
         if second is None or not second.up_rows or not self._has_edge or now_s < second.give_up_s:
             return None
         return GaveUp(now_s - second.give_up_s)
 
     def edge_covers(self, rows: Rows) -> bool:
-        """Whether the device has answered all of these."""
+        """Whether the device has answered all of these rows."""
         return {row for part in self.edge_rows for row in part}.issuperset(rows)
 
     def _run(self) -> Step[None]:
@@ -181,7 +181,7 @@ class RequestFlow:
                 yield from attempt.drop()
 
     def _decided(self) -> Step[Decision]:
-        """The first decision; made again where not all that waits for the device goes before this request."""
+        """The first decision; made again if not all waiting runs go before this request."""
         decision = self.first = self._router.decide(self.signals)
         ahead: int = yield Admit(decision)
         if ahead == self.signals.edge_ahead:
@@ -196,10 +196,10 @@ class RequestFlow:
         return error
 
     def _ask(self, decision: Decision) -> Step[None]:
-        """Send what goes up at once and run the rest on the device, then send what turned out hard."""
+        """Send the rows that go at once and run the rest on the device, then send those that are hard."""
         exits = self.signals.exits
         if decision.up_rows and not exits:
-            # What waits for the link must look when its turn has come, which nobody does while the device runs.
+            # A message that waits for the link must be checked at its turn, which is impossible while the device runs.
             has_rest = len(decision.up_rows) < len(self.rows)
             decision = self.first = yield from self._send(decision, may_wait=not has_rest)
             self.plan, self.reason = decision.plan, decision.reason
@@ -212,13 +212,13 @@ class RequestFlow:
         rest = without(self.rows, decision.up_rows) if decision.up_rows and not exits else self.rows
         if not rest or not self._has_edge:
             return
-        # Where a second run, for rows that the cloud misses, would come too late, one run takes them all.
+        # If a second run, for rows that the cloud fails to answer, would be too late, one run takes them all.
         is_last_run = self._clock.now_s + decision.predicted_edge_s > decision.fallback_start_s
         rows = self.rows if is_last_run else rest
         try:
             yield from self._run_edge(rows, decision.deadline_s)
         except BaseException as error:
-            if exits:  # what the head gives was to go up
+            if exits:  # the tail needs the head's output
                 self._router.give_back(decision)
             if not isinstance(error, ModelFailed | Refused):
                 raise
@@ -232,7 +232,7 @@ class RequestFlow:
             self.plan = _EXIT_PLANS[decision.plan]
 
     def _escalate(self, first: Decision, rest: Rows, hard: HardSettings) -> Step[None]:
-        """Decide about the rows that the device has run, and send those that are hard."""
+        """Decide on the rows that the device has run, and send the hard ones."""
         measured: tuple[float, ...] | None = yield Score(rest, hard)
         if measured is None:
             self.reason = Reason.NO_SCORES
@@ -250,15 +250,15 @@ class RequestFlow:
             self.reason = second.reason
 
     def _learn_scores(self, hard: HardSettings, scored: int, values: tuple[float, ...]) -> None:
-        """Tell the router how many rows were hard: what a share or a risk is held by counts every request."""
+        """Report how many rows were hard: shares and risks count every request."""
         if not (math.isnan(hard.cloud_share) and math.isnan(hard.max_risk)):
             rows = len(self.rows)
             self._router.observe(Scored(self.signals.request_facts.model, hard.scope, rows, rows - scored, values))
 
     def _lift_instead(self, error: ModelFailed | Refused, rows: Rows) -> Step[None]:
-        """The device failed, or has no time: everything that it should have answered goes up, if it may."""
+        """The device failed, or has no time: offload all its rows, if allowed."""
         self.reason = reason = Reason.EDGE_FAILED if isinstance(error, ModelFailed) else Reason.EDGE_BUSY
-        if self.signals.exits:  # the tail takes nothing but what the head gives
+        if self.signals.exits:  # the tail accepts only the head's output
             raise self._away(error)
         decision = self._router.decide(replace(self.signals, has_edge=False, split_routes=()))
         if decision.refusal:
@@ -269,7 +269,7 @@ class RequestFlow:
         self.plan = Plan.CLOUD
 
     def _send(self, decision: Decision, *, may_wait: bool = True) -> Step[Decision]:
-        """Send what goes up; the decision acted on, another one where a head failed that was to run first."""
+        """Send the offloaded rows; returns the decision carried out, a new one if the required head failed."""
         model, split_route = self.signals.request_facts.model, decision.split_route
         target = (model, "")
         if split_route is not None:
@@ -289,7 +289,7 @@ class RequestFlow:
         return decision
 
     def _send_otherwise(self, error: UpwellError, *, may_wait: bool) -> Step[Decision]:
-        """No head runs: the whole goes up, or stays here, as if the model were not split."""
+        """Decide without a head, as if the model were not split."""
         whole = self._router.decide(replace(self._asked, split_routes=()))
         if whole.refusal or (not self._has_edge and not whole.up_rows):
             raise self._away(error)
@@ -304,7 +304,7 @@ class RequestFlow:
                 attempt.send_no_more()
 
     def _settle(self, decision: Decision) -> Step[None]:
-        """Wait for the cloud, with the edge run beside it in time, until every row has an answer or none can come."""
+        """Wait for the cloud, with a timely edge run beside it, until every row has an answer or none can come."""
         settings = decision.verdict.settings
         if any(action != "error" for action in settings.on_cloud_failure.values()):
             yield from self._cover(decision)
@@ -312,18 +312,18 @@ class RequestFlow:
         self._check_stand_ins()
 
     def _wait_for_all(self, objective: Objective) -> Step[None]:
-        """For each attempt until its answer is there, or nobody needs it any more."""
+        """Wait for each attempt until its answer has come or is no longer needed."""
         for attempt in self.attempts:
             if objective != "accuracy" and self.edge_covers(attempt.rows):
-                yield from self._wait(attempt, -math.inf)  # the first good answer wins, and the device's is there
+                yield from self._wait(attempt, -math.inf)  # the first good answer wins, and the edge answer is there
                 yield from attempt.overtaken()
                 continue
             yield from self._wait(attempt, attempt.decision.give_up_s)
             yield from attempt.give_up()
 
     def _wait(self, attempt: CloudAttempt, until_s: float) -> Step[None]:
-        """Until the attempt has an outcome, or that instant; what ends, is to be hedged or may leave meanwhile is seen
-        to."""
+        """Wait until the attempt has an outcome, or until `until_s`; handles calls that end, hedges, and queued
+        messages meanwhile."""
         while attempt.outcome is None:
             wake_s = until_s
             for one in self.attempts:
@@ -342,7 +342,7 @@ class RequestFlow:
                     yield from one.hedge()
 
     def _cover(self, decision: Decision) -> Step[None]:
-        """Wait for rows that only the cloud has, and run the device for those still missing when it must start."""
+        """Wait for rows that only the cloud has, and run the device for the missing ones when it must start."""
         uncovered = [attempt for attempt in self.attempts if not self.edge_covers(attempt.rows)]
         if not uncovered or not self._has_edge:
             return
@@ -350,7 +350,7 @@ class RequestFlow:
         try:
             for attempt in uncovered:
                 yield from self._wait(attempt, start_s)
-            for attempt in uncovered:  # nobody looks at the queue while the device runs
+            for attempt in uncovered:  # the queue cannot be checked while the device runs
                 yield from attempt.look(is_last=True)
             missing = tuple(row for one in uncovered if self._may_stand_in(one) for row in one.rows)
             if missing:
@@ -366,11 +366,11 @@ class RequestFlow:
                 raise  # otherwise the cloud may still answer
 
     def _may_stand_in(self, attempt: CloudAttempt) -> bool:
-        """Whether the device's answer may be needed for these rows; while the cloud is waited for it may."""
+        """Whether the edge answer may replace these rows' cloud answer; while the cloud is waited for it may."""
         outcome = attempt.outcome
         if not isinstance(outcome, CloudFailure):
             return outcome is None
-        if outcome.reason in DEGRADED:  # what the policy keeps here is no failure
+        if outcome.reason in DEGRADED:  # a row kept by the policy is not a failure
             return attempt.decision.verdict.settings.on_failure(outcome.reason) != "error"
         return True
 
@@ -383,7 +383,7 @@ class RequestFlow:
             raise CloudFailed(f"the policy requires the cloud, which was not asked: {decision.obstacle}")
 
     def _check_stand_ins(self) -> None:
-        """Raise unless edge answers stand in for all that the cloud missed, and may."""
+        """Raise unless edge answers exist and are allowed for all rows that the cloud failed to answer."""
         missed = [(one, one.outcome) for one in self.attempts if isinstance(one.outcome, CloudFailure)]
         for attempt, miss in missed:
             if self.signals.has_edge and not self._may_stand_in(attempt):
@@ -397,7 +397,7 @@ _POLICYS_OWN = frozenset({Reason.EGRESS_DENIED, Reason.RULE, Reason.RULE_ERROR, 
 
 
 def refusal(decision: Decision) -> UpwellError:
-    """The error for a decision that leaves no route; when the cloud may be asked again is passed on."""
+    """The error for a decision without a route; passes on when the cloud may be asked again."""
     if decision.obstacle in _POLICYS_OWN:
         return NoAllowedRoute(decision.refusal)
     if decision.obstacle is Reason.BREAKER_OPEN:
@@ -406,7 +406,7 @@ def refusal(decision: Decision) -> UpwellError:
 
 
 def failure(miss: CloudFailure) -> UpwellError:
-    """The error for a cloud that failed where nothing stands in for its answer; when to come back is passed on."""
+    """The error for a failed cloud without an edge answer; passes on when the cloud may be asked again."""
     text = f"{miss.reason}: {miss.detail}"
     if miss.reason in _POLICYS_OWN:
         return NoAllowedRoute(f"{miss.detail} and the model has no edge side")

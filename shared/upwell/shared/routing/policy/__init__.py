@@ -1,1 +1,1 @@
-"""Policies: the file, its rules, what they come to for one request."""
+"""Policies: the file, its rules, and their result for one request."""

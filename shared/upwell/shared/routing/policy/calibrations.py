@@ -1,4 +1,4 @@
-"""Calibrations in `policy.yaml`: thresholds that were found for one model pair, one measure and one target."""
+"""Calibrations in `policy.yaml`: thresholds for one model pair, one measure and one target."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Calibration(Section):
         return self.is_about(model, measure, target) and not self.misfits(model_pair)
 
     def is_about(self, model: str | None, measure: str, target: Mapping[str, float]) -> bool:
-        """Whether it is for this target of a model of this name, whatever version of it runs."""
+        """Whether it is for this target of a model of this name, whatever version runs."""
         return (self.model, self.measure) == (model, measure) and self._is_for(target)
 
     def misfits(self, model_pair: ModelPair) -> tuple[str, ...]:
-        """The keys by which it is for other models than these."""
+        """The keys in which it differs from these models."""
         both = ((name, getattr(self, name), getattr(model_pair, name)) for name in _FIELDS)
         return tuple(name for name, mine, theirs in both if mine and theirs and mine != theirs)
 
@@ -69,7 +69,7 @@ class Calibration(Section):
 
     @property
     def curve(self) -> tuple[tuple[float, float], ...]:
-        """(share, risk) of the evidence; empty where it has none, or somebody wrote something else there."""
+        """(share, risk) of the evidence; empty if there is none, or it is something else."""
         found = self.evidence.get("curve")
         pairs = found if isinstance(found, list) else []
         is_right = all(
@@ -80,8 +80,8 @@ class Calibration(Section):
 
     @property
     def qualities(self) -> tuple[LowerQuality, ...]:
-        """Those of the evidence below its first, model.yaml's, held against that one; empty where it has none, or
-        somebody wrote something else there."""
+        """The qualities of the evidence below the first, which is model.yaml's and the reference; empty if there are
+        none, or the evidence is something else."""
         found = self.evidence.get("qualities")
         entries = found[:_MOST_QUALITIES] if isinstance(found, list) else []
         if not entries or not all(map(_is_quality, entries)):
@@ -97,7 +97,7 @@ class Calibration(Section):
         )
 
     def key(self) -> tuple[object, ...]:
-        """What two calibrations must not have in common."""
+        """The key that must be unique among calibrations."""
         of = (self.model, *(getattr(self, name) for name in _FIELDS), self.measure)
         return (*of, self.cloud_share, self.max_risk, None if self.max_risk is None else self.confidence)
 
@@ -115,7 +115,7 @@ def fitting(
     target: Mapping[str, float],
     model_pair: ModelPair,
 ) -> int | None:
-    """The index of the calibration for a target: of those that fit the one that names most, of these the last."""
+    """The index of the calibration for a target: the most specific one that fits, and of these the last."""
     fit = [index for index, one in enumerate(calibrations) if one.matches(model, measure, target, model_pair)]
 
     def named(index: int) -> tuple[int, int]:
@@ -131,10 +131,10 @@ def nearest(
     target: Mapping[str, float],
     model_pair: ModelPair,
 ) -> int | None:
-    """The index of the calibration for a target that stands in where none fits; None where there is none for it.
+    """The index of the fallback calibration for a target if none fits; None if there is none.
 
-    Hardness is measured by the device's model, so one for the same model on the device comes first, and of these one
-    for the same runtime; of several the last.
+    Hardness is measured on the edge model, so a calibration for the same edge model comes first, then one for the same
+    runtime; of several the last.
     """
     about = [index for index, one in enumerate(calibrations) if one.is_about(model, measure, target)]
 
@@ -148,12 +148,12 @@ def nearest(
 def misfit_text(
     former: Calibration | None, target: Mapping[str, float], model_pair: ModelPair, threshold: float
 ) -> str:
-    """What log and health say where no calibration fits; `former` is the nearest one."""
+    """The text for log and health if no calibration fits; `former` is the fallback."""
     name, value = next(iter(target.items()))
     wanted, until = f"{name} {value * 100:g}%", "until `upwell policy calibrate` finds one for these models"
     if former is None:
         holds = f"it starts from {threshold:g}" if name == "cloud_share" else f"threshold {threshold:g} holds"
-        return f"there is no calibration for {wanted}: {holds} {until}"
+        return f"no calibration for {wanted}: {holds} {until}"
     pairs = (f"{key} {getattr(former, key)}, not {getattr(model_pair, key)}" for key in former.misfits(model_pair))
     holds = "that share is kept" if name == "cloud_share" else f"threshold {threshold:g} holds"
     return f"no calibration fits: the one for {wanted} is for {', '.join(pairs)}; {holds} {until}"

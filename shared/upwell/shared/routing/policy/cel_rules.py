@@ -14,8 +14,8 @@ from upwell.shared.config.expressions import ExpressionText, compile_expression,
 from upwell.shared.routing.policy.request_facts import RequestFacts, RowFacts
 
 _BOOL, _TEXT = cel.Type.BOOL, cel.Type.STRING
-# Numbers are typed as they come, so that `link.rtt_s < 1` needs no `1.0`: CEL compares numbers of different types, and
-# its type checker does not.
+# Numbers are dynamically typed, so that `link.rtt_s < 1` needs no `1.0`: CEL compares numbers of different types, but
+# its type checker does not allow it.
 _NUMBER = cel.Type.DYN
 
 VARIABLES: Mapping[str, cel.Type] = MappingProxyType(
@@ -37,7 +37,7 @@ VARIABLES: Mapping[str, cel.Type] = MappingProxyType(
         "cloud.breaker_open": _BOOL,
     }
 )
-"""The variables and their types. `request.tags` has a field for each tag that an expression names."""
+"""The variables and their types. `request.tags` has a field for each tag in an expression."""
 
 _ENVIRONMENT = cel.NewEnv(variables=dict(VARIABLES))
 
@@ -46,7 +46,7 @@ _TAGS = re.compile(r"\brequest\s*\.\s*tags\b\s*(?:\.\s*(\w+)\b(?!\s*\()|\[\s*\0(
 
 
 def _tags(read: ExpressionText) -> set[str]:
-    """The tags that it names. Raises `ValueError` where it reads `request.tags` in another way."""
+    """The tags in an expression. Raises `ValueError` if it uses `request.tags` in another way."""
     names = set()
     for found in _TAGS.finditer(read.code):
         if found[1] is None and found[2] is None:
@@ -56,12 +56,12 @@ def _tags(read: ExpressionText) -> set[str]:
 
 
 def check(source: str) -> None:
-    """Raises `ValueError` that says what is wrong with an expression, and where in it."""
+    """Raise `ValueError` that says what is wrong with an expression, and where."""
     read = ExpressionText(source)
     if "has" in read.calls:
         raise ValueError("has() is not needed: every field is set, and a missing tag is the empty string")
     result = _trial(read, _compiled(source))
-    # It may need what an empty request lacks (at run time it falls closed), but the types are always these.
+    # It may need what an empty request lacks (at run time it fails closed), but the types are always the same.
     if result.type() == cel.Type.ERROR and not str(result.value()).startswith("UNKNOWN: No matching overloads"):
         return
     if result.type() != _BOOL:
@@ -69,13 +69,13 @@ def check(source: str) -> None:
 
 
 def trial_error(source: str) -> str:
-    """Why a checked expression cannot be evaluated for a request without tags; empty where it can."""
+    """Why a checked expression cannot be evaluated for a request without tags; "" if it can."""
     result = _trial(ExpressionText(source), _compiled(source))
     return "" if result.type() == _BOOL else _no_verdict(result)
 
 
 def _trial(read: ExpressionText, program: cel.Expression) -> cel.Value:
-    """What an expression gives for an empty request at noon, with nothing known."""
+    """The value of an expression for an empty request at noon, with all facts unknown."""
     return program.eval(data=_variables(_tags(read), _NOBODY, _NOON, RowFacts()))
 
 
@@ -84,7 +84,7 @@ _NOON = datetime(2024, 5, 1, 12, 0)
 
 
 def _variables(tags: Iterable[str], request_facts: RequestFacts, local: datetime, facts: RowFacts) -> dict[str, object]:
-    """Variable -> value. What is not known is taken as good, so that the cloud is tried and becomes known."""
+    """Variable -> value. Unknown facts get favourable values, so that the cloud is tried and becomes known."""
     return {
         "request.model": request_facts.model,
         "request.tags": {name: request_facts.tags.get(name.lower(), "") for name in tags},
@@ -119,7 +119,7 @@ def _no_verdict(result: cel.Value) -> str:
 
 
 class Conditions:
-    """The expressions of a policy, compiled. Immutable; what they read is put together once for each request."""
+    """The compiled expressions of a policy. Immutable; their variables are set once per request."""
 
     def __init__(self, sources: Iterable[str]) -> None:
         self._programs = {source: _compiled(source) for source in sources}
@@ -129,15 +129,15 @@ class Conditions:
 
     @property
     def uses_facts(self) -> bool:
-        """Whether any of them reads more than the request."""
+        """Whether any expression uses more than the request."""
         return bool(self._roots - {"request"})
 
     def context(self, request_facts: RequestFacts, local: datetime, facts: RowFacts) -> cel.Activation:
-        """What expressions read about one request. Raises for texts that are no Unicode."""
+        """The variables for one request. Raises for texts that are not valid Unicode."""
         return _ENVIRONMENT.Activation(_variables(self._tags, request_facts, local, facts))
 
     def holds(self, source: str, context: cel.Activation) -> bool:
-        """Whether an expression is true. Raises `ValueError` where it cannot be evaluated."""
+        """Whether an expression is true. Raises `ValueError` if it cannot be evaluated."""
         result = self._programs[source].eval(context)
         if result.type() != _BOOL:
             raise ValueError(_no_verdict(result))

@@ -1,4 +1,4 @@
-"""Whether the parts of a policy agree: names used twice, keys of several levels that contradict each other."""
+"""Whether the parts of a policy agree: repeated names, and contradicting keys of several levels."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a policy by their places in the file; of a file with mistakes, those without.
+    """The parts of a policy by their places in the file; wrong parts are left out.
 
-    `defaults` is None where they are wrong: then nothing can be said of the levels above them.
+    `defaults` is None if they are wrong: then the levels above them cannot be checked.
     """
 
     defaults: SettingsPatch | None
@@ -39,7 +39,7 @@ class Parts:
 
     @classmethod
     def readable(cls, value: Any) -> Parts:
-        """The parts of a policy, as plain values, that can be read."""
+        """The readable parts of a policy given as plain values."""
         value = value if isinstance(value, dict) else {}
         rules, models, calibrations = (value.get(key) for key in ("rules", "models", "calibrations"))
         return cls(
@@ -50,7 +50,7 @@ class Parts:
         )
 
     def resolved(self, model: str | None, rule: int | None, model_pair: ModelPair) -> Resolved:
-        """What holds for `model` under the rule at this index; `defaults` must be there."""
+        """The settings of `model` under the rule at this index; `defaults` must exist."""
         levels = [] if self.defaults is None else [Level(("defaults",), "defaults", self.defaults)]
         if model is not None and model in self.models:
             levels.append(Level(("models", model), f"models.{model}", self.models[model]))
@@ -73,7 +73,7 @@ def _read(kind: type[M], value: Any) -> M | None:
 
 
 def _read_patch(value: Any) -> SettingsPatch | None:
-    """A level without its keys that are wrong; None where a section is wrong that is judged together with others."""
+    """A level without its wrong keys; None if a section is wrong that is checked together with others."""
     if not isinstance(value, dict):
         return None
     right = {key: one for key, one in value.items() if _read(SettingsPatch, {key: one}) is not None}
@@ -89,7 +89,7 @@ def _present(values: Iterable[tuple[Any, M | None]]) -> dict[Any, M]:
 
 
 def disagreements(parts: Parts) -> dict[Location, str]:
-    """What is wrong though each part for itself is right: place -> text."""
+    """Problems between parts that are valid by themselves: place -> text."""
     return {**_names_used_twice(parts), **_calibrations_made_twice(parts), **_contradictions(parts)}
 
 
@@ -128,13 +128,13 @@ def _contradictions(parts: Parts) -> dict[Location, str]:
                 resolved = parts.resolved(model, index, pair)
                 found.update(resolved.problems)
                 idle.append(resolved.idle)
-        for one in idle:  # a rule may be meant for only some of the models that it meets
+        for one in idle:  # a rule may be meant for only some of its models
             found.update({at: text for at, text in one.items() if index is None or all(at in other for other in idle)})
     return found
 
 
 def _may_meet(parts: Parts, model: str | None, rule: Rule) -> bool:
-    """Whether `rule` can match a request of `model`, or where that is None of a model that `models` does not name."""
+    """Whether `rule` can match a request of `model`; None stands for models that `models` does not name."""
     named = rule.match.model
     if named is None:
         return True
@@ -153,7 +153,7 @@ def joined(error: ValidationError, problems: Mapping[Location, str]) -> Validati
 
 
 def _again(details: ErrorDetails) -> InitErrorDetails:
-    """An error as it must be given to raise it once more."""
+    """An error in the form for raising it again."""
     return InitErrorDetails(
         type=details["type"], loc=details["loc"], input=details["input"], ctx=details.get("ctx", {})
     )

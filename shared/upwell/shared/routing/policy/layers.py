@@ -1,4 +1,4 @@
-"""What the levels of a policy write, laid over each other: defaults → model → rule, key by key, in sections too."""
+"""Layers the levels of a policy: defaults → model → rule, key by key, also within sections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUILT_IN = "built-in"
 
 @dataclass(frozen=True)
 class Level:
-    """One of the places that write settings: where it stands in the file, its name there, and what it writes."""
+    """A level that writes settings: its place in the file, its name, and its keys."""
 
     location: Location
     name: str
@@ -30,26 +30,26 @@ class Level:
 
     @property
     def identifier(self) -> str:
-        """A name that outlives a change of order: what budgets and controllers are kept under."""
+        """A name that survives reordering, under which budgets and controllers are kept."""
         return f"rules.{self.name}" if self.location[0] == "rules" else self.name
 
     @property
     def rank(self) -> int:
-        """The level that is laid over another has the higher one."""
+        """Levels with a higher rank override others."""
         return len(_ORDER) if self.location[-1] == ON_DRIFT else _ORDER.index(str(self.location[0]))
 
     @property
     def label(self) -> str:
-        """How explanations call it: `defaults`, `models.digits`, `rules[1] night`."""
+        """Its name in explanations: `defaults`, `models.digits`, `rules[1] night`."""
         return f"rules[{self.location[1]}] {self.name}" if self.location[0] == "rules" else self.name
 
 
 class Layers:
     """The levels as one flat table: key -> value and the level that wrote it.
 
-    A section that is written has a key of its own, with `on` or `off`. `off` takes back what lower levels wrote in it.
-    In `hard`, a level that says how the threshold is found (a plain one, `cloud_share` or `max_risk`) takes back
-    another way that a lower level named; a plain threshold stays under a target, for as long as no calibration fits.
+    A written section has a key of its own, with `on` or `off`; `off` removes what lower levels wrote in it. In `hard`,
+    a level that says how the threshold is found (a plain one, `cloud_share` or `max_risk`) removes another way named by
+    a lower level; a plain threshold stays under a target while no calibration fits.
     """
 
     def __init__(self, levels: Sequence[Level]) -> None:
@@ -62,23 +62,23 @@ class Layers:
         return key in self._table
 
     def get(self, key: Key, default: Any = None) -> Any:
-        """What is written under `key`, or `default`."""
+        """The value written for `key`, or `default`."""
         return self._table[key][0] if key in self._table else default
 
     def is_off(self, section: str, default: str = OFF) -> bool:
-        """Whether a section is off; `default` where nobody wrote it."""
+        """Whether a section is off; `default` if it is not written."""
         return bool(self.get((section,), default) == OFF)
 
     def level(self, key: Key) -> Level | None:
-        """Who wrote `key`."""
+        """The level that wrote `key`."""
         return self._table[key][1] if key in self._table else None
 
     def origin(self, *keys: Key) -> str:
-        """The label of the level that wrote the first of `keys` that is written; `built-in` where none is."""
+        """The label of the level that wrote the first written key of `keys`; `built-in` if none is."""
         return next((self._table[key][1].label for key in keys if key in self._table), BUILT_IN)
 
     def written(self, section: str) -> Iterator[tuple[str, Level]]:
-        """The keys that are written in a section, and by whom."""
+        """The written keys of a section, and their levels."""
         for key, (_, level) in self._table.items():
             if key[0] == section:
                 yield ".".join(key[1:]), level

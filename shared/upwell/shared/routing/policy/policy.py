@@ -1,7 +1,7 @@
-"""The routing policy that a person writes (`policy.yaml`), and what it comes to for one model and one rule.
+"""The routing policy (`policy.yaml`), and its settings for one model and one rule.
 
-Precedence is defaults → model → rule, key by key: a level changes only the keys that it writes. `Policy` is the
-file as written; `Settings` is the outcome, frozen and complete, computed once when the policy is compiled.
+Precedence is defaults → model → rule, key by key: a level changes only the keys that it writes. `Policy` is the file as
+written; `Settings` is the result, frozen and complete, computed once when the policy is compiled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _DIGEST = "^sha256:[0-9a-f]{64}$"
 
 
 def _misplaced(value: Any) -> dict[Location, str]:
-    """Only where `replaces` ends the file does it show that the file is whole; a cut one has no whole digest."""
+    """Refuse `replaces` anywhere but at the end, where it proves that the file is complete: a truncated file lacks its
+    digest."""
     if isinstance(value, dict) and "replaces" in value and list(value)[-1] != "replaces":
         return {("replaces",): "expected as the last key of the file, so that a truncated file lacks it"}
     return {}
@@ -36,7 +37,7 @@ def _misplaced(value: Any) -> dict[Location, str]:
 
 def _known_zone(name: str) -> str:
     try:
-        if name != "UTC":  # known without a time zone database, which a small device may lack
+        if name != "UTC":  # works without a time zone database, which a small device may lack
             ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         raise ValueError(f"unknown time zone {name!r}; expected an IANA name such as Europe/Berlin") from None
@@ -62,7 +63,7 @@ class Policy(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _holds_together(cls, value: Any, handler: ModelWrapValidatorHandler[Policy]) -> Policy:
-        """What only the whole file shows, also where parts of it are wrong: then of the parts that are right."""
+        """Check the file as a whole, also if parts are wrong: then the valid parts."""
         misplaced = _misplaced(value)
         try:
             policy = handler(value)
@@ -75,23 +76,23 @@ class Policy(Section):
 
     @property
     def digest(self) -> str:
-        """What tells this policy from another; `replaces` is no part of it."""
+        """The digest that identifies this policy; `replaces` is not part of it."""
         text = self.model_dump_json(exclude={"replaces"})
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
     @property
     def parts(self) -> Parts:
-        """Its levels and calibrations, by their places in the file."""
+        """The levels and calibrations, by their places in the file."""
         return Parts(self.defaults, dict(enumerate(self.rules)), self.models, dict(enumerate(self.calibrations)))
 
     @property
     def collects(self) -> bool:
-        """Whether it has rows of some model kept as cases, perhaps only where a rule matches."""
+        """Whether rows of any model are kept as cases, perhaps only for a rule."""
         levels = [self.defaults, *self.models.values(), *(rule.set for rule in self.rules)]
         return any(one is not None and one.collect not in (None, "off") for one in levels)
 
     def settings(self, model: str | None, rule: Rule | None, model_pair: ModelPair | None = None) -> Settings:
-        """What holds for `model` under `rule` (either may be None); calibrations are those that fit `model_pair`."""
+        """The settings of `model` under `rule` (either may be None), with calibrations that fit `model_pair`."""
         return self.resolved(model, rule, model_pair).settings
 
     def resolved(self, model: str | None, rule: Rule | None, model_pair: ModelPair | None = None) -> Resolved:

@@ -1,4 +1,4 @@
-"""What the rules of a policy may look at."""
+"""The facts that rules of a policy may use."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """What is known besides the request; NaN where nothing recent is known.
+    """Facts besides the request; NaN if nothing recent is known.
 
-    The round trip and the speeds of the link, the time that the device and the cloud would take for this request, and
-    whether the cloud is left alone for a moment.
+    The round trip and the rates of the link, the times of device and cloud for this request, and whether the breaker is
+    open.
     """
 
     rtt_s: float = math.nan

@@ -1,4 +1,4 @@
-"""From the layers of a policy to complete settings, with the level that wrote each, and what contradicts each other."""
+"""Resolves the layers of a policy to complete settings with their origins, and finds contradictions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _UNTIL_CALIBRATED: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings; for each key who wrote it; and at which place of the file what is wrong, or means nothing here."""
+    """The settings; the level that wrote each key; and by place in the file the keys that are wrong or have no
+    effect."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -49,7 +50,7 @@ class Resolved:
 
 
 def resolve(layers: Layers, model: str | None, calibrations: Sequence[Calibration], model_pair: ModelPair) -> Resolved:
-    """What holds for `model` (None: one that the policy does not name)."""
+    """The settings of `model` (None: one that the policy does not name)."""
     resolver = _Resolver(layers, model, calibrations, model_pair)
     get = layers.get
     settings = Settings(
@@ -128,7 +129,7 @@ def _collect(layers: Layers) -> CollectSettings | None:
 
 
 def _origins(layers: Layers) -> dict[str, str]:
-    """Key of the file -> who wrote it, for what is written; `hard.threshold` stands for both directions."""
+    """Key of the file -> level, for written keys; `hard.threshold` stands for both directions."""
     found: dict[str, str] = {}
     for section in _SECTIONS:
         for key, level in layers.written(section):
@@ -138,7 +139,7 @@ def _origins(layers: Layers) -> dict[str, str]:
 
 
 def _directions(measure: Measure) -> tuple[str, str]:
-    """The key that the threshold of `measure` is written under, and the one that it is not."""
+    """The key for the threshold of `measure`, and the one for the other direction."""
     return ("above", "below") if measure in RISING else ("below", "above")
 
 
@@ -149,7 +150,7 @@ _SECTIONS = (
 
 
 class _Resolver:
-    """The sections that can be wrong only as a whole; `problems` collects what is, `idle` what means nothing."""
+    """Resolves sections that can only be checked as a whole; collects `problems`, and `idle` keys without effect."""
 
     def __init__(
         self, layers: Layers, model: str | None, calibrations: Sequence[Calibration], model_pair: ModelPair
@@ -206,7 +207,7 @@ class _Resolver:
         return {}
 
     def _threshold(self, measure: Measure) -> float:
-        """The threshold that is written for the direction of the measure, or what holds without one."""
+        """The written threshold in the measure's direction, or its default."""
         key, other = _directions(measure)
         threshold: float | None = self._layers.get(("hard", key))
         if threshold is not None:
@@ -221,7 +222,7 @@ class _Resolver:
         return _UNTIL_CALIBRATED[measure]
 
     def _note_idle(self, measure: Measure, key: str, other: str) -> None:
-        """Note a threshold in the wrong direction whose level knew the measure, and meant to change its threshold."""
+        """Record a threshold in the wrong direction by a level that wrote the measure."""
         wrote = {name: self._layers.level(("hard", name)) for name in (key, other, "measure")}
         ranks = {name: -1 if level is None else level.rank for name, level in wrote.items()}
         level = wrote[other]
@@ -235,10 +236,10 @@ class _Resolver:
         return threshold
 
     def _with_target(self, hard: HardSettings) -> HardSettings:
-        """With the target, and with threshold and temperature of the calibration that fits it.
+        """With the target, and threshold and temperature of the calibration that fits it.
 
-        Where none fits, a share goes on from the nearest: which share a threshold sends depends on the scores of the
-        device alone, so that under another model in the cloud it is the same one. A risk depends on both.
+        If none fits, a share starts from the fallback: the share offloaded by a threshold depends on the edge scores
+        alone, so it is the same with another cloud model. A risk depends on both.
         """
         target = self._target()
         if target or self._layers.get(("audit",), 0.0) > 0:
@@ -257,13 +258,13 @@ class _Resolver:
                 return replace(hard, misfit=misfit)
         found = self._calibrations[index]
         self.calibrated = dict.fromkeys(("hard.threshold", "hard.temperature"), f"calibrations[{index}]")
-        qualities = () if misfit else found.qualities  # of other models they say nothing
+        qualities = () if misfit else found.qualities  # those of other models say nothing
         return replace(
             hard, threshold=found.threshold, temperature=found.temperature, misfit=misfit, qualities=qualities
         )
 
     def _scope(self) -> str:
-        """What is learnt about hard cases is kept under this: by model, and by the last level that wrote in `hard`."""
+        """The key under which learning about hard cases is kept: the model, and the last level that wrote in `hard`."""
         last = self._last_of_hard()
         return f"{last.identifier if last else BUILT_IN}/{self._model or '*'}"
 
@@ -272,7 +273,7 @@ class _Resolver:
         return max(levels, key=lambda level: level.rank, default=None)
 
     def _blame(self, text: str, key: str = "") -> None:
-        """Say what is wrong where `key` of `hard` is written, or where `hard` was written last."""
+        """Record a problem where `key` of `hard` is written, or where `hard` was written last."""
         if key:
             level = self._layers.level(("hard", key))
             parts: Location = ("hard", key)

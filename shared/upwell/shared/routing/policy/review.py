@@ -1,4 +1,4 @@
-"""What is allowed in a policy and yet hardly meant: warnings of `upwell policy check`."""
+"""Warnings of `upwell policy check`: what is allowed in a policy but probably not intended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from upwell.shared.routing.policy.settings import HardSettings, Settings
 
 
 def warnings(policy: Policy) -> Mapping[Location, str]:
-    """Place in the file -> what may not be meant there; the first warning of each place."""
+    """Place in the file -> warning; only the first one per place."""
     found: dict[Location, str] = {}
     for location, text in (*_rules(policy), *_levels(policy)):
         found.setdefault(location, text)
@@ -55,7 +55,7 @@ def _condition(index: int, source: str) -> Iterator[tuple[Location, str]]:
 
 
 def _levels(policy: Policy) -> Iterator[tuple[Location, str]]:
-    """What each level comes to, told where that level itself wrote the section; targets at each model."""
+    """Warnings about the result of each level, placed at the section that the level wrote; for targets, per model."""
     others_fit = _fit_others(policy, None)
     yield from _settings(("defaults",), policy.settings(None, None), others_fit)
     yield from _target_that_is_not_held(("defaults",), policy.settings(None, None), policy.defaults)
@@ -74,8 +74,8 @@ def _levels(policy: Policy) -> Iterator[tuple[Location, str]]:
 
 
 def _fit_others(policy: Policy, rule: Rule | None) -> bool:
-    """Whether a target that is written for every model is looked at elsewhere (`models`), or met by a calibration: one
-    is for a model of a name, which `models` need not have."""
+    """Whether a target for all models is overridden in `models` everywhere, or has a calibration, which may be for a
+    model that `models` does not name."""
     hards = (policy.settings(one.model, rule).hard for one in policy.calibrations)
     return bool(policy.models) or any(hard is not None and hard.calibrated for hard in hards)
 
@@ -99,7 +99,8 @@ def _settings(level: Location, settings: Settings, others_fit: bool) -> Iterator
 def _target_that_is_not_held(
     level: Location, settings: Settings, patch: SettingsPatch
 ) -> Iterator[tuple[Location, str]]:
-    """A share or risk beside an objective under which no hard case goes up, told at the level where they meet."""
+    """A share or risk with an objective under which no hard case is offloaded, reported at the level where they
+    meet."""
     hard, written = settings.hard, patch.model_fields_set
     if hard is None or settings.objective not in ("latency", "energy") or not written & {"objective", "hard"}:
         return

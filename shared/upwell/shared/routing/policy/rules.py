@@ -1,4 +1,4 @@
-"""A policy compiled for deciding: the settings and the rule that hold for a request, looked up in microseconds."""
+"""A compiled policy: the settings and the rule for a request, found in microseconds."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NOTHING_KNOWN = RowFacts()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the policy says about one request, before anything is known of link or load.
+    """The policy's verdict on one request, before link and load are considered.
 
-    `rule` names the rule that set `route` or the settings, empty where none did; `egress_rule` the first rule that
-    forbids egress, empty where the request may leave the device. `failed_rule` names the first rule that could not be
-    evaluated: then nothing may leave the device, and `egress_rule` names it too. `collect_rule` is the first rule with
-    `collect: false`, empty where the request may be kept as a case.
+    `rule` names the rule that set `route` or settings, "" if none; `egress_rule` the first rule that denies egress, ""
+    if the request may leave the device. `failed_rule` names the first rule that could not be evaluated: then nothing
+    may leave the device, and `egress_rule` names it too. `collect_rule` is the first rule with `collect: false`, "" if
+    the request may be kept as a case.
     """
 
     settings: Settings
@@ -40,7 +40,7 @@ class Verdict:
 
     @property
     def denial(self) -> Reason | None:
-        """Why nothing of the request may leave the device; None where it may."""
+        """Why nothing of the request may leave the device; None if it may."""
         if self.failed_rule:
             return Reason.RULE_ERROR
         return Reason.EGRESS_DENIED if self.egress_rule else None
@@ -48,7 +48,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of one rule: `missed` names the first key that did not hold, empty where the rule matches.
+    """The result of one rule: `missed` names the first key that did not hold, "" if the rule matches.
 
     `error` says why its expression could not be evaluated.
     """
@@ -61,8 +61,8 @@ class Finding:
 class CompiledPolicy:
     """`Policy` with its settings resolved for each of its models and rules. Immutable and pure.
 
-    `model_pairs` are the models that run, by name: for them the calibrations are chosen that fit, and each has settings
-    of its own even where the policy does not name it.
+    `model_pairs` are the running models by name: calibrations are chosen to fit them, and each has settings of its own
+    even if the policy does not name it.
     """
 
     def __init__(self, policy: Policy, model_pairs: Mapping[str, ModelPair] = NO_IDENTITIES) -> None:
@@ -81,9 +81,10 @@ class CompiledPolicy:
         }
 
     def judge(self, request_facts: RequestFacts, facts: RowFacts | None = None) -> Verdict:
-        """The verdict on one request: the first rule with `route` or `set` that matches, and any `egress` that does.
+        """The verdict on one request: the first matching rule with `route` or `set`, and all matching rules with
+        `egress`.
 
-        Every expression whose `match` holds is evaluated, so that what fails closed does not hang on the order.
+        Every expression whose `match` holds is evaluated, so that failing closed does not depend on the order.
         """
         model = request_facts.model if request_facts.model in self._models else None
         if not self._rules:
@@ -104,7 +105,7 @@ class CompiledPolicy:
                     context = context or self._context(request_facts, facts)
                     if not self._conditions.holds(rule.condition, context):
                         continue
-                except Exception:  # noqa: BLE001  whatever it is: nothing may leave for a rule that cannot be read
+                except Exception:  # noqa: BLE001  whatever it is, nothing may leave if a rule cannot be evaluated
                     failed_rule = failed_rule or rule.name
                     continue
             decisive = index if decides else decisive
@@ -121,7 +122,7 @@ class CompiledPolicy:
         return verdict
 
     def examine(self, request_facts: RequestFacts, facts: RowFacts | None = None) -> tuple[Finding, ...]:
-        """What becomes of each rule, in their order, for explanations."""
+        """The result of each rule in order, for explanations."""
         minute = self._minute(request_facts.wall_time_s)
         return tuple(self._examine(rule, request_facts, minute, facts) for rule in self._rules)
 
@@ -133,7 +134,7 @@ class CompiledPolicy:
             return Finding(rule.name, missed)
         try:
             holds = self._conditions.holds(rule.condition, self._context(request_facts, facts))
-        except Exception as error:  # noqa: BLE001  the same boundary as in `judge`; here its words are wanted
+        except Exception as error:  # noqa: BLE001  the same boundary as in `judge`; here its text is shown
             return Finding(rule.name, "if", str(error) or type(error).__name__)
         return Finding(rule.name, "" if holds else "if")
 
@@ -147,7 +148,7 @@ class CompiledPolicy:
 
 
 def _conditions(sources: list[str]) -> Any:
-    """The expressions, compiled. Imported here: the package that evaluates them is an extra."""
+    """The compiled expressions. Imported here, since the package that evaluates them is an extra."""
     from upwell.shared.routing.policy.cel_rules import Conditions
 
     return Conditions(sources)
@@ -164,7 +165,7 @@ def _verdicts(policy: Policy, model: str | None, model_pair: ModelPair | None) -
 
 
 class _CompiledRule:
-    """One rule, with its values in the form that is quickest to test."""
+    """One rule in a form that is quick to test."""
 
     def __init__(self, rule: Rule) -> None:
         self.name = rule.name
@@ -181,7 +182,7 @@ class _CompiledRule:
         self._above_bytes = None if match.size is None else match.size.above
 
     def matches(self, request_facts: RequestFacts, minute: int) -> bool:
-        """Whether every key of the match holds. A tag that the request lacks is the empty string."""
+        """Whether every key of the match holds. A missing tag is the empty string."""
         if self._models is not None and request_facts.model not in self._models:
             return False
         if self._above_bytes is not None and request_facts.size_bytes <= self._above_bytes:
@@ -194,7 +195,7 @@ class _CompiledRule:
         return not self._unless or self._unless_holds(request_facts)
 
     def missed(self, request_facts: RequestFacts, minute: int) -> str:
-        """The first key of the match that does not hold; empty where it matches."""
+        """The first key of the match that does not hold; "" if it matches."""
         if self.matches(request_facts, minute):
             return ""
         if self._models is not None and request_facts.model not in self._models:
@@ -221,7 +222,7 @@ def _sets(tags: Mapping[str, str | list[str]]) -> Mapping[str, frozenset[str]]:
 
 
 def _within(minute: int, start: int, end: int) -> bool:
-    """Whether a time of day lies in [start, end), where a span may cross midnight; equal ends mean all day."""
+    """Whether a time of day is in [start, end), which may cross midnight; equal ends mean all day."""
     if start < end:
         return start <= minute < end
     return minute >= start or minute < end

@@ -1,4 +1,4 @@
-"""What a policy comes to for one model and one rule: complete, frozen, every default filled in."""
+"""The result of a policy for one model and one rule: complete and frozen, with all defaults."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Period: TypeAlias = Literal["s", "min", "h", "day", "week", "month"]
 
 
 def all_edge() -> Mapping[Reason, Action]:
-    """The failure table that is not written: the edge answer for each."""
+    """The default failure table: the edge answer for each."""
     return dict.fromkeys(CLOUD_FAILURES, "edge")
 
 
 @dataclass(frozen=True, slots=True)
 class LowerQuality:
-    """Pictures at a lower quality than model.yaml names: their bytes as a share of those at that one, and the share of
-    the cloud's answers that stays the same."""
+    """A lower picture quality than model.yaml's: its bytes relative to that one, and the share of the cloud's answers
+    that stay the same."""
 
     quality: int
     bytes_share: float
@@ -40,12 +40,11 @@ class HardSettings:
     """When a row is hard.
 
     `threshold` decides (below it for falling measures, above it for rising ones). `cloud_share` and `max_risk` are the
-    targets that it was calibrated for, NaN where the policy names a plain threshold. With a `cloud_share` the
-    threshold is only where the controller called `scope` starts. `misfit` is set where a target was written and no
-    calibration fits the models, and says so in a sentence. `temperature` divides the logits before any measure is
-    taken. `output`, `function` and `box_score` are parameters of the measures that need them.
-    `qualities` are those that the calibration measured, the best first.
-    `is_of_drift`: these are the settings of `on_drift`, in force while the model's rows have drifted.
+    targets of its calibration, NaN for a plain threshold. With a `cloud_share` the threshold is only the start of the
+    controller named `scope`. `misfit` says in a sentence that a target was written but no calibration fits the models.
+    `temperature` divides the logits before any measure. `output`, `function` and `box_score` are parameters of the
+    measures that need them. `qualities` are those measured by the calibration, best first. `is_of_drift`: these are the
+    settings of `on_drift`, in force while the model's rows have drifted.
     """
 
     measure: Measure = "margin"
@@ -63,15 +62,15 @@ class HardSettings:
 
     @property
     def calibrated(self) -> bool:
-        """Whether the threshold is plain, or was found for these models."""
+        """Whether the threshold is plain, or calibrated for these models."""
         return not self.misfit
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeSettings:
-    """A second request after `after_s`, or where that is NaN after the `after_quantile` of the cloud's times.
+    """A hedge after `after_s` or, if that is NaN, after the quantile `after_quantile` of the cloud's times.
 
-    Hedges are at most the share `at_most` of the requests that went up.
+    Hedges are at most the share `at_most` of the offloaded requests.
     """
 
     at_most: float
@@ -81,9 +80,10 @@ class HedgeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `amount` of `quantity` (requests, bytes, money) in each `period`; all who share `key` share it.
+    """At most `amount` of `quantity` (requests, bytes, money) in each `period`, shared by all models with the same
+    `key`.
 
-    A month begins on `billing_day`, or on its last day where it has fewer.
+    A month begins on `billing_day`, or on its last day if it has fewer days.
     """
 
     key: str
@@ -109,13 +109,13 @@ class Prices:
         return Prices(self.interfaces.get(interface, self.uplink_gb), self.cloud_request)
 
     def of(self, sent_bytes: float) -> float:
-        """The price of one request of so many bytes."""
+        """The price of one request of this size."""
         return sent_bytes * self.uplink_gb / 1e9 + self.cloud_request
 
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """The device's energy: joules for one row on its accelerator, and for each byte sent up."""
+    """The device's energy: joules per row on its accelerator, and per byte sent."""
 
     inference_j: float = 0.0
     uplink_byte_j: float = 0.0
@@ -123,7 +123,7 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class SourceLimits:
-    """A stream: requests with the same value of the tag `tag`. `rate_per_s` is infinite where none is written."""
+    """A stream: requests with the same value of the tag `tag`. `rate_per_s` is infinite if not written."""
 
     tag: str
     keep_latest: bool = False
@@ -132,10 +132,10 @@ class SourceLimits:
 
 @dataclass(frozen=True, slots=True)
 class CollectSettings:
-    """Which rows are kept as cases, and how many. `near` and `novel` are 0 where they keep none.
+    """Which rows are kept as cases, and how many. `near` and `novel` are 0 if off.
 
-    `source` is the tag that names a source. At most `per_day` rows of one source and day are kept, those of the
-    evaluation set (`audited`, and `sample`, called `random` in the file) apart, and at most `keep_bytes` of one model.
+    `source` is the tag that names a source. At most `per_day` rows per source and day are kept, besides the evaluation
+    set (`audited`, and `sample`, called `random` in the file), and at most `keep_bytes` per model.
     """
 
     hard: float = 1.0
@@ -154,7 +154,7 @@ class CollectSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
-    """What a calibration was made for, empty where it is not known; and whether the model's rows have drifted."""
+    """The models for which a calibration was made, "" if unknown; and whether the model's rows have drifted."""
 
     edge_digest: str = ""
     edge_runtime: str = ""
@@ -164,11 +164,10 @@ class ModelPair:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the policy comes to for one request.
+    """The policy's settings for one request.
 
-    `confidence` is the probability with which a candidate must be predicted in time to go up. `hard` is None where hard
-    cases are no candidates; `large_above_bytes` is infinite where size is none. `record_bytes` is 0 where nothing is
-    recorded.
+    `confidence` is the probability of being in time that a candidate needs. `hard` is None if hard cases are no
+    candidates; `large_above_bytes` is infinite if size does not matter. `record_bytes` is 0 if nothing is recorded.
     """
 
     deadline_s: float = 1.0
@@ -190,9 +189,9 @@ class Settings:
     collect: CollectSettings | None = None
 
     def on_failure(self, reason: Reason) -> Action:
-        """What to do where the cloud was wanted and `reason` is why it did not answer.
+        """What to do if the cloud was wanted and did not answer because of `reason`.
 
-        A cloud that was predicted too slow is treated like one that was late, one left alone like one that is away.
+        A cloud predicted too slow is treated like a late one, one with an open breaker like an unreachable one.
         """
         return self.on_cloud_failure[_STANDS_FOR.get(reason, reason)]
 

@@ -1,4 +1,4 @@
-"""A rule as it is written in `policy.yaml`: what it applies to, and what it does."""
+"""A rule as written in `policy.yaml`: what it matches, and what it does."""
 
 from __future__ import annotations
 

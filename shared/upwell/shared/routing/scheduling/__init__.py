@@ -1,1 +1,1 @@
-"""What the device runs next: who is taken on, in which order, and who gives way. Pure; time is an argument."""
+"""Scheduling of the device: admission, order and preemption of waiting runs. Pure; time is an argument."""

@@ -1,4 +1,4 @@
-"""The runs of one device: whose turn it is, who waits, and the slots kept for those who may need one later.
+"""The queue of runs on one device, with slots reserved for runs that may be needed later.
 
 The agent drives it with threads, locks and the clock, the simulator in virtual time. Pure; time is an argument.
 """
@@ -30,7 +30,7 @@ from upwell.shared.routing.scheduling.schedulability import (
 class QueuedRun:
     """One run that waits for the device or is on it.
 
-    `wake` says that the run has begun, at `began_s` (NaN before), or that `error` says why it never will.
+    `wake` means that the run has begun, at `began_s` (NaN before), or that `error` says why it never will.
     """
 
     __slots__ = ("began_s", "deadline_s", "error", "run_request")
@@ -46,15 +46,15 @@ class QueuedRun:
         """Called before it waits."""
 
     def wake(self) -> None:
-        """Called once, of somebody who waits."""
+        """Called once, for a run that waits."""
 
     @property
     def latest_start_s(self) -> float:
-        """Until when it may wait; what is owed runs however late it is."""
+        """The latest time at which it may start; an owed run starts however late it is."""
         return self.deadline_s - (0.0 if self.run_request.is_owed else self.run_request.known_run_s)
 
     def late_error(self) -> DeadlineExceeded:
-        """What somebody is told who waited until `latest_start_s`."""
+        """The error for a run that waited until `latest_start_s`."""
         if math.isnan(self.run_request.run_s) or self.run_request.is_owed:
             return DeadlineExceeded("the device was busy until the deadline")
         needed = f"{self.run_request.run_s * 1e3:.1f} ms"
@@ -63,9 +63,10 @@ class QueuedRun:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """Kept for a run that may be needed: it would begin at `ready_s`, be over by `deadline_s`, as `run_request` says.
+    """Reserved for a run that may be needed: it would begin at `ready_s` and end by `deadline_s`, as `run_request`
+    says.
 
-    `is_used` once its `owner` has asked for the run: from then on that run keeps the place.
+    `is_used` once its `owner` has asked for the run: from then on the run holds the place.
     """
 
     ready_s: float
@@ -76,14 +77,14 @@ class Slot:
 
 
 class RunQueue:
-    """At most `instances` runs at one time, with admission.
+    """At most `instances` runs at a time, with admission control.
 
-    Who asks for a run is taken on only if it will be in time, by the run times that the requests predict, and if
-    nobody who was taken on before is late for it. So what waits here is answered in time, unless runs take longer than
-    predicted or a reservation is made later. The order is the earliest deadline first (Liu & Layland 1973); a higher
-    priority goes before a lower one wherever that makes nobody late, and where it does, takes the place of a lower
-    one, which is told at once. See `schedulability` for the arithmetic, and for what holds for several runs at one
-    time. `waiting` is in the order of coming, `slots` in that of time: at no instant are there more than `instances`.
+    A run is admitted only if it will be in time, by the run times that the requests predict, and makes no admitted run
+    late. So what waits here is answered in time, unless runs take longer than predicted or a slot is reserved later.
+    The order is earliest deadline first (Liu & Layland 1973); a higher priority goes before a lower one if that makes
+    no run late, and otherwise replaces a lower one, which is informed at once. See `schedulability` for the arithmetic,
+    and for several runs at a time. `waiting` is in order of arrival, `slots` in order of time: there are never more
+    than `instances` at once.
     """
 
     def __init__(self, instances: int = 1) -> None:
@@ -93,17 +94,17 @@ class RunQueue:
         self.slots: list[Slot] = []
 
     def resize(self, instances: int, now_s: float) -> None:
-        """From now on so many runs at one time; those in progress go on, and whoever waits keeps its place."""
+        """Change the number of runs at a time; runs in progress go on, and waiting ones keep their places."""
         self.instances = instances
         self._run_waiting(now_s)
 
     @property
     def ahead(self) -> int:
-        """Runs that end before one that comes now could begin, one after the other: all others go on beside those."""
+        """Number of consecutive runs before a new one could begin; all others run beside those."""
         return (len(self.waiting) + len(self.running)) // self.instances
 
     def ahead_of(self, deadline_s: float, run_request: RunRequest) -> int:
-        """The same for a request like this one, which does not wait for all that are there."""
+        """The same for this request, which need not wait for all runs."""
         before = [
             other
             for other in self.waiting
@@ -113,13 +114,13 @@ class RunQueue:
         return (len(before) + len(self.running)) // self.instances
 
     def reserve(self, start_s: float, end_s: float, owner: Hashable) -> Slot:
-        """Keep a slot for a request that may need a run later, from `ready_s` on.
+        """Reserve a slot for a request that may need a run later, from `ready_s` on.
 
-        Wanted is [start_s, end_s]; where as many others lie there already as there are runs at one time, the slot
-        moves to the latest gap before, so that all who wait for the same silent cloud can fall back in time, one
-        after the other. Slots that may follow another are twice as long as wanted: what runs slower than predicted
-        would add up from slot to slot. New runs stay clear of the slots that begin before the device would be done
-        with them: before a slot, or, where they have the time, after it. The run itself is one that `is_owed`.
+        The wanted slot is [start_s, end_s]; if there are already as many others as runs at a time, the slot moves to
+        the latest gap before it, so that all requests waiting for the same silent cloud can fall back in time, one
+        after the other. Slots that may follow another are twice as long as wanted, since delays would add up from slot
+        to slot. New runs keep clear of the slots that begin before the device would be done with them: before a slot,
+        or after it if they have the time. The run itself is one that `is_owed`.
         """
         run_request = RunRequest(run_s=end_s - start_s, is_owed=True)
         if len(self.slots) >= self.instances:
@@ -130,18 +131,18 @@ class RunQueue:
         return slot
 
     def release(self, slot: Slot, now_s: float) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         self.slots.remove(slot)
         self._run_waiting(now_s)
 
     def join(self, new: QueuedRun, now_s: float, owner: Hashable = None) -> bool:
         """Take a free place (True) or one in the queue.
 
-        Raises `Refused` where it cannot be in time or would make others late, `Superseded` where a newer one of its
-        stream waits, and `DeadlineExceeded` where it comes too late.
+        Raises `Refused` if it cannot be in time or would make others late, `Superseded` if a newer run of its stream
+        waits, and `DeadlineExceeded` if it comes too late.
         """
         is_free = len(self.running) < self.instances
-        if is_free and not self.slots:  # then nobody waits
+        if is_free and not self.slots:  # then no run waits
             self._run(new, now_s)
             return True
         if not is_free and new.deadline_s <= now_s:
@@ -169,11 +170,11 @@ class RunQueue:
             new.queue()
             self.waiting.append(new)
         if new.run_request.is_owed:
-            self._run_waiting(now_s)  # who had to wait for its slot may go beside it
+            self._run_waiting(now_s)  # a run that had to wait for the slot may run beside it
         return runs_now
 
     def leave(self, run: QueuedRun, now_s: float) -> None:
-        """Stop waiting, or give up the run, or neither: whatever ended the wait, the device is never lost."""
+        """Stop waiting or give up the run; does nothing otherwise, so that the device is never lost."""
         if run in self.running:
             self.running.remove(run)
             if self.waiting:
@@ -182,7 +183,7 @@ class RunQueue:
             self.waiting.remove(run)
 
     def unused_slots(self) -> list[Slot]:
-        """Those whose runs may still be asked for."""
+        """The slots whose runs may still be asked for."""
         return [slot for slot in self.slots if not slot.is_used]
 
     def _use_slot(self, owner: Hashable) -> None:
@@ -191,7 +192,7 @@ class RunQueue:
             slot.is_used = True
 
     def _starts(self, now_s: float) -> list[ScheduledRun]:
-        """When each place is free, in order. Where more run than may (a resize), the last to end free the places."""
+        """When each place is free, in order. After a resize to fewer, the last runs to end free the places."""
         busy = [ScheduledRun.after(run.run_request, run.began_s, now_s) for run in self.running]
         busy.sort(key=lambda start: start.at_s)
         return [ScheduledRun(now_s)] * (self.instances - len(busy)) + busy[-self.instances :]
@@ -205,7 +206,7 @@ class RunQueue:
         run.wake()
 
     def _run_waiting(self, now_s: float) -> None:
-        """Fill the free places; who must wait for a reservation runs when the reservation ends."""
+        """Fill the free places; a run that must wait for a slot starts when the slot ends."""
         while self.waiting and len(self.running) < self.instances:
             for run in [one for one in self.waiting if _is_hopeless(one, now_s)]:
                 self._tell(run, run.late_error())
@@ -230,7 +231,7 @@ def _replaces(new: RunRequest, old: RunRequest) -> bool:
 
 
 def _is_hopeless(run: QueuedRun, now_s: float) -> bool:
-    """Whether it cannot be in time even if it ran now; running it all the same would make the others late as well."""
+    """Whether it would be late even if it ran now; to run it would make the others late as well."""
     return not run.run_request.is_owed and now_s > run.latest_start_s
 
 
@@ -239,7 +240,7 @@ def _superseded() -> Superseded:
 
 
 def _refused(due: Sequence[Job], new: QueuedRun, starts: Sequence[ScheduledRun], now_s: float) -> Refused:
-    """Why there is no room: it would be late itself, or make another late."""
+    """The reason for a refusal: it would be late itself, or make another late."""
     ahead = by_deadline([*due, new])
     ahead = ahead[: ahead.index(new) + 1]
     end_s = dict(ends_s(ahead, *starts))[new]

@@ -1,4 +1,4 @@
-"""What a request asks of the device, and how long its run is predicted to take."""
+"""What a request needs of the device, with its predicted run time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LEAST_SPREAD = 0.1
 @quick
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What one request asks of the device.
+    """What one request needs of the device.
 
-    `run_s` is how long its run takes as a rule, `spread_s` how much longer it takes in a bad case; a `run_s` of NaN is
-    unknown, and what is unknown is tried. Requests of one `stream` (None: of none) replace each other while they wait,
-    by `arrived_s`. `is_owed` marks a run that was promised before (it stands in for the cloud): it is never
-    refused, and neither replaces nor is replaced.
+    `run_s` is the usual time of its run, `spread_s` how much longer it may take; a `run_s` of NaN is unknown, and the
+    unknown is tried. Requests of one `stream` (None: no stream) replace each other while they wait, by `arrived_s`.
+    `is_owed` marks a run that was promised before (it stands in for the cloud): it is never refused, and neither
+    replaces nor is replaced.
     """
 
     run_s: float = math.nan
@@ -40,12 +40,12 @@ class RunRequest:
 
     @property
     def rank(self) -> int:
-        """Of its priority."""
+        """The rank of its priority."""
         return RANKS[self.priority]
 
     @property
     def known_run_s(self) -> float:
-        """`run_s`, or 0 where it is unknown."""
+        """`run_s`, or 0 if unknown."""
         return 0.0 if math.isnan(self.run_s) else self.run_s
 
 
@@ -56,10 +56,9 @@ RUN_REQUESTS: Mapping[Priority, RunRequest] = MappingProxyType(
 
 
 def timed(run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s: float, now_s: float) -> RunRequest:
-    """The claim of a request that came at `arrived_s`, with what a run of `rows` rows is predicted to take.
+    """The run request of a request that came at `arrived_s`, with the predicted time of a run of `rows` rows.
 
-    As the router predicts it: what was measured a while ago counts with its fastest run, and after a long silence not
-    at all.
+    The prediction is the router's: an old measurement counts with its fastest run, and after a long silence not at all.
     """
     window = None if times is None else times.windows.get(rows) or times.expect(rows)
     run_s, spread_s = math.nan, 0.0

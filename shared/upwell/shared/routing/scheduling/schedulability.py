@@ -1,16 +1,16 @@
-"""Who runs when on the device, who is in time then, and who gives way: arithmetic on what is queued.
+"""Schedulability: which queued runs start when, are in time, or must give way.
 
-The device has as many servers as it does runs at one time; a server is given by when it will be free. Whichever is free
-first takes the next job (list scheduling, Graham 1969), and who would make a slot late waits behind it where it can.
+The device has as many servers as runs at a time; a server is given by the time at which it is free. The first free one
+takes the next job (list scheduling, Graham 1969), and a job that would make a slot late waits behind it if it can.
 
-What is in time stays so while runs take no longer than predicted. Take jobs that are ready, in a fixed order: each
-begins when the first server is free. Servers that are free sooner, shorter runs, and jobs that leave make the sorted
-instants at which servers are free none later, by induction over the order; so no job begins later. (The anomalies of
-multiprocessors need jobs that wait for each other.) Spreads are scheduled on their own, so the same holds for them.
+Jobs that are in time stay so while runs take no longer than predicted. Take ready jobs in a fixed order: each begins
+when the first server is free. Servers that are free sooner, shorter runs, and jobs that leave make none of the sorted
+times at which servers are free later, by induction over the order; so no job begins later. (The anomalies of
+multiprocessors need jobs that wait for each other.) Spreads are scheduled separately, so the same holds for them.
 
-What several servers take away: the earliest deadline first is no longer in time whenever any order is. Runs of 1, 1 and
-2, due at 2, 2 and 2.5, need the long one first on two servers. To find such orders is NP-hard (Garey & Johnson 1979);
-so a job may be refused that another order had served, and still whoever is taken on is in time.
+With several servers, earliest deadline first is no longer in time whenever any order is. Runs of 1, 1 and 2, due at 2,
+2 and 2.5, need the long one first on two servers. To find such orders is NP-hard (Garey & Johnson 1979); so a job may
+be refused that another order would have served, but every admitted job is in time.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ class Job(Protocol):
 
     @property
     def deadline_s(self) -> float:
-        """When it must have ended."""
+        """When it must end."""
 
     @property
     def run_request(self) -> RunRequest:
-        """What it needs."""
+        """What it needs of the device."""
 
 
 J = TypeVar("J", bound=Job)
-_ROUNDING_S = 1e-9  # a run that fills its slot exactly is in time, however the sum is rounded
+_ROUNDING_S = 1e-9  # a run that fills its slot exactly is in time, despite rounding
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRun:
-    """A server of the device is free at `at_s` as a rule; `spread_s` later in a bad case."""
+    """A server of the device is usually free at `at_s`, or `spread_s` later in a bad case."""
 
     at_s: float
     spread_s: float = 0.0
 
     @classmethod
     def after(cls, run_request: RunRequest, began_s: float, now_s: float) -> ScheduledRun:
-        """Behind a run that began at `began_s`.
+        """The server after a run that began at `began_s`.
 
-        A run that is overdue is expected to need as long again as it is overdue: a device that hangs takes nobody on.
+        An overdue run is expected to need as long again as it is overdue: a device that hangs admits no more runs.
         """
         if math.isnan(run_request.run_s):
             return cls(now_s)
@@ -63,14 +63,14 @@ class ScheduledRun:
 
 
 def ends_s(jobs: Sequence[J], *starts: ScheduledRun) -> Iterator[tuple[J, float]]:
-    """When each job will have ended on servers that are free at `starts`: the runs before it, its own, and a margin.
+    """When each job ends on servers that are free at `starts`: after the runs before it, its own, and a margin.
 
-    Who is free first takes the first job that is ready and not in the way of a slot (`is_in_the_way`), or else waits
-    for the next slot.
+    The first free server takes the first job that is ready and not in the way of a slot (`is_in_the_way`), or waits for
+    the next slot.
 
-    The margin is the root of a sum of squared spreads: the spreads of independent runs add up in quadrature. A job adds
-    its own to the least sum there is, as it adds its run to the server that is free first; where runs are alike, that
-    is the sum on its server. What is owed has its margin elsewhere (the router's reserve).
+    The margin is the root of a sum of squared spreads, as the spreads of independent runs add up. A job adds its own to
+    the least such sum, as it adds its run to the first free server; if runs are alike, that is the sum of its server.
+    The margin of owed runs is elsewhere (the router's reserve).
     """
     free_s, variances = sorted(start.at_s for start in starts), sorted(start.spread_s**2 for start in starts)
     left, slots = list(jobs), sorted((job for job in jobs if job.ready_s > -math.inf), key=lambda job: job.ready_s)
@@ -91,17 +91,17 @@ def _next(left: Sequence[J], free_s: Sequence[float], slots: Sequence[J]) -> J:
 
 
 def _run(job: Job, free_s: list[float]) -> float:
-    """Put the job on the server that is free first; when it ends."""
+    """Put the job on the first free server; returns when it ends."""
     end_s = max(free_s[0], job.ready_s) + job.run_request.known_run_s
     heapq.heapreplace(free_s, end_s)
     return end_s
 
 
 def is_in_the_way(job: Job, free_s: Sequence[float], slots: Sequence[Job]) -> bool:
-    """Whether the job, begun on the first free server, would make a slot late behind which it has time to run itself.
+    """Whether the job, started on the first free server, would make a slot late behind which it has time to run.
 
-    No slot is in the way of another. `free_s` says when each server is free, in order; `slots` are in the order of
-    their `ready_s`.
+    No slot is in the way of another. `free_s` are the times at which servers are free, in order; `slots` are in order
+    of their `ready_s`.
     """
     run_s = job.run_request.known_run_s
     end_s = free_s[0] + run_s
@@ -120,9 +120,9 @@ def is_in_the_way(job: Job, free_s: Sequence[float], slots: Sequence[Job]) -> bo
 
 
 def slots_due(slots: Sequence[J], jobs: Collection[Job], *starts: ScheduledRun) -> list[J]:
-    """Of the slots, in the order of their `ready_s`, those that may begin before the device is done with the jobs.
+    """The slots, in order of `ready_s`, that may begin before the device is done with the jobs.
 
-    One that is far off is seldom needed.
+    Distant slots are seldom needed.
     """
     due: list[J] = []
     busy_until_s = max(start.at_s for start in starts)
@@ -138,9 +138,9 @@ def slots_due(slots: Sequence[J], jobs: Collection[Job], *starts: ScheduledRun) 
 def latest_gap(
     taken: Sequence[tuple[float, float]], start_s: float, end_s: float, servers: int = 1
 ) -> tuple[float, float]:
-    """The latest interval as long as [start_s, end_s] that ends by `end_s` and in which a server is always left.
+    """The latest interval as long as [start_s, end_s] that ends by `end_s` and in which a server is always free.
 
-    `taken` are intervals that keep one server each.
+    `taken` are intervals that occupy one server each.
     """
     length_s = end_s - start_s
     ends = [end_s, *sorted((start for start, _ in taken if start < end_s), reverse=True)]
@@ -161,17 +161,17 @@ def late(jobs: Sequence[Job], *starts: ScheduledRun) -> list[Job]:
 
 
 def by_deadline(jobs: Collection[J]) -> list[J]:
-    """In the order of the earliest deadline first, which on one server is in time whenever any is (Jackson 1955)."""
+    """Earliest deadline first, which on one server is in time whenever any order is (Jackson 1955)."""
     return sorted(jobs, key=lambda job: job.deadline_s)
 
 
 def make_room(waiting: Sequence[Job], new: Job, *starts: ScheduledRun, is_free: bool) -> list[Job] | None:
-    """Who must give way so that `new` can join and everyone else stays in time; None where nothing helps.
+    """The jobs that must give way so that `new` can join and all others stay in time; None if that is impossible.
 
-    `waiting` holds the jobs that were taken on, in any order; those that are late already count for nothing. Only lower
-    ranks give way: as long as somebody would be late, the lowest rank up to there gives up its longest run (the step of
-    Moore & Hodgson 1968, which on one server loses the fewest). `new` itself is not tested where a server `is_free` for
-    it, since it runs at once; nor is anybody tested where it is owed.
+    `waiting` are the admitted jobs, in any order; those already late do not count. Only lower ranks give way: while any
+    job would be late, the lowest rank up to it gives up its longest run (the step of Moore & Hodgson 1968, which on one
+    server loses the fewest). `new` itself is not tested if a server `is_free` for it, since it runs at once; owed jobs
+    are never tested.
     """
     hopeless = {id(job) for job in late(by_deadline(waiting), *starts)}
     jobs = by_deadline([*waiting, new])
@@ -195,9 +195,9 @@ def make_room(waiting: Sequence[Job], new: Job, *starts: ScheduledRun, is_free: 
 
 
 def choose(waiting: Sequence[J], *starts: ScheduledRun, others: Sequence[Job] = ()) -> J:
-    """Who runs next: the most urgent of the highest rank that can go first without making anyone late.
+    """The next job: the most urgent of the highest rank that can go first without making any job late.
 
-    `others` are due too, and do not run now. Where every rank has to wait its turn, the most urgent of all goes.
+    `others` are due too, but do not run now. If every rank has to wait, the most urgent job of all goes.
     """
     jobs = by_deadline(waiting)
     if len({job.run_request.rank for job in jobs}) > 1:

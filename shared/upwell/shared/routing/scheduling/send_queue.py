@@ -1,4 +1,4 @@
-"""Messages that wait for the link behind what was sent: a value, in the order of what each byte is worth."""
+"""Messages that wait for the link, in order of gain per byte; an immutable value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class QueuedMessage:
-    """A message of `rows` rows that has not been sent, as the call of that name.
+    """A message of `rows` rows that has not been sent, with the name of its call.
 
     `gain` is what it is worth that it goes up, for each row from 0 to 1, infinite where nobody else answers it. It is
     of no use after `give_up_s`, nor if it is less likely in time than `needed` (NaN where the most likely time counts).
@@ -27,15 +27,15 @@ class QueuedMessage:
 
     @property
     def order(self) -> tuple[float, float]:
-        """The most gain per byte first; among those alike what is due the soonest."""
+        """Most gain per byte first; among equals the earliest due."""
         return -self.gain / max(1, self.size_bytes), self.give_up_s
 
 
 @dataclass(frozen=True, slots=True)
 class SendQueue:
-    """The sender's queue of one uplink, in the order in which its messages may go.
+    """The sender's queue of one uplink, in the order in which messages may go.
 
-    A message takes the link from others, so the most gain per byte goes first: the greedy rule for a knapsack (Dantzig
+    A message takes link time from others, so the most gain per byte goes first: the greedy rule for a knapsack (Dantzig
     1957, doi 10.1287/opre.5.2.266), here of the bytes that the link carries by the deadlines.
     """
 
@@ -43,17 +43,17 @@ class SendQueue:
 
     @property
     def first(self) -> str | None:
-        """The call of the message that goes next."""
+        """The call of the next message."""
         return self.waiting[0].call if self.waiting else None
 
     def joined(self, message: QueuedMessage) -> SendQueue:
-        """With one more message, behind those that are worth as much."""
+        """With one more message, behind those of equal worth."""
         waiting = list(self.waiting)
         insort(waiting, message, key=lambda one: one.order)
         return SendQueue(tuple(waiting))
 
     def without(self, call: str) -> SendQueue:
-        """Without the message of that call: it is sent, or nobody wants it any more."""
+        """Without the message of that call, which was sent or is no longer needed."""
         return replace(self, waiting=tuple(one for one in self.waiting if one.call != call))
 
     def has(self, call: str) -> bool:
@@ -61,7 +61,7 @@ class SendQueue:
         return any(one.call == call for one in self.waiting)
 
     def before(self, message: QueuedMessage, now_s: float) -> tuple[QueuedMessage, ...]:
-        """Those that go before this one, which may wait here itself; what is late by now holds nobody up."""
+        """The messages before this one, which may be in the queue itself; late ones are left out."""
         places = (place for place, one in enumerate(self.waiting) if one.call == message.call)
         place = next(places, bisect_right(self.waiting, message.order, key=lambda one: one.order))
         return tuple(one for one in self.waiting[:place] if now_s < one.give_up_s)

@@ -1,1 +1,1 @@
-"""Replay of a request log over a link's capacity with the agent's own router, beside four simpler ways to route."""
+"""Replays a request log over a link with the agent's own router, and with four simpler strategies."""

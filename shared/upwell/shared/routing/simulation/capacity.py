@@ -1,7 +1,7 @@
-"""What a link can carry over time: a trace of single packets, or a rate that changes in steps.
+"""The capacity of a link over time: a trace of single packets, or a rate that changes in steps.
 
-A capacity is told by the bytes that it has offered since its zero, used or not. A queue is then a position on that
-scale: a message of n bytes that may begin at position p ends at p + n, at the instant when so much has been offered.
+A capacity is given by the bytes that it has offered since its zero, used or not. A queue is then a position on that
+scale: a message of n bytes that may begin at position p ends at p + n, at the time when that much has been offered.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ MOST_BITS_PER_S = 1e13
 
 
 class Capacity(Protocol):
-    """What a link can carry. `quantum_bytes` is the least that leaves at once; a message fills its last one alone."""
+    """The capacity of a link. `quantum_bytes` is the smallest unit that leaves at once; a message does not share its
+    last one."""
 
     @property
     def quantum_bytes(self) -> int:
-        """Size of the packets that the capacity is counted in."""
+        """Size of the packets in which capacity is counted."""
 
     def offered_bytes(self, at_s: float) -> float:
-        """What was offered before the instant `at_s`."""
+        """Bytes offered before the time `at_s`."""
 
     def reached_s(self, position_bytes: float) -> float:
-        """The first instant by which so much was offered; infinite if never."""
+        """The first time at which that much was offered; infinite if never."""
 
 
 class PacketTrace:
-    """A mahimahi trace: the millisecond of each packet of 1500 bytes that may leave; it repeats from its last one."""
+    """A mahimahi trace: the milliseconds at which packets of 1500 bytes may leave; it repeats after the last one."""
 
     quantum_bytes: ClassVar[int] = 1500
 
     def __init__(self, packets_ms: Sequence[int]) -> None:
-        """Take the instants in order, the last above 0. Raises `ValueError`."""
+        """Take the times in order, the last above 0. Raises `ValueError`."""
         self._packets_ms = np.asarray(packets_ms, dtype=np.int64)
         self._period_ms = int(packets_ms[-1]) if len(packets_ms) else 0
         if self._period_ms <= 0:
@@ -48,7 +49,7 @@ class PacketTrace:
     def offered_bytes(self, at_s: float) -> float:
         """See `Capacity`."""
         cycles, rest_ms = divmod(at_s * 1000, self._period_ms)
-        if rest_ms == 0 and cycles > 0:  # the packet that ends a cycle leaves at this very instant, not before it
+        if rest_ms == 0 and cycles > 0:  # the packet that ends a cycle leaves at this time, not before it
             cycles, rest_ms = cycles - 1, self._period_ms
         packets = int(cycles) * len(self._packets_ms) + int(self._packets_ms.searchsorted(rest_ms, "left"))
         return packets * self.quantum_bytes
@@ -93,7 +94,7 @@ class StepTrace:
         if whole <= 0:
             return math.inf
         cycles, rest = divmod(position_bytes, whole)
-        if rest == 0 and cycles > 0:  # offered by the last step that offered anything, not by the end of the cycle
+        if rest == 0 and cycles > 0:  # offered by the last step with a rate, not by the end of the cycle
             cycles, rest = cycles - 1, whole
         step = max(0, bisect.bisect_left(self._offered_bytes, rest) - 1)
         within_s = (rest - self._offered_bytes[step]) / self._rates[step] if rest > 0 else 0.0
@@ -101,12 +102,12 @@ class StepTrace:
 
 
 def constant(bits_per_s: float) -> StepTrace:
-    """A rate that never changes."""
+    """A constant rate."""
     return StepTrace([0.0], [bits_per_s])
 
 
 def parse_trace(text: str) -> Capacity:
-    """A trace by its content: CSV rows of second and Mbps, or a millisecond on each line. Raises `ValueError`."""
+    """Parse a trace: CSV rows of second and Mbps, or one millisecond per line. Raises `ValueError`."""
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     filled = [(number, line) for number, line in lines if line]
     return _step_trace(filled) if any("," in line for _, line in filled[:2]) else _packet_trace(filled)

@@ -1,4 +1,4 @@
-"""Drives the flow of one request in simulated time: the same flow that the agent drives with real things."""
+"""Drives the flow of one request in simulated time: the same flow that the agent drives."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from upwell.shared.routing.simulation.uplink import CloudScript, SimulatedCall, 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
-    """What every request is handled with.
+    """The device and models shared by all requests.
 
-    `splits`: by model, the cuts by which it may go up. `exits`: models of which the device has a head that answers
-    early; what goes up is what the head gives for the tail, of `size_bytes`. `runs`: those of the one accelerator that
+    `splits`: by model, the cuts by which it may be offloaded. `exits`: models whose head on the device answers early;
+    the head's output for the tail, of `size_bytes`, is then offloaded. `runs`: the queue of the one accelerator that
     all models share.
     """
 
@@ -72,7 +72,7 @@ class SimulatedReply:
 
 
 class _SimulatedRun(QueuedRun):
-    """The turn of a process."""
+    """A process's run in the queue."""
 
     __slots__ = ("_kernel", "woken")
 
@@ -85,7 +85,7 @@ class _SimulatedRun(QueuedRun):
 
 
 class SimulatedDriver:
-    """One request of one row. Made at its arrival and run once; `served` then says what became of it."""
+    """One request of one row. Created at its arrival and run once; `served` is its outcome."""
 
     def __init__(self, device: SimulatedDevice, request: LoggedRequest) -> None:
         self._device, self._kernel, self._request = device, device.kernel, request
@@ -113,7 +113,7 @@ class SimulatedDriver:
         self.served.estimate_bits_per_s = _estimate_bits_per_s(device.pilot)
 
     def run(self) -> Process[None]:
-        """Handle it to its end."""
+        """Handle the request to its end."""
         flow = self._flow
         try:
             yield from self._drive()
@@ -194,7 +194,7 @@ class SimulatedDriver:
         return None
 
     def _run(self, duration_s: float, deadline_s: float, model: str, run_request: RunRequest) -> Process[None]:
-        """Wait for a turn and run, as `EdfScheduler` of the agent has its threads do. Raises what it does."""
+        """Wait for a turn and run, as `EdfScheduler` does with the agent's threads. Raises as it does."""
         kernel, runs = self._kernel, self._device.runs
         times, now_s = self._device.pilot.state.edge.get(model), kernel.now_s
         run = _SimulatedRun(kernel, deadline_s, timed(run_request, times, 1, self._request.t_s, now_s))

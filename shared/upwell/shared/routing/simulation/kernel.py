@@ -1,4 +1,4 @@
-"""Simulated time: processes that wait for an event or an instant, and the order in which they go on."""
+"""Simulated time: processes that wait for events or times, and the order in which they continue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Ticket:
 
 
 class Kernel:
-    """Runs processes and calls in the order of their instants; what falls together, in the order it was asked for."""
+    """Runs processes and calls in order of time; those at the same time in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now_s = -math.inf
@@ -46,23 +46,23 @@ class Kernel:
         self._order = itertools.count()
 
     def call(self, at_s: float, what: Callable[[], None]) -> None:
-        """Call `what` at the instant `at_s`, or now if that has passed; never where it is infinite."""
+        """Call `what` at `at_s`, or now if that has passed; never if it is infinite."""
         if at_s < math.inf:
             heapq.heappush(self._agenda, (max(at_s, self.now_s), next(self._order), what))
 
     def start(self, at_s: float, process: Process[None]) -> None:
-        """Begin a process at the instant `at_s`."""
+        """Start a process at `at_s`."""
         self.call(at_s, partial(self._go_on, process))
 
     def fire(self, event: Event) -> None:
-        """Let the event happen: those who wait for it go on now."""
+        """Fire the event: processes that wait for it continue now."""
         event.is_set = True
         for ticket in event.waiting:
             self.call(self.now_s, partial(self._use, ticket))
         event.waiting.clear()
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until nothing is left."""
         while self._agenda:
             self.now_s, _, what = heapq.heappop(self._agenda)
             what()

@@ -1,4 +1,4 @@
-"""Who decides in a simulation: the agent's router with its state, as it is or with something hidden from it."""
+"""Decides in a simulation: the agent's router with its state, unchanged or with something hidden from it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NO_SHARES: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What differs from the agent as it is.
+    """Differences from the real agent.
 
-    `scores` stands in for the device's; without `learns_scores` no controller sees them. Without `has_cloud` nothing
-    goes up. `tests_link` False hides what was learnt of link and cloud, so that every candidate is tried: a fixed
-    threshold with breaker, deadline and fallback, but without any prediction. Without `queues` every message is sent at
+    `scores` replaces the device's scores; without `learns_scores` no controller sees them. Without `has_cloud` nothing
+    is offloaded. `tests_link` False hides what was learnt of link and cloud, so that every candidate is tried: a fixed
+    threshold with breaker, deadline and fallback, but without predictions. Without `queues` every message is sent at
     once.
     """
 
@@ -37,7 +37,7 @@ class Habits:
 
 
 class Pilot:
-    """A router and its state, asked as the agent asks it: one decision with everything that it needs taken."""
+    """A router and its state, used as the agent does: one decision with everything that it needs already taken."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class Pilot:
         self._wakes: dict[str, Callable[[], None]] = {}
 
     def settings(self, model: str) -> Settings:
-        """What holds for a model where no rule says otherwise."""
+        """The settings of a model if no rule changes them."""
         return self._router.settings(model)
 
     def decide(self, signals: Signals) -> Decision:
-        """What to do now."""
+        """The decision on a request."""
         now_s = self._kernel.now_s
         while True:
             decision = self._router.decide(self._seen(), signals, now_s)

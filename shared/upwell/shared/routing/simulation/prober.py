@@ -1,4 +1,4 @@
-"""The empty calls with which the agent keeps its idea of the link fresh, simulated."""
+"""Simulates the empty calls with which the agent keeps its link estimate fresh."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from upwell.shared.routing.simulation.uplink import CloudBehaviour, SimulatedUpl
 
 
 class SimulatedProber:
-    """Times an empty call once nothing was heard for `STALE_S`, or after a call that was late for `RETRY_S`.
+    """Times an empty call after `STALE_S` without news, or after a late call for `RETRY_S`.
 
-    Only while requests come that may leave: none for `SEEN_S`, no probe. The bytes of probes are not accounted for.
+    Only while requests come that may be offloaded: none for `SEEN_S`, no probe. The bytes of probes are not counted.
     """
 
     STALE_S: ClassVar[float] = 1.5
@@ -30,7 +30,7 @@ class SimulatedProber:
         self._seen_at_s = -math.inf
 
     def note_candidate(self) -> None:
-        """A request came that may leave."""
+        """A request came that may be offloaded."""
         self._seen_at_s = self._kernel.now_s
 
     def note_answer(self) -> None:
@@ -38,11 +38,11 @@ class SimulatedProber:
         self._heard(self.STALE_S)
 
     def note_late(self) -> None:
-        """The cloud did not in time: it, or the link, may be back soon."""
+        """The cloud was late: it, or the link, may be back soon."""
         self._heard(self.RETRY_S)
 
     def note_failure(self) -> None:
-        """The cloud failed: whether it is back is for the breaker to find out."""
+        """The cloud failed: the breaker finds out whether it is back."""
         self._heard_at_s = -math.inf
 
     def _heard(self, quiet_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The requests of a log, ready to be replayed: in order, with every gap filled."""
+"""The requests of a log, ready for replay: in order, with all gaps filled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FROM_LOGITS: frozenset[Measure] = frozenset({"max_prob", "margin", "entropy", "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoggedRequest:
-    """One line of the log. `edge_s` and `cloud_s` are filled in; `deadline_s` is infinite where the line has none."""
+    """One line of the log. `edge_s` and `cloud_s` are filled in; `deadline_s` is infinite if the line has none."""
 
     line: LogLine
     request_facts: RequestFacts
@@ -31,22 +31,22 @@ class LoggedRequest:
 
     @property
     def t_s(self) -> float:
-        """The instant of its arrival."""
+        """Its arrival time."""
         return self.line.t_s
 
     @property
     def size_bytes(self) -> int:
-        """What it costs on the wire."""
+        """Its bytes on the wire."""
         return self.line.size_bytes if self.line.up_bytes is None else self.line.up_bytes
 
     def bytes_at(self, quality: LowerQuality) -> int:
-        """What it costs on the wire at that quality: what the line says, else by the share."""
+        """Its bytes on the wire at that quality: those of the line, else by the average share."""
         found = self._at(quality)
         return round(self.size_bytes * quality.bytes_share) if found is None else found.up_bytes
 
     def cloud_is_right(self, quality: LowerQuality | None) -> bool | None:
-        """Whether the cloud's answer about its pictures at that quality is right. One that the line does not say agrees
-        with that about whole ones counts as wrong."""
+        """Whether the cloud's answer at that quality is right. An answer that is not known to agree with that at full
+        quality counts as wrong."""
         if quality is None or self.line.cloud_correct is None:
             return self.line.cloud_correct
         found = self._at(quality)
@@ -57,15 +57,15 @@ class LoggedRequest:
 
     @property
     def deadline_s(self) -> float:
-        """The caller's, counted from the arrival."""
+        """The caller's deadline, counted from the arrival."""
         return math.inf if self.line.deadline_s is None else self.line.deadline_s
 
 
 def prepare(lines: Sequence[LogLine], start_wall_s: float = 0.0) -> tuple[LoggedRequest, ...]:
     """The lines as requests, by arrival; `start_wall_s` is the Unix time at which `t_s` is 0.
 
-    A time that a line does not know is the median of those that its model's other lines know, and 0 where none does.
-    Raises `ValueError` for a line that nobody can replay.
+    Unknown times are replaced by the median of the same model's known ones, or by 0. Raises `ValueError` for a line
+    that cannot be replayed.
     """
     for number, line in enumerate(lines, 1):
         if line.t_s > LONGEST_S or max(line.size_bytes, line.up_bytes or 0) > LARGEST_BYTES:
@@ -91,17 +91,17 @@ def _medians(lines: Sequence[LogLine], time_s: Callable[[LogLine], float | None]
 
 
 def model_pairs(requests: Sequence[LoggedRequest]) -> Mapping[str, ModelPair]:
-    """What ran, by model: what the first line of each model says, for the choice of its calibration."""
+    """The model pair of each model, from its first line, for the choice of its calibration."""
     lines = (one.line for one in reversed(requests))
     return {line.model: ModelPair(line.edge_digest, line.edge_runtime, line.cloud_digest) for line in lines}
 
 
 Score: TypeAlias = Callable[[LoggedRequest, HardSettings], float]
-"""The hardness of a request after the device's run."""
+"""The hardness of a request after the edge run."""
 
 
 def score(request: LoggedRequest, hard: HardSettings) -> float:
-    """From the line's logits where it has them, else its `hardness`; NaN, which is hard, where it has neither."""
+    """The hardness from the line's logits if it has them, else its `hardness`; NaN, which is hard, without either."""
     line = request.line
     if line.logits is not None and hard.measure in _FROM_LOGITS:
         return hardness(np.array([line.logits]), hard.measure, logits=True, temperature=hard.temperature)[0]

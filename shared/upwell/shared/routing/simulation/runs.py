@@ -1,4 +1,4 @@
-"""The ways to route that are compared: the policy, each side alone, chance, and hindsight."""
+"""The strategies that are compared: the policy, each side alone, random, and the oracle."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SWEPT = 10
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What happens, whoever routes: the requests by arrival, the link, and by model the share that a fleet leaves of
-    its budget. See `SimulatedDevice`."""
+    """What happens, whatever the strategy: the requests by arrival, the link, and by model the fleet's share of its
+    budget. See `SimulatedDevice`."""
 
     requests: Sequence[LoggedRequest]
     capacity: Capacity
@@ -41,7 +41,7 @@ class Scene:
 
 
 def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[SimulatedOutcome]:  # noqa: B008  immutable
-    """The agent under `policy`; each request in turn."""
+    """The agent under `policy`."""
     kernel = Kernel()
     uplink = SimulatedUplink(kernel, scene.capacity, scene.rtt_s)
     pilot = Pilot(policy, model_pairs(scene.requests), kernel, habits, scene.fleet_shares)
@@ -65,7 +65,8 @@ def edge_only(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
 
 
 def cloud_only(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
-    """Everything up at once and no device: a call is given up at its deadline, and is then not answered."""
+    """Everything is offloaded at once, without a device: a call is cancelled at its deadline, and then has no
+    answer."""
     kernel = Kernel()
     uplink = SimulatedUplink(kernel, scene.capacity, scene.rtt_s)
     served = [_due(request, settings) for request, settings in _with_settings(policy, scene.requests)]
@@ -85,9 +86,9 @@ def cloud_only(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
 
 
 def random_share(policy: Policy, scene: Scene, share: float, draws: Sequence[float]) -> list[SimulatedOutcome]:
-    """The same agent, but each request is a candidate with probability `share`, whatever it is.
+    """The same agent, but each request is a candidate with probability `share`.
 
-    `draws` holds a number for each request, uniform in [0, 1).
+    `draws` has a number for each request, uniform in [0, 1).
     """
     chosen = {id(request): draw < share for request, draw in zip(scene.requests, draws, strict=True)}
 
@@ -98,8 +99,8 @@ def random_share(policy: Policy, scene: Scene, share: float, draws: Sequence[flo
 
 
 def oracle(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
-    """Hindsight: up goes, in order of arrival, what the edge gets wrong, the cloud gets right, and is back in time
-    behind what went before; the device answers the rest. A correctness that nobody knows is no reason to send."""
+    """The oracle: offloads, in order of arrival, what the edge gets wrong, the cloud gets right, and is back in time
+    behind earlier messages; the device answers the rest. An unknown correctness is no reason to offload."""
     queue = Queue(scene.capacity)
     up: dict[int, SimulatedOutcome] = {}
     for request, settings in _with_settings(policy, scene.requests):
@@ -117,7 +118,7 @@ def oracle(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
 def thresholds(policy: Policy, requests: Sequence[LoggedRequest]) -> tuple[HardSettings, ...]:
     """Ten settings that find 5 %, 15 % … 95 % of the requests hard, by the policy's measure.
 
-    Raises `ValueError` where the policy has not one measure for all of them.
+    Raises `ValueError` unless the policy has one measure for all of them.
     """
     settings = [one for _, one in _with_settings(policy, requests)]
     used = {(one.hard.measure, one.hard.temperature) if one.hard else None for one in settings}
@@ -133,7 +134,7 @@ def thresholds(policy: Policy, requests: Sequence[LoggedRequest]) -> tuple[HardS
 
 
 def fixed(policy: Policy, scene: Scene, hard: HardSettings) -> list[SimulatedOutcome]:
-    """The same agent with one fixed threshold and without its link test."""
+    """The same agent with one fixed threshold and without predictions of the link."""
 
     def cut(request: LoggedRequest, _: HardSettings) -> float:
         return verdict(is_hard(score(request, hard), hard.measure, hard.threshold), hard)

@@ -1,4 +1,4 @@
-"""What became of each simulated request, and what that comes to for all of them."""
+"""The outcome of each simulated request, and their summary."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from upwell.shared.routing.simulation.requests import LoggedRequest
 
 @dataclass(slots=True)
 class SimulatedOutcome:
-    """One request and what became of it.
+    """The outcome of one request.
 
-    `deadline_s` is the instant at which its answer was due, `answered_s` that of the answer, NaN without one, and
-    `route` who gave it. `left_bytes` is what left the device for it. `estimate_bits_per_s` is what the router believed
-    of the link as it decided, NaN where it knew nothing or was not asked. `quality` is that of the pictures sent last,
-    None for model.yaml's.
+    `deadline_s` is when its answer was due, `answered_s` when it came, NaN without one, and `route` who gave it.
+    `left_bytes` are the bytes that left the device for it. `estimate_bits_per_s` is the router's estimate of the link's
+    rate at the decision, NaN if unknown or not asked. `quality` is that of the pictures sent last, None for
+    model.yaml's.
     """
 
     request: LoggedRequest
@@ -53,14 +53,14 @@ class SimulatedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """What a way to route comes to over a log.
+    """The summary of a strategy over a log.
 
     - `answered`: requests with an answer, however late. `deadline_hit_rate`: answered in time ÷ requests.
     - `accuracy`: right and in time ÷ requests, both over the lines that know `edge_correct` and `cloud_correct`, so
-      that every way is measured on the same requests; None without such lines.
+    that all strategies are measured on the same requests; None without such lines.
     - `p50_s`, `p95_s`, `p99_s`: quantiles by rank of the time to the answer, late ones included; None without answers.
-    - `cloud_share`: requests of which anything left the device ÷ requests; `bytes_up` what left.
-    - `cost` and `energy_j` by the policy's prices and energy. `reasons`: why each answer, or refusal, is what it is.
+    - `cloud_share`: requests of which anything left the device ÷ requests; `bytes_up` the bytes that left.
+    - `cost` and `energy_j` by the policy's prices and energy. `reasons`: the reason of each answer or refusal.
     """
 
     requests: int
@@ -78,7 +78,7 @@ class SimulationReport:
 
     @classmethod
     def of(cls, served: Sequence[SimulatedOutcome]) -> SimulationReport:
-        """Over one request or more."""
+        """The summary of at least one request."""
         count = len(served)
         latencies_s = sorted(one.latency_s for one in served if one.route is not None)
         judged = [one for one in served if None not in (one.request.line.edge_correct, one.request.line.cloud_correct)]

@@ -1,4 +1,4 @@
-"""The link and the cloud behind it, simulated: one queue up, no limit down, a cloud that is never busy."""
+"""The simulated link and cloud: one queue up, no limit down, a cloud that is never busy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from upwell.shared.routing.simulation.requests import LoggedRequest
 
 @dataclass(frozen=True, slots=True)
 class CloudBehaviour:
-    """What the cloud does with one message: answer after `cloud_s`, or fail with a reason then. Infinite: nothing."""
+    """The cloud's reaction to one message: an answer after `cloud_s`, or then a failure with a reason. Infinite:
+    none."""
 
     cloud_s: float
     failure: Reason | None = None
@@ -36,7 +37,7 @@ def _nobody() -> None:
 
 @dataclass(slots=True, eq=False)
 class SimulatedCall:
-    """One message up and its reply. `total_s` is the time from sending to the reply, NaN until that is there."""
+    """One message up and its reply. `total_s` is the time from sending to the reply, NaN before."""
 
     size_bytes: int
     behaviour: CloudBehaviour
@@ -58,7 +59,7 @@ class SimulatedCall:
 
 
 class Queue:
-    """First in, first out, over a capacity, as arithmetic: where the next message may begin."""
+    """A first-in-first-out queue over a capacity, as arithmetic."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
@@ -74,7 +75,7 @@ class Queue:
         return self._capacity.reached_s(self._start_bytes(queued_s) + max(1, size_bytes))
 
     def take(self, queued_s: float, size_bytes: int) -> None:
-        """Send it to its end."""
+        """Send it completely."""
         packets = math.ceil(max(1, size_bytes) / self._capacity.quantum_bytes)
         self._free_bytes = self._start_bytes(queued_s) + packets * self._capacity.quantum_bytes
 
@@ -83,10 +84,11 @@ class Queue:
 
 
 class SimulatedUplink:
-    """Half a round trip after a message has left, the cloud has it; it takes its time, and its reply the other half.
+    """The cloud has a message half a round trip after it has left; then it takes its time, and the reply the other
+    half.
 
-    A message is sent whole before the next one begins. One that is given up leaves the queue if nothing of it has left,
-    and is sent to its end otherwise. The connection stays up: no handshakes, no failures, only lateness.
+    A message is sent completely before the next one begins. A cancelled one leaves the queue if nothing of it has left,
+    and is otherwise sent to its end. The connection stays up: no handshakes, no failures, only delays.
     """
 
     def __init__(self, kernel: Kernel, capacity: Capacity, rtt_s: float) -> None:
@@ -96,7 +98,7 @@ class SimulatedUplink:
         self._waiting: list[SimulatedCall] = []
 
     def send(self, size_bytes: int, behaviour: CloudBehaviour, on_end: Callable[[], None] = _nobody) -> SimulatedCall:
-        """Put a message into the queue; `on_end` is called once the cloud has answered or failed."""
+        """Queue a message; `on_end` is called once the cloud has answered or failed."""
         call = SimulatedCall(size_bytes, behaviour, self._kernel.now_s, on_end)
         self._waiting.append(call)
         if len(self._waiting) == 1:
@@ -104,7 +106,7 @@ class SimulatedUplink:
         return call
 
     def give_up(self, call: SimulatedCall) -> None:
-        """Nobody waits for this call any more."""
+        """Cancel this call."""
         if call in self._waiting:
             was_next = self._waiting[0] is call
             self._waiting.remove(call)
@@ -118,7 +120,7 @@ class SimulatedUplink:
 
     def _begin(self, call: SimulatedCall) -> None:
         if not self._waiting or self._waiting[0] is not call or call.began:
-            return  # given up meanwhile
+            return  # cancelled meanwhile
         del self._waiting[0]
         call.began = True
         ends_s = self._queue.ends_s(call.sent_s, call.size_bytes)
