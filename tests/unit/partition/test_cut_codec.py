@@ -153,8 +153,8 @@ def test_weights_beside_a_half_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("codec", "opset", "ranges", "message"),
     [
-        ("int8", 17, {"a": (0.0, 1.0)}, r"int8 needs the range of 'b'; there are samples of \['a'\]"),
-        ("int8", 17, None, "there are samples of none"),
+        ("int8", 17, {"a": (0.0, 1.0)}, r"int8 needs the range of 'b'; there are only samples of \['a'\]"),
+        ("int8", 17, None, "there are only samples of none"),
         ("int8", 17, {"a": (1.0, 0.0)}, "expected two numbers, the smaller first"),
         ("int8", 17, {"a": (0.0, float("nan"))}, "expected two numbers"),
         (

@@ -1,1 +1,1 @@
-"""Splitting a model across tiers: its graph, what it costs, the exact plan, and the halves."""
+"""Splitting a model across tiers: its graph, its costs, the optimal plan, and the halves."""

@@ -1,7 +1,7 @@
-"""Whether to split at all: the device alone, the cloud alone with the input raw or compressed, and the best cuts.
+"""Whether to split at all: compares the device alone, the cloud alone with raw or compressed input, and the best cuts.
 
-Each way of answering is a line over inverse bandwidth, so that where each of them wins is the lower envelope of them
-all, and a cut that is not on it need not be looked at.
+Each option is a line over inverse bandwidth, so the best option at each bandwidth is on the lower envelope of all
+lines, and cuts off the envelope can be ignored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from upwell.shared.partition.objectives import latency
 Kind = Literal["edge", "cloud", "cut"]
 EDGE_ONLY, CLOUD_RAW = "edge only", "cloud with raw input"
 WORTH = 0.01
-"""Margin by which a cut must be better than all alternatives at some bandwidth, the accuracy of measured medians."""
+"""Margin by which a cut must be better than all alternatives at some bandwidth: the accuracy of measured medians."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The input `tensor` as a compressed picture: what that is called, its bytes, and seconds to encode and decode."""
+    """The input `tensor` as a compressed picture: its name, bytes, and seconds to encode and decode."""
 
     name: str
     tensor: str
@@ -35,10 +35,10 @@ class Encoded:
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One way of answering: `seconds` is its latency over inverse bandwidth, `value` that of the objective.
+    """One option: `seconds` is its latency over inverse bandwidth, `value` that of the objective.
 
-    `edge_s` and `cloud_s` are what the tiers take, encoding and decoding included. `is_measured`: both profiles hold
-    measured times for exactly this cut; else they are interpolated between two that they hold.
+    `edge_s` and `cloud_s` are the times of the tiers, encoding and decoding included. `is_measured`: both profiles have
+    measured times for this cut; otherwise they are interpolated.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Option:
 
     @property
     def bytes(self) -> float:
-        """What it sends for one request; where the link is as fast on the way back, what comes back too."""
+        """The bytes sent for one request; if the link is symmetric, returned bytes included."""
         return self.seconds.slope / 8
 
 
@@ -62,10 +62,11 @@ Wins = tuple[Piece[Option], ...]
 
 @dataclass(frozen=True)
 class Advice:
-    """All options, the best cut at the bandwidth at hand first among the cuts; which of them win where.
+    """All options, with the best cut at the given bandwidth first among the cuts, and the bandwidths at which each
+    wins.
 
-    `gain` says by how many times the best option is better than the best one without a cut, at the bandwidth where
-    that is most; 1 where no cut wins. `raw_wins` and `raw_gain` are the same without compressed pictures.
+    `gain` is the factor by which the best option is better than the best one without a cut, at the bandwidth where that
+    is largest; 1 if no cut wins. `raw_wins` and `raw_gain` are the same without compressed pictures.
     """
 
     options: tuple[Option, ...]
@@ -77,24 +78,24 @@ class Advice:
 
     @property
     def cuts_pay(self) -> bool:
-        """Whether a cut beats everything else at any bandwidth."""
+        """Whether a cut beats all other options at any bandwidth."""
         return self.gain > 1
 
     @property
     def best(self) -> Option:
-        """The best at the bandwidth at hand."""
+        """The best option at the given bandwidth."""
         return min((piece.line for piece in self.wins), key=lambda line: line.at(self.inverse)).of
 
     def range_of(self, option: Option) -> Piece[Option] | None:
-        """Where this option is the best; None for nowhere."""
+        """The bandwidths at which this option is best; None if there are none."""
         return next((piece for piece in self.wins if piece.line.of is option), None)
 
 
 @dataclass(frozen=True)
 class OptionFactory:
-    """Makes options of placements: from what the planner minimizes, and the cuts that both profiles measured.
+    """Makes options from placements, with the planner's costs and the cuts that both profiles measured.
 
-    `measured` counts the nodes in the head, in the order of the graph; `inverse` is the bandwidth at hand.
+    `measured` counts the nodes in the head, in the order of the graph; `inverse` is the given inverse bandwidth.
     """
 
     sweep: BandwidthSweep
@@ -102,7 +103,7 @@ class OptionFactory:
     measured: Collection[int]
 
     def option(self, placement: Placement) -> Option:
-        """This placement, with the input as it is."""
+        """The option of this placement, with raw input."""
         graph = self.sweep.graph
         in_head = [placement[node.name] == EDGE for node in graph.nodes]
         count = sum(in_head)
@@ -120,7 +121,7 @@ class OptionFactory:
         )
 
     def encoded(self, raw: Option, picture: Encoded) -> Option:
-        """The cloud alone, with the input as a compressed picture; `raw` is the same with the input as it is."""
+        """The cloud alone with the input as a compressed picture; `raw` is the option with raw input."""
         tensors = dict(self.sweep.graph.tensors)
         tensors[picture.tensor] = replace(tensors[picture.tensor], bytes=picture.bytes, codecs=())
         smaller = replace(self, sweep=replace(self.sweep, graph=replace(self.sweep.graph, tensors=tensors)))
@@ -150,10 +151,10 @@ def advise(
     best_cut: Placement | None,
     encoded: Sequence[Encoded],
 ) -> Advice:
-    """Compare everything.
+    """Compare all options.
 
-    `pieces` is the envelope of the graph in `factory.sweep`, `best_cut` its best placement with nodes on either side at
-    the bandwidth at hand, None if there is none; `encoded` are compressed pictures to try.
+    `pieces` is the envelope of the graph in `factory.sweep`, `best_cut` its best placement with nodes on both sides at
+    the given bandwidth, None if there is none; `encoded` are compressed pictures to try.
     """
     names = [node.name for node in factory.sweep.graph.nodes]
     both = [factory.option(dict.fromkeys(names, tier)) for tier in (EDGE, CLOUD)]
@@ -168,14 +169,14 @@ def advise(
 
 
 def tier_s(graph: CostGraph, placement: Placement, tier: str) -> float:
-    """What the nodes that a placement has on a tier take together."""
+    """Total seconds of a placement's nodes on a tier."""
     return math.fsum(node.cost_on(tier) for node in graph.nodes if placement[node.name] == tier)
 
 
 def _wins(whole: Sequence[Option], cuts: Sequence[Option]) -> tuple[Wins, float]:
-    """What wins where, and the gain of cuts; without them where that is less than `WORTH`.
+    """The winners by bandwidth, and the gain of cuts; cuts are left out if it is less than `WORTH`.
 
-    `whole` is never empty: a profile of heads holds the whole model.
+    `whole` is never empty: a profile of heads includes the whole model.
     """
     alone, together = _lower(whole), _lower([*whole, *cuts])
     corners = [1 / piece.from_bps for piece in (*alone, *together) if piece.from_bps > 0]
@@ -184,7 +185,7 @@ def _wins(whole: Sequence[Option], cuts: Sequence[Option]) -> tuple[Wins, float]
 
 
 def _least(wins: Wins, inverse: float) -> float:
-    """Never 0, for it divides."""
+    """The least value; never 0, since it is a divisor."""
     return max(1e-300, min(piece.line.at(inverse) for piece in wins))
 
 

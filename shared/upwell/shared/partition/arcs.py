@@ -1,20 +1,21 @@
-"""Placements as cuts of a network: which arcs there are, and what each costs.
+"""Placements as cuts of a network: its arcs and their costs.
 
-For a node v and a link k the vertex (v, k) is on the source's side where v stands at or below the link, and on the
-sink's where it stands beyond it. A cut pays for every arc from the source's side to the sink's:
+For a node v and a link k the vertex (v, k) is on the source's side if v is at or below the link, and on the sink's if
+it is beyond it. A cut pays for every arc from the source's side to the sink's:
 
-    cost of v on level l            (v, l) -> (v, l − 1), where (v, L − 1) is the source and (v, −1) the sink
-    beyond k + 1 is beyond k        (v, k) -> (v, k + 1), infinite
-    w reads what v makes            (w, k) -> (v, k), infinite: nothing stands below what feeds it
-    a tensor of v crosses link k    (v, k) -> a its time, a -> (w, k) infinite for every w that reads it; an input of
-                                    the model is made at the source, and at the sink below its level
-    link k is used                  source -> z its fixed time, z -> (v, k) infinite
-    v, w save s on the first level  −s for all, and source -> p = s, p -> (v, 0) and p -> (w, 0) infinite: paid back
-                                    where either is beyond; on the last level the same from the sink
-    v, w cost s more on level l     (w, l) -> (v, l − 1) = s, where w reads what v makes
+cost of v on level l            (v, l) -> (v, l − 1), where (v, L − 1) is the source and (v, −1) the sink
+beyond k + 1 is beyond k        (v, k) -> (v, k + 1), infinite
+w reads what v makes            (w, k) -> (v, k), infinite: nothing is below what feeds it
+a tensor of v crosses link k    (v, k) -> a its time, a -> (w, k) infinite for every w that reads it; an input of
+                                the model is made at the source, and at the sink below its level
+link k is used                  source -> z its fixed time, z -> (v, k) infinite
+v, w save s on the first level  −s for all, and source -> p = s, p -> (v, 0) and p -> (w, 0) infinite: paid back
+                                if either is beyond; on the last level the same from the sink
+v, w cost s more on level l     (w, l) -> (v, l − 1) = s, if w reads what v makes
 
-The way back of an output is part of its maker's cost. Other savings (`open_savings`) are no cuts; where they are gains,
-half of one counts for each node of the pair that stands there, so that a cut is never more than the placement costs.
+The way back of an output is part of its maker's cost. Other savings (`open_savings`) cannot be expressed as cuts; if
+they are gains, half of one counts for each node of the pair on that level, so that a cut never costs more than its
+placement.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from upwell.shared.tensors import Array
 
 @dataclass(frozen=True)
 class Priced:
-    """What a cut costs: a capacity for each arc, and `constant` besides."""
+    """The capacities of the arcs, and the `constant` added to the cost of every cut."""
 
     capacities: Array
     constant: int
 
 
 class Arcs:
-    """The network of a graph of two or more tiers. Arc l · N + n is cut where node n stands on level l."""
+    """The network of a graph of two or more tiers. Arc l · N + n is cut if node n is on level l."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
@@ -58,7 +59,7 @@ class Arcs:
         self.network = Network(self._vertices, np.concatenate(self._tails), np.concatenate(self._heads))
 
     def priced(self, terms: Terms) -> Priced | None:
-        """The capacities for terms in quanta, `FORBIDDEN` for infinite; None where a node can stand on no level."""
+        """The capacities for terms in quanta, `FORBIDDEN` for infinite; None if a node can be on no level."""
         costs = self._costs(terms)
         least = costs.min(axis=1)
         if (least >= FORBIDDEN // 2).any():
@@ -77,15 +78,15 @@ class Arcs:
         return Priced(capacities, constant)
 
     def levels(self, source_side: Array) -> Array:
-        """The level of each node: how many links it stands beyond."""
+        """The level of each node: the number of links that it is beyond."""
         return np.asarray((~source_side[self._grid[1:-1]]).sum(axis=0))
 
     def halves(self, amount: int) -> tuple[int, int]:
-        """What of a saving counts for the first node of a pair and for the second."""
+        """The parts of a saving that count for the first and the second node of a pair."""
         return amount // 2, amount - amount // 2
 
     def _costs(self, terms: Terms) -> Array:
-        """What each node costs on each level, the way back of its outputs and halves of open savings included."""
+        """The cost of each node on each level, with the way back of its outputs and halves of open savings."""
         costs: Array = terms.compute.copy()
         for output, maker in enumerate(self._arrays.output_makers.tolist()):
             if maker >= 0:
@@ -100,7 +101,7 @@ class Arcs:
         return costs
 
     def _back_of_inputs(self, terms: Terms) -> int:
-        """The way back of outputs of the model that are inputs: the same in every placement."""
+        """The way back of model outputs that are inputs: the same in every placement."""
         of_inputs = self._arrays.output_makers < 0
         return int(terms.back[of_inputs, self._arrays.output_level : self._arrays.input_level].sum())
 
@@ -112,7 +113,7 @@ class Arcs:
         return slice(self._arcs - tails.size, self._arcs)
 
     def _new(self, count: int) -> Array:
-        """So many further vertices."""
+        """Add `count` vertices."""
         self._vertices += count
         return np.arange(self._vertices - count, self._vertices)
 
@@ -123,7 +124,7 @@ class Arcs:
         self._add(inner[:, self._arrays.readers[is_made]], inner[:, makers[is_made]])
 
     def _add_tensors(self) -> tuple[slice, Array, Array]:
-        """The arcs that are cut where a tensor crosses a link, and which tensor and which link each is of."""
+        """The arcs that are cut if a tensor crosses a link, with the tensor and the link of each."""
         arrays, inner = self._arrays, self._grid[1:-1]
         tensors = len(arrays.makers)
         counts = np.bincount(arrays.reads, minlength=tensors)
@@ -141,14 +142,14 @@ class Arcs:
         return self._add(tails, middle[links, which]), which, links
 
     def _add_links(self) -> slice:
-        """What stands beyond a link is one that no other node reads, or feeds such a one."""
+        """A node beyond a link is one that no other node reads, or feeds such a node."""
         last = np.setdiff1d(np.arange(self._arrays.nodes), self._arrays.makers)
         used = self._new(self._arrays.links)
         self._add(used[:, None], self._grid[1:-1][:, last])
         return self._add(np.array(SOURCE), used)
 
     def _add_savings(self) -> tuple[list[tuple[list[int], slice]], tuple[list[int], slice]]:
-        """Which savings have an arc each, and their arcs: gains on the first level and on the last, then losses."""
+        """The savings with an arc each, and their arcs: gains on the first level and on the last, then losses."""
         arrays, grid = self._arrays, self._grid
         fed = set(zip(arrays.makers[arrays.reads].tolist(), arrays.readers.tolist(), strict=True))
         kinds: tuple[list[int], ...] = ([], [], [])

@@ -1,7 +1,7 @@
 """A cost graph as arrays: nodes, tensors and links by number, costs in tables, a placement as the level of each node.
 
-Indices: nodes n in the graph's order, levels l from 0 (the first tier) to L − 1, links k from level k to k + 1, those
-tensors t that a node reads, and outputs o of the model where they have a way back.
+Indices: nodes n in the graph's order, levels l from 0 (the first tier) to L − 1, links k from level k to k + 1, tensors
+t that some node reads, and outputs o of the model that have a way back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXACT_BITS = 50
 
 @dataclass(frozen=True)
 class Saving:
-    """A fused pair, nodes by number, on one level; `saves_s` is not 0, and negative where it costs more together."""
+    """A fused pair, nodes by number, on one level; `saves_s` is never 0, and negative if it costs more together."""
 
     pair: tuple[int, int]
     level: int
@@ -36,8 +36,8 @@ class Saving:
 
 @dataclass(frozen=True)
 class Terms:
-    """What totals are made of, in seconds, or in whole quanta: cost of node n on level l, tensor t up link k, link k
-    once it is used, output o back over link k, each saving. Infinite (`FORBIDDEN`) is what cannot be."""
+    """The terms of a total, in seconds or in whole quanta: cost of node n on level l, tensor t up link k, link k once
+    it is used, output o back over link k, each saving. Infinite (`FORBIDDEN`) means impossible."""
 
     compute: Array
     up: Array
@@ -46,7 +46,7 @@ class Terms:
     saves: Array
 
     def quanta(self, per_s: float, most_s: float) -> Terms:
-        """In integers, `per_s` to the second; more than `most_s` is forbidden."""
+        """The terms as integers, `per_s` per second; more than `most_s` is forbidden."""
 
         def counted(table: Array) -> Array:
             is_possible = table <= most_s
@@ -57,14 +57,14 @@ class Terms:
 
     @property
     def whole_s(self) -> float:
-        """The sum of all that is finite."""
+        """The sum of all finite terms."""
         tables = (self.compute, self.up, self.fixed, self.back, np.abs(self.saves))
         return math.fsum(float(table[np.isfinite(table)].sum()) for table in tables)
 
 
 def quanta_per_s(most_s: float) -> float:
-    """The finest power of ten in which `most_s` seconds are still exact: decimals stay the numbers that they are, and
-    what is equal in them is equal in quanta, as 0.1 + 0.2 and 0.3 are not in floating point."""
+    """The finest power of ten in which `most_s` seconds are still exact: decimal values stay exact, and sums that are
+    equal in decimal are equal in quanta, unlike 0.1 + 0.2 and 0.3 in floating point."""
     if most_s <= 0:
         return 1.0
     return float(10.0 ** min(300, math.floor(_EXACT_BITS * math.log10(2) - math.log10(most_s))))
@@ -115,12 +115,12 @@ class Arrays:
         return costs
 
     def placement(self, levels: Array) -> Placement:
-        """Names of nodes and tiers, for the level of each node."""
+        """The placement by names of nodes and tiers, from the level of each node."""
         tiers = self.graph.tiers
         return {node.name: tiers[level] for node, level in zip(self.graph.nodes, levels.tolist(), strict=True)}
 
     def terms(self, links: Sequence[TierLink]) -> Terms:
-        """In seconds, with these links between the tiers."""
+        """The terms in seconds, with these links between the tiers."""
         up = np.empty((len(self._sent), self.links))
         back = np.empty((len(self._returned), self.links))
         for k, link in enumerate(links):
@@ -132,9 +132,9 @@ class Arrays:
         return Terms(self._compute, up, fixed, back, np.array([saving.saves_s for saving in self.savings], float))
 
     def spent(self, terms: Terms, levels: Array) -> float:
-        """The sum of all terms of a placement but its savings; infinite where one of them is.
+        """The sum of all terms of a placement except savings; infinite if one of them is.
 
-        Whether a node stands below one that feeds it is not looked at.
+        It does not check whether a node is below one that feeds it.
         """
         parts = self._parts(terms, levels)
         is_possible = all((part < _NEVER[part.dtype.kind]).all() for part in parts)
@@ -146,7 +146,8 @@ class Arrays:
         return saved
 
     def total_s(self, terms: Terms, levels: Array) -> float:
-        """The total of a placement in seconds, for terms in seconds, as an exact sum; infinite where it cannot be."""
+        """The total of a placement in seconds, as an exact sum of terms in seconds; infinite if the placement is
+        impossible."""
         made = self._made(self.makers, levels)[self.reads, 0]
         tiers = {self.graph.tiers[level] for level in levels.tolist()}
         if (levels[self.readers] < made).any() or not tiers.issuperset(self.graph.non_empty):
@@ -155,7 +156,7 @@ class Arrays:
         return math.fsum(term for part in parts for term in part.tolist())
 
     def _parts(self, terms: Terms, levels: Array) -> tuple[Array, ...]:
-        """All terms of a placement but its savings."""
+        """All terms of a placement except savings."""
         highest = np.maximum.reduceat(levels[self.readers], self._first_reads) if len(self._sent) else levels[:0]
         link = np.arange(self.links)
         crosses = (self._made(self.makers, levels) <= link) & (link < highest[:, None])
@@ -168,7 +169,7 @@ class Arrays:
         )
 
     def _counts(self, levels: Array) -> Array:
-        """Which savings count."""
+        """Which savings apply."""
         counts: Array = (levels[self.saving_pairs] == self.saving_levels[:, None]).all(axis=1)
         return counts
 
@@ -178,11 +179,11 @@ class Arrays:
 
 
 def total_s(graph: CostGraph, placement: Placement) -> float:
-    """Seconds that a placement takes, by the formula of `costs`; infinite for one that cannot be.
+    """Seconds of a placement by the formula of `costs`; infinite if it is impossible.
 
-    That is one with a node where it cannot run or below a tier that feeds it, with a tensor across a link that is not
-    splittable, or with a tier of `non_empty` that holds no node. An output's way back is no split: it may be taken by
-    any tensor. Raises `KeyError` for a node without a tier, and `ValueError` for a tier that the graph has not.
+    That is a placement with a node where it cannot run or below a tier that feeds it, with a tensor that is not
+    splittable across a link, or with an empty tier of `non_empty`. An output's way back is not a split: any tensor may
+    take it. Raises `KeyError` for a node without a tier, and `ValueError` for an unknown tier.
     """
     arrays = Arrays(graph)
     levels = np.array([graph.tiers.index(placement[node.name]) for node in graph.nodes], np.int64)

@@ -1,20 +1,19 @@
-"""The placement with the least total where one cut may not tell it: cuts, and cases where a cut says too little.
+"""Finds the placement with the least total by branch and bound over cuts, where a single cut does not express it.
 
-A cut never costs more than the placement that it stands for, and what `arcs` cannot express makes it cost less: a
-saving that it counts by halves, a pair that costs more together, a tier that must not be empty. Where the best cut is
-such a one, it splits into cases that hold every better placement (branch and bound); each case raises some capacities,
-so its flow goes on from where that of the cut ended:
+A cut never costs more than its placement, and costs less where `arcs` cannot express something: a saving counted by
+halves, a pair that costs more together, a tier that must not be empty. If that is so for the best cut, it is split into
+cases that cover every better placement (branch and bound); each case raises some capacities, so its flow continues from
+that of the cut:
 
-    a saving in the middle counts half     both nodes stand there; or it does not count at all
-    a pair stands where it costs more      that is paid, wherever they are; or the first is not there; or the second
-    a tier that may not be empty is        one case for every node that may be there
+a saving in the middle counts half     both nodes are there; or it does not count at all
+a pair is where it costs more          that is paid, wherever they are; or the first is not there; or the second
+a tier that must not be empty is       one case for every node that may be there
 
-A node that comes up to the empty tier brings up all that it feeds. So of the nodes below, those that feed none of them
-come first, to that tier or beyond: a cut in which one then stands there speaks for all that feed it, too; where all
-went beyond, that node is to stay there, and those that feed it follow. In the same way nodes from above come down.
+A node that moves up to the empty tier moves up everything that it feeds. So of the nodes below, those that feed none of
+the others come first, to that tier or beyond: if one of them is then on the tier, the cut covers all nodes that feed it
+too; if all went beyond, that node must stay there, and those that feed it follow. Nodes from above move down likewise.
 
-Cases are looked at in the order of what they cost at least. Where nothing of the kind is in the graph the first cut is
-the answer.
+Cases are examined in order of their lower bounds. Without such features in the graph the first cut is the answer.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _MOST_TIES = 50
 
 @dataclass(frozen=True)
 class _Change:
-    """What a case adds: capacity on arcs (node, level, by), `cost` that all pay, the number of a saving it settles.
+    """The additions of a case: capacity on arcs (node, level, by), `cost` that all pay, the number of a settled saving.
 
-    With `then` it is only a try to bring a node to the empty `level`: where its cut leaves that empty still, the cases
-    of `then` take its place, which cost at least as much.
+    With `then` it only tries to bring a node to the empty `level`: if its cut leaves that empty still, the cases of
+    `then` replace it, which cost at least as much.
     """
 
     raises: tuple[tuple[int, int, int], ...] = ()
@@ -52,7 +51,7 @@ class _Change:
 
 @dataclass(frozen=True)
 class _Case:
-    """A cut of a case: `bound` is what it costs, `levels` its placement."""
+    """The cut of a case: `bound` is its cost, `levels` its placement."""
 
     bound: int
     levels: Array
@@ -62,7 +61,7 @@ class _Case:
 
 
 class Search:
-    """For the best placement with these terms, in quanta. `known` is one that is possible, if any is known."""
+    """The search for the best placement with these terms, in quanta. `known` is a possible one, if any is known."""
 
     def __init__(self, arrays: Arrays, arcs: Arcs, terms: Terms, known: Array | None) -> None:
         self._arrays, self._arcs, self._terms = arrays, arcs, terms
@@ -73,7 +72,7 @@ class Search:
         self._limit = 0
 
     def best(self) -> Array | None:
-        """The levels of the nodes in the best placement; None where there is none."""
+        """The levels of the nodes in the best placement; None if there is none."""
         priced = self._arcs.priced(self._terms)
         if priced is None:
             return self._best
@@ -105,12 +104,12 @@ class Search:
         return self._best
 
     def _key(self, levels: Array) -> tuple[int, int]:
-        """What is to be least: quanta, and among equals how far down the nodes stand."""
+        """The value to minimize: quanta, and among equals how far down the nodes are."""
         value = self._arrays.spent(self._terms, levels) - self._arrays.saved(self._terms, levels)
         return int(value), -int(levels.sum())
 
     def _case(self, residual: Array, constant: int, value: int, settled: frozenset[int]) -> _Case | None:
-        """The best cut of a case, None where it is worse than what is known; `value` already flows."""
+        """The best cut of a case, None if it is worse than a known placement; `value` already flows."""
         network, room = self._arcs.network, self._best_key[0] - constant - value
         if room < 0:
             return None
@@ -133,7 +132,7 @@ class Search:
         return self._case(residual, case.constant + change.cost, case.bound - case.constant, settled)
 
     def _changes(self, case: _Case) -> Iterator[_Change]:
-        """The cases of a cut; none where it costs what its placement does."""
+        """The cases of a cut; none if it costs what its placement does."""
         wrong = [
             (abs(saving.saves_s), index, saving)
             for index, saving in self._arcs.open_savings
@@ -152,7 +151,7 @@ class Search:
     def _tries(
         self, level: int, inside: Array, barred: Sequence[int], back: Sequence[set[int]], ahead: Sequence[set[int]]
     ) -> Iterator[_Change]:
-        """Bring nodes of `inside` to a level, those first that have none of them `ahead`, then those `back` of them."""
+        """Bring nodes of `inside` to a level, first those with none of them `ahead`, then those `back` of them."""
         seen: set[int] = set()
 
         def one(node: int) -> _Change:
@@ -195,7 +194,7 @@ class Search:
 
     @cached_property
     def _neighbours(self) -> tuple[list[set[int]], list[set[int]]]:
-        """By node, the nodes that feed it and those that it feeds."""
+        """For each node, the nodes that feed it and those that it feeds."""
         feeding: list[set[int]] = [set() for _ in range(self._arrays.nodes)]
         fed: list[set[int]] = [set() for _ in range(self._arrays.nodes)]
         makers = self._arrays.makers[self._arrays.reads].tolist()

@@ -1,9 +1,9 @@
-"""Which cuts are worth measuring: a handful of prefixes of the order, chosen by work and by what would cross.
+"""Chooses the cuts worth measuring: a few prefixes of the order, by their work and by the bytes that cross.
 
-A prefix has `share` of the estimated work on the device and sends `bytes`. Where the device is slower than the cloud
-by about the same factor everywhere, its total is `a + b * share + bytes / bandwidth`, so only a prefix that sends less
-than every shorter one can be the best, and for some bandwidth each corner of the lower convex hull over
-(share, bytes) is. Those come first. What is left of the number allowed goes where the curve of times is coarsest.
+A prefix has `share` of the estimated work on the device and sends `bytes`. If the device is slower than the cloud by
+about the same factor everywhere, its total is `a + b * share + bytes / bandwidth`. So only a prefix that sends less
+than every shorter one can be the best, and each corner of the lower convex hull over (share, bytes) is the best for
+some bandwidth. Those come first. The rest of the allowed number goes where the curve of times is coarsest.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from itertools import accumulate
 from upwell.shared.partition.graph import Graph, Tensor
 
 _LEAST_WORK = 0.1
-"""Of a node, as a part of the mean: what multiplies nothing still moves memory."""
+"""Minimum work of a node relative to the mean: a node without multiplications still moves memory."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The cut after the first `nodes` nodes of the graph's order; `share` of the work, from 0 to 1, is before it."""
+    """The cut after the first `nodes` nodes of the graph's order, which have `share` of the work, from 0 to 1."""
 
     nodes: int
     tensors: tuple[str, ...]
@@ -30,9 +30,9 @@ class Cut:
 
 
 def cuts_of(graph: Graph, sizes: Mapping[str, int]) -> tuple[Cut, ...]:
-    """Both ends and every legal cut between them, in order; open dimensions as told by `sizes`.
+    """Both ends and every legal cut between them, in order; `sizes` gives open dimensions.
 
-    Legal: the bytes of all that crosses are known, and something of it was made before the cut.
+    A cut is legal if the bytes of all crossing tensors are known, and some of them were made before the cut.
     """
     found = []
     for nodes, share in enumerate(_shares(graph)):
@@ -45,7 +45,7 @@ def cuts_of(graph: Graph, sizes: Mapping[str, int]) -> tuple[Cut, ...]:
 
 
 def known_bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int | None:
-    """Bytes of a tensor; None where it has no size, or a dimension is open and `sizes` does not tell it."""
+    """Bytes of a tensor; None if it has no size, or an open dimension that is not in `sizes`."""
     parts = [part for dim in tensor.shape or () if isinstance(dim, str) for part in dim.split("*")]
     if not tensor.is_sized or any(part not in sizes and not part.isdecimal() for part in parts):
         return None
@@ -53,10 +53,10 @@ def known_bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int | None:
 
 
 def ranked(cuts: Sequence[Cut]) -> tuple[Cut, ...]:
-    """Those between the two ends, the most promising first.
+    """The cuts between the two ends, most promising first.
 
-    Corners of the hull, then other cuts that send less than every shorter one, then those that send no more than
-    their neighbours, then the rest; within each of these the one first that is farthest from all before it.
+    Corners of the hull, then other cuts that send less than every shorter one, then those that send no more than their
+    neighbours, then the rest; within each group first the one farthest from all before it.
     """
     inner = cuts[1:-1]
     beside = zip(cuts, inner, cuts[2:], strict=False)
@@ -77,8 +77,8 @@ def ranked(cuts: Sequence[Cut]) -> tuple[Cut, ...]:
 def refined(measured: Mapping[int, float], cuts: Sequence[Cut], more: int) -> tuple[Cut, ...]:
     """Up to `more` further cuts, where neighbours among `measured` (seconds by number of nodes) differ most.
 
-    Each is taken from the widest step of the curve that has unmeasured cuts: the one that sends least there, of equal
-    ones the nearest to the middle. Its own time is guessed by its share of the work until it is measured.
+    Each is taken from the widest step of the curve with unmeasured cuts: the one there that sends least, of equal ones
+    the nearest to the middle. Its own time is estimated by its share of the work until it is measured.
     """
     times, by_nodes = dict(measured), {cut.nodes: cut for cut in cuts}
     found: list[Cut] = []
@@ -97,7 +97,7 @@ def refined(measured: Mapping[int, float], cuts: Sequence[Cut], more: int) -> tu
 
 
 def _shares(graph: Graph) -> list[float]:
-    """The part of the work in the first 0, 1, ... nodes."""
+    """The share of the work in the first 0, 1, ... nodes."""
     least = _LEAST_WORK * sum(node.work for node in graph.nodes) / max(1, len(graph.nodes)) or 1.0
     sums = list(accumulate((node.work + least for node in graph.nodes), initial=0.0))
     return [part / (sums[-1] or 1.0) for part in sums]
@@ -128,7 +128,7 @@ def _is_above(first: Cut, middle: Cut, last: Cut) -> bool:
 
 
 def _steps(times: Collection[int], cuts: Sequence[Cut]) -> dict[tuple[int, int], list[Cut]]:
-    """The unmeasured cuts between each two neighbours among the measured; pairs without any are left out."""
+    """The unmeasured cuts between each two neighbours among the measured ones; pairs without any are left out."""
     known = sorted(times)
     found: dict[tuple[int, int], list[Cut]] = {}
     for cut in cuts:

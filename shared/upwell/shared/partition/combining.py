@@ -1,4 +1,4 @@
-"""Two measured profiles of one model, a device's and a service's, put together into what the planner minimizes."""
+"""Combines two measured profiles of one model, a device's and a service's, into the planner's cost graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_PROFILE_BYTES = 64 << 20
 
 
 def load_profile(path: Path) -> Profile:
-    """A profile from its file, checked. Raises `ConfigError` with every problem found."""
+    """Load and check a profile. Raises `ConfigError` with every problem found."""
     data = read_file(path, "a profile", MAX_PROFILE_BYTES)
     try:
         profile = Profile.model_validate_json(data)
@@ -38,15 +38,15 @@ def load_profile(path: Path) -> Profile:
 
 
 def combine(edge: Profile, cloud: Profile, link: TierLink) -> CostGraph:
-    """What the planner minimizes, from the heads of one profile and the tails of the other.
+    """The cost graph, from the heads of one profile and the tails of the other.
 
-    Between two neighbouring measured points the difference of `corrected_s` is what the nodes between them take
-    together; each gets the part of it that its `work` has in theirs, all the same part where no work is known. So the
-    total of a cut that both profiles measured is what they measured, and any other is interpolated
-    (`measured_cuts`). A tensor without a known size may not cross; made in the cloud as an output of the model, its
-    way back counts nothing. Outputs are needed on the edge.
+    The difference of `corrected_s` between two neighbouring measured points is the time of the nodes between them; each
+    gets a part proportional to its `work`, or an equal part if no work is known. So the total of a cut that both
+    profiles measured is the measured one, and all others are interpolated (`measured_cuts`). A tensor of unknown size
+    must not cross; if it is a model output made in the cloud, its way back counts nothing. Outputs are needed on the
+    edge.
 
-    Raises `ConfigError` where the two do not belong together.
+    Raises `ConfigError` if the profiles do not belong together.
     """
     _check_together(edge, cloud)
     edge_s, cloud_s = _node_seconds(edge), _node_seconds(cloud)
@@ -62,14 +62,14 @@ def combine(edge: Profile, cloud: Profile, link: TierLink) -> CostGraph:
 
 
 def measured_cuts(edge: Profile, cloud: Profile) -> frozenset[int]:
-    """After how many nodes both profiles measured a cut: 0 is the cloud alone, all nodes the edge alone."""
+    """The cuts that both profiles measured, by number of nodes: 0 is the cloud alone, all nodes the edge alone."""
     return frozenset(point.nodes for point in edge.points) & frozenset(point.nodes for point in cloud.points)
 
 
 def cut_name(graph: CostGraph, placement: Placement) -> str:
     """`edge` or `cloud` for one of them alone, `c17` for the first 17 nodes on the edge.
 
-    Any other head of 17 nodes is told apart by a mark behind that, made from the names of its nodes: `c17x3fa2b1`.
+    Another head of 17 nodes gets a suffix made from the names of its nodes: `c17x3fa2b1`.
     """
     head = [node.name for node in graph.nodes if placement[node.name] == EDGE]
     if len(head) in (0, len(graph.nodes)):
@@ -91,7 +91,7 @@ def _node_seconds(profile: Profile) -> list[float]:
 
 
 def _problems(profile: Profile) -> list[tuple[str, str]]:
-    """Key and message of everything in a profile that its fields alone do not tell."""
+    """Key and message of every problem in a profile that the types of its fields do not exclude."""
     named = {name for node in profile.nodes for name in (*node.inputs, *node.outputs)}
     named |= {*profile.inputs, *profile.outputs, *(name for point in profile.points for name in point.tensors)}
     unknown = sorted(named - profile.tensors.keys())
@@ -130,7 +130,7 @@ def _point_problems(points: Sequence[Point], nodes: int, tier: str) -> list[tupl
 
 
 def _check_together(edge: Profile, cloud: Profile) -> None:
-    """Raise `ConfigError` unless one is of heads and one of tails of the same model, taken in the same way."""
+    """Raise `ConfigError` unless one has heads and the other tails of the same model, profiled in the same way."""
     for profile, wanted in ((edge, EDGE), (cloud, CLOUD)):
         if profile.tier != wanted:
             raise ConfigError.at(

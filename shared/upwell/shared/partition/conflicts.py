@@ -1,8 +1,8 @@
-"""Why no placement of a graph is possible, in words that name the nodes, tensors and tiers in conflict.
+"""Explains why no placement of a graph is possible, naming the nodes, tensors and tiers in conflict.
 
-Every rule is an order or an equality of two nodes' tiers, or a set of tiers for one node; such rules can be kept all at
-once exactly where each node has a tier left after those are struck out that leave a neighbour without one (both are
-closed under taking the lower, and the higher, of two placements). So tiers are struck out, each with its reason, until
+Every rule is an order or an equality of two nodes' tiers, or a set of tiers for one node. Such rules can all be met
+exactly if each node has a tier left after repeatedly striking out those that leave a neighbour without one (both kinds
+are closed under the minimum and the maximum of two placements). So tiers are struck out, each with its reason, until
 nothing changes or a node has none left.
 """
 
@@ -20,7 +20,7 @@ _MOST_STEPS = 4
 
 @dataclass(frozen=True)
 class _Rule:
-    """`first` makes a tensor that `second` reads; `together`: that may not cross a link."""
+    """`first` makes a tensor that `second` reads; `together`: the tensor must not cross a link."""
 
     first: str
     second: str
@@ -28,14 +28,15 @@ class _Rule:
     together: bool
 
     def allows(self, level: int, other: int, *, is_first: bool) -> bool:
-        """Whether a node at `level` goes with the other one of the pair at `other`; `is_first` says which it is."""
+        """Whether a node at `level` is compatible with the other one of the pair at `other`; `is_first` says which it
+        is."""
         low, high = (level, other) if is_first else (other, level)
         return low == high if self.together else low <= high
 
 
 @dataclass(frozen=True)
 class _Struck:
-    """Why a tier is no longer possible: the words, or a rule with another node."""
+    """Why a tier is no longer possible: a text, or a rule with another node."""
 
     words: str
     rule: _Rule | None = None
@@ -64,7 +65,7 @@ class _Domains:
                     self.rules[rule.second].append(rule)
 
     def _own_obstacle(self, node: CostNode, level: int, maker: dict[str, str]) -> str:
-        """Why a node cannot be on a tier, whatever the others do; empty where it can."""
+        """Why a node cannot be on a tier, whatever the others do; "" if it can."""
         graph, tier = self.graph, self.graph.tiers[level]
         if node.only is not None and node.only != tier:
             return f"`only` pins it to {node.only!r}"
@@ -81,7 +82,7 @@ class _Domains:
         return ""
 
     def empty_node(self) -> str | None:
-        """The first node without a tier once everything that follows is struck out; None where each has one."""
+        """The first node without a tier after striking out all consequences; None if each has one."""
         waiting = deque(self.rules)
         while waiting:
             name = waiting.popleft()
@@ -114,7 +115,7 @@ class _Domains:
         return "; ".join(parts)
 
     def _words(self, name: str, rule: _Rule, gone: Sequence[int], steps: int) -> str:
-        """How a rule with another node struck out the tiers `gone`, and why that one cannot be there."""
+        """How a rule with another node struck out the tiers `gone`, and why that node cannot be there."""
         tensor = f"{rule.tensor!r}{', which is not splittable,' if rule.together else ''}"
         levels, where = gone, ""
         if rule.second == name:

@@ -1,15 +1,15 @@
-"""Operators that stay together become one node, so that what is left to cut is worth cutting and can be cut.
+"""Groups operators that stay together into nodes, so that the remaining cuts are possible and worthwhile.
 
-- Free operators are left out: who reads the result of a DequantizeLinear reads the quantized tensor.
-- Operators that share state stay together, and so do those on both sides of a tensor whose size is not known. Whatever
-  lies on a way out of such a group and back into it joins the group.
+- Free operators are left out: a reader of a DequantizeLinear's result reads the quantized tensor instead.
+- Operators that share state stay together, as do those on both sides of a tensor of unknown size. Everything on a path
+that leaves such a group and returns to it joins the group.
 - QuantizeLinear stays with what it quantizes.
-- ONNX runtimes fuse elementwise operators into what makes their input. So an operator joins the only reader of its
-  results where that is elementwise. Layer normalization, softmax, GELU and SiLU that are written out fold up by the
-  same rule. TFLite's kernels have their activations in them already.
+- ONNX runtimes fuse elementwise operators into the producer of their input. So an operator joins the only reader of its
+results if that is elementwise. Layer normalization, softmax, GELU and SiLU written out in operators fold up by the same
+rule. TFLite's kernels already include their activations.
 
-The last two lose nothing. They are done only where every cut between two operators sends no less than the cut behind
-the second or before the first, and where that moves an elementwise operator, or a part of a normalization, alone.
+The last two rules lose nothing: they apply only if every cut between the two operators sends no less than the cut after
+the second or before the first, and if only an elementwise operator, or a part of a normalization, moves.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _SHOWN_OPS = 4
 
 
 def contract(graph: Graph) -> Graph:
-    """The same model with groups of operators as nodes, in a topological order, and without free operators.
+    """The same model with groups of operators as nodes, in topological order, without free operators.
 
-    A group has the name of the operator in it that works most, and the names of its operators, joined by `+`.
+    A group has the name of its operator with the most work, and the names of all its operators joined by `+`.
     """
     groups = _Groups(_without_free(graph))
     groups.join_bound()
@@ -61,7 +61,7 @@ def contract(graph: Graph) -> Graph:
 
 
 def _without_free(graph: Graph) -> Graph:
-    """Every node reads what is behind the free ones."""
+    """Every node reads the inputs of free operators instead of their results."""
     behind: dict[str, tuple[str, ...]] = {}
     kept = []
     for node in graph.nodes:
@@ -74,7 +74,7 @@ def _without_free(graph: Graph) -> Graph:
 
 
 class _Groups:
-    """Nodes by index in groups, each known by one of its nodes (its root)."""
+    """Groups of nodes by index, each identified by one of its nodes (its root)."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -96,7 +96,7 @@ class _Groups:
             self._group[first].take_in(self._group.pop(other))
 
     def join_bound(self) -> None:
-        """Those of one bond."""
+        """Join the nodes of each bond."""
         bonds: dict[str, list[int]] = {}
         for index, node in enumerate(self._graph.nodes):
             if node.bond:
@@ -105,9 +105,10 @@ class _Groups:
             self._join(indices)
 
     def join_unsized(self) -> None:
-        """A tensor that cannot cross keeps its maker and its readers together.
+        """Join the maker and the readers of a tensor that cannot cross.
 
-        So does one with several times the rows of the request: who serves a tail takes its first dimension for rows.
+        That includes a tensor with several times the rows of the request, since the server of a tail takes its first
+        dimension for rows.
         """
         for tensor, index in self._graph.producer.items():
             if not self._graph.tensors[tensor].is_sized or self._folds_rows(tensor):
@@ -118,7 +119,7 @@ class _Groups:
         return isinstance(rows, str) and "*" in rows
 
     def join_circles(self) -> None:
-        """Whatever lies on a way from a group back to it belongs to it."""
+        """Join everything on a path that leaves a group and returns to it."""
         place = {root: at for at, root in enumerate(self._group)}
         ends = [(place[source], place[root]) for root in self._group for source in self._sources(root)]
         circles: dict[int, list[int]] = {}
@@ -128,7 +129,7 @@ class _Groups:
             self._join(roots)
 
     def join_quantizers(self) -> None:
-        """A tensor that is read to be quantized alone does not cross, nor does one made for the caller alone."""
+        """A tensor that is only quantized, or only made for the caller, does not cross."""
         for tensor, index in self._graph.producer.items():
             readers = self._graph.consumers.get(tensor, ())
             found = [one for one in readers if self._only_quantizes(one)]
@@ -142,13 +143,13 @@ class _Groups:
         return node.op in _QUANTIZERS and len(node.inputs) == 1 and len(self._group[self._root(index)].nodes) == 1
 
     def fuse(self) -> None:
-        """Elementwise operators take in what makes their inputs; see the module."""
+        """Join elementwise operators with the producers of their inputs; see the module."""
         for index in range(len(self._graph.nodes)):
             while (source := self._fusible(self._root(index))) is not None:
                 self._join((index, source))
 
     def _fusible(self, reader: int) -> int | None:
-        """A group that this one may take in."""
+        """A group that this one may absorb."""
         if not self._group[reader].is_light:
             return None
         return next((source for source in sorted(self._sources(reader)) if self._may_fuse(source, reader)), None)
@@ -161,13 +162,14 @@ class _Groups:
         if any(self._graph.nodes[self._graph.producer[tensor]].op in _QUANTIZERS for tensor in between):
             return False
         if maker.is_light and maker.read <= taker.read:
-            return True  # all that it reads crosses anyway where it is cut off
+            return True  # all that it reads crosses anyway if it is cut off
         is_fused = taker.is_elementwise or maker.is_light
         is_less = self._size(self._leaving(reader)) <= self._size(between)
         return is_fused and is_less and self._come_before(taker.read - between, source)
 
     def _come_before(self, tensors: Collection[str], root: int) -> bool:
-        """Whether all of these are there wherever this group is: it reads them, or another that it needs makes them."""
+        """Whether all these tensors exist wherever this group runs: it reads them, or a group that it needs makes
+        them."""
         producer = self._graph.producer
         makers = {self._root(producer[tensor]) for tensor in tensors if tensor in producer}
         waiting = [root] if makers else []
@@ -179,12 +181,12 @@ class _Groups:
         return makers <= seen
 
     def _size(self, tensors: Collection[str]) -> float:
-        """Bytes for one row; without end where that is not known."""
+        """Bytes for one row; infinite if unknown."""
         found = [self._graph.tensors[tensor] for tensor in tensors]
         return sum(one.size_bytes() if one.is_sized else math.inf for one in found)
 
     def _readers(self, root: int) -> set[int]:
-        """The other groups that read what this one makes."""
+        """The other groups that read this group's results."""
         consumers = self._graph.consumers
         return {self._root(index) for tensor in self._group[root].made for index in consumers.get(tensor, ())} - {root}
 
@@ -195,12 +197,12 @@ class _Groups:
         return {tensor for tensor in made if any(self._root(index) != root for index in consumers.get(tensor, ()))}
 
     def _sources(self, root: int) -> set[int]:
-        """The other groups that this one reads from."""
+        """The other groups whose results this one reads."""
         producer = self._graph.producer
         return {self._root(producer[tensor]) for tensor in self._group[root].read if tensor in producer} - {root}
 
     def contracted(self) -> Graph:
-        """The graph of groups, of which that with the earliest operator comes first where there is a choice."""
+        """The graph of groups; where there is a choice, the group with the earliest operator comes first."""
         roots = sorted(self._group, key=lambda root: min(self._group[root].nodes))
         rank = {root: at for at, root in enumerate(roots)}
         order = in_order([{rank[source] for source in self._sources(root)} for root in roots])
@@ -246,10 +248,10 @@ class _Group:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether a runtime may fuse all of it into what makes its input."""
+        """Whether a runtime may fuse all of it into the producer of its input."""
         return self.ops <= _ELEMENTWISE | _QUANTIZERS
 
     @property
     def is_light(self) -> bool:
-        """Whether it may be a part of a normalization that is written out."""
+        """Whether it may be part of a normalization written out in operators."""
         return self.ops <= _ELEMENTWISE | _QUANTIZERS | _REDUCTIONS

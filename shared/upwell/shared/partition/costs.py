@@ -34,7 +34,7 @@ class CostNode:
     only: str | None = None
 
     def cost_on(self, tier: str) -> float:
-        """Seconds on a tier; infinite where it cannot or may not run there."""
+        """Seconds on a tier; infinite if it cannot or must not run there."""
         return math.inf if self.only not in (None, tier) else self.cost_s.get(tier, math.inf)
 
 
@@ -50,7 +50,7 @@ class Codec:
 
 @dataclass(frozen=True)
 class CostTensor:
-    """What a tensor costs to send. `splittable`: whether it may cross a link."""
+    """The cost of sending a tensor. `splittable`: whether it may cross a link."""
 
     bytes: float
     splittable: bool = True
@@ -70,7 +70,7 @@ class TierLink:
         return self.sent(tensor)[0]
 
     def sent(self, tensor: CostTensor) -> tuple[float, str, float]:
-        """Seconds up this link, codec (empty for none) and bytes; the plain tensor where a codec is no cheaper."""
+        """Seconds up this link, codec ("" for none) and bytes; the plain tensor if no codec is cheaper."""
         ways = [(tensor.bytes * 8 / self.bps, "", tensor.bytes)]
         ways += [(c.encode_s + c.bytes * 8 / self.bps + c.decode_s, c.name, c.bytes) for c in tensor.codecs]
         return min(ways, key=lambda way: way[0])
@@ -82,7 +82,7 @@ class TierLink:
 
 @dataclass(frozen=True)
 class Fused:
-    """Two nodes that cost less where they share a tier: `saves_s` by tier."""
+    """Two nodes that cost less when they share a tier: `saves_s` by tier."""
 
     pair: tuple[str, str]
     saves_s: Mapping[str, float]
@@ -90,9 +90,9 @@ class Fused:
 
 @dataclass(frozen=True)
 class CostGraph:
-    """All that a plan depends on. `links[k]` leads from `tiers[k]` to `tiers[k + 1]`; nodes in any order.
+    """Everything on which a plan depends. `links[k]` leads from `tiers[k]` to `tiers[k + 1]`; nodes in any order.
 
-    `output_tier` None: outputs may stay where they are made. Tiers in `non_empty` must hold a node.
+    `output_tier` None: outputs may stay where they are made. Tiers in `non_empty` must have a node.
     """
 
     tiers: tuple[str, ...]
@@ -113,7 +113,7 @@ Placement = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Sent:
-    """A tensor that crosses a link upward, as `bytes` on the wire; `codec` is empty for the plain tensor."""
+    """A tensor that crosses a link upward, as `bytes` on the wire; `codec` is "" for the plain tensor."""
 
     tensor: str
     source: str
@@ -123,7 +123,7 @@ class Sent:
 
 
 def sent(graph: CostGraph, placement: Placement) -> tuple[Sent, ...]:
-    """What crosses each link upward: inputs of the model first, then in the order of the nodes, links upward."""
+    """The tensors that cross each link upward: inputs of the model first, then in the order of nodes and links."""
     levels = {node.name: graph.tiers.index(placement[node.name]) for node in graph.nodes}
     made = dict.fromkeys(graph.inputs, graph.tiers.index(graph.input_tier))
     made |= {name: levels[node.name] for node in graph.nodes for name in node.outputs}
@@ -149,11 +149,11 @@ class Alternative:
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """The best placement, what it sends, and what else there is.
+    """The best placement, the tensors it sends, and alternatives.
 
-    `total_s` is computed from the placement in floating point by the formula above. Among placements of equal total
-    it is the one with the smallest edge side (every other optimal edge side holds it). `edge_only_s` and
-    `cloud_only_s` are the totals with every node on the first and on the last tier, None where that cannot be.
+    `total_s` is computed from the placement in floating point by the formula above. Among placements of equal total it
+    has the smallest edge side (every other optimal edge side includes it). `edge_only_s` and `cloud_only_s` are the
+    totals with every node on the first and on the last tier, None if that is impossible.
     """
 
     placement: Placement

@@ -51,7 +51,7 @@ class _Part(BaseModel):
 
 
 class CostNodeFacts(_Part):
-    """A node; a tier that `cost_s` leaves out or gives null cannot run it."""
+    """A node; a tier that is missing or null in `cost_s` cannot run it."""
 
     name: _Name
     inputs: list[str] = []
@@ -70,7 +70,7 @@ class CodecFacts(_Part):
 
 
 class CostTensorFacts(_Part):
-    """What a tensor costs to send."""
+    """The cost of sending a tensor."""
 
     bytes: _Bytes
     splittable: Annotated[bool, Field(strict=True)] = True
@@ -78,7 +78,7 @@ class CostTensorFacts(_Part):
 
 
 class LinkFacts(_Part):
-    """From a tier to the next. The key `to` says which that is."""
+    """From a tier to the next, which the key `to` names."""
 
     from_: str = Field(alias="from")
     to: str
@@ -88,7 +88,7 @@ class LinkFacts(_Part):
 
 
 class FusedFacts(_Part):
-    """Two nodes that take less where they share a tier; negative where they take more."""
+    """Two nodes that take less time when they share a tier; negative if they take more."""
 
     pair: Annotated[list[str], Field(min_length=2, max_length=2)]
     saves_s: dict[str, _Saving]
@@ -110,7 +110,7 @@ class GraphFacts(_Part):
 
 
 def read_cost_graph(path: Path) -> CostGraph:
-    """The graph in the file at `path`. Raises `ConfigError` with the first 20 problems, each with its place."""
+    """Read the graph in the file at `path`. Raises `ConfigError` with the first 20 problems, each with its place."""
     document = _document(read_file(path, "a cost graph", MAX_FILE_BYTES), path)
     try:
         facts = GraphFacts.model_validate(document)
@@ -168,7 +168,7 @@ def _document(data: bytes, path: Path) -> Any:
         raise ConfigError.at(path, "not UTF-8 text; expected a cost graph in JSON") from None
     except RecursionError:
         raise ConfigError.at(path, "nested too deeply; expected a cost graph") from None
-    except ValueError as error:  # a key twice, NaN, a number of thousands of digits
+    except ValueError as error:  # a repeated key, NaN, or a number of thousands of digits
         raise ConfigError.at(path, str(error)) from None
 
 
@@ -217,7 +217,7 @@ _MOST_COMPARED = 5000
 
 
 def problems_in(graph: CostGraph, links: Sequence[tuple[str, str]]) -> Found:
-    """Every problem with its place in the file; `links` are the tiers that its links were said to join, in order."""
+    """Every problem with its place in the file; `links` are the tiers that its links name, in order."""
     is_sound = True
     for check in (
         _tier_problems(graph),
@@ -295,7 +295,7 @@ def _name_problems(graph: CostGraph) -> Found:
 
 
 def _maker_problems(graph: CostGraph) -> Found:
-    """Tensors that nothing makes, or two things."""
+    """Tensors with no producer, or two."""
     maker = dict.fromkeys(graph.inputs, "as an input of the model")
     for index, node in enumerate(graph.nodes):
         for number, name in enumerate(node.outputs):

@@ -1,9 +1,9 @@
-"""Which placement is best at which bandwidth: the lower envelope over inverse bandwidth.
+"""The best placement at each bandwidth: the lower envelope over inverse bandwidth.
 
-Over λ = 1/bandwidth of one link every placement costs a + slope·λ: a straight line. The least of them at each λ is a
-concave chain of straight pieces, found exactly with one plan per piece and one per corner (Eisner and Severance 1976,
-doi 10.1145/321978.321982): plan at both ends; where the two lines differ, plan where they meet; if nothing is below,
-that is a corner, else go on to both sides of it. The last pieces hold for every slower and every faster link.
+Over λ = 1/bandwidth of one link every placement costs a + slope·λ: a straight line. The minimum at each λ is a concave
+chain of pieces, found exactly with one plan per piece and one per corner (Eisner and Severance 1976, doi
+10.1145/321978.321982): plan at both ends; if the two lines differ, plan where they meet; if nothing is below, that is a
+corner, otherwise continue on both sides of it. The last pieces hold for all slower and all faster links.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Line(Generic[T]):
-    """`base + slope · λ` units for λ in seconds per bit, and what it is the line of."""
+    """`base + slope · λ` units for λ in seconds per bit, and the object that it belongs to."""
 
     of: T
     base: float
     slope: float
 
     def at(self, inverse: float) -> float:
-        """Its value at an inverse bandwidth in seconds per bit."""
+        """The value at an inverse bandwidth in seconds per bit."""
         return self.base + self.slope * inverse
 
 
 @dataclass(frozen=True)
 class Piece(Generic[T]):
-    """A line that is the least between two bandwidths in bits per second: 0 and infinity are no bound."""
+    """A line that is the lowest between two bandwidths in bits per second; 0 and infinity mean unbounded."""
 
     line: Line[T]
     from_bps: float
@@ -50,7 +50,7 @@ class Piece(Generic[T]):
 
 @dataclass(frozen=True)
 class LabelledCost:
-    """A placement and what it sends upward, codecs included."""
+    """A placement and the tensors it sends upward, codecs included."""
 
     placement: Placement
     sent: tuple[Sent, ...]
@@ -58,7 +58,7 @@ class LabelledCost:
 
 @dataclass(frozen=True)
 class BandwidthSweep:
-    """What changes with the bandwidth: link number `link`; on its way back too where it is `symmetric`."""
+    """A varying bandwidth: that of link number `link`, on its way back too if `symmetric`."""
 
     graph: CostGraph
     objective: Objective
@@ -67,7 +67,7 @@ class BandwidthSweep:
 
     @cached_property
     def weighed(self) -> CostGraph:
-        """What the planner is to minimize over the graph's own links."""
+        """The graph that the planner minimizes, with its own links."""
         return self.objective.of(self.graph)
 
     def at(self, inverse: float) -> CostGraph:
@@ -89,7 +89,7 @@ class BandwidthSweep:
         return Line(way, total_s(graph, placement) - slope * inverse, slope)
 
     def _returned(self, placement: Placement) -> float:
-        """Bytes that come back over the link."""
+        """Bytes returned over the link."""
         order, output_tier = self.graph.tiers.index, self.graph.output_tier
         if output_tier is None or order(output_tier) > self.link:
             return 0.0
@@ -98,9 +98,9 @@ class BandwidthSweep:
 
 
 def envelope(sweep: BandwidthSweep, solve: Callable[[CostGraph], Placement]) -> tuple[Piece[LabelledCost], ...]:
-    """The best placements from the slowest link to the fastest, each with its range; `solve` gives the best of a graph.
+    """The best placements from the slowest link to the fastest, each with its range; `solve` plans one graph.
 
-    What `solve` raises for a graph without any placement is let through.
+    Errors of `solve` for a graph without any placement are passed on.
     """
 
     def best(inverse: float) -> Line[LabelledCost]:
@@ -118,16 +118,16 @@ def envelope(sweep: BandwidthSweep, solve: Callable[[CostGraph], Placement]) -> 
             lines.append(between)
             spans += [(left, between), (between, right)]
     slowest, *others = lower(lines)
-    if slowest.line.slope > 0:  # below, something else may send less
+    if slowest.line.slope > 0:  # on slower links, something else may send less
         slowest = replace(slowest, from_bps=SLOWEST_BPS)
     return (slowest, *others)
 
 
 def lower(lines: Sequence[Line[T]]) -> tuple[Piece[T], ...]:
-    """The least of some lines, from the slowest link to the fastest. Of lines that are the same the first counts."""
+    """The minimum of some lines, from the slowest link to the fastest. Of equal lines the first counts."""
     chain: list[Line[T]] = []
-    starts: list[float] = []  # the inverse bandwidth from which on each is the least
-    for line in sorted(lines, key=lambda one: (-one.slope, one.base)):  # the steepest is the least on the fastest link
+    starts: list[float] = []  # the inverse bandwidths from which on each is the lowest
+    for line in sorted(lines, key=lambda one: (-one.slope, one.base)):  # the steepest is the lowest on the fastest link
         if chain and line.slope == chain[-1].slope:
             continue
         start = 0.0
@@ -148,7 +148,7 @@ def lower(lines: Sequence[Line[T]]) -> tuple[Piece[T], ...]:
 
 
 def _meeting(left: Line[T], right: Line[T]) -> float | None:
-    """Where two lines meet, the left one steeper; None where they do not differ or meet outside."""
+    """Where two lines meet, the left one steeper; None if they are equal or meet outside the range."""
     if not left.slope > right.slope:
         return None
     meeting = (right.base - left.base) / (left.slope - right.slope)

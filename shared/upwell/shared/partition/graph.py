@@ -1,6 +1,6 @@
-"""A model as the planner sees it: operators, the tensors between them, and what lies on either side of a cut.
+"""A model as the planner sees it: operators, the tensors between them, and the tensors that cross a cut.
 
-Pure data, the same for ONNX, TFLite and programs of torch.export. Constants (weights) are not part of it: they travel
+Pure data, the same for ONNX, TFLite and programs of torch.export. Constants (weights) are not part of it: they stay
 with the operators that use them, and so never cross a cut.
 """
 
@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from upwell.shared.tensors import DTYPES
 
 GraphFormat: TypeAlias = Literal["onnx", "tflite", "torch"]
-"""Of the file that a graph was read from."""
+"""The format of the file from which a graph was read."""
 
 
 def element_bytes(datatype: str) -> int:
@@ -28,16 +28,17 @@ def element_bytes(datatype: str) -> int:
 
 
 def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
-    """A dimension as a number. An open one is a name or a product (`49*rows`); a name that `sizes` lacks counts 1."""
+    """A dimension as a number. An open one is a name or a product (`49*rows`); names missing in `sizes` count as 1."""
     if isinstance(dim, int):
         return dim
     return math.prod(int(part) if part.isdecimal() else sizes.get(part, 1) for part in dim.split("*"))
 
 
 def in_order(sources: Sequence[Collection[int]]) -> list[int]:
-    """Vertices by number, each behind its sources, and of those that may come next always the smallest.
+    """Vertices by number in topological order; of those that may come next always the smallest.
 
-    Numbers are in order already if that is one. Vertices on a circle, and what waits for them, are left out.
+    If the numbers are in topological order already, it is kept. Vertices in a cycle, and those after them, are left
+    out.
     """
     sorter = TopologicalSorter(dict(enumerate(sources)))
     with suppress(CycleError):
@@ -56,7 +57,7 @@ def in_order(sources: Sequence[Collection[int]]) -> list[int]:
 class Tensor:
     """One tensor. `datatype` is an OIP name (`FP32`, `UINT8`); a dimension is a number, or as for `size_of`.
 
-    `shape` is None where the file does not say and it could not be inferred: such a tensor cannot cross a cut.
+    `shape` is None if it is neither declared nor inferred: such a tensor cannot cross a cut.
     """
 
     name: str
@@ -65,13 +66,13 @@ class Tensor:
 
     @property
     def is_sized(self) -> bool:
-        """Whether its bytes are known once the open dimensions are."""
+        """Whether its size is known once the open dimensions are."""
         return self.shape is not None and bool(element_bytes(self.datatype))
 
     def size_bytes(self, sizes: Mapping[str, int] | None = None) -> int:
-        """Bytes on the wire, open dimensions as told by `sizes`, 1 where that does not name them (one row).
+        """Bytes on the wire, with open dimensions from `sizes`, 1 if missing (one row).
 
-        Raises `ValueError` for a tensor that is not sized.
+        Raises `ValueError` for a tensor of unknown size.
         """
         if self.shape is None or not self.is_sized:
             raise ValueError(f"tensor {self.name!r} has no known size")
@@ -82,12 +83,12 @@ class Tensor:
 class Node:
     """One operator, or after contraction a group of operators that stays together.
 
-    `inputs` are the tensors it reads that are no constants, once each: those that the bodies of an If or Loop capture
-    included, optional ones that are absent left out. `members` are the operators of the file that it stands for, by
-    their position in the file's main graph (itself alone before contraction). `is_free`: costs nothing and may stand on
-    both sides of a cut, each half with a copy of its own (DequantizeLinear of an activation; what comes from constants
-    alone). `work` estimates its multiply-adds, for one row; a prior that chooses what to measure, never a cost.
-    Nodes with the same `bond`, where it is not empty, share state (a variable, a table) and must stay together.
+    `inputs` are the non-constant tensors that it reads, each once: including those captured by the bodies of an If or
+    Loop, without omitted optional ones. `members` are its operators by position in the file's main graph (itself alone
+    before contraction). `is_free`: it costs nothing and may be on both sides of a cut, with a copy in each half
+    (DequantizeLinear of an activation; operators on constants alone). `work` estimates its multiply-adds for one row,
+    to choose what to measure; it is never a cost. Nodes with the same non-empty `bond` share state (a variable, a
+    table) and must stay together.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Operators in a topological order (that of the file where it is one), tensors by name.
+    """Operators in a topological order (the file's order if that is one), tensors by name.
 
     `inputs` and `outputs` are those of the model; every tensor that a node names, and every input and output of the
     model, is in `tensors`. `format` is `onnx`, `tflite` or `torch`.
@@ -129,17 +130,17 @@ class Graph:
         return {tensor: tuple(indices) for tensor, indices in found.items()}
 
     def is_downset(self, edge: Collection[int]) -> bool:
-        """Whether nothing on the edge side, nodes by index, reads what the other side makes."""
+        """Whether no node of `edge` (by index) reads a tensor made by the others."""
         inside = set(edge)
         return all(
             self.producer.get(tensor, index) in inside for index in inside for tensor in self.nodes[index].inputs
         )
 
     def crossing(self, edge: Collection[int]) -> tuple[str, ...]:
-        """The tensors that the other side reads and does not make itself, in the order in which it first reads them.
+        """The tensors that the other side reads and does not make itself, in the order of first use.
 
-        Inputs of the model among them: what the tail takes that the caller gave. Outputs of the model that the edge
-        side makes do not cross; they are there already. Empty where everything is on the edge side.
+        This includes inputs of the model that the tail takes from the caller. Outputs of the model made on the edge
+        side do not cross. Empty if everything is on the edge side.
         """
         inside = set(edge)
         found: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Measuring parts of a model against each other: warm, repeated, in turns, so that what drifts hits all alike."""
+"""Measures parts of a model against each other: warm, repeated and interleaved, so that drift affects all alike."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _GROUP = "upwell.partition_tiers"
 FEWEST_RUNS = 3
 """Minimum timed runs of every part, even when the time is up."""
 BURST = 3
-"""Timed runs in a row, after an untimed one that brings code and weights back into the caches."""
+"""Consecutive timed runs, after an untimed one that brings code and weights back into the caches."""
 _TURNS = 3
 _MOST_WARMING, _CALM_RUNS, _FASTER = 12, 2, 0.95
 
 
 @dataclass(frozen=True)
 class TierOptions:
-    """How a tier is to run models. `threads` None: as the agent or the service would without being told.
+    """How a tier runs models. `threads` None: the default of the agent or the service.
 
-    `rows`: the batch that is measured. An accelerator is named as in agent.yaml; empty for the CPU.
+    `rows`: the batch that is measured. `accelerator` is named as in agent.yaml; empty for the CPU.
     """
 
     threads: int | None = None
@@ -42,7 +42,7 @@ class TierOptions:
 
 
 class Runner(Protocol):
-    """A model that a tier has loaded."""
+    """A model loaded by a tier."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -50,11 +50,11 @@ class Runner(Protocol):
 
     @property
     def placement(self) -> str:
-        """What of it the accelerator took, by the runtime's own evidence so far; empty on the CPU."""
+        """The part of the model that the accelerator took, by the runtime's own evidence so far; "" on the CPU."""
         ...
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run it once; an array for each of `inputs` gives one for each of `outputs`. Raises `UpwellError`."""
+        """Run it once: an array for each of `inputs` gives one for each of `outputs`. Raises `UpwellError`."""
         ...
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Runner(Protocol):
 
 
 class PartitionTier(Protocol):
-    """What an entry point of the group `upwell.partition_tiers` names: a class that is built with `TierOptions`.
+    """The class behind an entry point of the group `upwell.partition_tiers`, constructed with `TierOptions`.
 
     It opens models as this side of the system does when it serves them. `formats` are those it can run.
     """
@@ -73,15 +73,15 @@ class PartitionTier(Protocol):
     def __init__(self, options: TierOptions) -> None: ...
 
     def open(self, path: Path) -> Runner:
-        """Load a model file. Raises `UpwellError`: with what is wrong, and for a package that is missing its extra."""
+        """Load a model file. Raises `UpwellError`, which for a missing package names its extra."""
         ...
 
 
 def open_tier(name: str, model_format: str, options: TierOptions) -> tuple[PartitionTier, str]:
-    """The tier that measures models of this format for the side `name` (`edge` or `cloud`), and what it is called.
+    """The tier that measures models of this format for the side `name` (`edge` or `cloud`), and its name.
 
-    A format that this side does not run is measured on the other one: a tail as TFLite runs in an agent that serves as
-    gateway. Raises `ConfigError` where none is there, and for options that it refuses.
+    A format that this side does not run is measured on the other one: a TFLite tail runs in an agent that serves as
+    gateway. Raises `ConfigError` if there is none, and for options that it refuses.
     """
     entries = sorted(entry_points(group=_GROUP), key=lambda entry: (entry.name != name, entry.name))
     for entry in entries:
@@ -94,7 +94,7 @@ def open_tier(name: str, model_format: str, options: TierOptions) -> tuple[Parti
 
 @dataclass(frozen=True)
 class MeasuredPart:
-    """What is measured: the whole, or the head before or the tail after the first `nodes` nodes."""
+    """A part to measure: the whole, or the head before or the tail after the first `nodes` nodes."""
 
     kind: Literal["whole", "head", "tail"]
     nodes: int = 0
@@ -102,7 +102,7 @@ class MeasuredPart:
 
 @dataclass(frozen=True)
 class Opened:
-    """A part that is ready: `run` runs it once on inputs it has; `size_bytes` of its files."""
+    """A part that is ready: `run` runs it once on its inputs; `size_bytes` is the size of its files."""
 
     run: Callable[[], object]
     close: Callable[[], None]
@@ -112,9 +112,9 @@ class Opened:
 class Bench:
     """Times parts of a model.
 
-    `opener` opens a part and may raise `UpwellError`, which takes it out of the measurement (`failed` says why). As
-    many are open at one time as `memory_bytes` of model files allow; where that is not all, everything is measured in
-    several turns. `clock` gives seconds; `tick` is called after every opening and every visit.
+    `opener` opens a part and may raise `UpwellError`, which excludes it from the measurement (`failed` says why). As
+    many parts are open at a time as `memory_bytes` of model files allow; if not all fit, they are measured in several
+    turns. `clock` returns seconds; `tick` is called after every opening and every visit.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Bench:
         self._open: dict[MeasuredPart, Opened] = {}
 
     def measure(self, parts: Sequence[MeasuredPart], runs: int, until_s: float) -> None:
-        """Add `runs` timings of each part to `samples`; fewer once `until_s` is past, but as many as `FEWEST_RUNS`."""
+        """Add `runs` timings of each part to `samples`; fewer after `until_s`, but at least `FEWEST_RUNS`."""
         turns = max(1, min(_TURNS, runs // FEWEST_RUNS))
         for turn in range(turns if runs > 0 else 0):
             wanted = [part for part in parts if part not in self.failed]
@@ -148,13 +148,13 @@ class Bench:
                 return
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open parts."""
         while self._open:
             self._open.popitem()[1].close()
 
     def _batches(self, order: Sequence[MeasuredPart], until_s: float) -> Iterator[list[MeasuredPart]]:
-        """Those that are open together, each batch open while it is looked at. None for the sake of more runs when
-        the time is up."""
+        """Batches of parts that fit into memory together, each open while in use. No further batch after `until_s`
+        merely for more runs."""
         batch: list[MeasuredPart] = []
         for part in order:
             if self._clock() >= until_s and self._count(part) >= FEWEST_RUNS:
@@ -171,7 +171,7 @@ class Bench:
             yield batch
 
     def _is_opened(self, part: MeasuredPart) -> bool:
-        """Open the part and warm it up; whether that went well."""
+        """Open the part and warm it up; returns whether that succeeded."""
         try:
             self._open[part] = self._opener(part)
             self._warm_up(self._open[part])
@@ -183,7 +183,7 @@ class Bench:
         return part in self._open
 
     def _warm_up(self, opened: Opened) -> None:
-        """Run it until two runs in a row are no faster than what there was before."""
+        """Run it until two runs in a row are no faster than before."""
         best_s, calm = math.inf, 0
         for _ in range(_MOST_WARMING):
             took_s = self._timed(opened)
@@ -218,7 +218,7 @@ class Bench:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No garbage collection meanwhile."""
+    """Disable garbage collection for the block."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,10 +1,10 @@
-"""Minimum cuts that are exact for capacities of up to 2^52, by a solver that knows 32 bits: scipy's.
+"""Exact minimum cuts for capacities of up to 2^52, with a solver for 32 bits: scipy's.
 
 `scipy.sparse.csgraph.maximum_flow` computes in int32 and is silently wrong beyond it. So the flow is found in passes
 (capacity scaling, Edmonds and Karp 1972, doi 10.1145/321694.321699): capacities are divided by 2^k and rounded down so
-that nothing in the pass can reach 2^30, the flow found is multiplied by 2^k and taken from the capacities, and what is
-left is solved with a smaller k. The cut that stopped a pass bounds what can still flow, so k falls quickly: two or
-three passes are the rule. The last pass has k = 0, and its residual network is exact.
+that nothing in the pass can reach 2^30, the flow found is multiplied by 2^k and subtracted from the capacities, and the
+rest is solved with a smaller k. The cut that stopped a pass bounds the remaining flow, so k falls quickly: usually
+there are two or three passes. The last pass has k = 0, and its residual network is exact.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PASS_BITS = 29
 
 @dataclass(frozen=True)
 class MaxFlow:
-    """A maximum flow, or one of at least the limit. `residual` is what is left on each arc and reverse arc."""
+    """A maximum flow, or one of at least the limit. `residual` is the rest on each arc and reverse arc."""
 
     value: int
     residual: Array
 
 
 def _scipy() -> tuple[Any, Any]:
-    """What makes a sparse matrix of its parts, and the algorithms on graphs. Raises `ConfigError` without scipy."""
+    """The constructor of sparse matrices, and the graph algorithms. Raises `ConfigError` without scipy."""
     try:
         from scipy.sparse import csgraph, csr_array
     except ImportError:
@@ -41,7 +41,7 @@ def _scipy() -> tuple[Any, Any]:
 
 
 def strong_components(vertices: int, arcs: Sequence[tuple[int, int]]) -> list[int]:
-    """By vertex: the number of the strongly connected component that it is in."""
+    """By vertex: the number of its strongly connected component."""
     csr_array, csgraph = _scipy()
     tails, heads = np.array(arcs, np.int64).reshape(-1, 2).T
     graph = csr_array((np.ones(len(arcs)), (tails, heads)), shape=(vertices, vertices))
@@ -50,9 +50,9 @@ def strong_components(vertices: int, arcs: Sequence[tuple[int, int]]) -> list[in
 
 
 class Network:
-    """A network of fixed arcs between vertices 0 to `vertices` − 1, whose capacities change from call to call.
+    """A network of fixed arcs between vertices 0 to `vertices` − 1, whose capacities change between calls.
 
-    `tails` and `heads` are the ends of each arc. Several arcs between the same two vertices count together.
+    `tails` and `heads` are the ends of each arc. Parallel arcs count together.
     """
 
     def __init__(self, vertices: int, tails: Array, heads: Array) -> None:
@@ -72,7 +72,7 @@ class Network:
         self._starts = np.searchsorted(self._rows, np.arange(self._vertices + 1)).astype(np.int32)
 
     def residual(self, capacities: Array, limit: int) -> Array:
-        """The network without any flow; every capacity above `limit` + 1 counts as that, for it cannot be cut."""
+        """The residual network without any flow; capacities are limited to `limit` + 1, which cannot be cut."""
         found = np.zeros(len(self._indices), np.int64)
         np.add.at(found, self._place, np.minimum(capacities, limit + 1))
         return np.minimum(found, limit + 1)
@@ -84,11 +84,12 @@ class Network:
         return found
 
     def flow(self, residual: Array, limit: int) -> MaxFlow:
-        """The most that flows through what is left, at most `limit` + 1: then it may be more. `limit` is below 2^54."""
+        """The maximum flow through `residual`, at most `limit` + 1, which means "perhaps more". `limit` is below
+        2^54."""
         residual = residual.copy()
         residual[self._gate] = bound = limit + 1
-        # What the source reaches by arcs that cannot be cut is on its side. An arc straight to it says no more, but
-        # spares the solver paths through all of that, each of which would cost it a round.
+        # Vertices reached from the source by arcs that cannot be cut are on its side. A direct arc to them means the
+        # same, but saves the solver paths through all of them, each of which would cost a round.
         inside = self._reached((residual > limit).astype(np.int64), SOURCE)[SOURCE + 1 : -1]
         residual[self._from_source[inside]] = bound
         value = 0
@@ -105,7 +106,7 @@ class Network:
         return MaxFlow(value, residual)
 
     def source_side(self, residual: Array) -> Array:
-        """Which vertices the source reaches: the smallest source side of any minimum cut, once the flow is maximum."""
+        """The vertices reached from the source: the smallest source side of any minimum cut, if the flow is maximal."""
         return self._reached(residual, SOURCE)[:-1]
 
     def _solve(self, capacities: Array) -> tuple[int, Array]:
@@ -114,7 +115,7 @@ class Network:
         return int(result.flow_value), result.flow.data.astype(np.int64)
 
     def _cut_bound(self, residual: Array, shift: int) -> int:
-        """The residual capacity of the cut that stopped a pass: no more than this can still flow."""
+        """The residual capacity of the cut that stopped a pass, a bound on the remaining flow."""
         inside = self._reached(residual >> shift, self._vertices - 1)
         return int(residual[inside[self._rows] & ~inside[self._columns]].sum())
 

@@ -50,7 +50,7 @@ class LinkRates:
 
 @dataclass(frozen=True)
 class Objective:
-    """What one is asked to minimize. `compute` is units per second of computing, by tier; `links` in their order."""
+    """An objective. `compute` is units per second of computing, by tier; `links` are in order."""
 
     name: str
     unit: str
@@ -80,7 +80,7 @@ def _recoded(tensor: CostTensor, below: float, above: float) -> CostTensor:
 
 
 def _pace(per_byte: float) -> float:
-    """The bandwidth at which a byte takes so many "seconds"; infinite for none."""
+    """The bandwidth at which a byte takes `per_byte` "seconds"; infinite for 0."""
     return 8 / per_byte if per_byte > 0 else math.inf
 
 
@@ -92,8 +92,8 @@ def latency(tiers: Sequence[str]) -> Objective:
 
 @dataclass(frozen=True)
 class Power:
-    """What the device draws, in watts as a whole: computing, waiting, sending, receiving; and joules for each byte
-    that its radio sends or receives, over and above that."""
+    """Power of the device in watts: computing, waiting, sending, receiving; and additional joules for each byte that
+    its radio sends or receives."""
 
     busy_w: float
     idle_w: float = 0.0
@@ -113,7 +113,8 @@ def energy(tiers: Sequence[str], power: Power) -> Objective:
 
 @dataclass(frozen=True)
 class LinkPrices:
-    """In one currency: a second of computing in the cloud (the last tier), a request to it, a GB (10⁹ bytes) up."""
+    """Prices in one currency: a second of computing in the cloud (the last tier), a request to it, a GB (10⁹ bytes)
+    up."""
 
     cloud_second: float = 0.0
     cloud_request: float = 0.0
@@ -121,14 +122,14 @@ class LinkPrices:
 
 
 def cost(tiers: Sequence[str], prices: LinkPrices) -> Objective:
-    """Money, in the currency of the prices; the device's own computing and what comes back are free."""
+    """Money in the currency of the prices; computing on the device and returned bytes are free."""
     first = LinkRates(byte_up=prices.uplink_gb / GB, use=prices.cloud_request)
     compute = dict.fromkeys(tiers, 0.0) | {tiers[-1]: prices.cloud_second}
     return Objective("cost", "", compute, (first, *(LinkRates(),) * (len(tiers) - 2)))
 
 
 def weighted(parts: Sequence[tuple[float, Objective]]) -> Objective:
-    """The sum of weight times objective; a weight says what one second, joule or unit of money is worth."""
+    """The sum of weight times objective; a weight is the worth of one second, joule or unit of money."""
     compute = {tier: sum(weight * one.compute[tier] for weight, one in parts) for tier in parts[0][1].compute}
     links: tuple[LinkRates, ...] = (LinkRates(),) * len(parts[0][1].links)
     for weight, one in parts:

@@ -1,6 +1,6 @@
-"""An ONNX file as objects of the `onnx` package, which infers shapes and writes models: what it holds, at any depth.
+"""ONNX files as objects of the `onnx` package, for shape inference and for writing models.
 
-What a file says, `upwell.shared.formats.onnx` reads; these are for what is handed on to that package.
+For reading, use `upwell.shared.formats.onnx`; this is only for what is passed on to that package.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from upwell.shared.errors import ConfigError
 
 
 def load_proto(path: Path) -> onnx.ModelProto:
-    """The model at `path` without the weights that lie elsewhere. Raises `ConfigError`."""
+    """Load the model at `path` without its external weights. Raises `ConfigError`."""
     try:
         return onnx.load(str(path), load_external_data=False)
     except OSError as error:
         raise ConfigError.at(path, f"cannot read the model: {error.strerror or error}") from None
-    except Exception:  # noqa: BLE001 (protobuf's errors; a pure module may not name that package)
+    except Exception:  # noqa: BLE001 (protobuf's errors; a pure module must not name that package)
         raise ConfigError.at(path, "not an ONNX file, or truncated") from None
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of ONNX's own operators that a model uses."""
+    """The opset version of ONNX's own operators in a model."""
     return next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 1)
 
 
 def held_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that a model holds: weights, also sparse ones, and those in attributes at any depth."""
+    """Every tensor in a model: weights, sparse ones included, and those in attributes at any depth."""
     yield from _tensors_of_graph(model.graph)
     for function in model.functions:
         for attribute in function.attribute_proto:
@@ -39,7 +39,7 @@ def held_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Operators, and those in the bodies that they have, at any depth."""
+    """Operators, and those in their bodies, at any depth."""
     for node in nodes:
         yield node
         for attribute in node.attribute:

@@ -1,4 +1,4 @@
-"""`plan.json`: what `upwell partition plan` prints with `--json`, and `upwell partition split --plan` takes."""
+"""`plan.json`: the output of `upwell partition plan --json`, and the input of `upwell partition split --plan`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class AlternativeFacts(_Part):
 
 
 class BaselineFacts(_Part):
-    """Null where the model cannot run on that tier alone."""
+    """Null if the model cannot run on that tier alone."""
 
     edge_only_s: float | None
     cloud_only_s: float | None
 
 
 class PieceFacts(_Part):
-    """A placement that is best between two uplink bandwidths (null: no bound): `base_s + bytes * 8 / bps` seconds.
+    """A placement that is best between two uplink bandwidths (null: unbounded): `base_s + bytes * 8 / bps` seconds.
 
-    `edge_s` and `cloud_s` are the parts of `base_s` that the tiers' own work takes.
+    `edge_s` and `cloud_s` are the parts of `base_s` that the tiers take.
     """
 
     name: str
@@ -52,18 +52,18 @@ class PieceFacts(_Part):
 
 
 class RangeFacts(_Part):
-    """From one uplink bandwidth to another; null is no bound."""
+    """From one uplink bandwidth to another; null means unbounded."""
 
     from_bps: float | None
     to_bps: float | None
 
 
 class OptionFacts(_Part):
-    """A way of answering: `base_s + bytes * 8 / bps` seconds, `total_s` at the bandwidth asked for.
+    """An option: `base_s + bytes * 8 / bps` seconds, `total_s` at the given bandwidth.
 
-    `value` is the objective's there, and `wins` where it is the best of all, null for nowhere. `measured`: both
-    profiles hold measured times for this cut; else they are interpolated. Encoding and decoding are in `edge_s` and
-    `cloud_s`.
+    `value` is the objective there, and `wins` the range where it is the best of all, null if none. `measured`: both
+    profiles have measured times for this cut; otherwise they are interpolated. Encoding and decoding are in `edge_s`
+    and `cloud_s`.
     """
 
     name: str
@@ -80,11 +80,11 @@ class OptionFacts(_Part):
 
 
 class AdviceFacts(_Part):
-    """Whether splitting pays. `uplink_bps` is one over the inverse bandwidth that was planned with.
+    """Whether splitting pays. `uplink_bps` is one over the inverse bandwidth used for planning.
 
-    `downlink_bps` null: as fast as the uplink, whatever that is; `bytes` then count what comes back too. `gain` is by
-    how many times at most, over all bandwidths, the best way is better than the best one without a cut, which is 1
-    where no cut wins. `notes` say what the figures do not cover.
+    `downlink_bps` null: always as fast as the uplink; `bytes` then include returned bytes. `gain` is the largest
+    factor, over all bandwidths, by which the best option is better than the best one without a cut; 1 if no cut wins.
+    `notes` say what the figures do not include.
     """
 
     objective: str
@@ -101,7 +101,7 @@ class AdviceFacts(_Part):
 
 
 class PlanFacts(_Part):
-    """The file. `model`, `envelope` and `advice` are there where the plan came from profiles of a model file."""
+    """The file. `model`, `envelope` and `advice` exist if the plan was made from profiles of a model file."""
 
     total_s: float
     placement: dict[str, str]

@@ -1,4 +1,4 @@
-"""Placements beside the best one: those that other bandwidths would ask for, and those that differ in one node."""
+"""Plans placements: the best one, and alternatives that other bandwidths or single moves of nodes lead to."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from upwell.shared.partition.costs import Alternative, CostGraph, Placement, Pla
 from upwell.shared.tensors import Array
 
 BANDWIDTH_FACTORS = (0.25, 4.0)
-"""Factors of the links' bandwidth, equal for all links, at which the envelope is searched for other plans. At its ends
-everything is on one tier."""
+"""Factors of the links' bandwidth, equal for all links, between which the envelope is searched for other plans. At its
+ends everything is on one tier."""
 
 MOST = 5
 _MOST_MOVES = 64
@@ -26,7 +26,7 @@ _MOST_MOVES = 64
 
 
 def others(arrays: Arrays, terms: Terms, best: Array, met: Iterable[Array]) -> list[tuple[Array, float]]:
-    """The best few placements but `best` itself, with their totals: of those `met` elsewhere or one node away."""
+    """The best few other placements with their totals: from those `met` elsewhere, or one node away."""
     found = {tuple(levels.tolist()): levels for levels in (*met, *_moved(arrays, terms, best))}
     found.pop(tuple(best.tolist()), None)
     totals = ((arrays.total_s(terms, levels), key) for key, levels in found.items())
@@ -62,7 +62,7 @@ class NoPlan(UpwellError):
 
 
 class Cutter:
-    """A graph made ready once, to be planned for any links: what changes with a bandwidth is the prices of arcs."""
+    """A graph prepared once, to be planned for any links: a bandwidth only changes the prices of arcs."""
 
     def __init__(self, graph: CostGraph) -> None:
         self.graph = graph
@@ -70,14 +70,14 @@ class Cutter:
         self._arcs = Arcs(self._arrays) if graph.links else None
 
     def solve(self, links: Sequence[TierLink] | None = None) -> Placement:
-        """The placement with the least total, of those the one with the smallest edge side. Raises `NoPlan`.
+        """The placement with the least total, and among equals with the smallest edge side. Raises `NoPlan`.
 
-        `links` stand in for the graph's own, one for one; a `bps` of infinity makes sending free.
+        `links` replace the graph's own, one for one; a `bps` of infinity makes sending free.
         """
         return self._arrays.placement(self._best(self._terms(links)))
 
     def plan(self) -> PlacementPlan:
-        """The best placement over the graph's own links, and what there is beside it. Raises `NoPlan`."""
+        """The best placement with the graph's own links, and alternatives. Raises `NoPlan`."""
         terms = self._terms(None)
         best = self._best(terms)
         placement = self._arrays.placement(best)
@@ -103,8 +103,8 @@ class Cutter:
             known = self._least(terms, terms.whole_s, None)
         if known is None:
             raise NoPlan(conflict(self.graph))
-        # Nothing that takes longer than all of the best known is in a better one, so that sentinels of years cost no
-        # precision: where a better one takes far less, it is counted again in finer quanta.
+        # A term longer than the best known total is not part of a better placement, so sentinels of years cost no
+        # precision; if a much better one is found, it is computed again in finer quanta.
         most_s = self._most_s(terms, known)
         while True:
             found = self._least(terms, most_s, known)
@@ -114,11 +114,11 @@ class Cutter:
                 return known
 
     def _most_s(self, terms: Terms, levels: Array) -> float:
-        """What no term of a better placement than this can be more than."""
+        """An upper bound on each term of a better placement."""
         return (self._arrays.spent(terms, levels) + float(np.abs(terms.saves).sum())) * _ROUNDING
 
     def _least(self, terms: Terms, most_s: float, known: Array | None) -> Array | None:
-        """The best levels, where nothing that takes more than `most_s` can be part of the best."""
+        """The best levels, if no term above `most_s` can be part of the best."""
         if self._arcs is None:
             return known
         return Search(self._arrays, self._arcs, terms.quanta(quanta_per_s(most_s), most_s), known).best()
@@ -131,17 +131,17 @@ class Cutter:
         return np.full(self._arrays.nodes, level)
 
     def _one_tier_s(self, terms: Terms) -> dict[int, float]:
-        """By level, the totals of the placements on a single tier that are possible."""
+        """By level, the totals of the possible placements on a single tier."""
         totals = {level: self._arrays.total_s(terms, self._all_on(level)) for level in range(len(self.graph.tiers))}
         return {level: total_s for level, total_s in totals.items() if math.isfinite(total_s)}
 
     def _met(self, terms: Terms) -> Iterator[Array]:
-        """Placements that are the best at other bandwidths."""
+        """Placements that are best at other bandwidths."""
         yield from map(self._all_on, self._one_tier_s(terms))
         for factor in BANDWIDTH_FACTORS if self.graph.links else ():
             yield self._best(self._terms([replace(link, bps=link.bps * factor) for link in self.graph.links]))
 
 
 def plan(graph: CostGraph) -> PlacementPlan:
-    """The best placement, what it sends, the baselines, and up to five others. Raises `NoPlan`."""
+    """The best placement, the tensors it sends, the baselines, and up to five alternatives. Raises `NoPlan`."""
     return Cutter(graph).plan()

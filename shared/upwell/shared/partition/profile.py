@@ -1,7 +1,7 @@
-"""A measured profile of a model on one tier, as a JSON file: what prefixes (or suffixes) of it take, not single ops.
+"""A measured profile of a model on one tier, as a JSON file: times of prefixes (or suffixes), not of single operators.
 
 Written by `upwell partition profile`, on the device for prefixes (heads) and at the service for suffixes (tails), and
-combined by `combining.combine`. Bound to the model's digest, so that two profiles of different files never meet.
+combined by `combining.combine`. Bound to the model's digest, so that profiles of different files are never combined.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Spread(_Part):
 class Point(_Part):
     """A measured cut after the first `nodes` nodes of the profile's order.
 
-    On the edge `measured` is the time of the head (the first `nodes` nodes); in the cloud that of the tail (the
+    On the edge `measured` is the time of the head (the first `nodes` nodes), in the cloud that of the tail (the
     others). `corrected_s` is the median after monotone correction: a longer head never takes less, a shorter tail never
-    more. `tensors` are those that cross. `placement` says what of it the accelerator took; empty on the CPU.
+    more. `tensors` are those that cross. `placement` is the part that the accelerator took, "" on the CPU.
     """
 
     nodes: int = Field(ge=0)
@@ -42,7 +42,7 @@ class Point(_Part):
 
 
 class ModelFacts(_Part):
-    """Which file it is: `digest` is its SHA-256 in hex (external data included), `rows` the batch that was measured."""
+    """The model file: `digest` is its SHA-256 in hex (external data included), `rows` the batch that was measured."""
 
     name: str
     format: GraphFormat
@@ -51,7 +51,7 @@ class ModelFacts(_Part):
 
 
 class Machine(_Part):
-    """Where it was measured. `simulated` is a note wherever the device is not what it stands for."""
+    """The machine of the measurement. `simulated` is a note if the device only stands for another."""
 
     name: str
     system: str
@@ -60,7 +60,7 @@ class Machine(_Part):
 
 
 class RuntimeFacts(_Part):
-    """What ran it: `accelerator` is empty for the CPU."""
+    """The runtime of the measurement: `accelerator` is "" for the CPU."""
 
     name: str
     version: str
@@ -69,7 +69,7 @@ class RuntimeFacts(_Part):
 
 
 class NodeFacts(_Part):
-    """A node of the contracted graph; `work` is the prior that shares out time between two measured cuts."""
+    """A node of the contracted graph; `work` divides the time between two measured cuts."""
 
     name: str
     op: str
@@ -79,7 +79,7 @@ class NodeFacts(_Part):
 
 
 class TensorFacts(_Part):
-    """Bytes for `rows` rows; null where the tensor has no known size and cannot cross."""
+    """Bytes for `rows` rows; null if the tensor has no known size and cannot cross."""
 
     datatype: str
     bytes: int | None = Field(None, ge=0)
@@ -88,7 +88,7 @@ class TensorFacts(_Part):
 class Profile(_Part):
     """The file. `tier` says whether its points are heads (`edge`) or tails (`cloud`).
 
-    `points` hold at least the two ends: for the edge nothing (0 s) and the whole, for the cloud the whole and nothing.
+    `points` include at least the two ends: on the edge nothing (0 s) and the whole, in the cloud the whole and nothing.
     """
 
     version: Literal[1] = 1

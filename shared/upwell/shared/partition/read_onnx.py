@@ -1,12 +1,12 @@
-"""ONNX as a graph: the operators of the main graph, bodies of control flow and functions inside their nodes.
+"""Reads ONNX files as planner graphs: the operators of the main graph, with bodies and functions inside their nodes.
 
-Weights are constants and no part of it, and so is whatever an operator computes from constants alone. An initializer
-that is listed among the inputs, too, is a constant: callers do not give it.
+Weights are constants and not part of it, nor are results of operators on constants alone. An initializer that is also
+listed among the inputs is a constant: callers do not give it.
 
-Datatypes and shapes are known as far as the file says or ONNX's inference finds out. Inference gives a dimension that
-depends on an open one (rows) a made-up name, so that its size is lost. It is therefore asked again with two sets of
-large primes for the open dimensions of the inputs: what comes out as 49 times such a prime both times is `49*rows`,
-what comes out the same both times is a number, and what does neither depends on the data.
+Datatypes and shapes are those in the file or found by ONNX's inference. Inference gives a dimension that depends on an
+open one (rows) a new name, so that its size is lost. It is therefore run again with two sets of large primes for the
+open dimensions of the inputs: a result of 49 times such a prime both times is `49*rows`, an equal result both times is
+a number, and anything else depends on the data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RANDOM = frozenset(
 
 
 def read_onnx(path: Path) -> Graph:
-    """The graph of the ONNX file at `path`; its weights may lie in files beside it, which are not read.
+    """Read the ONNX file at `path`; its weights may be in files beside it, which are not read.
 
     Raises `ConfigError`.
     """
@@ -56,11 +56,11 @@ def read_onnx(path: Path) -> Graph:
 
 
 class _Invalid(Exception):
-    """What is wrong with a model that is an ONNX file."""
+    """What is wrong with a model in a valid ONNX file."""
 
 
 def _in_order(graph: OnnxGraph) -> list[int]:
-    """The nodes by position, each behind those that it reads from; as in the file where that is such an order."""
+    """The nodes by position, each after those that it reads; in the file's order if that is topological."""
     if not graph.nodes:
         raise _Invalid("it has no operators")
     given = {*graph.initializers, *graph.inputs}
@@ -90,7 +90,7 @@ def _sources(node: OnnxNode, given: Collection[str], makers: Mapping[str, int]) 
 
 @dataclass(frozen=True)
 class _Reader:
-    """A file's graph, its nodes in `order` by position, and what is known of its tensors."""
+    """A file's graph, its nodes in `order` by position, and the known facts of its tensors."""
 
     file: OnnxGraph
     order: Sequence[int]
@@ -122,7 +122,7 @@ class _Reader:
         return tuple(made)
 
     def _names(self) -> Mapping[int, str]:
-        """By position: a node's own name where it has one to itself, else its operator and position."""
+        """By position: a node's own name if it is unique, else its operator and position."""
         counts = Counter(node.name for node in self.file.nodes)
         names: dict[int, str] = {}
         taken = {name for name, count in counts.items() if count == 1}
@@ -136,13 +136,13 @@ class _Reader:
         return names
 
     def _one_row(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor for one row; None where it is not known."""
+        """The shape of a tensor for one row; None if unknown."""
         tensor = self.known.get(name)
         return None if tensor is None or tensor.shape is None else tuple(size_of(dim, {}) for dim in tensor.shape)
 
 
 def _gives_the_same(node: OnnxNode) -> bool:
-    """Whether two copies of a node, given the same, give the same: an operator of ONNX's own that draws no numbers."""
+    """Whether two copies of a node give the same results: an operator of ONNX itself that draws no random numbers."""
     return all(
         (one.is_standard or one.operator == "DequantizeLinear") and one.operator not in _RANDOM
         for one in node.with_bodies()
@@ -163,9 +163,9 @@ _KEPT_BYTES = 1 << 12
 
 
 def _tensors_of(path: Path, order: Sequence[int]) -> Mapping[str, Tensor]:
-    """Every tensor of the main graph that is known, constants too, by name. Names the open dimensions of its inputs.
+    """Every known tensor of the main graph, constants included, by name. Names the open dimensions of its inputs.
 
-    `order` is a topological one of the nodes by position. Raises `ConfigError` where protobuf cannot read the file.
+    `order` is a topological order of the nodes by position. Raises `ConfigError` if protobuf cannot parse the file.
     """
     model = load_proto(path)
     nodes = [model.graph.node[at] for at in order]
@@ -185,20 +185,20 @@ def _tensors_of(path: Path, order: Sequence[int]) -> Mapping[str, Tensor]:
 
 
 def _drop_numbers(tensor: Any) -> None:
-    """Take the numbers out of a large constant; its shape stays."""
+    """Remove the values of a large constant; its shape stays."""
     if tensor.ByteSize() > _KEPT_BYTES:
         for kind in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
             tensor.ClearField(kind)
 
 
 def _dimensions(value: Any) -> Sequence[Any]:
-    """Of a tensor that is declared with a shape; none otherwise."""
+    """The dimensions of a tensor that is declared with a shape; else none."""
     found: Sequence[Any] = value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ()
     return found
 
 
 def _name_open_dimensions(values: Iterable[Any]) -> None:
-    """The first dimension is `batch` where it is open without a name; exporters write it empty or negative."""
+    """Name an open first dimension without a name `batch`; exporters write it as "" or negative."""
     for value in values:
         for axis, dim in enumerate(_dimensions(value)):
             if not dim.dim_param and (not dim.HasField("dim_value") or dim.dim_value < 0):
@@ -206,17 +206,17 @@ def _name_open_dimensions(values: Iterable[Any]) -> None:
 
 
 def _inferred(model: Any) -> Any:
-    """The model with what inference adds; as it is where that fails."""
+    """The model with the results of inference; unchanged if inference fails."""
     for propagates in (True, False):
         try:
             return onnx.shape_inference.infer_shapes(model, data_prop=propagates)
-        except Exception:  # noqa: BLE001, S112 (what C++ gives it; a model without shapes is still a graph)
+        except Exception:  # noqa: BLE001, S112 (any error from C++; a model without shapes is still a graph)
             continue
     return model
 
 
 def _with_numbers(model: Any, names: Sequence[str], primes: Sequence[int]) -> Mapping[str, Tensor]:
-    """What inference sees where the named dimensions are these primes; of more names the others stay open."""
+    """The result of inference with the named dimensions set to these primes; names beyond them stay open."""
     sizes = dict(zip(names, primes, strict=False))
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -242,13 +242,13 @@ def _settled(seen: Tensor, trials: Sequence[Tensor | None], names: Sequence[str]
 
 
 def _size_at(trial: Tensor | None, axis: int) -> int:
-    """The number that a trial gave for a dimension; 0 where it gave none."""
+    """The value of a dimension in a trial; 0 if it has none."""
     dim = trial.shape[axis] if trial is not None and trial.shape is not None and axis < len(trial.shape) else 0
     return dim if isinstance(dim, int) else 0
 
 
 def _formula(sizes: Sequence[int], names: Sequence[str]) -> int | str:
-    """What the numbers of all trials agree on: a number, or names and their factor (`49*rows`); else empty."""
+    """The formula that fits the values of all trials: a number, or names with a factor (`49*rows`); else ""."""
     found = {_factored(size, names, primes) for size, primes in zip(sizes, _LARGE_PRIMES, strict=True)}
     return found.pop() if len(found) == 1 else ""
 

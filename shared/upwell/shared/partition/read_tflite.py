@@ -1,8 +1,7 @@
-"""TFLite as a graph: the operators of the first subgraph, in the file's order, which is that of execution.
+"""Reads TFLite files as planner graphs: the operators of the first subgraph, in the file's order of execution.
 
-Subgraphs that control flow runs are inside their operators. Weights are constants and no part of the graph, and so is
-whatever an operator computes from constants alone. Variables that only one operator has (the state of an LSTM) are its
-own.
+Subgraphs run by control flow are inside their operators. Weights are constants and not part of the graph, nor are
+results of operators on constants alone. Variables that only one operator uses (the state of an LSTM) belong to it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _DATA_DEPENDENT = frozenset({"CUSTOM", "RANGE", "UNIQUE", "WHERE", "WHILE"})
 
 
 def read_tflite(path: Path) -> Graph:
-    """The graph of the .tflite file at `path`. Tensors have the names that `tensor_names` gives them.
+    """Read the .tflite file at `path`. Tensors have the names from `tensor_names`.
 
     Raises `ConfigError`.
     """
@@ -57,9 +56,9 @@ def read_tflite(path: Path) -> Graph:
 
 
 def tensor_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of a subgraph's tensors, by index: as in the file where one has a name to itself, else `name#index`.
+    """The names of a subgraph's tensors, by index: as in the file if unique, else `name#index`.
 
-    So a tensor without a name is `#index`, and the index of a tensor is that of its name among these.
+    So a tensor without a name is `#index`, and a tensor's index is the position of its name.
     """
     texts = list(names)
     counts = Counter(texts)
@@ -74,7 +73,7 @@ def tensor_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 class _Reader:
-    """The subgraphs of a file on their way to a graph of the first."""
+    """Converts the subgraphs of a file to the graph of the first."""
 
     def __init__(self, subgraphs: Sequence[TfliteSubgraph]) -> None:
         self._main = main = subgraphs[0]
@@ -88,7 +87,7 @@ class _Reader:
         self._unknown: set[int] = set()
 
     def graph(self) -> Graph:
-        """All of it."""
+        """The complete graph."""
         main, names = self._main, self._names
         nodes = self._nodes()
         named = {name for node in nodes for name in (*node.inputs, *node.outputs)}
@@ -133,17 +132,17 @@ class _Reader:
         return [self._shapes[index] if index >= 0 else None for index in indices]
 
     def _openings(self, index: int) -> list[int]:
-        """The axes that vary: those below zero in the signature, or in the shape where that has another rank."""
+        """The variable axes: those below zero in the signature, or in the shape if the signature has another rank."""
         tensor = self._main.tensors[index]
         sizes = tensor.signature if len(tensor.signature) == len(tensor.shape) else tensor.shape
         return [axis for axis, size in enumerate(sizes) if size < 0]
 
     def _tensor(self, index: int) -> Tensor:
-        """Its shape is None where the file does not say, or where what varies is not how many rows there are."""
+        """A tensor; its shape is None if unknown, or if something else than the number of rows varies."""
         tensor, name = self._main.tensors[index], self._names[index]
         datatype, dims = _DATATYPES.get(tensor.type, ""), list[int | str](self._shapes[index])
         if not dims and not tensor.has_rank:
-            return Tensor(name, datatype, None)  # a scalar or anything: older files do not tell which
+            return Tensor(name, datatype, None)  # a scalar or unknown: older files do not tell
         for axis in self._openings(index):
             rows = self._shapes[index][axis]
             if index in self._main.inputs:
@@ -156,10 +155,10 @@ class _Reader:
 
 
 def bonds(subgraphs: Sequence[TfliteSubgraph]) -> list[str]:
-    """By operator of the first subgraph: a name that is the same for all that share state, directly or by others.
+    """By operator of the first subgraph: a name shared by all that share state, directly or through others.
 
-    Empty for those without. Shared are the variables and tables that operators of any subgraph that is run name,
-    handles of them, and tensors that are variables.
+    "" for operators without state. Shared state is: variables and tables named by operators of any subgraph that is
+    run, handles of them, and tensors that are variables.
     """
     main = subgraphs[0]
     handles = (schema.TensorType.RESOURCE,)
@@ -186,7 +185,7 @@ def bonds(subgraphs: Sequence[TfliteSubgraph]) -> list[str]:
 
 
 def _states(inside: Sequence[tuple[set[str], set[int]]], operator: TfliteOperator) -> set[str]:
-    """The variables and tables of an operator, and of all subgraphs that it leads to."""
+    """The variables and tables of an operator, and of all subgraphs that it runs."""
     found = {operator.state} - {""}
     waiting, been = list(operator.subgraphs), set(operator.subgraphs)
     while waiting:

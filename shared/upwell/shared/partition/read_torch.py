@@ -1,6 +1,7 @@
-"""A program of torch.export as a graph: its ATen operators, named by what they make, with ONNX's words for them.
+"""Reads programs of torch.export as planner graphs: ATen operators, named after their results, with ONNX's operator
+names.
 
-Weights are constants, and so is whatever an operator computes from constants alone.
+Weights are constants, as are results of operators on constants alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def open_program(path: Path) -> ProgramFile:
 
 
 def read_torch(path: Path) -> Graph:
-    """The graph of the `.pt2` file at `path`; its weights are not read. Raises `ConfigError`."""
+    """Read the `.pt2` file at `path` as a graph; its weights are not read. Raises `ConfigError`."""
     file = open_program(path)
     weights = set(file.program.weights)
     nodes = []
@@ -48,7 +49,7 @@ def read_torch(path: Path) -> Graph:
 
 
 _FIRST_OF_LINEAR = {"Linear": "Conv", "AddMM": "MatMul"}
-"""Treats each output element of a linear layer as using a row of its weights, as in a convolution with its filter."""
+"""Treats each output element of a linear layer as using a row of its weights, like a filter of a convolution."""
 
 
 def _work(node: ProgramNode, file: ProgramFile) -> float:

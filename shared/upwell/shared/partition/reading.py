@@ -1,4 +1,4 @@
-"""A model file as a graph, whatever its format."""
+"""Reads a model file of any format as a planner graph."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ _EXTRA = "pip install 'upwell[partition]'"
 
 
 def read_graph(path: Path) -> Graph:
-    """The main graph of the .onnx, .tflite or .pt2 file at `path`: a node per operator, weights left out.
+    """The main graph of the .onnx, .tflite or .pt2 file at `path`: one node per operator, without weights.
 
-    Raises `ConfigError` for a file that cannot be read or is none of these, and where the package that reads it is not
-    installed.
+    Raises `ConfigError` for unreadable and unknown files, and if the package that reads the format is not installed.
     """
     suffix = path.suffix.lower()
     if suffix not in (".onnx", ".tflite", ".pt2"):

@@ -1,8 +1,8 @@
-"""One inverse bandwidth for a bandwidth that is not known: what planning for a changing link has to count with.
+"""The inverse bandwidth to plan with when the bandwidth varies.
 
-Time to send is bytes · 8 · (1/B), so what counts is the mean or a quantile of 1/B, never one over the mean of B: a link
-that is at 1 and at 19 Mbit/s half of the time has a mean of 10 Mbit/s and sends, on average, as slowly as a steady one
-at 1.9 Mbit/s (by Jensen's inequality E[1/B] ≥ 1/E[B]). Inverse bandwidth is in seconds per bit.
+The time to send is bytes · 8 · (1/B), so what counts is the mean or a quantile of 1/B, never one over the mean of B: a
+link that is at 1 and at 19 Mbit/s half of the time each has a mean of 10 Mbit/s and sends, on average, as slowly as a
+steady one at 1.9 Mbit/s (by Jensen's inequality E[1/B] ≥ 1/E[B]). Inverse bandwidth is in seconds per bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TENTH = NormalDist().inv_cdf(0.9)
 
 @dataclass(frozen=True)
 class BandwidthSamples:
-    """Bandwidths in bits per second as they were seen by requests, each as likely to come again; none is 0."""
+    """Observed bandwidths in bits per second, each equally likely; none is 0."""
 
     bps: Sequence[float]
 
@@ -28,19 +28,20 @@ class BandwidthSamples:
             raise ValueError("expected at least one bandwidth, each of more than 0 bits per second")
 
     def mean_inverse(self) -> float:
-        """E[1/B], in seconds per bit: planned with it, the mean latency is the least."""
+        """E[1/B], in seconds per bit, which minimizes the mean latency."""
         return fmean(1 / one for one in self.bps)
 
     def inverse_quantile(self, probability: float) -> float:
-        """The least sample of 1/B, in seconds per bit, that such a share is at or below."""
+        """The quantile of 1/B, in seconds per bit, as the least sample that the share `probability` does not exceed."""
         ordered = sorted(1 / one for one in self.bps)
         return ordered[max(0, math.ceil(_share(probability) * len(ordered) - 1e-9) - 1)]
 
 
 @dataclass(frozen=True)
 class LogNormal:
-    """A bandwidth with that median, nine times in ten at least a `spread`-th of it: B = median · e^(σ·Z), Z standard
-    normal, σ = ln(spread) / 1.2816. Then E[1/B] = e^(σ²/2) / median. A spread of 1 is a steady link."""
+    """A log-normal bandwidth with that median, which nine times in ten is at least the median divided by `spread`: B =
+    median · e^(σ·Z), Z standard normal, σ = ln(spread) / 1.2816. Then E[1/B] = e^(σ²/2) / median. A spread of 1 is a
+    steady link."""
 
     median_bps: float
     spread: float
@@ -60,7 +61,7 @@ class LogNormal:
         return math.exp(self.sigma**2 / 2) / self.median_bps
 
     def inverse_quantile(self, probability: float) -> float:
-        """What 1/B, in seconds per bit, stays at or below with that probability."""
+        """The value of 1/B, in seconds per bit, that is not exceeded with that probability."""
         return math.exp(self.sigma * NormalDist().inv_cdf(_share(probability))) / self.median_bps
 
 

@@ -65,7 +65,7 @@ def _file_text(name: str, info: ValidationInfo, what: str, max_bytes: int, expec
             raise ValueError(f"the {what} {path} is larger than {max_bytes} bytes")
         return data.decode("utf-8-sig")
     except FileNotFoundError:
-        raise ValueError(f"no {what} {path}; expected {expected}") from None
+        raise ValueError(f"there is no {what} {path}; expected {expected}") from None
     except OSError as error:
         raise ValueError(f"the {what} {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

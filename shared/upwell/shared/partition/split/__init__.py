@@ -1,1 +1,1 @@
-"""The two halves of a model, as files of its own format."""
+"""The two halves of a model, as files in its own format."""

@@ -1,4 +1,4 @@
-"""Which cuts are to be written: those of a plan, or one that a person names."""
+"""Selects the cuts to write: those of a plan, or one named by a person."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Chosen:
-    """A cut by name. `edge` are nodes of the contracted graph; the times are those of the plan, None where it has none.
+    """A cut by name. `edge` are nodes of the contracted graph; the times are those of the plan, None if it has none.
 
-    `name` is `c` and how many nodes are on the edge, with `-2` and so on behind it where another cut has as many.
+    `name` is `c` and the number of nodes on the edge, followed by `-2` and so on if another cut has the same number.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Chosen:
 
 
 def best_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> Chosen:
-    """The cut of the plan in `path`. Raises `ConfigError` where it is none, or of another model."""
+    """The cut of the plan in `path`. Raises `ConfigError` if the plan has none, or is for another model."""
     edge = _edge_of(plan.placement, plan, graph, path)
     if edge is None:
         only = "".join(set(plan.placement.values()))
@@ -40,7 +40,7 @@ def best_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> Chosen:
 
 
 def all_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> list[Chosen]:
-    """Every cut of the plan's envelope and its own, the shortest head first. Raises `ConfigError` for none."""
+    """Every cut of the plan and its envelope, shortest head first. Raises `ConfigError` if there is none."""
     found: dict[frozenset[int], Chosen] = {}
     for placement, piece in (*((one.placement, one) for one in plan.envelope), (plan.placement, None)):
         edge = _edge_of(placement, plan, graph, path)
@@ -56,7 +56,7 @@ def all_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> list[Chosen]:
 def cut_at(text: str, graph: Graph) -> Chosen:
     """The cut after the first N nodes of the graph's order, or after the node of that name.
 
-    Raises `ConfigError` where there is none.
+    Raises `ConfigError` if it does not exist.
     """
     count = int(text) if text.isascii() and text.isdigit() else _position(text, graph)
     most = len(graph.nodes) - 1
@@ -92,7 +92,7 @@ def _named(cuts: Sequence[Chosen]) -> list[Chosen]:
 
 
 def _edge_of(placement: Mapping[str, str], plan: PlanFacts, graph: Graph, path: Path) -> frozenset[int] | None:
-    """The nodes on the lower of two tiers; None where only one tier has any."""
+    """The nodes on the lower of two tiers; None if only one tier has any."""
     _check_nodes(placement, graph, path)
     tiers = list(dict.fromkeys(placement.values()))
     if len(tiers) > 2:

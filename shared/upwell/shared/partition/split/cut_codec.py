@@ -1,11 +1,11 @@
-"""Float tensors that cross an ONNX cut in fewer bytes: encoded in the head's graph, decoded in the tail's.
+"""Sends float tensors across an ONNX cut in fewer bytes: encoded in the head's graph, decoded in the tail's.
 
-- `fp16` halves the bytes: Cast there and back. What exceeds 65,504 becomes infinite.
-- `int8` quarters them: QuantizeLinear to uint8 in the head, DequantizeLinear in the tail. Its scale and zero point map
-  the range seen on samples, with 0 in it, to 0..255; what lies outside is cut off.
+- `fp16` halves the bytes: Cast there and back. Values above 65,504 become infinite.
+- `int8` quarters them: QuantizeLinear to uint8 in the head, DequantizeLinear in the tail. Scale and zero point map the
+range seen on samples, extended to include 0, to 0..255; values outside are clipped.
 
-Nothing but ordinary tensors is sent, so any server can run the tail. What the halves lose this way is what they give
-together against what the whole gives: `upwell partition verify` measures it.
+Only ordinary tensors are sent, so any server can run the tail. `upwell partition verify` measures the loss: the halves
+together against the whole model.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _LEVELS = 255
 
 
 def with_codec(halves: Halves, codec: CutCodec, ranges: Ranges | None = None) -> Halves:
-    """These ONNX halves with every FP32 cut tensor sent by `codec`, under a new name; others cross as they are.
+    """These ONNX halves with every FP32 cut tensor sent by `codec`, under a new name; all others cross unchanged.
 
-    `int8` needs the range of each such tensor; with `fp16` those given are checked to fit. An output of the model that
-    is a cut tensor as well is still given as it was. Raises `ConfigError` where nothing can be encoded.
+    `int8` needs the range of each such tensor; for `fp16` given ranges are checked to fit. A model output that is also
+    a cut tensor is still given unchanged. Raises `ConfigError` if nothing can be encoded.
     """
     head, tail = (onnx.ModelProto.FromString(half.files[MODEL_FILE]) for half in (halves.head, halves.tail))
     known = {tensor.name: tensor for tensor in halves.head.outputs}
@@ -82,7 +82,7 @@ def with_codec(halves: Halves, codec: CutCodec, ranges: Ranges | None = None) ->
 
 @dataclass(frozen=True)
 class _Coded:
-    """A cut tensor, the tensor that is sent for it, and the scale and zero point where it has them."""
+    """A cut tensor, its encoded tensor, and scale and zero point if it has them."""
 
     plain: Tensor
     sent: Tensor
@@ -90,7 +90,7 @@ class _Coded:
 
     @classmethod
     def of(cls, plain: Tensor, codec: CutCodec, ranges: Ranges, taken: set[str]) -> _Coded:
-        """`taken` are names that both graphs use."""
+        """`taken` are names in use in either graph."""
         name = f"{plain.name}_{codec}"
         while any(one.startswith(name) for one in taken):
             name += "_"
@@ -103,7 +103,7 @@ class _Coded:
         return cls(plain, replace(plain, name=name, datatype=_SENT_AS[codec]), constants)
 
     def node(self, side: str) -> onnx.NodeProto:
-        """What encodes it in the head, or decodes it in the tail."""
+        """The operator that encodes it in the head, or decodes it in the tail."""
         ends = (self.plain, self.sent) if side == "head" else (self.sent, self.plain)
         source, target = (tensor.name for tensor in ends)
         name = f"{self.sent.name}_{side}"
@@ -114,9 +114,11 @@ class _Coded:
 
 
 def _parameters(name: str, ranges: Ranges) -> tuple[Array, Array]:
-    """Scale, FP32, and zero point, UINT8: the range with 0 in it is 0..255, so that zeros stay zeros."""
+    """Scale, FP32, and zero point, UINT8: the range including 0 is mapped to 0..255, so that zeros stay zeros."""
     if name not in ranges:
-        raise ConfigError.at(None, f"int8 needs the range of {name!r}; there are samples of {sorted(ranges) or 'none'}")
+        raise ConfigError.at(
+            None, f"int8 needs the range of {name!r}; there are only samples of {sorted(ranges) or 'none'}"
+        )
     low, high = ranges[name]
     if not -math.inf < low <= high < math.inf:
         raise ConfigError.at(None, f"the range of {name!r} is {low} to {high}; expected two numbers, the smaller first")
@@ -127,7 +129,7 @@ def _parameters(name: str, ranges: Ranges) -> tuple[Array, Array]:
 
 
 def _put_nodes(model: onnx.ModelProto, side: str, coded: Collection[_Coded]) -> None:
-    """Encoders stand last in the head, decoders first in the tail."""
+    """Put encoders last in the head, or decoders first in the tail."""
     graph = model.graph
     nodes = [one.node(side) for one in coded]
     ordered = [*graph.node, *nodes] if side == "head" else [*nodes, *graph.node]
@@ -139,7 +141,7 @@ def _put_nodes(model: onnx.ModelProto, side: str, coded: Collection[_Coded]) -> 
 
 
 def _declare(ends: Any, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Change inputs or outputs of a graph; weights among its inputs stay, behind the others."""
+    """Change inputs or outputs of a graph; weights among its inputs stay, after the others."""
     declared = {one.name: one for one in ends}
     weights = declared.keys() - {tensor.name for tensor in before}
     made = [declared[one.name] if one.name in declared else value_info(one) for one in after]

@@ -1,9 +1,9 @@
-"""The `model.yaml` of head and tail, from that of the whole.
+"""Makes the `model.yaml` of head and tail from that of the whole model.
 
-The head takes what callers give and prepares it as the whole does, and gives the cut tensors as they are. The tail
-takes the cut tensors, and inputs of the model as they are after `pre`, and gives the outputs of the whole. A step of
-`post` goes to the half that has all it reads. Where no half has, both give the model's own tensors, and whoever asks
-them does `post` with the file of the whole.
+The head takes what callers give, prepares it as the whole model does, and gives the cut tensors unprocessed. The tail
+takes the cut tensors, and inputs of the model after `pre`, and gives the outputs of the whole. A step of `post` goes to
+the half that has all its inputs. If neither half has, both give the model's own tensors, and their caller applies the
+whole model's `post`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Format = Literal["onnx", "tflite"]
 
 @dataclass(frozen=True)
 class Descriptions:
-    """The files beside head and tail by name, and why there is no `post` in them where there should be.
+    """The files beside head and tail by name, and why `post` is missing from them, if it is.
 
     `outputs` are those of the whole that the head gives and the tail does not.
     """
@@ -48,19 +48,19 @@ class Descriptions:
 
 
 def description_of(path: Path) -> Path | None:
-    """The description beside a model file: of its own name, else `model.yaml`; None where there is none."""
+    """The description beside a model file: under the file's own name, else `model.yaml`; None without one."""
     beside = (path.with_suffix(".yaml"), path.parent / DESCRIPTION_FILE)
     return next((one for one in beside if os.path.lexists(one)), None)
 
 
 def made_by_head(halves: Halves, outputs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Those of the model's own outputs that the head makes; one of them may be a cut tensor as well."""
+    """The model's own outputs that the head makes; one of them may also be a cut tensor."""
     there = {one.name for one in halves.head.outputs} - {one.name for one in halves.tail.outputs}
     return tuple(one.name for one in outputs if one.name in there)
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
-    """A tensor of a half as a runtime describes it."""
+    """A tensor of a half, in the form of a runtime's specification."""
     shape = tuple(-1 if isinstance(size, str) else size for size in tensor.shape or ())
     return TensorSpec(tensor.name, tensor.datatype, shape)
 
@@ -72,9 +72,9 @@ def describe(
     halves: Halves,
     runtime: Format,
 ) -> Descriptions:
-    """The descriptions of both halves of the model that has these inputs and outputs.
+    """The descriptions of both halves of the model with these inputs and outputs.
 
-    Raises `ConfigError` where the description does not fit the model.
+    Raises `ConfigError` if the description does not fit the model.
     """
     _, pre, post = bind(description, inputs, outputs, runtime)
     whole = _UnsplitDescription(description, post, runtime, sees_picture=pre.makes_pictures)
@@ -108,7 +108,7 @@ class _Post:
 
 @dataclass(frozen=True)
 class _UnsplitDescription:
-    """The description of the whole as plain values, and its `post` as it is bound."""
+    """The description of the whole model as plain values, and its bound `post`."""
 
     description: ModelDescription
     post: Steps
@@ -117,7 +117,7 @@ class _UnsplitDescription:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As it is written, with nothing that is a default."""
+        """The description as written, without defaults."""
         return self.description.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def steps(self, phase: str) -> list[dict[str, Any]]:
@@ -126,7 +126,8 @@ class _UnsplitDescription:
         return list(self.facts.get(phase, []) if own is None else own)
 
     def half(self, half: ModelHalf, cut: Collection[str], is_head: bool) -> _Post:
-        """What of `post` and of the signature's outputs a half can do by itself; nothing where that hides `cut`."""
+        """The part of `post` and of the signature's outputs that a half can do alone; nothing if that would hide
+        `cut`."""
         there = {one.name for one in half.outputs}
         found = _Post()
         for step, written in zip(self.post.steps, self.steps("post"), strict=True):
@@ -158,7 +159,7 @@ def _files(
     half: ModelHalf,
     cut: Sequence[str],
 ) -> dict[str, bytes]:
-    """`model.yaml`, in a form that loads for the tensors of the half, and the files with labels that it names."""
+    """A `model.yaml` that loads for the tensors of the half, and its label files."""
     outputs: dict[str, Any] = {name: {"kind": "tensor"} for name in cut}
     outputs.update(post.outputs or {one.name: {"kind": "tensor"} for one in half.outputs})
     document = {
@@ -186,7 +187,7 @@ def _check(document: Any, half: ModelHalf, runtime: Format) -> None:
 
 
 def _with_files(value: Any, files: dict[str, bytes]) -> Any:
-    """The same with a tokenizer and long lists of labels as names of files, which are added to `files`."""
+    """The same with tokenizers and long label lists replaced by names of files, which are added to `files`."""
     if isinstance(value, list):
         return [_with_files(one, files) for one in value]
     if not isinstance(value, dict):

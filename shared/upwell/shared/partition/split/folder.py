@@ -23,7 +23,7 @@ class _Part(BaseModel):
 
 
 class CutTensor(_Part):
-    """A tensor that crosses. `shape`: -1 is a dimension that varies; `bytes` for one row."""
+    """A tensor that crosses. `shape`: -1 is a variable dimension; `bytes` are for one row."""
 
     name: str
     datatype: str
@@ -32,12 +32,12 @@ class CutTensor(_Part):
 
 
 class CutFacts(_Part):
-    """One cut. `head` is the head's model file, relative to the folder; `tail` the name of its tail as a model.
+    """One cut. `head` is the head's model file, relative to the folder; `tail` the model name of its tail.
 
-    `edge_s` and `cloud_s` are what head and tail were measured or planned to take, null where no profile says.
-    `raw_inputs` are inputs of the whole that the tail takes as the caller gave them. `outputs` are those of the whole
-    that the head makes and the tail does not. `needs_post`: both halves give the model's own tensors, and whoever asks
-    them does the `post` of the whole.
+    `edge_s` and `cloud_s` are measured or planned times of head and tail, null without a profile. `raw_inputs` are
+    inputs of the whole that the tail takes as the caller gave them. `outputs` are those of the whole that the head
+    makes and the tail does not. `needs_post`: both halves give the model's own tensors, and their caller applies the
+    whole model's `post`.
     """
 
     name: str
@@ -52,9 +52,9 @@ class CutFacts(_Part):
 
 
 class SplitFacts(_Part):
-    """`split.json`. `whole` is the SHA-256 of the model that was split, as the device runs it, in hex.
+    """`split.json`. `whole` is the SHA-256 of the model that was split, in the form that the device runs, in hex.
 
-    `format` is that of the heads. `program` is the SHA-256 of the program of torch.export, where it was one.
+    `format` is that of the heads. `program` is the SHA-256 of the torch.export program, if it was one.
     """
 
     version: Literal[1] = 1

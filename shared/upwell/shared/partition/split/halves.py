@@ -1,4 +1,4 @@
-"""What splitting gives: two models of the format of the whole, and the tensors between them."""
+"""The results of splitting: two models in the format of the whole, and the tensors between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIGEST_LENGTH = 8
 
 @dataclass(frozen=True)
 class Part:
-    """What a half is to hold: operators by position in the file, in a topological order, inputs and outputs by name.
+    """The contents of a half: operators by position in the file, in topological order, inputs and outputs by name.
 
     `cut` are the tensors from head to tail; they come first among the head's outputs and the tail's inputs.
     """
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True)
 class ModelHalf:
-    """One half as the files it consists of, by name: `model.onnx` or `model.tflite` first, external weights after it.
+    """One half as files by name: `model.onnx` or `model.tflite` first, external weights after it.
 
     `inputs` and `outputs` are the tensors of the model's own graph, in its order.
     """
@@ -48,14 +48,14 @@ class ModelHalf:
         return whole.hexdigest()
 
     def write(self, folder: Path) -> Path:
-        """Put its files into a folder; gives the model's."""
+        """Write its files into a folder; returns the model's path."""
         for name, data in self.files.items():
             (folder / name).write_bytes(data)
         return folder / next(iter(self.files))
 
     @property
     def size_bytes(self) -> int:
-        """Of all its files."""
+        """The size of all its files."""
         return sum(map(len, self.files.values()))
 
 
@@ -63,8 +63,8 @@ class ModelHalf:
 class Halves:
     """Head and tail of one cut. `cut` are the tensors that the head gives and the tail takes, by name, in order.
 
-    The head's outputs are the cut tensors and then those outputs of the whole that it makes by itself; inputs of the
-    model that the tail reads are taken by the tail under their own names and are no outputs of the head.
+    The head's outputs are the cut tensors and then the outputs of the whole that it makes by itself; the tail takes
+    inputs of the model under their own names, and the head does not give them.
     """
 
     head: ModelHalf
@@ -73,10 +73,10 @@ class Halves:
 
     @property
     def digest(self) -> str:
-        """Of both halves: it changes where either does, so that a head only ever meets its own tail."""
+        """The digest of both halves: it changes when either does, so that a head only ever meets its own tail."""
         return hashlib.sha256(f"{self.head.digest}{self.tail.digest}".encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def tail_name(model: str, cut_name: str, digest: str) -> str:
-    """The name under which the tail is served, such as `resnet--c17--1a2b3c4d`."""
+    """The model name of the tail, such as `resnet--c17--1a2b3c4d`."""
     return f"{model}--{cut_name}--{digest}"

@@ -1,8 +1,8 @@
-"""Splitting a model file, of any format: which operators, inputs and outputs each half has, and checks of the cut.
+"""Splits a model file of any format: operators, inputs and outputs of each half, and checks of the cut.
 
-A half is made from the operators of its side and not found by going back from its outputs, so nothing is lost that only
-the body of an If or Loop reads, and nothing is done twice but what is free: a quantized tensor crosses as it is, and
-each half that reads it dequantizes it with a scale and zero point of its own.
+A half is made from the operators of its side, not found by walking back from its outputs. So nothing is lost that only
+the body of an If or Loop reads, and nothing is duplicated but free operators: a quantized tensor crosses as it is, and
+each half that reads it dequantizes it with its own copy of scale and zero point.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from upwell.shared.partition.split.halves import Halves, ModelHalf, Part
 
 
 class ModelFile(Protocol):
-    """A model file that is to be split, read once. Tensors go by their names in the graph that is planned on."""
+    """A model file to be split, read once. Tensors go by their names in the planner's graph."""
 
     @property
     def path(self) -> Path:
@@ -25,7 +25,7 @@ class ModelFile(Protocol):
 
     @property
     def digest(self) -> str:
-        """That of `upwell.shared.digest`, as 64 hexadecimal digits."""
+        """The digest of `upwell.shared.digest`, as 64 hexadecimal digits."""
 
     @property
     def reads(self) -> Sequence[Collection[str]]:
@@ -39,11 +39,11 @@ class ModelFile(Protocol):
         """The model's inputs and outputs, by the names that callers use."""
 
     def half(self, part: Part, graph: Graph) -> ModelHalf:
-        """A half as files. Raises `ConfigError` where it is no valid model."""
+        """A half as files. Raises `ConfigError` if it is not a valid model."""
 
 
 def open_model_file(path: Path, graph: Graph) -> ModelFile:
-    """The model at `path`, of which `graph` is the graph. Raises `ConfigError`, and `ModuleNotFoundError`."""
+    """Open the model at `path`, whose graph is `graph`. Raises `ConfigError`, and `ModuleNotFoundError`."""
     if graph.format == "onnx":
         from upwell.shared.partition.split.onnx import OnnxModelFile
 
@@ -60,10 +60,10 @@ def open_model_file(path: Path, graph: Graph) -> ModelFile:
 def split_model(whole: ModelFile, graph: Graph, edge: frozenset[int]) -> Halves:
     """Split a model: the nodes of its contracted `graph` in `edge` make the head, the others the tail.
 
-    The head gives the cut tensors and then those outputs of the model that it makes; the tail takes the cut tensors and
-    then those inputs of the model that it reads, and gives the other outputs in the model's order.
+    The head gives the cut tensors and then the outputs of the model that it makes; the tail takes the cut tensors and
+    then the inputs of the model that it reads, and gives the other outputs in the model's order.
 
-    Raises `ConfigError` where the graph is another model's, or it cannot be cut so.
+    Raises `ConfigError` if the graph belongs to another model, or the cut is impossible.
     """
     _check(whole, graph, edge)
     head = {operator for index in edge for operator in graph.nodes[index].members}
@@ -104,8 +104,9 @@ def _check(whole: ModelFile, graph: Graph, edge: frozenset[int]) -> None:
 def _with_free(whole: ModelFile, own: set[int], other: set[int], given: Collection[str]) -> list[int]:
     """The operators of a half: its own, and the free ones that it needs; `given` are the tensors that it takes.
 
-    As in the file, but each behind what it reads: some files have them otherwise, and runtimes cope. Raises
-    `ConfigError` where the half needs something else from the other one, as a graph that is not contracted may say.
+    In the file's order, but each after what it reads: some files are not in topological order, and runtimes accept
+    that. Raises `ConfigError` if the half needs something else from the other one, as with a graph that is not
+    contracted.
     """
     found, todo = set(own), list(own)
     while todo:

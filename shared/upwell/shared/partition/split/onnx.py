@@ -1,7 +1,7 @@
-"""An ONNX file that is to be split, read once, and its halves: which parts of it each of them holds.
+"""An ONNX file to be split, read once, and its halves.
 
-The weights of an older or a large model may lie in files beside it. They are read per half, and only those that it
-uses; their paths were found to stay in the model's folder before anything is read.
+The weights of an older or a large model may be in files beside it. Each half reads only those that it uses; their paths
+were checked to stay in the model's folder before anything is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ABOUT_GRAPH = ("name", "doc_string", "metadata_props")
 
 @dataclass(frozen=True)
 class OnnxModelFile:
-    """A `ModelFile`, without the weights that lie elsewhere: its graph, and the objects that halves are made of."""
+    """A `ModelFile` without external weights: its graph, and the objects from which halves are made."""
 
     path: Path
     main: OnnxGraph
@@ -43,7 +43,7 @@ class OnnxModelFile:
 
     @classmethod
     def read(cls, path: Path) -> OnnxModelFile:
-        """Raises `ConfigError` where the file or one of its weights' files cannot be used."""
+        """Read a file. Raises `ConfigError` if it or one of its weight files cannot be used."""
         try:
             digest = model_digest(path).partition(":")[2]
             main = read_graph(path)
@@ -69,7 +69,7 @@ class OnnxModelFile:
         return inputs, outputs
 
     def half(self, part: Part, graph: Graph) -> ModelHalf:
-        """See `ModelFile.half`. It keeps the model's metadata and adds facts behind `upwell.split.`.
+        """See `ModelFile.half`. It keeps the model's metadata and adds facts with the prefix `upwell.split.`.
 
         They are `half`, `whole` (digest), `cut` and `outputs` (names, as JSON).
         """
@@ -92,9 +92,9 @@ class OnnxModelFile:
         )
 
     def _frame(self) -> onnx.ModelProto:
-        """A model without operators, weights, inputs and outputs that is otherwise like this one.
+        """A model like this one, without operators, weights, inputs and outputs.
 
-        What trains the model is no part of a half.
+        Training information is not part of a half.
         """
         fields = {field.name: value for field, value in self.model.ListFields() if field.name not in _PARTS}
         about = {field.name: value for field, value in self.model.graph.ListFields() if field.name in _ABOUT_GRAPH}
@@ -114,14 +114,14 @@ class OnnxModelFile:
         return [function for key, function in functions.items() if key in called]
 
     def _put_weights(self, part: Part, made: onnx.GraphProto) -> None:
-        """The weights that the half uses, each under the one name that all share who use it."""
+        """The weights that the half uses, each under its one shared name."""
         used = {name for index in part.operators for name in self.main.nodes[index].reads}.union(part.outputs)
         made.initializer.extend(one for one in self.model.graph.initializer if one.name in used)
         sparse = self.model.graph.sparse_initializer
         made.sparse_initializer.extend(one for one in sparse if one.values.name in used)
 
     def _put_ends(self, part: Part, graph: Graph, made: onnx.GraphProto) -> None:
-        """Inputs and outputs: those of the whole as it declares them, with the weights that it has among its inputs."""
+        """Inputs and outputs: those of the whole as it declares them, with the weights listed among its inputs."""
         source = self.model.graph
         declared = {one.name: one for one in (*source.input, *source.output)}
         for names, ends in ((part.inputs, made.input), (part.outputs, made.output)):
@@ -130,7 +130,7 @@ class OnnxModelFile:
         made.input.extend(one for one in source.input if one.name in weights)
 
     def _put_facts(self, made: onnx.GraphProto) -> None:
-        """What the file says about the tensors between operators."""
+        """The file's declarations of tensors between operators."""
         source = self.model.graph
         ends = {one.name for one in made.input} | {one.name for one in made.output}
         inner = {name for node in made.node for name in node.output} - ends
@@ -139,7 +139,7 @@ class OnnxModelFile:
         made.quantization_annotation.extend(one for one in source.quantization_annotation if one.tensor_name in known)
 
     def _fill(self, model: onnx.ModelProto) -> None:
-        """Put weights that lie elsewhere into a half. Raises `ConfigError` where they are not there."""
+        """Put external weights into a half. Raises `ConfigError` if they are missing."""
         for tensor in held_tensors(model):
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
                 external = ExternalData.of((entry.key, entry.value) for entry in tensor.external_data)

@@ -1,4 +1,4 @@
-"""A half as an ONNX file: what it says about itself, and where its weights go."""
+"""A half as an ONNX file: its metadata and its weights."""
 
 from __future__ import annotations
 
@@ -51,20 +51,21 @@ def value_info(tensor: Tensor) -> onnx.ValueInfoProto:
 
 
 def put_metadata(model: onnx.ModelProto, facts: Mapping[str, str]) -> None:
-    """Add facts about the split to a model's own metadata, behind `upwell.split.`; they replace those of its name."""
+    """Add facts about the split to a model's metadata, with the prefix `upwell.split.`; replaces those of the same
+    name."""
     kept = {one.key: one.value for one in model.metadata_props}
     helper.set_model_props(model, kept | {f"{_METADATA}{key}": value for key, value in facts.items()})
 
 
 def metadata(model: onnx.ModelProto, key: str) -> str:
-    """A fact that `put_metadata` wrote; empty where there is none."""
+    """A fact written by `put_metadata`; "" if it is missing."""
     return next((one.value for one in model.metadata_props if one.key == f"{_METADATA}{key}"), "")
 
 
 def files_of(model: onnx.ModelProto, most_inline_bytes: int = _MOST_INLINE_BYTES) -> dict[str, bytes]:
-    """A model that holds its weights as files by name: large weights move to a second file where all are too many.
+    """A model with its weights as files by name: large weights move to a second file if all together are too large.
 
-    The model is changed. Raises `ConfigError` where it is not valid.
+    The model is changed. Raises `ConfigError` if it is not valid.
     """
     is_inline = sum(len(tensor.raw_data) for tensor in held_tensors(model)) <= most_inline_bytes
     beside = {} if is_inline else {WEIGHTS_FILE: _moved_out(model)}
@@ -72,10 +73,10 @@ def files_of(model: onnx.ModelProto, most_inline_bytes: int = _MOST_INLINE_BYTES
 
 
 def serialized(model: onnx.ModelProto, is_inline: bool = True) -> bytes:
-    """The model's file, checked where it needs no other. Raises `ConfigError` where it is not valid."""
+    """The model's file, checked if it needs no other. Raises `ConfigError` if it is not valid."""
     try:
         data = bytes(model.SerializeToString())
-        if is_inline:  # the checker looks for other files where the model is, and it is nowhere yet
+        if is_inline:  # the checker looks for external files beside the model, which is not on disk yet
             onnx.checker.check_model(data)
     except Exception as error:  # noqa: BLE001  (protobuf's and the checker's errors share no base class)
         raise ConfigError.at(None, f"a half of it would not be a valid ONNX model: {error}") from None
@@ -83,7 +84,7 @@ def serialized(model: onnx.ModelProto, is_inline: bool = True) -> bytes:
 
 
 def _moved_out(model: onnx.ModelProto) -> bytes:
-    """Take the large weights out of a model; they follow each other in what is given back."""
+    """Remove the large weights from a model; returns them concatenated."""
     parts: list[bytes] = []
     end = 0
     for tensor in held_tensors(model):

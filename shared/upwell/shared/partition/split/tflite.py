@@ -1,4 +1,4 @@
-"""A TFLite file that is to be split, read once: what each operator of its main graph reads, and what is called how."""
+"""A TFLite file to be split, read once: the tensors of each operator of its main graph, and their names."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _DEFAULT_KEY = "serving_default"
 
 @dataclass(frozen=True)
 class TfliteModelFile:
-    """A `ModelFile`: its main graph, which is split, and the objects of the schema that halves are made of.
+    """A `ModelFile`: its main graph, which is split, and the schema's objects from which halves are made.
 
-    All of its weights are in the buffers of the objects. Where it has exactly one signature and that names every input
-    and output, callers use the names there, else those of the tensors.
+    All its weights are in buffers of the objects. If it has exactly one signature, and that names every input and
+    output, callers use those names, else those of the tensors.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class TfliteModelFile:
 
     @classmethod
     def read(cls, path: Path) -> TfliteModelFile:
-        """Raises `ConfigError` for what is no TFLite model, or one with weights in files of their own."""
+        """Read a file. Raises `ConfigError` if it is not a TFLite model, or has weights in other files."""
         try:
             with open_plain(path) as file:
                 data = file.read()
@@ -75,13 +75,13 @@ class TfliteModelFile:
         return {self._names[one]: at for at, operator in enumerate(self.main.operators) for one in operator.outputs}
 
     def ends(self, graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """See `ModelFile.ends`. A tensor that has two names in the signature is two outputs."""
+        """See `ModelFile.ends`. A tensor with two names in the signature is two outputs."""
         return self._described(self._inputs, graph), self._described(self._outputs, graph)
 
     def half(self, part: Part, graph: Graph) -> ModelHalf:
-        """See `ModelFile.half`; the operators are in the order of the file, with all that they refer to.
+        """See `ModelFile.half`; the operators are in the file's order, with everything that they refer to.
 
-        A cut tensor is called as in the graph, or as the output of the model that it is.
+        A cut tensor is named as in the graph, or as the model output that it is.
         """
         cut = [self._called(name) for name in part.cut]
         sent, taken = (cut, ()) if part.side == "head" else ((), cut)
@@ -95,12 +95,12 @@ class TfliteModelFile:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        """By tensor: its name in the graph that is planned on."""
+        """By tensor: its name in the planner's graph."""
         return tensor_names(tensor.name for tensor in self.main.tensors)
 
     @cached_property
     def _inputs(self) -> tuple[Named, ...]:
-        """The model's inputs in the order of its graph, by the names that a caller uses."""
+        """The model's inputs in the order of its graph, by the names that callers use."""
         return self._named(self.main.inputs, "inputs")
 
     @cached_property
@@ -117,12 +117,12 @@ class TfliteModelFile:
         return given or (name, tensor)
 
     def _described(self, names: Sequence[Named], graph: Graph) -> tuple[Tensor, ...]:
-        """These tensors as the graph knows them, by these names."""
+        """These tensors from the graph, under these names."""
         return tuple(replace(graph.tensors[self._names[tensor]], name=name) for name, tensor in names)
 
     @cached_property
     def _signature(self) -> Any:
-        """The one that names the inputs and outputs, or None."""
+        """The signature that names the inputs and outputs, or None."""
         (*others, one) = self.model.signatureDefs or (None,)
         if others or one is None or one.subgraphIndex != 0:
             return None
@@ -145,7 +145,7 @@ def _among(ends: Sequence[Named], names: Collection[str], known: Sequence[str]) 
 
 
 def _pull_in(model: Any, data: bytes) -> None:
-    """Bring in what a large file keeps behind its flatbuffer. Raises `ValueError` where that is not there."""
+    """Read what a large file keeps behind its flatbuffer. Raises `ValueError` if it is missing."""
     for buffer in model.buffers:
         if buffer.offset > 1:
             buffer.data, buffer.offset, buffer.size = _part(data, buffer.offset, buffer.size), 0, 0

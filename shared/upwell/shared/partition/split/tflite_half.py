@@ -1,4 +1,4 @@
-"""A half as a TFLite file: its parts under numbers of their own, and where its weights go."""
+"""A half as a TFLite file: its parts with new numbers, and the place of its weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Named: TypeAlias = "tuple[str, int]"
 
 
 class _Numbers:
-    """New numbers for the parts of a model that are kept, from 0 in the order in which they are met."""
+    """New numbers for the parts of a model that are kept, from 0 in order of first use."""
 
     def __init__(self, *first: int) -> None:
         self._old = list(first)
@@ -44,12 +44,12 @@ class _Numbers:
         return self._new[old]
 
     def __iter__(self) -> Iterator[int]:
-        """Those that were met, in order; more may be met meanwhile."""
+        """The parts in order; more may be added meanwhile."""
         return iter(self._old)
 
 
 class Rewriting:
-    """A model made of parts of another, whose objects are left as they are."""
+    """Makes a model from parts of another, whose objects are not changed."""
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
@@ -58,10 +58,11 @@ class Rewriting:
         self._buffers = _Numbers(0)  # the first one is empty by convention
 
     def model(self, operators: Sequence[int], inputs: Sequence[Named], outputs: Sequence[Named], key: str) -> Any:
-        """The model that holds these operators of the main graph, with a signature that names inputs and outputs.
+        """The model with these operators of the main graph, and a signature that names inputs and outputs.
 
-        What the operators refer to comes along: bodies of control flow, operator codes, weights. So do the description
-        and the metadata of the whole, but for `TFLITE_METADATA`, which describes inputs and outputs that a half lacks.
+        Whatever the operators refer to is included: bodies of control flow, operator codes, weights. So are the
+        description and the metadata of the whole, except `TFLITE_METADATA`, which describes inputs and outputs that a
+        half lacks.
         """
         whole = self._whole
         made = copy.copy(whole)
@@ -129,7 +130,7 @@ class Rewriting:
 
 
 def add_metadata(model: Any, name: str, content: bytes) -> None:
-    """Add a metadata entry to a model that is a copy already."""
+    """Add a metadata entry to a model that is already a copy."""
     buffer = schema.BufferT()
     buffer.data = np.frombuffer(content, np.uint8)
     model.buffers = [*model.buffers, buffer]
@@ -139,7 +140,7 @@ def add_metadata(model: Any, name: str, content: bytes) -> None:
 
 
 def packed(model: Any, most_inline_bytes: int = _MOST_INLINE_BYTES) -> bytes:
-    """The model as the bytes of a file; its large weights behind the flatbuffer where they are more than told.
+    """The model as the bytes of a file; large weights go behind the flatbuffer if they exceed `most_inline_bytes`.
 
     Its buffers are changed.
     """
@@ -149,7 +150,7 @@ def packed(model: Any, most_inline_bytes: int = _MOST_INLINE_BYTES) -> bytes:
     weights = [one.data for one in large]
     for one, data in zip(large, weights, strict=True):
         one.data, one.offset, one.size = None, 1, len(data)
-    end = len(flatbuffer_of(model))  # numbers have a fixed size: the right ones do not make it longer
+    end = len(flatbuffer_of(model))  # numbers have a fixed size, so the right ones do not make it longer
     parts = []
     for one, data in zip(large, weights, strict=True):
         gap = -end % _ALIGNMENT_BYTES
@@ -167,7 +168,7 @@ def flatbuffer_of(model: Any) -> bytes:
 
 
 class _Aligned(flatbuffers.Builder):  # type: ignore[misc]  # it has no stubs
-    """Puts byte vectors at multiples of 16, which the schema asks for and the generated code does not do."""
+    """Aligns byte vectors to 16, which the schema requires and the generated code does not do."""
 
     def StartVector(self, elem_size: int, count: int, alignment: int) -> int:  # noqa: N802  (the name it has there)
         return int(super().StartVector(elem_size, count, _ALIGNMENT_BYTES if elem_size == 1 else alignment))
@@ -192,7 +193,7 @@ def _vector(number: Callable[[int], int], old: Any) -> Any:
 
 
 def _renumbered(number: Callable[[int], int], old: Any) -> int:
-    """The new number; a negative one stands for nothing and stays."""
+    """The new number; a negative one means "none" and stays."""
     return int(old) if old < 0 else number(int(old))
 
 

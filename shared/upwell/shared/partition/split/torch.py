@@ -1,6 +1,6 @@
-"""A program of torch.export that is to be split, and its halves: programs as well, each with the weights it reads.
+"""A program of torch.export to be split, and its halves: programs too, each with the weights that it reads.
 
-A tail is served as it is, by engine torch. A head becomes ONNX or TFLite before it is written.
+The torch engine serves a tail directly. A head becomes ONNX or TFLite before it is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from upwell.shared.partition.split.halves import ModelHalf, Part
 
 @dataclass(frozen=True)
 class TorchModelFile:
-    """A `ModelFile`, without its weights, which are read per half."""
+    """A `ModelFile` without its weights, which are read per half."""
 
     path: Path
     file: ProgramFile
@@ -31,7 +31,7 @@ class TorchModelFile:
 
     @classmethod
     def read(cls, path: Path) -> TorchModelFile:
-        """Raises `ConfigError`."""
+        """Read a file. Raises `ConfigError`."""
         file = open_program(path)
         return cls(path, file, model_digest(path).partition(":")[2])
 
@@ -74,6 +74,6 @@ class TorchModelFile:
         return ModelHalf({FILE_NAME: data}, *sides)
 
     def whole(self, graph: Graph) -> ModelHalf:
-        """All of it, as a half is."""
+        """The whole model in the form of a half."""
         every = range(len(self.file.program.nodes))
         return self.half(Part("whole", every, graph.inputs, graph.outputs, ()), graph)

@@ -1,6 +1,6 @@
-"""Writing the folder of `folder.py`: heads, tails that can be served at once, and what there is in `split.json`.
+"""Writes the folder described in `folder.py`: heads, tails ready to be served, and `split.json`.
 
-The folder is there whole or not at all: it is made beside its place and then renamed. An earlier one is replaced.
+The folder is written atomically: it is made beside its place and then renamed. An earlier one is replaced.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOST_FACTS_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class UnsplitModel:
-    """The model that is split, its contracted graph, and its `model.yaml` where there is one."""
+    """The model to split, its contracted graph, and its `model.yaml`, if there is one."""
 
     file: ModelFile
     name: str
@@ -59,9 +59,9 @@ class UnsplitModel:
 
     @classmethod
     def open(cls, path: Path, graph: Graph, name: str, heads: Format = "onnx") -> UnsplitModel:
-        """The model at `path`, of which `graph` is the contracted graph. Raises `ConfigError`.
+        """Open the model at `path`, whose contracted graph is `graph`. Raises `ConfigError`.
 
-        `heads` says what the heads of a program of torch.export are to be.
+        `heads` is the format of the heads of a torch.export program.
         """
         if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
             raise ConfigError.at(
@@ -91,7 +91,7 @@ class FileSizes:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: `sizes` by the name of a cut, and remarks that a person should read."""
+    """What was written: `sizes` by the name of a cut, and remarks for the user."""
 
     facts: SplitFacts
     sizes: Mapping[str, FileSizes]
@@ -99,7 +99,7 @@ class Written:
 
 
 def check_free(out: Path) -> None:
-    """Raise `ConfigError` where halves cannot or must not be written to `out`; before any work is done."""
+    """Raise `ConfigError`, before any work, if halves cannot or must not be written to `out`."""
     if not out.parent.is_dir():
         raise ConfigError.at(out, f"there is no folder {out.parent}", "--out")
     if not os.access(out.parent, os.W_OK):
@@ -120,9 +120,9 @@ def check_free(out: Path) -> None:
 def write_split(
     out: Path, whole: UnsplitModel, cuts: Iterable[tuple[Chosen, Halves]], device: ModelHalf | None = None
 ) -> Written:
-    """Write the halves of all cuts to `out`. Raises `ConfigError` where that cannot be done; nothing is left then.
+    """Write the halves of all cuts to `out`. Raises `ConfigError` on failure, and then leaves nothing behind.
 
-    `device` is the whole as the device runs it, where its own file is no such model.
+    `device` is the whole model in the form that the device runs, if its own file is not.
     """
     check_free(out)
     facts: list[CutFacts] = []
@@ -148,7 +148,7 @@ def write_split(
 
 
 def read_split(folder: Path) -> SplitFacts:
-    """What a folder of halves says of itself. Raises `ConfigError`."""
+    """Read `split.json` of a folder. Raises `ConfigError`."""
     path = folder / FILE_NAME
     try:
         return SplitFacts.model_validate_json(read_file(path, "the list of halves", _MOST_FACTS_BYTES))
@@ -159,7 +159,7 @@ def read_split(folder: Path) -> SplitFacts:
 
 
 def half_paths(folder: Path, facts: SplitFacts, cut: CutFacts) -> tuple[Path, Path]:
-    """The files of head and tail of a cut. Raises `ConfigError` where one is missing or outside the folder."""
+    """The files of head and tail of a cut. Raises `ConfigError` if one is missing or outside the folder."""
     file = PROGRAM_FILE if facts.program else f"model.{facts.format}"
     head, tail = folder / cut.head, folder / TAILS / cut.tail / _VERSION / file
     for path in (head, tail):
@@ -211,7 +211,7 @@ def _is_split(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `out` once the block is done, and is gone where that fails."""
+    """A new folder that replaces `out` when the block succeeds, and is removed when it fails."""
     out = Path(os.path.realpath(out))
     draft, old = (out.with_name(f".{out.name}.{secrets.token_hex(4)}.{kind}") for kind in ("new", "old"))
     try:
