@@ -152,6 +152,24 @@ def test_what_lies_beside_a_classifier_is_enough(
     assert said in model.with_name("model.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (PRESET.replace("ImageClassification", "SemanticSegmentation").replace("    crop_size=[8]\n", ""), IMAGENET),
+        ("ObjectDetection()", np.array(RED) / 255),
+    ],
+)
+def test_a_preset_that_keeps_the_shape_says_what_pixels_become(
+    tmp_path: Path, in_process: InProcess, text: str, values: Any
+) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    put(tmp_path, {"transforms.txt": text})
+    comments = [check["comment"] for check in init(in_process, model)["check"]]
+    assert not any("0..255" in comment for comment in comments)
+    assert any(comment.startswith("fit as in training") for comment in comments)
+    np.testing.assert_allclose(answered(model)[1], [values], atol=0.03)
+
+
 def test_labels_alone_do_not_say_what_pictures_become(tmp_path: Path, in_process: InProcess) -> None:
     model = averaging(tmp_path / "model.onnx")
     lines = [line for line in XML.splitlines() if not re.search("mean_values|scale_values|resize_type", line)]

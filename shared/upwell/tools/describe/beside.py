@@ -55,8 +55,10 @@ def _torchvision(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     """`str()` of a `Compose`, or of the preset that comes with torchvision's weights."""
     for name in _TRANSFORM_FILES:
         text = _text(model.parent / name)
+        source = f"torchvision's transforms in {name}"
+        if text is not None and re.match(r"\s*(SemanticSegmentation|ObjectDetection)\(", text):
+            return ExporterFacts(source, picture=_normalized(text))
         if text is not None and re.match(r"\s*(Compose|ImageClassification)\(", text):
-            source = f"torchvision's transforms in {name}"
             is_preset = "ImageClassification(" in text
             picture, problem = _preset(text) if is_preset else _composed(text)
             notes = (f"{name}: {problem}",) if problem else ()
@@ -64,6 +66,13 @@ def _torchvision(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
                 source, picture=PictureFacts() if problem else picture, classifies=is_preset, notes=notes
             )
     return None
+
+
+def _normalized(text: str) -> PictureFacts:
+    """Of a preset that keeps a picture's shape: what pixels become, and not their size."""
+    keys = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[\w.]+)", text))
+    mean, std = _numbers(keys.get("mean")) or (0.0,), _numbers(keys.get("std")) or (1.0,)
+    return PictureFacts(scale=1 / 255, mean=mean, std=std)
 
 
 def _preset(text: str) -> tuple[PictureFacts, str]:
