@@ -69,9 +69,8 @@ def test_events_that_no_sink_took_are_lost_without_a_folder_and_then_it_is_an_er
     file.write_text(pipelines_text(tmp_path, dock=pipeline))
     with Program(["run", str(file), "-c", str(tmp_path / "agent.yaml")]) as program:
         assert program.wait() == (0 if is_kept else EXIT_FAILED)
-    assert f"not taken by the sink recording are {'kept for the next start' if is_kept else 'lost'}" in "".join(
-        program.lines
-    )
+    fate = "kept for the next start" if is_kept else "lost"
+    assert f"not taken by the sink jsonl:{tmp_path / 'dock.jsonl'} are {fate}" in "".join(program.lines)
 
 
 def test_a_source_that_is_not_there_is_an_error(tmp_path: Path) -> None:
