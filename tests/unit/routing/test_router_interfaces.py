@@ -95,6 +95,41 @@ def test_the_only_one_is_named_too() -> None:
     assert decision.draws[0].amount == pytest.approx(SIZE_BYTES * 4e-9)
 
 
+def test_one_that_failed_costs_no_request_until_it_is_heard_again() -> None:
+    by = paid()
+    down = [CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE, interface=FREE)] * 3
+    known = two(by, *answers(FREE, 1e6), *answers(METERED, 1e6))
+    state, now_s = learnt(by, down, NOW_S + 1.0, known), NOW_S + 60.0
+    request = signals((SIZE_BYTES,), at_s=now_s)
+    assert by.decide(replace(state, others={}), request, now_s).probes
+    decision = by.decide(state, request, now_s)
+    assert (decision.interface, decision.probes) == (METERED, ())
+    heard = learnt(by, [LinkProbed(0.02, interface=FREE)], now_s, state)
+    decision = by.decide(heard, request, now_s)
+    assert decision.interface == FREE
+    assert decision.probes
+
+
+def test_one_that_was_too_slow_is_tried_again_now_and_then() -> None:
+    by = paid()
+    state, taken, now_s = two(by, *answers(FREE, 90_000), *answers(METERED, 1e6)), [], NOW_S
+    for _ in range(300):
+        now_s += 0.1
+        decision = by.decide(state, signals((SIZE_BYTES,), at_s=now_s), now_s)
+        taken.append(decision.interface)
+        total_s = 0.5 if decision.interface == FREE else 0.04
+        state = learnt(by, [CloudSent(MODEL, "c", 1, SIZE_BYTES, "", decision.interface)], now_s, state)
+        if total_s > decision.give_up_s - now_s:
+            waited_s = decision.give_up_s - now_s
+            outcome: Outcome = CloudCallFailed(
+                MODEL, Reason.CLOUD_DEADLINE, decision.probes, waited_s, "c", decision.chance, interface=FREE
+            )
+        else:
+            outcome = CloudAnswered(MODEL, 1, SIZE_BYTES, total_s, 0.0, call="c", interface=decision.interface)
+        state = learnt(by, [outcome], now_s + 0.09, state)
+    assert 1 <= taken[30:].count(FREE) <= 6
+
+
 def test_where_none_will_do_the_first_says_why() -> None:
     by = paid()
     state = two(by, *answers(FREE, 20_000), *[CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE, interface=METERED)] * 3)

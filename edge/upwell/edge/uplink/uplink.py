@@ -18,7 +18,7 @@ from upwell.edge.uplink.prober import Prober
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
-from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
 from upwell.shared.routing.decide.state import CloudMoved, LinkProbed, Outcome
 from upwell.shared.routing.flow.actions import CloudFailure
@@ -129,9 +129,9 @@ class Uplink:
         """Whether an empty call is worth its bytes: the router wants one, and the endpoint did nothing worse than
         being late.
 
-        Whether a failed one is back is for the breaker to find out.
+        Whether one that failed is back is for the breaker to find out, unless requests take another interface.
         """
-        return self._is_well and self._wants_probe()
+        return (self._is_well or bool(self.interface)) and self._wants_probe()
 
     def note_candidate(self, judge: Judge) -> None:
         """A request that may leave was seen, whether it leaves or not: keep the link estimate fresh for a while.
@@ -252,7 +252,9 @@ class Uplink:
         return min(Prober.LOOK_S, max(0.0, self.retry_at_s - time.monotonic()))
 
     def _probe(self) -> None:
-        """Time an empty call over the connection in use, if that has answered before. Its failure means nothing."""
+        """Time an empty call over the connection in use, where one has answered before. Its failure says nothing, but a
+        server that answers requests alone has answered.
+        """
         try:
             lease = self._choose(None)
         except (ConfigError, RemoteError):
@@ -262,9 +264,10 @@ class Uplink:
             is_warm = lease.link.answered
             lease.link.client.server_live(ASK_TIMEOUT_S)
         except (ConfigError, RemoteError) as error:
-            is_late = isinstance(error, RemoteError) and REASONS.get(error.kind) is Reason.CLOUD_DEADLINE
-            self._is_well = self._is_well and is_late
-            return
+            if isinstance(error, ConfigError) or error.kind in REASONS:
+                is_late = isinstance(error, RemoteError) and error.kind is RemoteErrorKind.DEADLINE
+                self._is_well = self._is_well and is_late
+                return
         finally:
             lease.endpoint.give_back(lease.link)
         total_s = time.monotonic() - started_s

@@ -60,6 +60,9 @@ OF_THE_LINK = frozenset({Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW, Reason.CLOU
 GOOD_CHANCE = 0.9
 """Chance of an answer in time from which on no other interface is looked at, however good: it may be the dear one."""
 
+AGAIN_S = 10.0
+"""After so long without a message over it, an interface that was too slow is tried with one."""
+
 _OF_A_LINK = (CloudSent, CloudAnswered, CloudCallFailed, CloudDropped, CloudMoved, LinkProbed)
 
 _NOBODY: Mapping[str, ModelPair] = MappingProxyType({})
@@ -131,22 +134,20 @@ class Router:
         """What to do with this request now: before the edge run, or after it where `signals.hardness` is there.
 
         With several interfaces, rows go up by the first over which they are in time with a chance of `GOOD_CHANCE`,
-        and where there is none by the likeliest. While nothing is known of one, it is tried.
+        and where there is none by the likeliest. One of which nothing is known, or nothing of the last `AGAIN_S`, is
+        tried; one that failed, only once its link was heard again or where no other will do.
         """
-        first = self._decide(state, signals, now_s)
+        decision = self._decide(state, signals, now_s)
         if not state.interface:
-            return first
-        first = replace(first, interface=state.interface)
-        if _will_do(first) or not (first.up_rows or first.refusal or first.obstacle in OF_THE_LINK):
-            return first
-        best = first
+            return decision
+        found = [replace(decision, interface=state.interface)]
+        if not (decision.up_rows or decision.refusal or decision.obstacle in OF_THE_LINK):
+            return found[0]
         for interface in state.others:
-            other = replace(self._decide(state.over(interface), signals, now_s), interface=interface)
-            if _will_do(other):
-                return other
-            if other.up_rows and not (best.up_rows and best.chance >= other.chance):
-                best = other
-        return best
+            if _rank(state, found[-1], now_s) >= _WILL_DO:
+                return found[-1]
+            found.append(replace(self._decide(state.over(interface), signals, now_s), interface=interface))
+        return max(found, key=lambda one: _rank(state, one, now_s))
 
     def _decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
         if self._fast_path:
@@ -301,9 +302,21 @@ class Router:
         return state
 
 
-def _will_do(decision: Decision) -> bool:
-    """Whether rows go up, and are in time as far as anybody knows."""
-    return bool(decision.up_rows) and not decision.chance < GOOD_CHANCE
+def _rank(state: RouterState, decision: Decision, now_s: float) -> tuple[bool, bool, float]:
+    """Whether rows go up, over a link that is not known to fail, and the chance of an answer in time.
+
+    A link that is to be found out about ranks as one that will do: else a surer one would keep it unused for good.
+    """
+    if not decision.up_rows:
+        return False, False, 0.0
+    over = state.over(decision.interface)
+    heard_s = next((one.at_s for one in reversed(over.link.samples) if not one.is_bound), -math.inf)
+    is_heard = not any(over.breakers[key].failed_s > heard_s for key in decision.probes)
+    is_tried = bool(decision.probes) or math.isnan(decision.chance) or now_s - over.link.last_at_s >= AGAIN_S
+    return True, is_heard, GOOD_CHANCE if is_tried else decision.chance
+
+
+_WILL_DO = (True, True, GOOD_CHANCE)
 
 
 def _with_rows(state: RouterState, sent: CloudSent) -> RouterState:
