@@ -97,7 +97,7 @@ def refuse_shared_memory() -> NoReturn:
 
 
 def refuse_repository() -> NoReturn:
-    """Raise `NotOffered`, on a server whose models are those of its configuration."""
+    """Raise `NotOffered`: the models of this server are those of its configuration."""
     raise NotOffered(
         "callers cannot list, load or unload models here: this server has the `models` of its configuration file; "
         "ModelReady and ModelStatistics tell which they are"
@@ -136,7 +136,7 @@ def config_document(config: ModelConfig) -> dict[str, object]:
 
 
 def statistics_document(statistics: Iterable[ModelStatistics]) -> dict[str, object]:
-    """As Triton writes it in JSON; protobuf reads it as a `ModelStatisticsResponse` message."""
+    """The statistics as Triton's JSON, which protobuf parses as a `ModelStatisticsResponse` message."""
     return {"model_stats": [_statistics(one) for one in statistics]}
 
 

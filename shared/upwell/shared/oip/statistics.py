@@ -22,8 +22,7 @@ class Duration:
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """Where the time of one request that was answered went; `compute_s` is that of the whole batch it was in, which had
-    `batch_rows` rows."""
+    """The times of one answered request; `compute_s` is that of its whole batch, which had `batch_rows` rows."""
 
     total_s: float
     queue_s: float = 0.0
@@ -35,7 +34,7 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """What runs of one number of rows took: `runs` of them, and what their requests took before and after it."""
+    """The times of the `runs` runs with one number of rows, and those of their requests before and after the run."""
 
     runs: int = 0
     compute_s: float = 0.0
@@ -43,7 +42,7 @@ class BatchTimes:
     post_s: float = 0.0
 
     def __add__(self, other: BatchTimes) -> BatchTimes:
-        """Both together."""
+        """The sum of both."""
         return BatchTimes(
             self.runs + other.runs,
             self.compute_s + other.compute_s,
@@ -56,8 +55,8 @@ class BatchTimes:
 class ModelStatistics:
     """The counts of one version of a model. All durations but `failure` are of answered requests.
 
-    `rows` counts what ran and `runs` the runs of the engine; a run has the rows of one or more requests. `batches` has
-    for each number of rows what the runs of just so many took. `last_unix_ms` is 0 before the first run.
+    `rows` counts the rows that ran and `runs` the runs of the engine; a run has the rows of one or more requests.
+    `batches` has the times of the runs by number of rows. `last_unix_ms` is 0 before the first run.
     """
 
     model: str

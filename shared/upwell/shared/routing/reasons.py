@@ -128,7 +128,7 @@ LINK_FAILURES = frozenset({Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATE
 """Failures of the link or the whole service; the others concern one model there."""
 
 CALLERS_FAULTS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
-"""Failures that speak of the request itself: nobody else's requests suffer for them."""
+"""Failures caused by the request itself, which must not affect other requests."""
 
 
 def chance_in_words(chance: float, needed: float) -> str:

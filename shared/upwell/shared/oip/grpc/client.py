@@ -241,8 +241,8 @@ class OipClient:
     """Calls one server. Connects on the first call.
 
     `endpoint` is `HOST:PORT`, `unix:PATH`, or `dns:///NAME:PORT` for all servers of that name; `options` are further
-    gRPC channel options, `interface` the network interface to use, if not any. Changed certificate, key and token files
-    take over with the next call. Every method may be called from any thread, takes the seconds it may last, and raises
+    gRPC channel options, `interface` the network interface to use, "" for any. Changed certificate, key and token files
+    take effect with the next call. Every method is thread-safe, takes its time limit in seconds, and raises
     `RemoteError`. The constructor raises `ConfigError`.
     """
 
@@ -387,7 +387,7 @@ class OipClient:
             if self._closed:
                 raise closed()
             if self._link is None or self._link.pem is not pem:
-                # A former channel is not closed but let go: calls under way on it end in peace.
+                # A former channel is not closed but dropped, so that calls in progress can finish.
                 self._link = ChannelSource.open(self._target, self._options, pem, self._health_token)
             return self._link.methods[name]
 
