@@ -127,7 +127,7 @@ def test_a_file_is_replaced_only_by_force(init: Init, classifier: Path) -> None:
         (["missing.onnx"], "no such file; expected a model"),
         (["broken.onnx"], "not an ONNX file"),
         (["notes.txt"], "write `runtime: onnx` or `tflite`"),
-        (["classifier.onnx", "--out", "."], "--out names a file"),
+        (["classifier.onnx", "--out", "."], "--out must name a file"),
         (["classifier.onnx", "--out", "nowhere/model.yaml"], "cannot be written: No such file or directory"),
         (["classifier.onnx", "--out", "broken.onnx/model.yaml"], "cannot be written: Not a directory"),
         (["classifier.onnx", "--nonsense"], "No such option"),

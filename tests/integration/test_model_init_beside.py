@@ -197,18 +197,21 @@ def test_an_onnx_file_of_otx_says_it_itself(tmp_path: Path, in_process: InProces
         ({"transforms.txt": COMPOSED.replace("ToTensor()", "Grayscale(num_output_channels=1)")}, "Grayscale"),
         ({"transforms.txt": COMPOSED.replace("    CenterCrop(size=(8, 8))\n", "")}, "depends on the picture"),
         ({"transforms.txt": COMPOSED.replace("=bilinear", "=lanczos")}, "lanczos"),
-        ({"transforms.txt": SECOND.replace(")\n)", ")\n    Normalize(mean=[0.1], std=[2.0])\n)")}, "an order"),
-        ({"transforms.txt": COMPOSED.replace("Resize(size=10", "CenterCrop(size=9)\n    Resize(size=10")}, "an order"),
-        ({"transforms.txt": COMPOSED.replace("ToTensor()", "Resize(size=[8, 8])")}, "an order"),
+        ({"transforms.txt": SECOND.replace(")\n)", ")\n    Normalize(mean=[0.1], std=[2.0])\n)")}, "this order"),
+        (
+            {"transforms.txt": COMPOSED.replace("Resize(size=10", "CenterCrop(size=9)\n    Resize(size=10")},
+            "this order",
+        ),
+        ({"transforms.txt": COMPOSED.replace("ToTensor()", "Resize(size=[8, 8])")}, "this order"),
         (
             {"nvinfer_config.txt": NVINFER.replace("format=0", "format=1").replace("labels.txt", "l" * 300)},
             "blue, green, red",
         ),
-        ({"nvinfer_config.txt": NVINFER + "maintain-aspect-ratio=1\n"}, "which no fit does"),
-        ({"model.xml": XML.replace('"YES"', '"NO"')}, "red, green, blue or the other way round"),
-        ({"model.xml": XML.replace('"standard"', '"fit_to_window"')}, "'fit_to_window' is not offered"),
+        ({"nvinfer_config.txt": NVINFER + "maintain-aspect-ratio=1\n"}, "which no `fit` does"),
+        ({"model.xml": XML.replace('"YES"', '"NO"')}, "red, green, blue or the reverse"),
+        ({"model.xml": XML.replace('"standard"', '"fit_to_window"')}, "'fit_to_window' is not supported"),
         ({"model.xml": XML.replace("<labels", '<multilabel value="True" />\n\t\t\t<labels')}, "several of its labels"),
-        ({"environment.json": json.dumps(ROBOFLOW)}, "do not say what pixels become"),
+        ({"environment.json": json.dumps(ROBOFLOW)}, "do not say how pixel values are scaled"),
         ({"environment.json": json.dumps({"PREPROCESSING": {"grayscale": {"enabled": True}}})}, "its step 'grayscale'"),
     ],
 )
@@ -234,7 +237,7 @@ def test_detectors_of_others_give_their_tensors_as_they_are(tmp_path: Path, in_p
         model = detecting(folder / "model.onnx", {}, np.zeros((1, 7, 10)))
         put(folder, files)
         report = init(in_process, model)
-        assert any("as they are" in note for note in report["not_known"])
+        assert any("unchanged" in note for note in report["not_known"])
         assert "kind: detections" not in model.with_name("model.yaml").read_text()
 
 
@@ -285,7 +288,7 @@ def test_a_label_of_roboflow_is_one_line(tmp_path: Path, in_process: InProcess) 
 def test_an_xml_alone_is_refused_with_what_to_do(tmp_path: Path, in_process: InProcess) -> None:
     (tmp_path / "model.xml").write_text(XML)
     text = refused(in_process("model", "init", tmp_path / "model.xml"))
-    assert "export the model that it was made from to ONNX" in text
+    assert "export the original model to ONNX" in text
     assert "beside" in text
 
 

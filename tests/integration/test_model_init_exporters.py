@@ -271,8 +271,8 @@ def test_an_export_of_any_size_is_laid_out_as_it_says(tmp_path: Path, in_process
     ("task", "shape", "said"),
     [
         ("detect", (1, 9, 84), "does not hold the 3 classes"),
-        ("pose", (1, 56, 84), "not laid out as known exports are"),
-        ("depth", (1, 8, 84), "what a model for depth gives is not decoded here"),
+        ("pose", (1, 56, 84), "do not have the layout of a known export"),
+        ("depth", (1, 8, 84), "outputs of a model for depth are not decoded"),
     ],
 )
 def test_what_cannot_be_decoded_is_said_and_not_guessed(
@@ -342,9 +342,9 @@ def test_a_folder_of_hugging_face(tmp_path: Path, in_process: InProcess, name: s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"do_flip_channel_order": True}, "it takes blue, green, red"),
-        ({"do_thumbnail": True, "do_pad": False}, "what `do_thumbnail` does"),
-        ({"image_processor_type": "PerceiverImageProcessor"}, "how Perceiver's image processor prepares pictures"),
+        ({"do_flip_channel_order": True}, "it takes pictures as blue, green, red"),
+        ({"do_thumbnail": True, "do_pad": False}, "no step does what `do_thumbnail` does"),
+        ({"image_processor_type": "PerceiverImageProcessor"}, "the image processor of Perceiver is not known"),
     ],
 )
 def test_what_an_image_processor_does_besides_is_said(
@@ -408,7 +408,7 @@ def test_a_tokenizer_of_the_folder_above_comes_beside_the_model(
     init(in_process, folder, "--try", "the fox")
     assert (folder / "onnx" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     (folder / "onnx" / "tokenizer.json").write_text("mine")
-    assert "tokenizer.json: exists already" in refused(
+    assert "tokenizer.json: already exists" in refused(
         in_process("model", "init", folder, "--out", folder / "onnx" / "another.yaml")
     )
     assert (folder / "onnx" / "tokenizer.json").read_text() == "mine"
@@ -428,10 +428,10 @@ def test_a_picture_classifier_of_optimum(exported: Callable[[str], Path], in_pro
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tokenizer.json": None}, "there is none: its inputs are tensors"),
-        ({"config.json": {"architectures": ["BertForTokenClassification"]}}, "it names each token"),
-        ({"config.json": {"problem_type": "multi_label_classification"}}, "each label is yes or no by itself"),
-        ({"config.json": {"problem_type": "regression"}}, "it gives numbers and no classes"),
+        ({"tokenizer.json": None}, "there is no tokenizer.json"),
+        ({"config.json": {"architectures": ["BertForTokenClassification"]}}, "it labels each token"),
+        ({"config.json": {"problem_type": "multi_label_classification"}}, "each label is yes or no independently"),
+        ({"config.json": {"problem_type": "regression"}}, "it gives numbers instead of classes"),
         ({"tokenizer.json": b"{"}, "not a tokenizer.json"),
     ],
 )
@@ -499,7 +499,7 @@ def test_a_detector_of_hugging_face(tmp_path: Path, in_process: InProcess, kind:
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "x-detr", "id2label": dict(enumerate(LABELS)), "architectures": ["XForDetection"]})
     )
-    assert "what the logits of a x-detr are" in init(in_process, tmp_path, "--force")["not_known"][0]
+    assert "the logits of a x-detr are not known" in init(in_process, tmp_path, "--force")["not_known"][0]
 
 
 @pytest.mark.parametrize("name", ["sklearn", "xgboost", "lightgbm"])
@@ -636,7 +636,7 @@ def test_labels_beside_a_model_stay_as_they_are_written(tmp_path: Path, in_proce
 def test_a_pipe_is_no_picture_and_is_not_waited_for(tmp_path: Path, in_process: InProcess) -> None:
     model = averaging(tmp_path / "model.onnx")
     os.mkfifo(tmp_path / "photo.png")
-    assert "no plain file" in refused(in_process("model", "init", model, "--try", tmp_path / "photo.png"))
+    assert "not a regular file" in refused(in_process("model", "init", model, "--try", tmp_path / "photo.png"))
 
 
 def test_probabilities_are_told_from_logits_by_running_the_model(tmp_path: Path, in_process: InProcess) -> None:
@@ -654,7 +654,7 @@ def test_pictures_of_halves_are_tensors_and_said_to_be(tmp_path: Path, in_proces
     nodes = [helper.make_node("ReduceMean", ["images"], ["output0"], axes=[2, 3], keepdims=0)]
     halves = [tensor("images", [1, 3, 8, 8], "FP16")], [tensor("output0", [1, 3], "FP16")]
     model = described(save(tmp_path / "best.onnx", nodes, *halves), ultralytics("classify", 8))
-    assert "export it with inputs of FP32" in init(in_process, model)["not_known"][0]
+    assert "Export it with FP32 inputs" in init(in_process, model)["not_known"][0]
     outputs, answers = asked(model, {"images": np.full((1, 3, 8, 8), 0.5, np.float16)})
     assert (outputs[0].kind, outputs[0].labels) == ("probabilities", LABELS)
     np.testing.assert_allclose(answers["output0"], 0.5)
@@ -666,7 +666,7 @@ def test_facts_that_do_not_fit_the_tensors_are_said_and_left_out(tmp_path: Path,
     names = "{0: 'a', 1: 'b', 2: 'c', 3: 'd'}"
     model = averaging(tmp_path / "best.onnx", metadata=ultralytics("classify", 8, names), name="output0")
     report = init(in_process, model)
-    assert report["not_known"] == ["its Ultralytics metadata (classify) names 4 classes, and no output has so many"]
+    assert report["not_known"] == ["its Ultralytics metadata (classify) names 4 classes, but no output has that many"]
     assert answered(model)[::2] == ("probabilities", ())
     own = {"input_size": [3, 8, 8], "mean": MEAN[:2], "std": STD[:2]}
     model = averaging(tmp_path / "timm" / "model.onnx")

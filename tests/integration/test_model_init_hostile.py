@@ -27,10 +27,10 @@ def test_names_that_are_no_labels_are_none(tmp_path: Path, in_process: InProcess
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("config.json", "{", "this is no JSON"),
+        ("config.json", "{", "not JSON"),
         ("config.json", "[]", "expected a JSON object"),
         ("config.json", '{"model_type": "x", "id2label": ' + "[" * 100_000, "config.json"),
-        ("preprocessor_config.json", "x", "this is no JSON"),
+        ("preprocessor_config.json", "x", "not JSON"),
     ],
 )
 def test_a_file_beside_it_that_is_wrong_is_named(
@@ -74,7 +74,7 @@ def test_values_that_no_exporter_writes_are_not_taken(
 def test_labels_of_somebody_else_are_not_replaced(tmp_path: Path, in_process: InProcess) -> None:
     model = averaging(tmp_path / "best.onnx", metadata=ultralytics("classify", 8), name="output0")
     (tmp_path / "labels.txt").write_text("mine\n")
-    assert "labels.txt: exists already" in refused(in_process("model", "init", model))
+    assert "labels.txt: already exists" in refused(in_process("model", "init", model))
     assert not (tmp_path / "model.yaml").exists()
     init(in_process, model, "--force")
     assert answered(model)[2] == LABELS

@@ -1,1 +1,1 @@
-"""`upwell model init`: a first model.yaml, from what the model's own files say."""
+"""`upwell model init`: a first model.yaml, from the metadata in and beside the model's file."""

@@ -1,9 +1,9 @@
-"""What trainers and converters write beside a model.
+"""Reads the files that trainers and converters write beside a model.
 
-That is torchvision's transforms as text, files of Roboflow, Edge Impulse and NVIDIA, and what OpenVINO notes of it.
+These are torchvision's transforms as text, files of Roboflow, Edge Impulse and NVIDIA, and OpenVINO's metadata.
 
-Texts are matched with patterns and never run. Where a file says something that no step of `pre` does, that is a note,
-and nothing is guessed in its place.
+Texts are matched with patterns and never executed. What no step of `pre` can do becomes a note, and nothing is
+guessed in its place.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _GREY = 114
 
 
 def facts_beside(model: Path, metadata: Mapping[str, str]) -> ExporterFacts | None:
-    """What the first of these layouts says that is there; None for none. Raises `ConfigError`."""
+    """The facts of the first of these layouts that exists; None without one. Raises `ConfigError`."""
     readers = (_model_info, _nvinfer, _roboflow, _edge_impulse, _torchvision)
     return next((facts for read in readers if (facts := read(model, metadata)) is not None), None)
 
 
 def _text(path: Path) -> str | None:
-    """The text of a small file, None where there is none. Raises `ConfigError`."""
-    if not os.path.isfile(path):  # which is no error of its own where a name that a file gives is too long
+    """The text of a small file, None if it is missing. Raises `ConfigError`."""
+    if not os.path.isfile(path):  # also False for a name from a file that is too long for the system
         return None
     try:
         return read_file(path, "a text", _MOST_TEXT_BYTES).decode("utf-8-sig")
@@ -52,7 +52,7 @@ _FILTERS = ("nearest", "bilinear", "bicubic")
 
 
 def _torchvision(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
-    """`str()` of a `Compose`, or of the preset that comes with torchvision's weights."""
+    """The `str()` of a `Compose`, or of the preset that comes with torchvision's weights."""
     for name in _TRANSFORM_FILES:
         text = _text(model.parent / name)
         source = f"torchvision's transforms in {name}"
@@ -87,22 +87,22 @@ def _preset(text: str) -> tuple[PictureFacts, str]:
 
 
 def _composed(text: str) -> tuple[PictureFacts, str]:
-    """The steps, a line each; the first that is not known here is the problem."""
+    """The facts from the steps, one per line; the first unsupported step is the problem."""
     facts, resized, done = PictureFacts(scale=1.0), False, set[str]()
     for line in text.strip().splitlines()[1:-1]:
         call = _CALL.fullmatch(line.strip())
         name, written = call.groups() if call else (line.strip(), "")
         keys = dict(re.findall(r"(\w+)=(\[[^\]]*\]|\([^)]*\)|[\w.+-]+)", written))
         if name in ("Resize", "CenterCrop", "Normalize"):
-            # One resize, one crop after it, one normalization: nothing else can be said by a description.
+            # A description holds at most one resize, one crop after it, and one normalization.
             before = {"Resize": "CenterCrop" not in done, "CenterCrop": "Resize" in done}
             if name in done or not before.get(name, True):
-                return facts, f"an order that is not followed here: {line.strip()}"
+                return facts, f"this order of steps is not supported: {line.strip()}"
             done.add(name)
         if name == "Resize":
             size = _numbers(keys.get("size"))
             if len(size) not in (1, 2) or keys.get("max_size", "None") != "None":
-                return facts, f"a size that is not followed here: {line.strip()}"
+                return facts, f"this size is not supported: {line.strip()}"
             facts, problem = _filtered(facts, keys.get("interpolation", "bilinear"))
             if problem:
                 return facts, problem
@@ -116,19 +116,22 @@ def _composed(text: str) -> tuple[PictureFacts, str]:
         elif name == "Normalize":
             facts = replace(facts, mean=_numbers(keys.get("mean")) or (0.0,), std=_numbers(keys.get("std")) or (1.0,))
         elif name not in ("ToImage", "PILToTensor"):
-            return facts, f"a step that is not followed here: {line.strip()}"
-    return facts, "a shorter side without a crop leaves a size that depends on the picture" if resized else ""
+            return facts, f"this step is not supported: {line.strip()}"
+    return (
+        facts,
+        "resizing the shorter side without a crop leaves a size that depends on the picture" if resized else "",
+    )
 
 
 def _filtered(facts: PictureFacts, written: str) -> tuple[PictureFacts, str]:
     name = written.rpartition(".")[2].lower()
     if name not in _FILTERS:
-        return facts, f"filter {written!r} is not offered here"
+        return facts, f"filter {written!r} is not supported"
     return replace(facts, filter=name), ""  # type: ignore[arg-type]  # one of `_FILTERS`
 
 
 def _numbers(written: Any) -> tuple[float, ...]:
-    """Of a number, or of a list or tuple of numbers as Python writes it; empty for anything else."""
+    """The values of a number, or of a list or tuple of numbers in Python's syntax; empty for anything else."""
     with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         value = ast.literal_eval(written) if isinstance(written, str) else written
         values = value if isinstance(value, (list, tuple)) else (value,)
@@ -146,7 +149,7 @@ _EDGES = {
 
 
 def _roboflow(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
-    """`environment.json` with what pictures go through, `class_names.txt` or `CLASS_MAP`, `model_type.json`."""
+    """`environment.json` with the processing of pictures, `class_names.txt` or `CLASS_MAP`, `model_type.json`."""
     environment = _object(model.parent / "environment.json")
     if environment is None or "PREPROCESSING" not in environment:
         return None
@@ -161,16 +164,14 @@ def _roboflow(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     task, architecture = (str(kind.get(key, "")) for key in ("project_task_type", "model_type"))
     is_yolo = architecture.startswith("yolo") and "nas" not in architecture
     picture = PictureFacts(fit=fit, fill=fill, filter="bilinear", scale=1 / 255 if is_yolo else None)  # type: ignore[arg-type]
-    notes: tuple[str, ...] = () if is_yolo else ("Roboflow's files do not say what pixels become",)
+    notes: tuple[str, ...] = () if is_yolo else ("Roboflow's files do not say how pixel values are scaled",)
     others = (key for key, one in steps.items() if key not in ("auto-orient", "resize") and isinstance(one, Mapping))
-    notes += tuple(
-        f"its step {key!r}, which no step of a description does" for key in others if steps[key].get("enabled")
-    )
+    notes += tuple(f"no step of model.yaml does its step {key!r}" for key in others if steps[key].get("enabled"))
     labels = _lines(_text(model.parent / "class_names.txt")) or _class_map(environment.get("CLASS_MAP"))
     if task in ("", "classification"):
         classifies = task == "classification"
         return ExporterFacts("Roboflow's environment.json", labels, picture, classifies=classifies, notes=notes)
-    notes += (f"how an export for {task} lays out its boxes: the outputs are given as they are",)
+    notes += (f"the layout of boxes in an export for {task} is unknown, so its outputs are passed on unchanged",)
     return ExporterFacts("Roboflow's environment.json", labels, picture, boxes={}, notes=notes)
 
 
@@ -205,7 +206,7 @@ def _edge_impulse(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     labels = tuple(re.findall(r'"((?:[^"\\]|\\.)*)"', listed[1])) if listed else ()
     source = "Edge Impulse's model-parameters"
     if defined.get("OBJECT_DETECTION", "0") != "0":
-        note = "how it lays out its boxes: the outputs are given as they are"
+        note = "the layout of its boxes is unknown, so its outputs are passed on unchanged"
         return ExporterFacts(source, labels, boxes={}, notes=(note,))
     sides = [int(one) for key in ("INPUT_HEIGHT", "INPUT_WIDTH") if (one := defined.get(key, "")).isdecimal()]
     if len(sides) != 2 or not all(0 < one <= MAX_SIDE for one in sides):
@@ -213,20 +214,20 @@ def _edge_impulse(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     fit, fill = _EI_FITS.get(defined.get("RESIZE_MODE", "").removeprefix("EI_CLASSIFIER_RESIZE_"), ("", None))
     scaling = re.search(r"\.image_scaling\s*=\s*EI_CLASSIFIER_IMAGE_SCALING_(\w+)", variables)
     known = _EI_SCALES.get(scaling[1] if scaling else "NONE")
-    notes = () if known else ("its scaling of pixels is not offered here",)
+    notes = () if known else ("its pixel scaling is not supported",)
     scale, mean, std = known or (None, (0.0,), (1.0,))
     picture = PictureFacts((sides[0], sides[1]), fit, None, "", fill, scale, mean, std)  # type: ignore[arg-type]
     return ExporterFacts(source, labels, picture, scores="probabilities", notes=notes)
 
 
-# NVIDIA TAO: nvinfer_config.txt beside the ONNX file, in the words of DeepStream's Gst-nvinfer
+# NVIDIA TAO: nvinfer_config.txt beside the ONNX file, with the keys of DeepStream's Gst-nvinfer
 
 _NVINFER = ("nvinfer_config.txt", "config_infer_primary.txt", "config_infer.txt")
 _CLASSIFIER = "1"
 
 
 def _nvinfer(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
-    """Scale, offsets, color format and labels: a pixel x becomes net-scale-factor * (x - offset)."""
+    """Scale, offsets, colour format and labels: a pixel x becomes net-scale-factor * (x - offset)."""
     found = ((name, _text(model.parent / name)) for name in _NVINFER)
     name, text = next(((name, text) for name, text in found if text is not None), ("", None))
     if text is None:
@@ -236,29 +237,29 @@ def _nvinfer(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     offsets = _numbers("[" + keys.get("offsets", "0").strip(";").replace(";", ",") + "]")
     notes: list[str] = []
     if keys.get("model-color-format", "0") == "1":
-        notes.append("it takes blue, green, red, which no step makes of a picture: its normalization is left to you")
+        notes.append("it takes pictures as blue, green, red, which no step produces; its normalization is left to you")
         scale = None
     fit, fill = "stretch", None
     if keys.get("maintain-aspect-ratio", "0") == "1":
         fit, fill = ("contain", 0) if keys.get("symmetric-padding", "0") == "1" else ("", None)
-        notes += [] if fit else ["it pads at the right and below, which no fit does"]
+        notes += [] if fit else ["it pads on the right and at the bottom, which no `fit` does"]
     mean = tuple(scale * one for one in offsets) or (0.0,) if scale is not None else (0.0,)
     picture = PictureFacts(None, fit, None, "bilinear", fill, scale, mean)  # type: ignore[arg-type]  # one of its words
     labels = _tao_labels(model.parent / Path(keys.get("labelfile-path", "labels.txt")).name)
     if keys.get("network-type", "0") == _CLASSIFIER:
         return ExporterFacts(f"NVIDIA's {name}", labels, picture, classifies=True, notes=tuple(notes))
     parser = keys.get("parse-bbox-func-name", "its own parser")
-    notes.append(f"what {parser} makes of its outputs: they are given as they are")
+    notes.append(f"its outputs need {parser}, so they are passed on unchanged")
     return ExporterFacts(f"NVIDIA's {name}", labels, picture, boxes={}, notes=tuple(notes))
 
 
 def _tao_labels(path: Path) -> tuple[str, ...]:
-    """A label a line; of a classifier all of them in one, with semicolons."""
+    """One label per line; those of a classifier are all in one line, separated by semicolons."""
     lines = _lines(_text(path))
     return tuple(one.strip() for one in lines[0].split(";") if one.strip()) if len(lines) == 1 else lines
 
 
-# OpenVINO: rt_info/model_info of the .xml (Model API's), or the same in the metadata of an ONNX file that OTX exports
+# OpenVINO: rt_info/model_info of the .xml (as in its Model API), or the same in the metadata of an ONNX file of OTX
 
 _RESIZES = {"standard": "stretch", "fit_to_window_letterbox": "contain", "crop": "cover"}
 
@@ -288,11 +289,13 @@ def _model_info(model: Path, metadata: Mapping[str, str]) -> ExporterFacts | Non
     labels = tuple(info.get("labels", "").split())
     kind = info.get("model_type", "")
     if "true" in (info.get(key, "").lower() for key in ("multilabel", "hierarchical")):
-        notes.append("several of its labels may be right at once, which no kind says: its scores are a tensor here")
+        notes.append(
+            "several of its labels may be right at once, which no output kind says; its scores are a plain tensor"
+        )
         return ExporterFacts(source, (), picture, boxes={}, notes=tuple(notes))
     if kind.lower() == "classification":
         return ExporterFacts(source, labels, picture, classifies=True, notes=tuple(notes))
-    notes.append(f"what a model of type {kind or 'unknown'!r} gives: its outputs are given as they are")
+    notes.append(f"the outputs of type {kind or 'unknown'!r} are not known here, so they are passed on unchanged")
     return ExporterFacts(source, labels, picture, boxes={}, notes=tuple(notes))
 
 
@@ -313,21 +316,21 @@ def _rt_info(path: Path) -> dict[str, str]:
                     names.pop()
                     element.clear()
     except ElementTree.ParseError as error:
-        raise ConfigError.at(path, f"this is no XML: {error}") from None
+        raise ConfigError.at(path, f"not XML: {error}") from None
     except OSError as error:
         raise ConfigError.at(path, f"cannot be read: {error.strerror or error}") from None
     return info
 
 
 def _object(path: Path) -> Mapping[str, Any] | None:
-    """The JSON object in a file, None where there is none. Raises `ConfigError`."""
+    """The JSON object in a file, None if it is missing. Raises `ConfigError`."""
     text = _text(path)
     if text is None:
         return None
     try:
         found = parse_json(text)
     except ValueError as error:
-        raise ConfigError.at(path, f"this is no JSON: {error}") from None
+        raise ConfigError.at(path, f"not JSON: {error}") from None
     if not isinstance(found, Mapping):
         raise ConfigError.at(path, "expected a JSON object")
     return found

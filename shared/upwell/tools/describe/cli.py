@@ -1,4 +1,4 @@
-"""`upwell model init`: a first description of a model, and a try on a picture."""
+"""`upwell model init`: writes a first description of a model and tries it on a picture or text."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def init(
     sample: Annotated[
         str | None, typer.Option("--try", metavar="SAMPLE", help="Run it on this picture, file of text, or text.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the files if there are any.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a starting model.yaml for MODEL, from what its files say of it; guesses have a comment to check.
+    """Write a starting model.yaml for MODEL from the metadata in its files; guesses have a comment to check.
 
-    Read are the metadata of Ultralytics' exports and of TFLite files, Hugging Face's and timm's config files, what
-    torchvision, Roboflow, Edge Impulse, NVIDIA TAO and OpenVINO put beside a model, and files of labels. Where labels
-    are known they are written to labels.txt beside the description, and so is a tokenizer.
+    Reads the metadata of Ultralytics' exports and of TFLite files, the config files of Hugging Face and timm, what
+    torchvision, Roboflow, Edge Impulse, NVIDIA TAO and OpenVINO put beside a model, and files of labels. Known labels
+    are written to labels.txt beside the description, and so is a tokenizer.
     """
     file = model_file(model)
     target = out if out is not None else file.parent / "model.yaml"
@@ -85,10 +85,10 @@ def init(
 
 
 def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> ExporterFacts:
-    """What is known of the model. Raises `ConfigError`."""
+    """The facts about the model. Raises `ConfigError`."""
     facts = facts_of(file, own_metadata(file), runtime.inputs, runtime.outputs, otherwise=tflite_facts(file))
     if any(spec.datatype == "FP16" and len(spec.shape) == 4 for spec in runtime.inputs):
-        note = "its pictures are FP16, which no step makes: its input is a tensor here; export it with inputs of FP32"
+        note = "it takes FP16 pictures, which no step produces; its input is a plain tensor. Export it with FP32 inputs"
         facts = replace(facts, notes=(*facts.notes, note))
     is_picture = len(runtime.inputs) == 1 and runtime.inputs[0].datatype == "FP32" and len(runtime.inputs[0].shape) == 4
     if is_picture and facts.picture.scale is None and takes_pixels(file, runtime.inputs[0].name):
@@ -102,11 +102,13 @@ def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float,
 
 
 def _with_scores(facts: ExporterFacts, found: ScoresKind) -> ExporterFacts:
-    """The facts with what the scores were found to be, where no file says it, or one without the softmax says it."""
+    """The facts with the kind of scores that was found, if no file states one or a file states one without the
+    softmax.
+    """
     if facts.scores and (facts.scores, found) != ("logits", "probabilities"):
         return facts
     if found == "each":
-        note = "each class has a probability by itself, which no kind says: its scores are a tensor here"
+        note = "each class has an independent probability, which no output kind says; its scores are a plain tensor"
         return replace(facts, scores=found, labels=(), notes=(*facts.notes, note))
     if found == "tensor":
         return replace(facts, scores=found, labels=())
@@ -133,10 +135,10 @@ def _with_likely_boxes(facts: ExporterFacts, runtime: Runtime) -> ExporterFacts:
 def _described(
     facts: ExporterFacts, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]
 ) -> tuple[str, ExporterFacts]:
-    """The description, and the facts that it is made of: without those that do not fit the model's tensors."""
+    """The description and the facts behind it, without those that do not fit the model's tensors."""
     text = starting_description(runtime.inputs, runtime.outputs, facts, quantization)
     if facts.labels and LABELS_NAME not in text:
-        note = f"{facts.source} names {len(facts.labels)} classes, and no output has so many"
+        note = f"{facts.source} names {len(facts.labels)} classes, but no output has that many"
         return _described(replace(facts, labels=(), notes=(*facts.notes, note)), runtime, quantization)
     labels = json.dumps(list(facts.labels), ensure_ascii=False)
     try:
@@ -163,14 +165,14 @@ def _beside(text: str, facts: ExporterFacts) -> Mapping[str, bytes]:
 
 
 def _write(target: Path, text: str, beside: Mapping[str, bytes], force: bool) -> None:
-    """The description and the files beside it, all or nothing of what is refused. Raises `ConfigError`."""
+    """Write the description and the files beside it, or nothing if one is refused. Raises `ConfigError`."""
     files = {target.parent / name: content for name, content in beside.items()}
     others = [path for path, content in files.items() if path.exists() and not _holds(path, content)]
     for path, is_in_the_way in ((target, target.exists()), *((path, path in others) for path in files)):
         if path.is_dir():
-            raise ConfigError.at(path, "this is a folder; --out names a file")
+            raise ConfigError.at(path, "this is a folder; --out must name a file")
         if is_in_the_way and not force:
-            raise ConfigError.at(path, "exists already; --force replaces it, --out writes another file")
+            raise ConfigError.at(path, "already exists; replace it with --force, or name another file with --out")
     for path, content in files.items():
         if path in others or not path.exists():
             write_named(path, content)
@@ -178,7 +180,7 @@ def _write(target: Path, text: str, beside: Mapping[str, bytes], force: bool) ->
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    """Whether that file is there already, of labels perhaps with other ends of lines."""
+    """Whether the file already has this content; line ends of labels may differ."""
     if not path.is_file() or path.stat().st_size > max(len(content), MAX_LABELS_BYTES):
         return False
     found = path.read_bytes()
@@ -227,12 +229,12 @@ def _show(target: Path, text: str, facts: ExporterFacts, table: Table, tried: Tr
     for check in _checks(text):
         console.print(plain(f"  line {check['line']}: {check['comment']}"))
     for note in facts.notes:
-        console.print(plain(f"not known: {note}"))
+        console.print(plain(f"note: {note}"))
     if tried is not None:
         for line in tried.lines:
             console.print(plain(line))
         if tried.drawn is not None:
-            console.print(plain(f"drawn into {tried.drawn}"))
+            console.print(plain(f"drawing written to {tried.drawn}"))
 
 
 def _table(runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> Table:

@@ -1,7 +1,8 @@
-"""What exporters write into a model's file or beside it: Ultralytics, Hugging Face, timm, and a file of labels.
+"""Reads the metadata of exporters in a model's file or beside it: Ultralytics, Hugging Face, timm, and files of
+labels.
 
-Each reader gives the facts that its layout holds, or None where it is not there. All of it is a stranger's: texts are
-read as JSON or as Python literals, never run, and sizes are bounded.
+Each reader returns the facts of its layout, or None if that is not there. None of it is trusted: texts are parsed as
+JSON or as Python literals, never executed, and sizes are bounded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ULTRALYTICS = "metadata.json"
 
 
 def own_metadata(model: Path) -> Mapping[str, str]:
-    """Texts by name. Raises `ConfigError` for an ONNX file that cannot be read."""
+    """The texts of the metadata, by name. Raises `ConfigError` for an ONNX file that cannot be read."""
     if model.suffix == ".tflite":
         return _strings(_member(model, _ULTRALYTICS))
     try:
@@ -46,9 +47,9 @@ def own_metadata(model: Path) -> Mapping[str, str]:
 
 
 def tflite_facts(model: Path) -> ExporterFacts | None:
-    """What the metadata of tflite-support says: the labels of an output, and what the input's pixels become.
+    """The metadata of tflite-support: the labels of an output, and the normalization of the input's pixels.
 
-    Its normalization is (pixel - mean) / std, of pixels 0..255. None where the file has no such metadata.
+    The normalization is (pixel - mean) / std, for pixels 0..255. None if the file has no such metadata.
     """
     if model.suffix != ".tflite":
         return None
@@ -56,7 +57,7 @@ def tflite_facts(model: Path) -> ExporterFacts | None:
         with open_plain(model) as file:
             notes = read_notes(file.read())
     except (OSError, BadTfliteFile):
-        return None  # the runtime says what is wrong with it
+        return None  # the runtime reports what is wrong with it
     if notes is None:
         return None
     inputs, outputs = notes
@@ -77,7 +78,7 @@ def _labels(model: Path, outputs: Sequence[TensorNote]) -> tuple[str, ...]:
 
 
 def _member(model: Path, name: str) -> str:
-    """A text file that was packed behind the model, empty where there is none or it is too large."""
+    """A text file packed behind the model; empty if it is missing or too large."""
     damaged = (
         OSError,
         zipfile.BadZipFile,
@@ -107,7 +108,7 @@ MAX_JSON_BYTES = 4 << 20
 MAX_LITERAL = 1 << 20
 MAX_LABELS = 100_000
 _MOST_TOKENS = 1 << 17
-"""More is what tokenizers write who know no limit."""
+"""Maximum number of tokens believed; tokenizers without a limit write larger ones."""
 
 _AFTER_PADDING = (
     "camembert", "data2vec-text", "ibert", "layoutlmv3", "lilt", "longformer", "mpnet", "roberta",
@@ -115,12 +116,12 @@ _AFTER_PADDING = (
 )  # fmt: skip
 _LONGEST_LINE = 500
 _LARGEST = 1e30
-"""Beyond it, or below its inverse, no number is one of a picture: in FP32 it would overflow."""
+"""Largest number accepted for pictures, and the inverse of the smallest: others would overflow FP32."""
 
 _LABEL_FILES = ("labels.txt", "classes.txt", "class_names.txt", "labelmap.txt")
 _LETTERBOX_FILL = 114
 _FILTERS = MappingProxyType({0: "nearest", 2: "bilinear", 3: "bicubic"})
-"""Pillow's numbers of resampling filters, as Hugging Face writes them."""
+"""Pillow's numbers of resampling filters, as in Hugging Face's files."""
 _CONVNEXT_CROPPED_BELOW = 384
 
 Outputs = Sequence[TensorSpec]
@@ -133,8 +134,8 @@ def facts_of(
     outputs: Outputs,
     otherwise: ExporterFacts | None = None,
 ) -> ExporterFacts:
-    """What is known of the model at `model`, whose file has `metadata` of its own, or `otherwise` where no exporter
-    that is known here has made it. Raises `ConfigError`.
+    """The facts about the model at `model`, whose file has `metadata` of its own, or `otherwise` if it comes from no
+    known exporter. Raises `ConfigError`.
 
     Where nothing else names the classes, the names in the file's own classifier count, then a file of labels beside it,
     if there are as many as the model has classes.
@@ -153,16 +154,16 @@ def facts_of(
 
 
 def _line(text: str) -> str:
-    """A stranger's words in one line that is not too long: they become a comment of the description."""
+    """Untrusted text as one line of bounded length, since it becomes a comment of the description."""
     whole = " ".join(text[:_LONGEST_LINE].split())
     return "".join(one if one.isprintable() else "\ufffd" for one in whole)
 
 
 @dataclass(frozen=True)
 class _Export:
-    """What an export of Ultralytics says of itself, and the tensors that it has.
+    """The metadata of an Ultralytics export, and its tensors.
 
-    `is_transformer`: it is an RT-DETR, which has fractions of a stretched picture, and nothing to suppress.
+    `is_transformer`: an RT-DETR, whose boxes are fractions of a stretched picture without overlaps to suppress.
     `suppresses`: the model drops overlaps itself. `channels_last`: its picture is NHWC, as in older TFLite files.
     """
 
@@ -177,10 +178,10 @@ class _Export:
 def ultralytics(
     metadata: Mapping[str, str], model: Path, inputs: Sequence[TensorSpec], outputs: Outputs
 ) -> ExporterFacts | None:
-    """What an export of Ultralytics says: `task`, `names`, `imgsz`, `head`, `end2end`, `args`.
+    """The metadata of an Ultralytics export: `task`, `names`, `imgsz`, `head`, `end2end`, `args`.
 
-    Pictures are letterboxed to `imgsz` on grey 114 and become 0..1; a classifier's are cropped from the middle, and its
-    scores have been through a softmax.
+    Pictures are letterboxed to `imgsz` on grey 114 and scaled to 0..1. A classifier's are cropped from the middle,
+    and its scores are after a softmax.
     """
     task, names = metadata.get("task", ""), _literal(metadata.get("names", ""))
     if "Ultralytics" not in metadata.get("author", "") or not task:
@@ -195,7 +196,7 @@ def ultralytics(
         picture = replace(picture, fit="cover" if is_square else "stretch", fill=None)
         return ExporterFacts(source, labels, picture, scores="probabilities", boxes=None)
     if task not in ("detect", "segment", "pose", "obb"):
-        note = f"what a model for {task} gives is not decoded here: the outputs are given as they are"
+        note = f"the outputs of a model for {task} are not decoded, but passed on unchanged"
         return ExporterFacts(source, (), picture, boxes={}, notes=(note,))
     arguments = _literal(metadata.get("args", ""))
     export = _Export(
@@ -213,7 +214,7 @@ def ultralytics(
 
 
 def _besides(metadata: Mapping[str, str], export: _Export) -> tuple[int, Mapping[str, str]] | None:
-    """How many numbers a box has besides those of a detector, and the keys that say what they are; None: not known."""
+    """The number of values of a box beyond a detector's, and the keys that describe them; None if unknown."""
     if export.task == "obb":
         return 1, {"angle": "true"}
     if export.task == "pose":
@@ -232,20 +233,25 @@ def _ultralytics_boxes(facts: ExporterFacts, metadata: Mapping[str, str], export
     raw = next((one for one in export.outputs if len(one.shape) == 3), None)
     besides = _besides(metadata, export)
     if raw is None or besides is None or not facts.labels:
-        note = "its outputs are not laid out as known exports are: they are given as they are, and no request is hard"
+        note = (
+            "its outputs do not have the layout of a known export; they are passed on unchanged, and no request is hard"
+        )
         return replace(facts, boxes={}, notes=(note,))
     numbers, more = besides
     layout = _layout(raw.shape, 4 + len(facts.labels) + numbers, 6 + numbers, export)
     if not layout:
         found = f"{raw.name} {list(raw.shape)}"
-        note = f"{found} does not hold the {len(facts.labels)} classes: it is given as it is, and no request is hard"
+        note = (
+            f"{found} does not hold the {len(facts.labels)} classes; it is passed on unchanged, and no request is hard"
+        )
         return replace(facts, boxes={}, notes=(note,))
     suppressed, is_turned = layout == "suppressed", "angle" in more
     keys = {"from": raw.name, "axes": "NCA" if layout == "NCA" else "NAC"}
     keys["format"] = "xyxy" if suppressed and not is_turned and not export.is_transformer else "cxcywh"
     keys |= {"suppressed": "true"} if suppressed else {}
     keys |= {"iou": "1.0"} if suppressed or export.is_transformer else {}
-    # In TFLite files boxes are fractions, lest an int8 output lose the scores; those of suppressed ones only formerly.
+    # In TFLite files boxes are fractions, or an int8 output would lose the scores; with suppression only in older
+    # ones.
     is_fraction = export.is_transformer or (export.is_tflite and (not suppressed or export.channels_last))
     return replace(facts, boxes={**keys, **({"normalized": "true"} if is_fraction else {}), **more})
 
@@ -253,10 +259,11 @@ def _ultralytics_boxes(facts: ExporterFacts, metadata: Mapping[str, str], export
 def _layout(
     shape: Sequence[int], wide: int, suppressed: int, export: _Export
 ) -> Literal["", "NCA", "NAC", "suppressed"]:
-    """Of the raw tensor: [rows, `wide`, boxes], [rows, boxes, `wide`] or [rows, boxes, `suppressed`]; empty: not known.
+    """The layout of the raw tensor: [rows, `wide`, boxes], [rows, boxes, `wide`] or [rows, boxes, `suppressed`];
+    empty if unknown.
 
-    Of RT-DETR each box has the scores of all classes, or since 8.4 the best one and its class: of two classes both are
-    as wide.
+    An RT-DETR's box has the scores of all classes, or since 8.4 the best score and its class: with two classes both
+    have the same width.
     """
     first, last = shape[1:]
     if export.is_transformer:
@@ -269,11 +276,11 @@ def _layout(
 
 
 def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) -> ExporterFacts | None:
-    """What `config.json`, `preprocessor_config.json` and `tokenizer.json` of a Hugging Face folder say, the model's own
-    or the one above.
+    """The facts in `config.json`, `preprocessor_config.json` and `tokenizer.json` of a Hugging Face folder, the
+    model's own or its parent.
 
-    The outputs are those of Optimum's ONNX export: `logits`, and `pred_boxes` of a detector (DETR and its kin), whose
-    last class is none.
+    The outputs are those of Optimum's ONNX export: `logits`, and for a detector (DETR and its relatives)
+    `pred_boxes`, with "no object" as last class.
     """
     folder, config = _json_beside(model, "config.json")
     if config is None or not isinstance(config.get("model_type"), str):
@@ -299,7 +306,7 @@ def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) ->
         notes += (other,)
         return ExporterFacts(source, (), picture, boxes={}, text=text, notes=notes)
     if "ForTokenClassification" in kinds:
-        notes += ("it names each token, of which each request has another number: its scores are a tensor here",)
+        notes += ("it labels each token, whose number varies; its scores are a plain tensor",)
         return ExporterFacts(source, (), picture, boxes={}, text=text, notes=notes)
     if "Classification" in kinds and "logits" in names:
         return ExporterFacts(source, labels, picture, scores="logits", text=text, notes=notes)
@@ -319,25 +326,25 @@ def _sound(config: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 _NO_CLASSES = MappingProxyType(
     {
-        "multi_label_classification": "each label is yes or no by itself, which no kind says: "
-        "its scores are a tensor here",
-        "regression": "it gives numbers and no classes: they are a tensor here",
+        "multi_label_classification": "each label is yes or no independently, which no output kind "
+        "says; its scores are a plain tensor",
+        "regression": "it gives numbers instead of classes; they are a plain tensor",
     }
 )
-"""What Hugging Face's `problem_type` says of scores that are none of classes."""
+"""The values of Hugging Face's `problem_type` for scores that are not of classes."""
 
 _WITH_NONE = ("detr", "yolos", "table-transformer")
 _BY_ITSELF = ("conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deta", "rt_detr", "rt_detr_v2")
-"""Types of detectors: their last class is none, or each class has a probability of its own."""
+"""Types of detectors: whether their last class is "no object", or each class has an independent probability."""
 
 
 def _transformer(kind: str, facts: ExporterFacts) -> ExporterFacts:
-    """A detector of DETR's kin."""
+    """A detector related to DETR."""
     keys = {"boxes": "pred_boxes", "scores": "logits", "format": "cxcywh", "normalized": "true", "iou": "1.0"}
     if kind in _BY_ITSELF:
         return replace(facts, boxes=keys, activation="sigmoid: {from: logits}")
     if kind not in _WITH_NONE:
-        note = f"what the logits of a {kind} are: its outputs are given as they are"
+        note = f"the logits of a {kind} are not known here, so its outputs are passed on unchanged"
         return replace(facts, boxes={}, notes=(*facts.notes, note))
     keys |= {"background": str(len(facts.labels))} if facts.labels else {}
     every = (*facts.labels, "none") if facts.labels else ()
@@ -347,20 +354,20 @@ def _transformer(kind: str, facts: ExporterFacts) -> ExporterFacts:
 def _tokens(
     folder: Path, config: Mapping[str, Any], inputs: Sequence[TensorSpec]
 ) -> tuple[TextFacts | None, tuple[str, ...]]:
-    """How texts become the inputs, and what of that is not known."""
+    """How texts become the inputs, and notes on what is unknown."""
     names = [spec.name for spec in inputs]
     if TOKENS[0] not in names:
         return None, ()
     path = folder / TOKENIZER_NAME
     if not path.is_file():
-        return None, (f"texts become token ids by a {TOKENIZER_NAME}, and there is none: its inputs are tensors here",)
+        return None, (f"there is no {TOKENIZER_NAME} to turn texts into token ids; its inputs are plain tensors",)
     if set(names) - set(TOKENS):
         others = ", ".join(sorted(set(names) - set(TOKENS)))
-        return None, (f"it takes {others} beside tokens, which no step makes: its inputs are tensors here",)
+        return None, (f"it takes {others} beside tokens, which no step produces; its inputs are plain tensors",)
     own = _read_json(folder / "tokenizer_config.json") or {}
     pad_id = config.get("pad_token_id")
     known = pad_id if type(pad_id) is int and pad_id >= 0 else None
-    # A model with learned positions says how many; one of RoBERTa's kind begins to count after its padding.
+    # A model with learned positions states their number; RoBERTa's relatives count from after the padding index.
     skipped = 1 + (1 if known is None else known) if config["model_type"] in _AFTER_PADDING else 0
     positions = _number(config.get("max_position_embeddings"), 0) - skipped
     said = (own.get("model_max_length"), own.get("max_len"), positions)
@@ -384,24 +391,24 @@ _CROPPED_BY_SHARE = ("ConvNext", "PoolFormer", "Levit")
 
 
 def _image_processor(config: Mapping[str, Any] | None) -> tuple[PictureFacts, tuple[str, ...]]:
-    """How Hugging Face's image processors prepare pictures, and what of it cannot be said here."""
+    """How Hugging Face's image processors prepare pictures, and notes on what cannot be expressed."""
     if config is None:
         return PictureFacts(), ()
     notes = []
     family = _family(config)
     if family and family not in _FOLLOWED:
-        notes.append(f"how {family}'s image processor prepares pictures: it is taken for one like ViT's")
+        notes.append(f"the image processor of {family} is not known here; it is assumed to work like ViT's")
     if config.get("do_flip_channel_order"):
-        notes.append("it takes blue, green, red, which no step makes of a picture")
+        notes.append("it takes pictures as blue, green, red, which no step produces")
     others = [key for key, value in config.items() if key.startswith("do_") and value is True and key not in _STEPS]
-    notes += [f"what `{key}` does, which no step does" for key in others if key != "do_flip_channel_order"]
+    notes += [f"no step does what `{key}` does" for key in others if key != "do_flip_channel_order"]
     size, fit, crop = _resized(config, family)
     number = config.get("resample", 2)
     resample = _FILTERS.get(number) if isinstance(number, int) else None
     if resample is None:
-        notes.append(f"it resizes with filter {number!r}, which is not offered here; bilinear comes close")
+        notes.append(f"it resizes with filter {number!r}, which is not supported; bilinear is close")
     if size is None and config.get("do_resize", True):
-        notes.append("the size that pictures are resized to depends on the picture; choose one that the model takes")
+        notes.append("pictures are resized to a size that depends on the picture; choose one that the model takes")
     scale = _number(config.get("rescale_factor"), 1 / 255) if config.get("do_rescale", True) is not False else 1.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -410,7 +417,7 @@ def _image_processor(config: Mapping[str, Any] | None) -> tuple[PictureFacts, tu
     if family == "EfficientNet":
         if config.get("rescale_offset") is True:
             mean = tuple(one + 1 for one in mean)
-        if config.get("include_top", True) is True:  # divided by the same once more
+        if config.get("include_top", True) is True:  # divided by the same value again
             again = _channels(config.get("image_std"), 1.0)
             std = tuple(one * again[at % len(again)] for at, one in enumerate(std * (len(again) // len(std) or 1)))
     picture = PictureFacts(size, fit, crop, resample or "bilinear", None, scale, mean, std)  # type: ignore[arg-type]  # of `_FILTERS`
@@ -418,13 +425,13 @@ def _image_processor(config: Mapping[str, Any] | None) -> tuple[PictureFacts, tu
 
 
 def _family(config: Mapping[str, Any]) -> str:
-    """`ViT` of a `ViTImageProcessorFast` or a `ViTFeatureExtractor`; empty where it does not say."""
+    """`ViT` for `ViTImageProcessorFast` or `ViTFeatureExtractor`; empty if it is missing."""
     kind = config.get("image_processor_type") or config.get("feature_extractor_type")
     return re.split("ImageProcessor|FeatureExtractor", kind)[0] if isinstance(kind, str) else ""
 
 
 def _resized(config: Mapping[str, Any], family: str) -> tuple[tuple[int, int] | None, Any, tuple[int, int] | None]:
-    """Size, fit and crop. Resizing the shorter side to n and cropping is to cover n x n and crop."""
+    """Size, fit and crop. Resizing the shorter side to n and cropping equals covering n x n and cropping."""
     size, crop = config.get("size"), config.get("crop_size")
     cropped = _side_pair(crop) if config.get("do_center_crop") is True else None
     if isinstance(size, Mapping) and "shortest_edge" in size and "longest_edge" not in size:
@@ -444,7 +451,7 @@ def _resized(config: Mapping[str, Any], family: str) -> tuple[tuple[int, int] | 
 
 
 def timm(model: Path) -> ExporterFacts | None:
-    """What timm's `config.json` says (`pretrained_cfg`): input size, mean, std, interpolation, share of the crop."""
+    """The facts in timm's `config.json` (`pretrained_cfg`): input size, mean, std, interpolation, share of the crop."""
     _, config = _json_beside(model, "config.json")
     if config is None or not isinstance(config.get("pretrained_cfg", config.get("architecture")), (Mapping, str)):
         return None
@@ -459,10 +466,10 @@ def timm(model: Path) -> ExporterFacts | None:
     mean = _channels(own.get("mean"), 0.0)
     named, notes = own.get("interpolation", "bicubic"), []
     if named not in (*_FILTERS.values(), "random"):
-        notes.append(f"it resizes with filter {named!r}, which is not offered here; bicubic comes close")
+        notes.append(f"it resizes with filter {named!r}, which is not supported; bicubic is close")
     fill = round(255 * mean[0]) if mode == "border" and len(set(mean)) == 1 and 0 <= mean[0] <= 1 else None
     if mode == "border" and fill is None:
-        notes.append("it pads with the mean of each channel, and `fill` is one number")
+        notes.append("it pads with the mean of each channel, but `fill` is one number")
     picture = PictureFacts(
         whole,
         {"squash": "stretch", "border": "contain"}.get(mode, "cover"),  # type: ignore[arg-type]  # words of PictureFacts
@@ -502,7 +509,7 @@ def _with_labels_beside(model: Path, facts: ExporterFacts, outputs: Outputs) -> 
 
 
 def _json_beside(model: Path, name: str) -> tuple[Path, Mapping[str, Any] | None]:
-    """The object in that file of the model's folder, or of the one above where that is Optimum's `onnx`."""
+    """The object in that file of the model's folder, or of its parent if the folder is Optimum's `onnx`."""
     for folder in (model.parent, model.parent.parent) if model.parent.name == "onnx" else (model.parent,):
         found = _read_json(folder / name)
         if found is not None:
@@ -511,20 +518,20 @@ def _json_beside(model: Path, name: str) -> tuple[Path, Mapping[str, Any] | None
 
 
 def _read_json(path: Path) -> Mapping[str, Any] | None:
-    """The object in that file, None where there is none. Raises `ConfigError`."""
+    """The object in that file, None if it is missing. Raises `ConfigError`."""
     if not path.is_file():
         return None
     try:
         found = parse_json(read_file(path, "JSON", MAX_JSON_BYTES))
     except ValueError as error:
-        raise ConfigError.at(path, f"this is no JSON: {error}") from None
+        raise ConfigError.at(path, f"not JSON: {error}") from None
     if not isinstance(found, Mapping):
         raise ConfigError.at(path, "expected a JSON object")
     return found
 
 
 def _literal(text: str) -> Any:
-    """A Python literal or JSON, None for what is neither or too long."""
+    """A Python literal or JSON, None if it is neither or too long."""
     if len(text) > MAX_LITERAL:
         return None
     with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
@@ -535,7 +542,7 @@ def _literal(text: str) -> Any:
 
 
 def _by_number(names: Any) -> tuple[str, ...]:
-    """`{0: "a", 1: "b"}` or a list -> the labels, empty where numbers are missing or anything is no text."""
+    """`{0: "a", 1: "b"}` or a list -> the labels; empty if a number is missing or a label is not text."""
     if isinstance(names, Mapping):
         names = [names.get(number, names.get(str(number))) for number in range(min(len(names), MAX_LABELS))]
     if not isinstance(names, list) or not all(isinstance(one, str) and one.strip() for one in names):

@@ -1,4 +1,4 @@
-"""Models in formats that nothing here runs: what each is, and the one command that makes ONNX or TFLite of it."""
+"""Models in formats that cannot run here: what each is, and the command that converts it to ONNX or TFLite."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from types import MappingProxyType
 from upwell.shared.errors import ConfigError
 
 _TORCH = (
-    "weights of torch, which are no program: export them to ONNX, with `yolo export model={name} format=onnx` "
+    "PyTorch weights without a program: export the model to ONNX, with `yolo export model={name} format=onnx` "
     "(Ultralytics), `optimum-cli export onnx --model FOLDER OUT` (Hugging Face) or `torch.onnx.export(model, (x,), "
     '"model.onnx", dynamo=True)`'
 )
 _KERAS = "a Keras model: `python -m tf2onnx.convert --keras {name} --output model.onnx`"
 _PICKLE = (
-    "a pickle, which is never opened here: in the program that made it, `skl2onnx.to_onnx(model, X[:1], "
+    "a pickle, which is never opened: in the program that made it, `skl2onnx.to_onnx(model, X[:1], "
     "options={{'zipmap': False}})` writes ONNX (onnxmltools for XGBoost and LightGBM)"
 )
-_TREES = "a model of trees: `onnxmltools.convert_xgboost` or `convert_lightgbm` makes ONNX of it in Python"
+_TREES = "a tree model: `onnxmltools.convert_xgboost` or `convert_lightgbm` converts it to ONNX in Python"
 _OPENVINO = (
-    "OpenVINO's format, which it does not turn back: export the model that it was made from to ONNX, and leave {name} "
-    "beside it: its labels and normalization are read"
+    "OpenVINO's format, which cannot be converted back: export the original model to ONNX and keep {name} "
+    "beside it, whose labels and normalization are read"
 )
 _LITE = "TFLite under another name: `mv {name} model.tflite`"
 _ENGINE = (
-    "an engine of TensorRT, which fits one GPU and one version: take the ONNX file that it was built from, and "
+    "a TensorRT engine, which fits one GPU and one version: use the ONNX file that it was built from, and "
     "`providers: [tensorrt, cuda]` in the service"
 )
-_COREML = "Core ML's format: export the model that it was made from to ONNX; the accelerator `coreml` runs that"
+_COREML = "Core ML's format: export the original model to ONNX; the accelerator `coreml` runs it"
 _TAO = "NVIDIA TAO's own format: `tao model ARCHITECTURE export` writes ONNX"
-_EDGE_IMPULSE = "a program of Edge Impulse: download the deployment `TensorFlow Lite` or `ONNX` of the project instead"
+_EDGE_IMPULSE = "an Edge Impulse program: download the project's deployment `TensorFlow Lite` or `ONNX` instead"
 
 FORMATS: Mapping[str, str] = MappingProxyType(
     {
@@ -43,7 +43,7 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         ".mlmodel": _COREML, ".mlpackage": _COREML,
         ".etlt": _TAO, ".tlt": _TAO, ".hdf5": _TAO,
         ".eim": _EDGE_IMPULSE, ".lite": _LITE,
-        ".pb": "a graph of TensorFlow: `python -m tf2onnx.convert --saved-model FOLDER --output model.onnx`",
+        ".pb": "a TensorFlow graph: `python -m tf2onnx.convert --saved-model FOLDER --output model.onnx`",
     }
 )  # fmt: skip
 """Suffix -> what it is and what to do; `{name}` is the file's name."""
@@ -52,7 +52,7 @@ _IN_A_FOLDER = ("model.onnx", "onnx/model.onnx", "model.tflite", "weights/best.o
 
 
 def model_file(path: Path) -> Path:
-    """The ONNX or TFLite file that `path` is, or that lies in that folder by one of the usual names.
+    """The ONNX or TFLite file at `path`, or in that folder under one of the usual names.
 
     Raises `ConfigError` for other formats, with the command that converts them.
     """
@@ -62,7 +62,7 @@ def model_file(path: Path) -> Path:
         return path
     if (path / "saved_model.pb").is_file():
         command = f"python -m tf2onnx.convert --saved-model {path} --output model.onnx"
-        raise ConfigError.at(path, f"this is a SavedModel of TensorFlow: `{command}` makes ONNX of it")
+        raise ConfigError.at(path, f"this is a TensorFlow SavedModel: `{command}` converts it to ONNX")
     found = [path / name for name in _IN_A_FOLDER if (path / name).is_file()] or sorted(
         one for suffix in ("*.onnx", "*.tflite") for one in path.glob(suffix)
     )

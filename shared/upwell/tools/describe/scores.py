@@ -1,4 +1,4 @@
-"""What a model's only scores are, by runs on random inputs and by what its graph ends in."""
+"""Determines what a model's only scores are, from runs on random inputs and from the end of its graph."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from upwell.shared.signature.init import NAMED_AS_PROBABILITIES, ScoresKind
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _SCALES = (1.0, 1.0, 1.0, 30.0, 1000.0)
-"""Factors of the random inputs: a tree is not walked through by numbers of one size."""
-_SLACK = 0.03  # the steps of an int8 output add up to so much
+"""Factors of the random inputs: inputs of one magnitude would not reach all branches of a tree."""
+_SLACK = 0.03  # rounding errors of an int8 output add up to this
 _PICTURE, _OTHER = 224, 8
-"""Sizes tried where a tensor does not fix one."""
+"""Sizes to try if a tensor does not fix one."""
 
 _SAME = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _CLASSIFIERS = ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
@@ -31,10 +31,10 @@ _Made = Literal["", "softmax", "each", "raw", "numbers"]
 
 
 def scores_of(runtime: Runtime, quantization: Mapping[str, tuple[float, int]], model: Path) -> ScoresKind:
-    """What the scores are. Empty where there are several outputs, or neither runs nor the graph tell.
+    """The kind of the scores. Empty if there are several outputs, or if neither runs nor the graph decide.
 
-    Whole numbers beside them, the class that converters of scikit-learn add, count for nothing. Runs decide: rows that
-    are positive and sum to 1 are probabilities. What they are otherwise, the graph says, if anything does.
+    Integer outputs beside them, which converters of scikit-learn add for the class, are ignored. Runs decide first:
+    rows that are positive and sum to 1 are probabilities. Otherwise the graph decides, if it can.
     """
     outputs = [one for one in runtime.outputs if len(one.shape) != 1 or one.datatype not in ("INT64", "BYTES")]
     if len(outputs) != 1 or len(outputs[0].shape) != 2 or 0 <= outputs[0].shape[1] < 2:
@@ -53,7 +53,7 @@ def scores_of(runtime: Runtime, quantization: Mapping[str, tuple[float, int]], m
 
 
 def _seen(runtime: Runtime, name: str, quantization: tuple[float, int]) -> _Seen:
-    """What is true of every row that random inputs bring, if its numbers are finite; empty where none can be had."""
+    """What holds for every finite row from random inputs; empty if there is none."""
     chance = np.random.default_rng(0)
     scale, zero_point = quantization
     found = []
@@ -91,7 +91,7 @@ def random_input(spec: TensorSpec, chance: np.random.Generator, factor: float = 
 
 
 def _made_by(model: Path, name: str) -> _Made:
-    """What an ONNX graph makes that output with, behind what keeps its numbers."""
+    """The operation that makes the output in an ONNX graph, behind operations that keep its numbers."""
     if model.suffix != ".onnx":
         return ""
     try:
@@ -99,7 +99,7 @@ def _made_by(model: Path, name: str) -> _Made:
     except (BadOnnxFile, OSError):
         return ""  # the runtime has read it, so this is no error here
     if converter and not NAMED_AS_PROBABILITIES.search(name):
-        return "numbers"  # they name all scores of classes so, and nothing else: distances, regressions, components
+        return "numbers"  # their scores always have such names; others are distances, regressions, components
     return _of_node(_maker(nodes, name)) or ("raw" if converter else "")
 
 
@@ -107,7 +107,7 @@ def _maker(nodes: Sequence[OnnxNode], name: str) -> OnnxNode | None:
     makers = {output: node for node in nodes for output in node.outputs}
     node = makers.get(name)
     while node is not None and node.operator in _SAME and node.inputs:
-        node = makers.pop(node.inputs[0], None)  # a ring has an end, too
+        node = makers.pop(node.inputs[0], None)  # terminates even on a cycle
     return node
 
 

@@ -1,4 +1,4 @@
-"""A model tried on one picture or text by its new description: the best classes, or boxes drawn into the picture."""
+"""Tries a model on one picture or text with its new description: shows the best classes, or draws boxes."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _COLOUR = "#e4572e"
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What came of it: a line for each thing that was found, and where the picture with boxes lies, if there is one."""
+    """The result: a line for each finding, and the path of the picture with boxes, if there is one."""
 
     lines: tuple[str, ...]
     drawn: Path | None = None
 
 
 def try_sample(runtime: Runtime, description: Path, sample: str) -> TrialResult:
-    """Run the model on a file with a picture or a text, or on the text itself, as its description takes it.
+    """Run the model on a file with a picture or a text, or on the text itself, through its description.
 
-    Raises `ConfigError` where the sample is none, or the model takes something else.
+    Raises `ConfigError` if the sample is unusable, or if the model takes something else.
     """
     processor = Processor(load_description(description), runtime.inputs, runtime.outputs, runtime.name)
     kinds = [one.kind for one in processor.signature.inputs]
@@ -63,7 +63,7 @@ def _answered(runtime: Runtime, processor: Processor, data: bytes) -> Mapping[st
 
 
 def _shown(outputs: Sequence[LogicalOutput], answer: Mapping[str, Array]) -> TrialResult:
-    """The best classes and what contradicts them, where there are some, else what each output is."""
+    """The best classes and what contradicts them, if there are classes, otherwise a summary of each output."""
     scores = next((one for one in outputs if one.kind in ("probabilities", "logits")), None)
     if scores is not None:
         return TrialResult((*_classes(scores, answer[scores.name][0]), *implausible(outputs, answer)))
@@ -72,13 +72,13 @@ def _shown(outputs: Sequence[LogicalOutput], answer: Mapping[str, Array]) -> Tri
 
 def _try_picture(runtime: Runtime, processor: Processor, picture: Path) -> TrialResult:
     if picture.exists() and not picture.is_file():
-        raise ConfigError.at(picture, "this is no plain file", "--try")
+        raise ConfigError.at(picture, "this is not a regular file", "--try")
     data = read_file(picture, "a picture", MAX_PICTURE_BYTES)
     try:
         with Image.open(io.BytesIO(data)) as opened:
             shown = ImageOps.exif_transpose(opened.convert("RGB"))
     except (OSError, ValueError, Image.DecompressionBombError):
-        raise ConfigError.at(picture, "this is no picture that can be read", "--try") from None
+        raise ConfigError.at(picture, "this is not a readable picture", "--try") from None
     answer = _answered(runtime, processor, data)
     boxes = next((one for one in processor.signature.outputs if one.kind == "detections"), None)
     if boxes is not None:
@@ -130,7 +130,7 @@ def _saved(shown: Image.Image, picture: Path, what: str) -> Path:
 
 
 def _tinted(shown: Image.Image, numbers: Array | None) -> Image.Image:
-    """The picture with a colour of its own over each number but 0, which covers [height, width] of it."""
+    """The picture with each nonzero number of the mask [height, width] tinted in its own colour."""
     if numbers is None:
         return shown
     colours = np.random.default_rng(0).integers(60, 256, (256, 3), np.uint8)
