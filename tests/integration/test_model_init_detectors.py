@@ -140,6 +140,6 @@ def test_as_many_boxes_as_there_are_belong_to_one_picture(tmp_path: Path, in_pro
 def test_features_and_maps_are_no_boxes(tmp_path: Path, in_process: InProcess, shape: tuple[int, ...]) -> None:
     model = finding(tmp_path / "model.onnx", {"output": np.ones(shape, np.float32)})
     report = init(in_process, model)
-    assert "what its outputs say" in report["not_known"][0]
+    assert "meaning of its outputs is not known" in report["not_known"][0]
     signature = load_yaml(model.with_name("model.yaml"), ModelDescription).signature
     assert signature.outputs["output"].kind == "tensor"

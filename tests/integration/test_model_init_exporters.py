@@ -654,7 +654,7 @@ def test_pictures_of_halves_are_tensors_and_said_to_be(tmp_path: Path, in_proces
     nodes = [helper.make_node("ReduceMean", ["images"], ["output0"], axes=[2, 3], keepdims=0)]
     halves = [tensor("images", [1, 3, 8, 8], "FP16")], [tensor("output0", [1, 3], "FP16")]
     model = described(save(tmp_path / "best.onnx", nodes, *halves), ultralytics("classify", 8))
-    assert "Export it with FP32 inputs" in init(in_process, model)["not_known"][0]
+    assert "export it with inputs of FP32" in init(in_process, model)["not_known"][0]
     outputs, answers = asked(model, {"images": np.full((1, 3, 8, 8), 0.5, np.float16)})
     assert (outputs[0].kind, outputs[0].labels) == ("probabilities", LABELS)
     np.testing.assert_allclose(answers["output0"], 0.5)

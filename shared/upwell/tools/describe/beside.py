@@ -277,13 +277,13 @@ def _model_info(model: Path, metadata: Mapping[str, str]) -> ExporterFacts | Non
     means, scales = (_numbers(f"[{info.get(key, '').replace(' ', ',')}]") for key in ("mean_values", "scale_values"))
     notes: list[str] = []
     if info.get("reverse_input_channels", "").lower() not in ("true", "yes", "1"):
-        notes.append("whether it takes red, green, blue or the other way round: this is written for red first")
+        notes.append("it is not said whether it takes red, green, blue or the reverse; red first is assumed")
     fit = _RESIZES.get(info.get("resize_type", ""), "")
     if not fit and "resize_type" in info:
-        notes.append(f"resize_type {info['resize_type']!r} is not offered here")
+        notes.append(f"resize_type {info['resize_type']!r} is not supported")
     pad = info.get("pad_value", "0")
     fill = int(pad) if fit == "contain" and pad.isdecimal() and int(pad) <= 255 else None
-    # Without numbers it may take pixels as they are, or nobody has written the numbers down.
+    # Without numbers it may take pixels unchanged, or the numbers were not recorded.
     scale = 1.0 if means or scales else None
     picture = PictureFacts(None, fit, None, "bilinear", fill, scale, means or (0.0,), scales or (1.0,))  # type: ignore[arg-type]
     labels = tuple(info.get("labels", "").split())

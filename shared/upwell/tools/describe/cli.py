@@ -40,10 +40,10 @@ from upwell.tools.describe.trial import TrialResult, try_sample
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
 MAX_LABELS_BYTES = 1 << 20
-_NOTHING_SAID = "what its outputs say: they are given as they are, and no request is hard"
+_NOTHING_SAID = "the meaning of its outputs is not known; they are passed on unchanged, and no request is hard"
 _NO_BOXES = (
-    "what its outputs say: some look like boxes, but not laid out or scored as the step `boxes` takes them; they are "
-    "given as they are, and no request is hard"
+    "the meaning of its outputs is not known: some look like boxes, but without the layout or scores of the step "
+    "`boxes`; they are passed on unchanged, and no request is hard"
 )
 
 
@@ -88,7 +88,7 @@ def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float,
     """The facts about the model. Raises `ConfigError`."""
     facts = facts_of(file, own_metadata(file), runtime.inputs, runtime.outputs, otherwise=tflite_facts(file))
     if any(spec.datatype == "FP16" and len(spec.shape) == 4 for spec in runtime.inputs):
-        note = "it takes FP16 pictures, which no step produces; its input is a plain tensor. Export it with FP32 inputs"
+        note = "its pictures are FP16, which no step makes: its input is a tensor here; export it with inputs of FP32"
         facts = replace(facts, notes=(*facts.notes, note))
     is_picture = len(runtime.inputs) == 1 and runtime.inputs[0].datatype == "FP32" and len(runtime.inputs[0].shape) == 4
     if is_picture and facts.picture.scale is None and takes_pixels(file, runtime.inputs[0].name):
