@@ -101,6 +101,8 @@ PIECES = (
     "\n",
     "'s",
 )
+LONG = ("workshop", "thinking", "overflow", "boundary")
+"""Words as long as a token is taken to be: a part of a text ends in the last one that counts."""
 
 
 def splitting(name: str) -> str:
@@ -112,7 +114,7 @@ def splitting(name: str) -> str:
     if splitter is not None:
         made.pre_tokenizer = splitter
     trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False)
-    made.train_from_iterator([" ".join(PIECES), "the quick fox"], trainer)
+    made.train_from_iterator([" ".join(PIECES), *LONG * 9, *(f" {word}" for word in LONG * 9)], trainer)
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
@@ -126,8 +128,9 @@ def test_a_long_text_has_the_tokens_that_it_has_when_all_of_it_is_read(tmp_path:
     plain.enable_truncation(24)
     prepared = processor(tmp_path, "max_tokens: 24", text=written)
     random = np.random.default_rng(0)
-    for _ in range(200):
-        text = "".join(random.choice(PIECES, 600)) if random.random() < 0.5 else " ".join(random.choice(PIECES, 600))
+    for _ in range(60):
+        pieces = random.choice([*PIECES, *LONG], 600, p=[0.08 / len(PIECES)] * len(PIECES) + [0.23] * len(LONG))
+        text = str(random.choice(["", " "])).join(pieces if random.random() < 0.5 else random.choice(PIECES, 600))
         assert made(prepared, text.encode())["input_ids"] == [plain.encode(text).ids]
 
 
@@ -145,7 +148,7 @@ def test_of_a_long_text_no_more_is_read_than_fills_the_tokens(
 
     prepared = processor(tmp_path, "max_tokens: 24", text=splitting(name))
     monkeypatch.setattr(texts, "_guarded", encoded)
-    prepared.pre({"text": np.array([b"the quick fox " * 5000], object)})
+    prepared.pre({"text": np.array([b"the quick fox " * 1000], object)})
     assert (max(read) < 1000) is (name in BY_WORD)
 
 
