@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.certificates import Authority
 from tests.in_process import InProcess
+from tests.unit.models_for_tests import linear
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import start_server
 from upwell.tools.doctor.certificates import ends
@@ -113,3 +114,39 @@ def test_a_file_that_is_wrong_is_a_problem_and_not_the_end(tmp_path: Path, in_pr
     assert {one["level"] for one in found["configuration"]} == {"problem"}
     assert "x.yaml" in found["configuration"][0]["text"]
     assert "missing.yaml" in found["configuration"][-1]["text"]
+
+
+def test_files_of_models_that_are_missing_or_changed_are_problems(tmp_path: Path, in_process: InProcess) -> None:
+    linear(tmp_path).rename(tmp_path / "plain.onnx")
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    linear(bundle).rename(bundle / "model.onnx")
+    path = tmp_path / "agent.yaml"
+    path.write_text(
+        "version: 1\nagent: {listen: ['127.0.0.1:0']}\nmodels:\n  bare: {edge: {file: plain.onnx}}\n"
+        "  packed: {edge: {bundle: bundle}}\n  gone: {edge: {file: none.onnx}}\n  nowhere: {edge: {bundle: none}}\n"
+        "  unwritten: {edge: {file: plain.onnx}, split: none}\n"
+    )
+    code, found = report(in_process, path)
+    levels = [one["level"] for one in found["model"]]
+    assert (code, levels, found["split"][0]["level"]) == (1, ["ok", "ok", "problem", "problem", "ok"], "problem")
+    assert "none.onnx" in found["model"][2]["text"]
+    (bundle / "manifest.json").write_text("{}")
+    os.truncate(tmp_path / "plain.onnx", 0)
+    (tmp_path / "plain.yaml").write_text("version: 7\n")
+    found = report(in_process, path)[1]
+    assert {one["level"] for one in found["model"]} == {"problem"}
+
+
+def test_a_pipe_is_a_problem_and_is_not_waited_for(folder: Path, in_process: InProcess) -> None:
+    for name in ("fifo.yaml", "policy.fifo", "plain.yaml", "cert.fifo"):
+        os.mkfifo(folder / name)
+    linear(folder).rename(folder / "plain.onnx")
+    path = folder / "agent.yaml"
+    path.write_text(
+        "version: 1\nagent: {listen: ['127.0.0.1:0'], tls: {cert: cert.fifo, key: device.key}}\npolicy: policy.fifo\n"
+        "models: {bare: {edge: {file: plain.onnx}}}\n"
+    )
+    found = report(in_process, path, folder / "fifo.yaml")[1]
+    subjects = ("configuration", "agent.tls", "policy", "model")
+    assert all("it is a pipe" in found[subject][-1]["text"] for subject in subjects)

@@ -18,12 +18,19 @@ from typing import Literal
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.repository.repository import scan
+from upwell.edge.bundle.base import Trust
+from upwell.edge.bundle.verify import open_bundle
 from upwell.edge.config import AgentConfig
+from upwell.edge.models.candidates import files_of
+from upwell.edge.models.sections import EdgeSide, SplitSection
 from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.files import open_plain
 from upwell.shared.oip.open_client import open_client
+from upwell.shared.partition.split.folder import FILE_NAME
 from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.signature.description import load_description
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -144,6 +151,9 @@ def conflicts(found: Mapping[str, str]) -> Iterator[DoctorFinding]:
 
 def configuration(path: Path, now_s: float) -> Iterator[DoctorFinding]:
     """An agent.yaml or cloud.yaml and everything it names: files, ports, disk, certificates, the cloud."""
+    if unreadable := _unreadable(path):
+        yield DoctorFinding("configuration", "problem", unreadable)
+        return
     try:
         kind: type[AgentConfig | CloudConfig] = CloudConfig if _is_service(path) else AgentConfig
         config = load_yaml(path, kind)
@@ -156,6 +166,15 @@ def configuration(path: Path, now_s: float) -> Iterator[DoctorFinding]:
         yield from _service(config, now_s)
     else:
         yield from _agent(config, now_s)
+
+
+def _unreadable(path: Path) -> str:
+    """Why the file cannot be read, empty where it can. A pipe is not waited for."""
+    try:
+        open_plain(path).close()
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return ""
 
 
 def _is_service(path: Path) -> bool:
@@ -172,7 +191,16 @@ def _agent(config: AgentConfig, now_s: float) -> Iterator[DoctorFinding]:
     yield from _certificates("agent.tls", section.security.tls, now_s)
     if section.state_dir is not None:
         yield from disk("state_dir", section.state_dir, max(_LEAST_FREE_BYTES, section.spool.limit))
-    if config.policy is not None:
+    for name, model in config.models.items():
+        if model.edge is not None and model.edge.has_source:
+            yield _model(name, model.edge, config.agent.trust.trust)
+        if isinstance(model.split, SplitSection):
+            plan = model.split.plan
+            unreadable = _unreadable(plan / FILE_NAME if plan.is_dir() else plan)
+            yield DoctorFinding("split", "problem" if unreadable else "ok", f"{name}: {unreadable or plan}")
+    if config.policy is not None and (unreadable := _unreadable(config.policy)):
+        yield DoctorFinding("policy", "problem", unreadable)
+    elif config.policy is not None:
         try:
             load_yaml(config.policy, Policy)
         except ConfigError as error:
@@ -184,6 +212,23 @@ def _agent(config: AgentConfig, now_s: float) -> Iterator[DoctorFinding]:
         yield from _certificates("cloud.tls", config.cloud.security.tls, now_s)
         for endpoint in config.cloud.endpoints:
             yield _endpoint(endpoint, config)
+
+
+def _model(name: str, side: EdgeSide, trust: Trust) -> DoctorFinding:
+    """Whether the files of a model on the device are there, and those of a bundle as they were packed and signed."""
+    problem, bundle = "", None
+    try:
+        if side.bundle is not None and not side.bundle.is_dir():
+            problem = _unreadable(side.bundle)  # an archive, which is verified as it is unpacked
+        else:
+            bundle = None if side.bundle is None else open_bundle(side.bundle, trust)
+            described_by = files_of(side, bundle).description
+            problem = _unreadable(described_by) if os.path.lexists(described_by) else ""
+            if described_by.is_file():
+                load_description(described_by)
+    except ConfigError as error:
+        problem = "; ".join(map(str, error.problems))
+    return DoctorFinding("model", "problem" if problem else "ok", f"{name}: {problem or side.bundle or side.file}")
 
 
 def _service(config: CloudConfig, now_s: float) -> Iterator[DoctorFinding]:
@@ -256,10 +301,11 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[D
     for path in (files.cert, files.ca):
         if path is None:
             continue
+        if problem := _unreadable(path):
+            yield DoctorFinding(what, "problem", problem)
+            continue
         try:
             yield expiry(what, path, ends(path), now_s)
-        except OSError as error:
-            yield DoctorFinding(what, "problem", f"{path} cannot be read: {error.strerror}")
         except ValueError:
             yield DoctorFinding(what, "problem", f"{path} contains no certificate in PEM")
 
