@@ -8,7 +8,7 @@ import pytest
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.keys import Crop, Normalize, Quantize, Resize
 from upwell.shared.signature.pictures import crop, decode_pictures, pictures_of, resize
-from upwell.shared.signature.preprocess import normalize, quantize, transpose
+from upwell.shared.signature.preprocess import normalize, planes, quantize, transpose
 from upwell.shared.signature.values import Geometry, Pictures
 from upwell.shared.tensors import Array
 
@@ -40,6 +40,16 @@ def test_normalize_is_its_formula() -> None:
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, expected, atol=1e-6)
     np.testing.assert_array_equal(normalize(x.transpose(0, 3, 1, 2), op, 1).transpose(0, 2, 3, 1), result)
+
+
+def test_normalize_to_halves_rounds_once() -> None:
+    x = noise(2, 4, 5, 3)
+    keys: dict[str, Any] = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    result = normalize(x, Normalize(**keys, dtype="FP16"), 3)
+    np.testing.assert_array_equal(result, normalize(x, Normalize(**keys), 3).astype(np.float16))
+    turned = planes(x, Normalize(**keys, dtype="FP16"))
+    np.testing.assert_array_equal(turned, result.transpose(0, 3, 1, 2))
+    assert normalize(f32([[1e30]]), Normalize(dtype="FP16"), 1).tolist() == [[np.inf]]
 
 
 def test_normalize_by_default_brings_bytes_to_0_to_1_and_leaves_its_input_alone() -> None:

@@ -98,6 +98,8 @@ def _hint(value: ValueType, spec: TensorSpec, name: str) -> str:
         return f"; start with {{decode: {name}}}"
     if value.datatype == "UINT8" and spec.datatype == "FP32":
         return "; a normalize step gives FP32"
+    if value.datatype in ("UINT8", "FP32") and spec.datatype == "FP16":
+        return "; a normalize step with dtype: FP16 gives FP16"
     if spec.datatype in ("UINT8", "INT8", "UINT16", "INT16") and value.datatype == "FP32":
         return f"; a quantize step gives {spec.datatype}"
     if value.channels is not None and len(spec.shape) == 4:

@@ -198,12 +198,9 @@ def _picture_steps(spec: TensorSpec, source: str, known: _Known) -> list[str]:
     facts = known.facts.picture
     steps += _resize_steps(source, (height, width) if height > 0 and width > 0 else None, known)
     quantization = known.quantization.get(spec.name)
-    if spec.datatype == "FP32":
-        steps += (
-            [_normalize(source, facts)]
-            if facts.scale is not None
-            else [_CHECK_SCALE, f"- normalize: {{from: {source}}}"]
-        )
+    if spec.datatype in ("FP32", "FP16"):
+        steps += [] if facts.scale is not None else [_CHECK_SCALE]
+        steps.append(_normalize(source, facts, spec.datatype))
     elif quantization is not None:
         steps += _quantized_steps(source, spec.datatype, quantization, facts)
     elif spec.datatype == "INT8":
@@ -239,12 +236,13 @@ def _resize_steps(source: str, fixed: tuple[int, int] | None, known: _Known) -> 
     ]
 
 
-def _normalize(source: str, facts: PictureFacts) -> str:
+def _normalize(source: str, facts: PictureFacts, datatype: str = "FP32") -> str:
     keys = [f"from: {source}"]
     if facts.scale is not None and abs(facts.scale * _TOP - 1) > 1e-4:
         keys.append(f"scale: {_number(facts.scale)}")
     parts = (("mean", facts.mean, 0.0), ("std", facts.std, 1.0))
     keys += [f"{name}: {_numbers(values)}" for name, values, default in parts if set(values) != {default}]
+    keys += ["dtype: FP16"] if datatype == "FP16" else []
     return f"- normalize: {{{', '.join(keys)}}}"
 
 
@@ -406,7 +404,7 @@ def _raw_boxes(spec: TensorSpec) -> tuple[Mapping[str, str], str]:
 def _is_picture(spec: TensorSpec, facts: PictureFacts) -> bool:
     """Whether the input takes pictures; a shape without fixed sizes needs facts, and has channels first."""
     known = facts.size is not None and len(spec.shape) == 4 and set(spec.shape[1:]) == {-1}
-    return spec.datatype in ("FP32", "UINT8", "INT8") and (known or _channels(spec) is not None)
+    return spec.datatype in ("FP32", "FP16", "UINT8", "INT8") and (known or _channels(spec) is not None)
 
 
 def _channels(spec: TensorSpec) -> int | None:

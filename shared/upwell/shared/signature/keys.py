@@ -199,11 +199,12 @@ class Crop(Op):
 
 
 class Normalize(NamedOp):
-    """(x * scale - mean) / std as FP32; mean and std one number, or one per channel."""
+    """(x * scale - mean) / std in FP32, given as `dtype`; mean and std one number, or one per channel."""
 
     scale: Scale = 1 / 255
     mean: Finite | tuple[Finite, ...] = 0.0
     std: Scale | tuple[Scale, ...] = 1.0
+    dtype: Literal["FP32", "FP16"] = "FP32"
 
 
 class Layout(NamedOp):

@@ -97,7 +97,7 @@ def _one_pass(before: Step, step: Step) -> Step | None:
 
 
 def planes(array: Array, op: Normalize) -> Array:
-    """`normalize` of [rows, height, width, channels] into FP32 [rows, channels, height, width], contiguous."""
+    """`normalize` of [rows, height, width, channels] into [rows, channels, height, width], contiguous."""
     turned = array.transpose(0, 3, 1, 2)
     result = np.empty(turned.shape, np.float32)
     np.multiply(turned, np.float32(op.scale), out=result, dtype=np.float32, casting="unsafe")
@@ -153,13 +153,13 @@ def _normalize_step(op: Normalize, source: str, target: str, value: ValueType) -
         size = value.shape[axis] if value.shape else 1
         if isinstance(numbers, tuple) and size >= 0 and len(numbers) != size:
             raise ValueError(f"{key} has {len(numbers)} numbers for {size} channels")
-    made = value.become("FP32")
+    made = value.become(op.dtype)
     step = one_array(source, target, made, lambda array: normalize(array, op, axis))
     return replace(step, op=op) if value.channels == axis == _LAST else step
 
 
 def normalize(array: Array, op: Normalize, axis: int) -> Array:
-    """(x * scale - mean) / std as FP32; mean and std have one number, or one per channel along `axis`.
+    """(x * scale - mean) / std; mean and std have one number, or one per channel along `axis`.
 
     Raises `InvalidRequest` if the number of channels differs.
     """
@@ -169,12 +169,13 @@ def normalize(array: Array, op: Normalize, axis: int) -> Array:
 
 
 def _shifted(result: Array, op: Normalize, axis: int) -> Array:
-    """(result - mean) / std in place."""
+    """(result - mean) / std, in place where it stays FP32. What is too large for FP16 becomes infinite."""
     if op.mean != 0.0:
         result -= _along(op.mean, result.shape, axis)
     if op.std != 1.0:
         result /= _along(op.std, result.shape, axis)
-    return result
+    with np.errstate(over="ignore"):
+        return result.astype(numpy_dtype(op.dtype), copy=False)
 
 
 def _along(numbers: float | tuple[float, ...], shape: tuple[int, ...], axis: int) -> Array:

@@ -87,9 +87,6 @@ def init(
 def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> ExporterFacts:
     """The facts about the model. Raises `ConfigError`."""
     facts = facts_of(file, own_metadata(file), runtime.inputs, runtime.outputs, otherwise=tflite_facts(file))
-    if any(spec.datatype == "FP16" and len(spec.shape) == 4 for spec in runtime.inputs):
-        note = "its pictures are FP16, which no step makes: its input is a tensor here; export it with inputs of FP32"
-        facts = replace(facts, notes=(*facts.notes, note))
     is_picture = len(runtime.inputs) == 1 and runtime.inputs[0].datatype == "FP32" and len(runtime.inputs[0].shape) == 4
     if is_picture and facts.picture.scale is None and takes_pixels(file, runtime.inputs[0].name):
         facts = replace(facts, picture=replace(facts.picture, scale=1.0))
