@@ -193,3 +193,15 @@ def test_an_archive_within_its_bounds_alone_is_read() -> None:
         read_npz(npz(ONE, ("x", ONE[1])), 1 << 20)
     with pytest.raises(ValueError, match="not a zip file"):
         read_npz(io.BytesIO(b"PK"), 1 << 20)
+
+
+def test_a_size_that_is_true_is_one() -> None:
+    assert read(of((True, 2)) + bytes(8)).tolist() == [[0.0, 0.0]]
+
+
+def test_what_an_unpacker_says_of_a_long_name_is_cut() -> None:
+    damaged = bytearray(npz(("x" * 5000, written(np.arange(3)))).getvalue())
+    damaged[40] = 0
+    with pytest.raises(ValueError, match="File name in directory") as refused:
+        read_npz(io.BytesIO(damaged), 1 << 20)
+    assert len(str(refused.value)) <= 200

@@ -15,6 +15,9 @@ from upwell.shared.tensors import Array
 _MAX_HEADER_BYTES = 10_000
 """Maximum size of a header, as in numpy: a header is a Python literal, and parsing a long one may exhaust the stack."""
 
+_LONGEST_REASON = 200
+"""Most characters quoted from an unpacker's error, which may contain names from the file."""
+
 _format: Any = np.lib.format  # its functions have no types
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
 _HEADERS = {(1, 0): _format.read_array_header_1_0, (2, 0): _format.read_array_header_2_0}
@@ -60,7 +63,7 @@ def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.in
     except (OSError, ValueError):
         raise
     except Exception as error:  # noqa: BLE001  (errors of zipfile, zlib and other unpackers share no base class)
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error)[:_LONGEST_REASON]) from None
     if len(arrays) != len(members):
         raise ValueError("two of its arrays have the same name")
     return arrays
@@ -77,7 +80,7 @@ def _header(file: IO[bytes]) -> _Header:
         raise ValueError(f"its header has {header_bytes} bytes; at most {_MAX_HEADER_BYTES} are allowed")
     text = io.BytesIO(length + file.read(header_bytes))
     try:
-        found: _Header = _HEADERS[version](text)
+        shape, is_fortran, dtype = _HEADERS[version](text)
+        return tuple(map(int, shape)), is_fortran, dtype  # numpy accepts True as a size, but cannot use it
     except Exception as error:  # noqa: BLE001  (errors of Python's parser share no base class)
         raise ValueError(f"its header cannot be read: {error}") from None
-    return found
