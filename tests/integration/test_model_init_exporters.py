@@ -657,7 +657,7 @@ def test_pictures_of_halves(tmp_path: Path, in_process: InProcess) -> None:
     report = init(in_process, model, "--try", picture(tmp_path / "photo.png"))
     assert report["check"] == report["not_known"] == []
     kind, values, labels = answered(model)
-    assert (kind, labels, values.dtype) == ("probabilities", LABELS, np.float16)
+    assert (kind, labels, values.dtype.name) == ("probabilities", LABELS, "float16")
     np.testing.assert_allclose(values, [np.array(RED) / 255], atol=0.001)
 
 
