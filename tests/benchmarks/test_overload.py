@@ -27,9 +27,10 @@ from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.service.loading import CloudModel
 from upwell.cloud.service.service import CloudService
+from upwell.cloud.workers.process import AT_WORK
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call, InferRequest
-from upwell.shared.platform.call_threads import AT_WORK, CallThreads
+from upwell.shared.platform.call_threads import CallThreads
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
 

@@ -86,7 +86,7 @@ WITHOUT = {
         "stream.flow_of = lambda requests, _, *rest: _Waits(requests, *rest)"
     ),
     "the cheap flag": "import threading; from upwell.shared.oip.grpc import calls; calls.Flag = threading.Event",
-    "one at work at a time": "from upwell.shared.platform import call_threads; call_threads.AT_WORK = None",
+    "one at work at a time": "from upwell.cloud.workers import process; process.AT_WORK = None",
 }
 """What is left out -> how, before `upwell serve` begins."""
 SHORTCUT_ROUNDS, SHORTCUT_CALLS, AT_ONCE = 12, 400, 8

@@ -144,6 +144,10 @@ class Serve(ServerKeys):
         30.0, description="How long accepted requests may take to finish after SIGTERM."
     )
     access_log: bool = Field(False, description="A log line for each inference request (logger `upwell.access`).")
+    fast_path: Literal["auto", "off"] = Field(
+        "auto",
+        description="Speeds up small requests with private parts of gRPC, where they are known to work.",
+    )
     workers: Workers | Literal["auto"] = Field(
         1,
         description="Processes that share the ports (Linux), each with all models. auto: by a trial at start.",

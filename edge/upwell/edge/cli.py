@@ -17,13 +17,11 @@ from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.spool.item import SpoolResult
 from upwell.shared.oip.auth.quotas import limited
-from upwell.shared.oip.grpc.fastpath.switch import switch_on
 from upwell.shared.oip.grpc.introspection import add_introspection_methods
 from upwell.shared.oip.grpc.repository import refuse_repository_methods
-from upwell.shared.oip.grpc.server import Connections, read_in_waiting_threads, start_server
+from upwell.shared.oip.grpc.server import Connections, start_server
 from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.server import start_http_server
-from upwell.shared.platform.call_threads import AT_WORK
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 from upwell.shared.telemetry.exposition import Page
@@ -49,9 +47,6 @@ class Companion:
 def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None = None) -> None:
     """Run the agent until SIGTERM or Ctrl-C; accepted requests are answered first. Raises `ConfigError`."""
     settings = config.agent
-    read_in_waiting_threads()
-    if settings.fast_path == "auto":
-        switch_on()
     console = set_up_logs(settings.log, logging.DEBUG if verbose else logging.INFO)
     # Fetching a model may take minutes: until serving starts, and after closing, a signal ends the process at once.
     with (
@@ -75,7 +70,6 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
                 refuse_repository_methods,
                 *([partial(add_agent_service, spool=spool)] if spool else []),
             ],
-            at_work=AT_WORK,
             connections=connections,
         )
         web = None
@@ -84,7 +78,6 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
                 dataplane,
                 settings.listen_http,
                 max_workers=settings.max_requests + SPARE_WORKERS,
-                at_work=AT_WORK,
                 connections=connections,
                 extensions=Extensions(introspection),
             )

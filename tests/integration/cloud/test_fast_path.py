@@ -1,4 +1,4 @@
-"""The fast path is for `upwell serve` and `upwell agent`, and gives way where gRPC is not inside as it is known."""
+"""The fast path is for `upwell serve` alone, and gives way where gRPC is not inside as it is known."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.faults.oracles import CLOUD_MODEL, CLOUD_MODELS, EDGE_BUNDLE
-from tests.faults.programs import Program
+from tests.faults.oracles import CLOUD_MODEL, CLOUD_MODELS
 from tests.integration.agent.harness import LIMIT_S, client_of, digits_request
 from tests.integration.cloud.serving import serving
 
@@ -42,18 +41,6 @@ def test_the_service_answers_with_it_and_without(tmp_path: Path, fast_path: str)
     (tmp_path / "cloud.yaml").write_text(json.dumps(config))
     with serving("-c", tmp_path / "cloud.yaml") as service, client_of(service.address) as client:
         assert client.infer(digits_request(0, model=CLOUD_MODEL), LIMIT_S).outputs
-
-
-@pytest.mark.parametrize("fast_path", ["auto", "off"])
-def test_the_agent_answers_with_it_and_without(tmp_path: Path, fast_path: str) -> None:
-    models = {"digits": {"edge": {"bundle": str(EDGE_BUNDLE)}}}
-    agent = {"listen": ["127.0.0.1:0"], "fast_path": fast_path}
-    (tmp_path / "agent.yaml").write_text(json.dumps({"version": 1, "agent": agent, "models": models}))
-    with (
-        Program(["agent", "-c", str(tmp_path / "agent.yaml")]) as running,
-        client_of(running.address()) as client,
-    ):
-        assert client.infer(digits_request(0), LIMIT_S).parameters["upwell.route"] == "edge"
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
@@ -109,6 +96,7 @@ with Agent.from_config({edge_agent(tmp_path)!r}):
 @pytest.fixture
 def edge_agent() -> Callable[[Path], str]:
     """Writes an agent.yaml for a model on the device; its path."""
+    from tests.faults.oracles import EDGE_BUNDLE
 
     def write(folder: Path) -> str:
         models = {"digits": {"edge": {"bundle": str(EDGE_BUNDLE)}}}

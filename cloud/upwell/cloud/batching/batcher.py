@@ -20,7 +20,7 @@ from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.oip.auth.callers import client_key
 from upwell.shared.oip.dataplane import Call
-from upwell.shared.platform.call_threads import LONG_RUN_S, CallThreads, yield_permit
+from upwell.shared.platform.call_threads import CallThreads, yield_permit
 from upwell.shared.tensors import Array
 
 Tensors = Mapping[str, Array]
@@ -84,6 +84,10 @@ def _run_on(batch: Batch[ModelQueue]) -> None:
         batch, *others = next_batches
         begin(others)
 
+
+_LONG_RUN_S = 0.0004
+"""Minimum duration of a run for yielding to the next call; for a shorter run the thread switch costs more than it
+gains."""
 
 _LOOK_S = 0.002
 
@@ -296,7 +300,7 @@ class Batcher:
 
     def _timed(self, batch: Mapping[str, Array], rows: int) -> dict[str, Array]:
         started_s = self._clock()
-        if not 0.0 < self._device.needed_s(self._queue, rows, started_s) <= LONG_RUN_S:
+        if not 0.0 < self._device.needed_s(self._queue, rows, started_s) <= _LONG_RUN_S:
             yield_permit()
         outputs = self._engine.run(batch)
         ended_s = self._clock()

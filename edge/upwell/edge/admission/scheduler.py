@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.routing.scheduling.run_queue import QueuedRun, RunQueue
 from upwell.shared.routing.scheduling.run_request import RunRequest
 
@@ -53,7 +52,6 @@ class _ThreadRun(QueuedRun):
             with scheduler.lock:
                 if scheduler.queue.join(self, time.monotonic(), threading.get_ident()):
                     return
-            yield_permit()
             timeout_s = min(max(0.0, self.latest_start_s - time.monotonic()), threading.TIMEOUT_MAX)
             is_woken = self._gate.acquire(timeout=timeout_s)
             self._started.release()

@@ -20,7 +20,6 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.folder import CutFacts
-from upwell.shared.platform.call_threads import LONG_RUN_S, yield_permit
 from upwell.shared.routing.decide.state import SplitRoute
 from upwell.shared.routing.drift.reference import DriftReference
 from upwell.shared.routing.policy.calibrations import Calibration
@@ -133,8 +132,6 @@ class EdgeModel:
         Raises `Refused`, `Superseded` and `DeadlineExceeded` as `EdfScheduler.acquire` does, `InvalidRequest` for a
         picture that cannot be decoded and `ModelFailed` if the runtime fails.
         """
-        if not run_request.run_s <= LONG_RUN_S:  # or it is not known
-            yield_permit()
         with self.scheduler.acquire(deadline_s, run_request):
             trial = self.trial
             if trial is None:

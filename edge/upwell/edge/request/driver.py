@@ -29,7 +29,6 @@ from upwell.edge.uplink.calls import CloudCall, CloudReply, Message
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ModelFailed, Refused
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.routing.flow.actions import (
     Admit,
     CallEnded,
@@ -203,7 +202,6 @@ class RequestDriver:
         return tuple(edge.scorer.score(run.outputs, action.hard, len(action.rows), run.candidates))
 
     def _encode(self, action: Encode) -> int:
-        yield_permit()  # pictures are encoded without the interpreter's lock
         attempt, half = self._flow.attempts[action.attempt], self._halves.get(action.attempt)
         inputs = self._message_inputs(attempt.rows, attempt.decision.quality) if half is None else half.tensors
         split_route = attempt.decision.split_route
@@ -249,7 +247,6 @@ class RequestDriver:
         return MessageSent(call.sent_bytes, call.frees_link)
 
     def _wait(self, action: Wait) -> list[CallEnded]:
-        yield_permit()
         is_turn = False
         while True:
             ended = [one for name in tuple(self._calls) if (one := self._ended(name)) is not None]

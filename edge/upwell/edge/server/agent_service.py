@@ -18,7 +18,6 @@ from upwell.rpc.agent.v1 import agent_pb2 as pb
 from upwell.shared.errors import Unauthenticated
 from upwell.shared.oip.auth.callers import client_key, current_caller, may_read_result, renewed
 from upwell.shared.oip.grpc.calls import client_name
-from upwell.shared.platform.call_threads import yield_permit
 
 SERVICE = "upwell.rpc.agent.v1.AgentService"
 
@@ -54,7 +53,6 @@ class _Streams:
             since = pb.ResultsRequest.FromString(data).since
         except DecodeError:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the message cannot be read as a ResultsRequest")
-        yield_permit()  # for as long as results are waited for
         client = client_key(client_name(context))
         refusal = self._begin(client)
         if refusal:

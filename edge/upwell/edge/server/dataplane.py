@@ -39,7 +39,6 @@ from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
 from upwell.shared.oip.introspection import ModelConfig, ServerSettings
 from upwell.shared.oip.labels import label_parameters
 from upwell.shared.oip.statistics import ModelStatistics, RequestTimes, StatisticsCounter
-from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.tensors import Array
 
 TAG_PREFIX = "upwell.tag."
@@ -157,7 +156,6 @@ class AgentDataplane(Dataplane):
         judge = partial(self._agent.router.verdict, served.name, {}, (METADATA_BYTES,))
         asked = head.cut.tail if head else served.cloud_model
         try:
-            yield_permit()
             found = self._agent.uplink.metadata(asked, judge, METADATA_TIMEOUT_S)
         except EgressForbidden as error:
             raise NoAllowedRoute(f"{error}, and the model has no edge side to describe its inputs") from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from upwell.shared.config.addresses import ListenAddress, TcpAddress, check_all_differ
@@ -51,10 +49,6 @@ class ServerKeys(FilePart):
     )
     traces: Traces | None = None
     log: LogFormat = Field("text", description="Log lines for people, or JSON objects.")
-    fast_path: Literal["auto", "off"] = Field(
-        "auto",
-        description="Speeds up small requests with private parts of gRPC, where they are known to work.",
-    )
 
     @model_validator(mode="after")
     def _ports_of_their_own(self) -> ServerKeys:

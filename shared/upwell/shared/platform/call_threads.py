@@ -50,13 +50,6 @@ _log = logging.getLogger(__name__)
 _AFTER_ERROR_S = 0.01
 """Pause after an error, so that a repeated one neither uses the CPU nor fills the log."""
 
-AT_WORK = 1
-"""Calls that use the interpreter at once, where they say when they wait: a second one only contends for its lock."""
-
-LONG_RUN_S = 0.0004
-"""Minimum duration of a model's run for yielding to the next call; for a shorter run the thread switch costs more than
-it gains."""
-
 IDLE_S = 10.0
 """Idle time after which a thread ends: a burst leaves many threads, each with its own memory."""
 

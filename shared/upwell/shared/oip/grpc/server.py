@@ -136,13 +136,6 @@ def start_server(
     return RunningServer(bound, server, executor, streams)
 
 
-def read_in_waiting_threads() -> None:
-    """Have gRPC's threads that wait for its events read the sockets themselves, rather than be woken by another one: a
-    quarter of a small request's time. gRPC looks when the first server is made; what the environment says goes before.
-    """
-    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
-
-
 def _allow_many_files() -> None:
     """Raise this process's limit on open files as far as allowed, up to a bound: each connection needs one.
 

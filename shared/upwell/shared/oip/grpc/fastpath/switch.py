@@ -1,4 +1,4 @@
-"""Switches the fast path on, for a process of `upwell serve` or `upwell agent`, once it has proven that it answers."""
+"""Switches the fast path on, for a process of `upwell serve` alone, and only once it has proven that it answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def switch_on() -> bool:
     if inner_parts.is_on():
         return True
     if not inner_parts.is_known():
-        _log.warning("the internals of grpcio %s are unknown: small requests cost more (fast_path)", grpc.__version__)
+        _log.warning(
+            "the internals of grpcio %s are unknown: small requests cost more (serve.fast_path)", grpc.__version__
+        )
         return False
     inner_parts.replace({"_handle_unary_unary": handle_unary_unary, "_serve": serve}, on=True)
     try:
@@ -40,7 +42,7 @@ def switch_on() -> bool:
     except Exception as error:  # noqa: BLE001 (whatever it is, unchanged gRPC works)
         switch_off()
         _log.warning(
-            "grpcio %s does not answer on the fast path (%s): small requests cost more (fast_path)",
+            "grpcio %s does not answer on the fast path (%s): small requests cost more (serve.fast_path)",
             grpc.__version__, type(error).__name__,
         )  # fmt: skip
         return False
