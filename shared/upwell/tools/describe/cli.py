@@ -226,7 +226,7 @@ def _show(target: Path, text: str, facts: ExporterFacts, table: Table, tried: Tr
     for check in _checks(text):
         console.print(plain(f"  line {check['line']}: {check['comment']}"))
     for note in facts.notes:
-        console.print(plain(f"note: {note}"))
+        console.print(plain(f"not known: {note}"))
     if tried is not None:
         for line in tried.lines:
             console.print(plain(line))
