@@ -112,6 +112,18 @@ def test_a_decision_is_told_step_by_step(policy: Path) -> None:
     assert [step["when"] for step in found["steps"]] == ["before the edge run", "after the edge run"]
 
 
+def test_settings_that_are_a_table_are_told(policy: Path) -> None:
+    policy.write_text(
+        "defaults: {prices: {interfaces: {wlan0: 0, wwan0: 4}}, collect: {classes: {helmet: 5%}}, deadline: 50ms}"
+    )
+    request = policy.with_name("request.json")
+    request.write_text(json.dumps({"model": "m", "size_bytes": 1000}))
+    done = run("explain", policy, "--request", request)
+    assert done.exit_code == 0
+    assert "wlan0: 0, wwan0: 4" in done.stdout
+    assert "helmet: 0.05" in done.stdout
+
+
 def test_what_each_matching_rule_does_is_told(policy: Path) -> None:
     policy.write_text(
         "rules:\n- {name: first, match: {}, set: {deadline: 80ms}}\n- {name: second, match: {}, route: cloud}\n"

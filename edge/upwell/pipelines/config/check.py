@@ -365,7 +365,7 @@ def _alike(name: str, known: Collection[str]) -> str:
         return f"did you mean {alike[0]!r}?"
     shown = sorted(set(known))
     more = f" and {len(shown) - 10} more" if len(shown) > 10 else ""
-    return f"expected one of {', '.join(shown[:10])}{more}" if shown else "there are none"
+    return f"expected one of {', '.join(shown[:10])}{more}" if shown else "available: none"
 
 
 def _shared_sources(config: PipelinesConfig) -> dict[Location, str]:

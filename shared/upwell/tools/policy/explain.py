@@ -199,4 +199,6 @@ def _value(setting: Setting) -> str:
     value = setting.value
     if isinstance(value, str | bool):
         return str(value).lower() if isinstance(value, bool) else value
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {part:.15g}" for name, part in value.items()) or "none"
     return f"{value:.15g}{_UNITS.get(setting.key, '')}"

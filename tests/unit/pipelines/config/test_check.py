@@ -73,7 +73,7 @@ def test_what_lacks_the_same_is_told_once() -> None:
     no_track = whole(f"{BOXED}, {{infer: {{model: helmet, on: objects, once: track}}}}, {{track: {{}}}}", events)
     assert problems(no_track) == [
         "steps[1].infer.once: `once: track` needs an earlier `track` step",
-        "events[1].on: no step defines a line 'gate'; there are none",
+        "events[1].on: no step defines a line 'gate'; available: none",
     ]
 
 

@@ -116,7 +116,7 @@ def _flat(settings: Settings) -> dict[str, Any]:
         **_flat_hedge(settings),
         **{f"budget.{limit.quantity}": f"{limit.amount:.15g}/{limit.period}" for limit in settings.budget},
         "prices.uplink_gb": prices.uplink_gb,
-        "prices.interfaces": dict(prices.interfaces),
+        **({"prices.interfaces": dict(prices.interfaces)} if prices.interfaces else {}),
         "prices.cloud_request": prices.cloud_request,
         "energy.inference": energy.inference_j,
         "energy.uplink_byte": energy.uplink_byte_j,

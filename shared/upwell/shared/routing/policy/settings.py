@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -106,7 +106,7 @@ class Prices:
 
     def over(self, interface: str) -> Prices:
         """The prices of messages over that interface."""
-        return Prices(self.interfaces.get(interface, self.uplink_gb), self.cloud_request)
+        return replace(self, uplink_gb=self.interfaces.get(interface, self.uplink_gb))
 
     def of(self, sent_bytes: float) -> float:
         """The price of one request of this size."""
