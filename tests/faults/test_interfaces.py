@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import socket
 import ssl
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 
 from tests.faults.certificates import Authority
 from tests.faults.clouds import ScriptedCloud
@@ -23,8 +27,8 @@ from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.scene import BESIDE_OTHERS, CASCADE, ONE, assert_from_cloud, assert_from_edge, in_process, write_agent
 from tests.faults.two_links import DEADLINE_S, RETURN_S, Came
 from upwell.edge.config import CloudSection
-from upwell.edge.server.assembly import embedded_agent
-from upwell.shared.config.security import parse_address
+from upwell.edge.server.assembly import _link_and_spool, embedded_agent
+from upwell.shared.config.security import ClientSecurity, parse_address
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client import OipClient
@@ -100,6 +104,47 @@ def test_a_relay_lets_no_other_process_in_and_ends_with_its_client() -> None:
                 pass
         with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
             late.connect(name)
+
+
+def test_a_client_that_cannot_be_made_leaves_no_relay(tmp_path: Path) -> None:
+    def relays() -> int:
+        return sum(one.name == "interface-relay" for one in threading.enumerate())
+
+    before = relays()
+    with pytest.raises(ConfigError):
+        OipClient("127.0.0.1:1", ClientSecurity(token_file=tmp_path / "none"), interface=HERE)
+    assert relays() == before
+
+
+def test_a_relay_outlives_too_many_open_files() -> None:
+    with ScriptedCloud() as cloud:
+        relay = InterfaceRelay(parse_address(cloud.address), HERE)
+        name = "\0" + relay.target.removeprefix("unix-abstract:")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+            try:
+                early.connect(name)
+                time.sleep(2 * InterfaceRelay.PAUSE_S)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            late.connect(name)
+            late.settimeout(10.0)
+            assert late.recv(9)
+        relay.close()
+
+
+def test_metrics_and_the_fleet_are_told_of_each(folder: Path) -> None:
+    with ScriptedCloud() as cloud:
+        section = {"endpoint": cloud.address, "interfaces": ["nosuch0", HERE]}
+        with embedded_agent(write_agent(folder, CASCADE, section)) as agent:
+            for _ in range(8):
+                in_process(agent)(ONE)
+            text = generate_latest(agent.metrics.registry).decode()
+            assert _link_and_spool(agent)["rtt_s"] is not None
+    assert 'upwell_breaker_open{interface="nosuch0",model="*"} 1.0' in text
+    assert 'upwell_breaker_open{interface="lo",model="*"} 1.0' not in text
+    assert 'upwell_link_rtt_seconds{interface="nosuch0"} NaN' in text
 
 
 @pytest.mark.parametrize("endpoint", ["unix:/tmp/x.sock", "dns:///localhost:1"])

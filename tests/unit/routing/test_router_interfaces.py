@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,10 @@ from upwell.shared.routing.decide.router import GOOD_CHANCE, Router
 from upwell.shared.routing.decide.state import (
     CloudAnswered,
     CloudCallFailed,
+    CloudHeld,
     CloudMoved,
     CloudSent,
+    EdgeRan,
     LinkProbed,
     LinkState,
     Outcome,
@@ -93,6 +96,41 @@ def test_the_only_one_is_named_too() -> None:
     decision = paid().decide(RouterState(interface=METERED), signals((SIZE_BYTES,)), NOW_S)
     assert decision.interface == METERED
     assert decision.draws[0].amount == pytest.approx(SIZE_BYTES * 4e-9)
+
+
+@pytest.mark.parametrize(
+    ("about", "objective"), [({"has_edge": False}, "accuracy"), ({}, "latency")], ids=["no edge", "latency"]
+)
+def test_a_surer_one_is_taken_too_where_no_chance_is_asked_for(about: dict[str, Any], objective: str) -> None:
+    by = router(f"{PAID.replace('deadline', f'objective: {objective}, deadline')}\n{UP}")
+    noisy = [
+        CloudAnswered(MODEL, 1, SIZE_BYTES, 0.02 + SIZE_BYTES / rate, 0.0, interface=FREE)
+        for rate in (40_000, 120_000) * 8
+    ]
+    state = two(by, EdgeRan(MODEL, 1, 5.0), *noisy, *answers(METERED, 1e6))
+    alone = by.decide(replace(state, others={}), signals((SIZE_BYTES,), **about), NOW_S)
+    assert alone.up_rows
+    assert math.isnan(alone.chance)
+    assert by.decide(state, signals((SIZE_BYTES,), **about), NOW_S).interface == METERED
+
+
+def test_the_last_one_is_not_tried_just_because_it_was_idle() -> None:
+    by = paid()
+    state = learnt(by, answers(METERED, 60_000), NOW_S - 15.0, two(by))
+    state = learnt(by, answers(FREE, 90_000), NOW_S, state)
+    found = {
+        name: by.decide(replace(state.over(name), others={}), signals((SIZE_BYTES,)), NOW_S).chance
+        for name in (FREE, METERED)
+    }
+    assert GOOD_CHANCE > found[FREE] > found[METERED]
+    assert by.decide(state, signals((SIZE_BYTES,)), NOW_S).interface == FREE
+
+
+def test_a_move_of_one_does_not_make_the_others_forget_that_the_cloud_asked_for_a_pause() -> None:
+    by = paid()
+    for moved in (FREE, METERED):
+        state = two(by, CloudHeld(MODEL, 20.0), CloudMoved(interface=moved))
+        assert state.is_held(MODEL, NOW_S + 1.0)
 
 
 def test_one_that_failed_costs_no_request_until_it_is_heard_again() -> None:

@@ -333,19 +333,23 @@ def drift_families(watch: DriftWatch) -> Iterator[Metric]:
 
 
 def router_families(state: RouterState) -> Iterator[Metric]:
-    """The router's state: the link (NaN without a sample), the breakers, the audits."""
-    yield GaugeMetricFamily("upwell_link_rtt_seconds", "Estimated round trip to the cloud.", state.link.rtt_s)
-    inverse = state.link.inverse_bandwidth_s_per_byte
-    bandwidth = 1.0 / inverse if inverse > 0 else math.nan
+    """The router's state: the link (NaN without a sample), the breakers, the audits; by network interface if several
+    are named."""
+    labels = ["interface"] if state.others else []
+    rtt = GaugeMetricFamily("upwell_link_rtt_seconds", "Estimated round trip to the cloud.", labels=labels)
     text = "Estimated bandwidth to the cloud; NaN if unknown."
-    yield GaugeMetricFamily("upwell_link_bytes_per_second", text, bandwidth)
-    breakers = GaugeMetricFamily(
-        "upwell_breaker_open", "1 while the breaker is open and the cloud is not asked.", labels=["model"]
-    )
+    rate = GaugeMetricFamily("upwell_link_bytes_per_second", text, labels=labels)
+    text = "1 while the breaker is open and the cloud is not asked."
+    breakers = GaugeMetricFamily("upwell_breaker_open", text, labels=["model", *labels])
     now_s = time.monotonic()
-    for key, breaker in state.breakers.items():
-        breakers.add_metric([key or "*"], float(breaker.is_open or state.is_held(key, now_s)))
-    yield breakers
+    for interface in (state.interface, *state.others):
+        over, named = state.over(interface), [interface] if labels else []
+        inverse = over.link.inverse_bandwidth_s_per_byte
+        rtt.add_metric(named, over.link.rtt_s)
+        rate.add_metric(named, 1.0 / inverse if inverse > 0 else math.nan)
+        for key, breaker in over.breakers.items():
+            breakers.add_metric([key or "*", *named], float(breaker.is_open or state.is_held(key, now_s)))
+    yield from (rtt, rate, breakers)
     yield from _audits(state)
 
 

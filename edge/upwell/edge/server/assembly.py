@@ -181,7 +181,9 @@ def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection, vi
 
 def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:
     """The state of the link and of waiting cases for the fleet; None for unknown values."""
-    link = agent.router.state.link
+    state = agent.router.state
+    links = [state.over(one).link for one in (state.interface, *state.others)]
+    link = max(links, key=lambda one: one.last_at_s)  # of several interfaces the one last used
     inverse = link.inverse_bandwidth_s_per_byte
     found: dict[str, float | None] = {
         "rtt_s": link.rtt_s if math.isfinite(link.rtt_s) else None,

@@ -260,10 +260,6 @@ class OipClient:
     ) -> None:
         address = check_endpoint(endpoint, security)
         self.endpoint = self._target = str(address)
-        self._relay: InterfaceRelay | None = None
-        if interface:
-            self._relay = InterfaceRelay(address, interface)
-            self._target, options = self._relay.target, (*options, *self._relay.options)
         self._pem = watch_pem(security.tls) if security.tls else None
         self._token = watch_token(security.token_file)
         # gRPC sends a token with its health checks only over TLS; without one, a server that requires it would refuse
@@ -271,6 +267,9 @@ class OipClient:
         checks_health = self._token is None or self._pem is not None
         self._health_token = self._token if address.name_server is not None else None
         self._options = (*channel_options(address, max_message_bytes, checks_health=checks_health), *options)
+        self._relay = InterfaceRelay(address, interface) if interface else None  # after what may fail
+        if self._relay is not None:
+            self._target, self._options = self._relay.target, (*self._options, *self._relay.options)
         self._lock = threading.Lock()
         self._link: ChannelSource | None = None
         self._closed = False

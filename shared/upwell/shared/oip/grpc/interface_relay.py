@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _PEER = struct.Struct("3i")
 """`struct ucred`: the process, user and group at the other end."""
 
-_said: dict[str, str] = {}
+_said: dict[tuple[str, Address], str] = {}
 
 
 class InterfaceRelay:
@@ -33,6 +33,9 @@ class InterfaceRelay:
 
     CONNECT_S: ClassVar[float] = 3.0
     """Time limit for a connection to the server."""
+
+    PAUSE_S: ClassVar[float] = 0.1
+    """Pause after a connection could not be taken up."""
 
     PIECE_BYTES: ClassVar[int] = 64 << 10
     """Most bytes that are carried at a time."""
@@ -75,13 +78,19 @@ class InterfaceRelay:
         while True:
             try:
                 near, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # closed, or there are too many open files
+                if self._closed:
+                    return
+                time.sleep(self.PAUSE_S)
+                continue
             pid, _, _ = _PEER.unpack(near.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if pid != os.getpid():
                 near.close()
                 continue
-            threading.Thread(target=self._carry, args=(near,), name="interface-relay", daemon=True).start()
+            try:
+                threading.Thread(target=self._carry, args=(near,), name="interface-relay", daemon=True).start()
+            except RuntimeError:  # no thread can be started: gRPC tries again
+                near.close()
 
     def _carry(self, near: socket.socket) -> None:
         """Carry one connection in both directions until either side ends it."""
@@ -97,9 +106,10 @@ class InterfaceRelay:
                 )
             except OSError as error:
                 self._forget(near)
-                _say(self._interface, f"{self._address} cannot be reached: {error.strerror or error}")
+                if not self._closed:
+                    _say(self._interface, self._address, f"cannot be reached: {error.strerror or error}")
                 return
-            _say(self._interface, "")
+            _say(self._interface, self._address, "")
             with far:
                 far.settimeout(None)
                 far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -132,11 +142,11 @@ class InterfaceRelay:
             self._open = {other for other in self._open if other.fileno() >= 0}  # without those that did not connect
 
 
-def _say(interface: str, problem: str) -> None:
+def _say(interface: str, address: Address, problem: str) -> None:
     """Log once what is wrong with an interface: gRPC will only say that its connections end."""
-    before, _said[interface] = _said.get(interface, ""), problem
+    before, _said[interface, address] = _said.get((interface, address), ""), problem
     if problem and problem != before:
-        _log.warning("interface %s: %s", interface, problem)
+        _log.warning("interface %s: %s %s", interface, address, problem)
 
 
 def _shut(one: socket.socket) -> None:

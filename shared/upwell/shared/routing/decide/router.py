@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from upwell.shared.routing.decide import learning
 from upwell.shared.routing.decide.decide import after_edge, before_edge, threshold_of
 from upwell.shared.routing.decide.fast_path import FastPath
-from upwell.shared.routing.decide.offload import OffloadCase, draw_of, facts
+from upwell.shared.routing.decide.offload import OffloadCase, chance_of, draw_of, facts, predict
 from upwell.shared.routing.decide.state import (
     Audited,
     CloudAnswered,
@@ -144,10 +144,10 @@ class Router:
         if not (decision.up_rows or decision.refusal or decision.obstacle in OF_THE_LINK):
             return found[0]
         for interface in state.others:
-            if _rank(state, found[-1], now_s) >= _WILL_DO:
+            if _rank(state, signals, found[-1], now_s) >= _WILL_DO:
                 return found[-1]
             found.append(replace(self._decide(state.over(interface), signals, now_s), interface=interface))
-        return max(found, key=lambda one: _rank(state, one, now_s))
+        return max(found, key=lambda one: _rank(state, signals, one, now_s))
 
     def _decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
         if self._fast_path:
@@ -251,7 +251,9 @@ class Router:
         if isinstance(outcome, GaveUp):
             return replace(state, overruns=state.overruns.add(outcome.overrun_s))
         if isinstance(outcome, CloudMoved):
-            return replace(state, link=LinkEstimate(), backlog=Backlog(), backoff_until={})
+            # Over other interfaces requests go where the cloud said when to come back.
+            backoff_until = state.backoff_until if state.others else {}
+            return replace(state, link=LinkEstimate(), backlog=Backlog(), backoff_until=backoff_until)
         if isinstance(outcome, CloudHeld):
             return learning.held(state, outcome, now_s)
         if isinstance(outcome, Audited):
@@ -302,18 +304,33 @@ class Router:
         return state
 
 
-def _rank(state: RouterState, decision: Decision, now_s: float) -> tuple[bool, bool, float]:
+def _rank(state: RouterState, signals: Signals, decision: Decision, now_s: float) -> tuple[bool, bool, float]:
     """Whether rows go up, over a link that is not known to fail, and the chance of an answer in time.
 
-    A link that is to be found out about ranks as one that will do: else a surer one would keep it unused for good.
+    A link that is to be found out about ranks as one that will do: else a surer one would keep it unused for good. That
+    is nothing for the last one, which no other is worse than.
     """
     if not decision.up_rows:
         return False, False, 0.0
     over = state.over(decision.interface)
     heard_s = next((one.at_s for one in reversed(over.link.samples) if not one.is_bound), -math.inf)
     is_heard = not any(over.breakers[key].failed_s > heard_s for key in decision.probes)
-    is_tried = bool(decision.probes) or math.isnan(decision.chance) or now_s - over.link.last_at_s >= AGAIN_S
-    return True, is_heard, GOOD_CHANCE if is_tried else decision.chance
+    is_last = decision.interface == [state.interface, *state.others][-1]
+    is_old = not is_last and now_s - over.link.last_at_s >= AGAIN_S and over.backlog.is_idle
+    is_tried = bool(decision.probes) or not over.link.is_known or is_old
+    return True, is_heard, GOOD_CHANCE if is_tried else _chance(over, signals, decision, now_s)
+
+
+def _chance(over: RouterState, signals: Signals, decision: Decision, now_s: float) -> float:
+    """The chance of an answer in time, also where the decision did not ask for it."""
+    if not math.isnan(decision.chance):
+        return decision.chance
+    route, sizes, rows = decision.split_route, signals.wire_sizes_bytes, decision.up_rows
+    size_bytes = sum(sizes[row] for row in rows) if route is None else route.row_bytes * len(rows)
+    times_key = decision.model if route is None else route.key
+    server_s = predict(over, times_key, len(rows), size_bytes, 0.5, now_s).server_s
+    within_s = decision.give_up_s - now_s - server_s
+    return chance_of(over, size_bytes, within_s, now_s).in_time if within_s > 0.0 else 0.0
 
 
 _WILL_DO = (True, True, GOOD_CHANCE)
