@@ -50,34 +50,6 @@ def test_one_after_the_other_the_most_urgent_first_and_equals_in_order() -> None
     assert_free(scheduler)
 
 
-@pytest.mark.parametrize(("long_run_s", "order"), [(0.0, ["begins", "goes on"]), (math.inf, ["goes on", "begins"])])
-def test_after_a_long_run_the_next_one_begins_before_the_first_thread_goes_on(
-    long_run_s: float, order: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("upwell.edge.admission.scheduler.LONG_RUN_S", long_run_s)
-    monkeypatch.setattr("upwell.edge.admission.scheduler.HAND_OVER_S", PATIENT_S)
-    scheduler = EdfScheduler()
-    seen: list[str] = []
-
-    def follow() -> None:
-        with scheduler.acquire(math.inf):
-            seen.append("begins")
-
-    thread = threading.Thread(target=follow)
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(PATIENT_S)  # a thread keeps the interpreter until it waits
-    try:
-        with scheduler.acquire(math.inf):
-            thread.start()
-            until(lambda: scheduler.queue.ahead == 2)
-        seen.append("goes on")
-    finally:
-        sys.setswitchinterval(interval_s)
-        thread.join()
-    assert seen == order
-    assert_free(scheduler)
-
-
 @pytest.mark.parametrize("late_s", [0.0, 1e-9, 5.0, math.inf])
 def test_a_deadline_that_has_passed_leaves_a_busy_scheduler_at_once(late_s: float) -> None:
     scheduler = EdfScheduler()

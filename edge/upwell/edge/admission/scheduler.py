@@ -10,22 +10,13 @@ from contextlib import AbstractContextManager, contextmanager
 from upwell.shared.routing.scheduling.run_queue import QueuedRun, RunQueue
 from upwell.shared.routing.scheduling.run_request import RunRequest
 
-LONG_RUN_S = 0.002
-"""From this duration on, a thread that leaves the device lets the next one begin its run before it goes on itself.
-
-Otherwise the next one, though woken, waits for the interpreter, which the first holds until it has given its answer and
-prepared its next request, and the device is idle meanwhile. After shorter runs two changes of threads cost more."""
-
-HAND_OVER_S = 0.001
-"""Maximum time to wait for the next one's start."""
-
 _UNKNOWN = RunRequest()
 
 
 class _ThreadRun(QueuedRun):
     """The run of a thread. As a context manager it waits for a slot and gives it back."""
 
-    __slots__ = ("_gate", "_scheduler", "_started")
+    __slots__ = ("_gate", "_scheduler")
 
     def __init__(self, scheduler: EdfScheduler, deadline_s: float, run_request: RunRequest) -> None:
         QueuedRun.__init__(self, deadline_s, run_request)
@@ -34,17 +25,9 @@ class _ThreadRun(QueuedRun):
     def queue(self) -> None:
         self._gate = threading.Lock()
         self._gate.acquire()
-        self._started = threading.Lock()
-        self._started.acquire()
 
     def wake(self) -> None:
-        if self.error is None:
-            self._scheduler.woken = self
         self._gate.release()
-
-    def await_start(self) -> None:
-        """Wait until the thread that was woken goes on."""
-        self._started.acquire(timeout=HAND_OVER_S)
 
     def __enter__(self) -> None:
         scheduler = self._scheduler
@@ -54,7 +37,6 @@ class _ThreadRun(QueuedRun):
                     return
             timeout_s = min(max(0.0, self.latest_start_s - time.monotonic()), threading.TIMEOUT_MAX)
             is_woken = self._gate.acquire(timeout=timeout_s)
-            self._started.release()
             if self.error is not None:
                 raise self.error
             if not is_woken:  # a slot granted at this very moment is passed on
@@ -66,11 +48,7 @@ class _ThreadRun(QueuedRun):
     def __exit__(self, *_: object) -> None:
         scheduler = self._scheduler
         with scheduler.lock:
-            now_s = time.monotonic()
-            scheduler.queue.leave(self, now_s)
-            woken, scheduler.woken = scheduler.woken, None
-        if woken is not None and now_s - self.began_s >= LONG_RUN_S:
-            woken.await_start()
+            scheduler.queue.leave(self, time.monotonic())
 
 
 class EdfScheduler:
@@ -80,8 +58,6 @@ class EdfScheduler:
         self.queue = RunQueue(instances)
         self.lock = threading.Lock()
         """Held whenever more than one value of the queue is read."""
-        self.woken: _ThreadRun | None = None
-        """The last run that was woken to begin; set and taken under the lock."""
 
     def resize(self, instances: int) -> None:
         """See `RunQueue`."""

@@ -110,7 +110,8 @@ class RequestDriver:
         done = self.record()
         assert done is not None  # noqa: S101  it was decided, or there would be an error
         answer = build_answer(done, flow, self._context.agent)
-        if flow.second is not None and (gave_up := flow.gave_up(time.monotonic())) is not None:
+        gave_up = flow.gave_up(time.monotonic())
+        if gave_up is not None:
             self._context.router.observe(gave_up)
         return answer, done
 
@@ -132,6 +133,7 @@ class RequestDriver:
             add_decision(self._context.trace, decision, began_s)
         if is_second:
             return
+        _log.debug("id=%s decision: %s", self._id, decision)
         uplinks, signals = self._context.uplinks, self._flow.signals
         if uplinks and signals.may_offload and not decision.verdict.egress_rule:
             next(iter(uplinks.values())).note_candidate(partial(self._context.router.judge, signals))

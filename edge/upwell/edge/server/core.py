@@ -245,7 +245,7 @@ class AgentCore:
         arrived_s = time.monotonic()
         served = self._models.get(model) or self.model(model)
         arrays = as_arrays(inputs, served)
-        request = Request(model, arrays, arrived_s, arrived_s + deadline_s, tags and as_tags(tags), id, traceparent)
+        request = Request(model, arrays, arrived_s, arrived_s + deadline_s, as_tags(tags), id, traceparent)
         return self._handle(served, request)
 
     def handle(self, request: Request) -> Answer:
@@ -285,8 +285,7 @@ class AgentCore:
         self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
         if time.monotonic() > done.first.deadline_s:
             self.metrics.late(model)
-        if self.uplink is not None:
-            self._cloud_models.learn(done, answer)
+        self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
         self.flight_recorder.note(
