@@ -94,7 +94,7 @@ def start_s(root: Path, workers: str) -> tuple[float, str]:
 
 def chosen_by(service: Program) -> str:
     """How many workers `auto` took, as the log says."""
-    return "".join(line.split("auto is ")[1].split()[0] for line in service.lines if "auto is" in line)
+    return "".join(line.split("auto chose ")[1].split()[0] for line in service.lines if "auto chose" in line)
 
 
 def started(root: Path, rounds: int, quiet: Quiet) -> str:
