@@ -137,17 +137,17 @@ class Router:
         and where there is none by the likeliest. One of which nothing is known, or nothing of the last `AGAIN_S`, is
         tried; one that failed, only once its link was heard again or where no other will do.
         """
-        decision = self._decide(state, signals, now_s)
         if not state.interface:
-            return decision
-        found = [replace(decision, interface=state.interface)]
-        if not (decision.up_rows or decision.refusal or decision.obstacle in OF_THE_LINK):
-            return found[0]
-        for interface in state.others:
-            if _rank(state, signals, found[-1], now_s) >= _WILL_DO:
-                return found[-1]
-            found.append(replace(self._decide(state.over(interface), signals, now_s), interface=interface))
-        return max(found, key=lambda one: _rank(state, signals, one, now_s))
+            return self._decide(state, signals, now_s)
+        ranked: list[tuple[tuple[bool, bool, float], Decision]] = []
+        for interface in (state.interface, *state.others):
+            decision = replace(self._decide(state.over(interface), signals, now_s), interface=interface)
+            may_differ = decision.up_rows or decision.refusal or decision.obstacle in OF_THE_LINK
+            rank = _rank(state, signals, decision, now_s)
+            if rank >= _WILL_DO or not (ranked or may_differ):
+                return decision
+            ranked.append((rank, decision))
+        return max(ranked, key=lambda pair: pair[0])[1]
 
     def _decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
         if self._fast_path:
@@ -307,8 +307,8 @@ class Router:
 def _rank(state: RouterState, signals: Signals, decision: Decision, now_s: float) -> tuple[bool, bool, float]:
     """Whether rows go up, over a link that is not known to fail, and the chance of an answer in time.
 
-    A link that is to be found out about ranks as one that will do: else a surer one would keep it unused for good. That
-    is nothing for the last one, which no other is worse than.
+    A link that has to be tried ranks like one that will do: otherwise a surer one would keep it unused for good. The
+    last one is not tried for being idle, since it is meant to be.
     """
     if not decision.up_rows:
         return False, False, 0.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
 
 from upwell.shared.routing.estimators.allowance import Allowance
 from upwell.shared.routing.estimators.audit import AuditTally
@@ -80,31 +80,24 @@ class RouterState:
     others: Mapping[str, LinkState] = field(default_factory=dict)
 
     def over(self, interface: str) -> RouterState:
-        """The state as it is for messages over that interface; this one where it is the first, or unknown."""
+        """The state for messages over that interface; unchanged if it is the first, or unknown."""
         other = self.others.get(interface)
-        if other is None:
-            return self
-        return replace(
-            self, interface=interface, link=other.link, backlog=other.backlog, queue=other.queue,
-            breakers=other.breakers, answers=other.answers, last_side=other.last_side,
-        )  # fmt: skip
+        return self if other is None else replace(self, interface=interface, **_link_fields(other))
 
     def merged(self, changed: RouterState) -> RouterState:
-        """The state after `changed`, which is what became of `over` one of the interfaces."""
+        """The state with the changes made to what `over` returned."""
         if changed.interface == self.interface:
             return changed
-        other = LinkState(
-            changed.link, changed.backlog, changed.queue, changed.breakers, changed.answers, changed.last_side
-        )
-        return replace(
-            changed, interface=self.interface, link=self.link, backlog=self.backlog, queue=self.queue,
-            breakers=self.breakers, answers=self.answers, last_side=self.last_side,
-            others={**self.others, changed.interface: other},
-        )  # fmt: skip
+        others = {**self.others, changed.interface: LinkState(**_link_fields(changed))}
+        return replace(changed, interface=self.interface, others=others, **_link_fields(self))
 
     def is_held(self, model: str, now_s: float) -> bool:
         """Whether the cloud asked not to get requests of this model before some later time."""
         return now_s < self.backoff_until.get(model, -math.inf)
+
+
+def _link_fields(state: LinkState | RouterState) -> dict[str, Any]:
+    return {one.name: getattr(state, one.name) for one in fields(LinkState)}
 
 
 @quick
