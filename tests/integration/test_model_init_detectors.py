@@ -143,3 +143,11 @@ def test_features_and_maps_are_no_boxes(tmp_path: Path, in_process: InProcess, s
     assert "meaning of its outputs is not known" in report["not_known"][0]
     signature = load_yaml(model.with_name("model.yaml"), ModelDescription).signature
     assert signature.outputs["output"].kind == "tensor"
+
+
+@pytest.mark.parametrize("name", ["out put: 0", 'a "b"', "a\x01b", "null", "ünï"])
+def test_a_tensor_may_have_any_name(tmp_path: Path, in_process: InProcess, name: str) -> None:
+    model = finding(tmp_path / "model.onnx", {name: np.concatenate([CORNERS, SCORES], axis=2)})
+    init(in_process, model)
+    keys = boxes_step(model)
+    assert (keys["from"], keys["format"]) == (name, "xyxy")

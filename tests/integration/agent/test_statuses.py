@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[InferRequest, RemoteErrorKind, str]] = {
     "unknown output": (
         one_input("x", X, outputs=("y",)),
         RemoteErrorKind.INVALID_ARGUMENT,
-        "unknown output 'y'; model 'linear' gives scores",
+        "model 'linear' has no output 'y'; available: scores",
     ),
     "numbers for a picture": (one_input("image", X, "digits"), RemoteErrorKind.INVALID_ARGUMENT, "one encoded picture"),
     "no picture": (one_input("image", encoded(b""), "digits"), RemoteErrorKind.INVALID_ARGUMENT, "JPEG, PNG or WebP"),

@@ -90,7 +90,7 @@ def test_unknown_models_versions_and_outputs_name_what_there_is(tmp_path: Path) 
         cloud.infer(InferRequest("n", {"x": X}), Call())
     with pytest.raises(ModelNotFound, match="no version '01'; available: 1"):
         cloud.metadata("m", "01")
-    with pytest.raises(InvalidRequest, match="no output 'logits'; it has scores"):
+    with pytest.raises(InvalidRequest, match="no output 'logits'; available: scores"):
         cloud.infer(InferRequest("m", {"x": X}, outputs=("logits",)), Call())
 
 

@@ -84,7 +84,7 @@ def test_only_the_outputs_that_were_asked_for_come_back() -> None:
 
 def test_an_output_that_the_model_does_not_have_is_refused() -> None:
     with scene() as at:
-        with pytest.raises(InvalidRequest, match="unknown output 'x'; model 'model' gives fp32, fp64"):
+        with pytest.raises(InvalidRequest, match="model 'model' has no output 'x'; available: fp32, fp64"):
             AgentDataplane(at.agent).infer(request(outputs=("fp32", "x")), Call())
         assert at.runtime.runs == 0
 

@@ -258,7 +258,7 @@ def _check_wanted(request: InferRequest, model: CloudModel) -> None:
     for name in request.outputs:
         known = [output.name for output in model.processor.signature.outputs]
         if name not in known:
-            raise InvalidRequest(f"model {model.name!r} has no output {name!r}; it has {', '.join(known)}")
+            raise InvalidRequest(f"model {model.name!r} has no output {name!r}; available: {', '.join(known)}")
 
 
 def _run(model: CloudModel, prepared: Prepared, call: Call, priority: int) -> RunResult:

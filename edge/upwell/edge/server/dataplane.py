@@ -194,7 +194,7 @@ def _check_outputs(model: ServedModel, outputs: tuple[str, ...]) -> None:
     known = [one.name for one in model.edge.signature.outputs]
     for name in outputs:
         if name not in known:
-            raise InvalidRequest(f"unknown output {name!r}; model {model.name!r} gives {', '.join(known)}")
+            raise InvalidRequest(f"model {model.name!r} has no output {name!r}; available: {', '.join(known)}")
 
 
 def _wanted(outputs: Mapping[str, Array], names: tuple[str, ...]) -> Mapping[str, Array]:

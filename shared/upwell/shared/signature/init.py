@@ -344,12 +344,16 @@ def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
     ]
 
 
+_TENSORS = frozenset({"from", "boxes", "scores", "classes", "prototypes"})
+"""Keys of a boxes step that name tensors."""
+
+
 def _boxes(specs: Sequence[TensorSpec], facts: ExporterFacts) -> list[str] | None:
     """A boxes step, where the facts say that there are boxes or the tensors look like a detector's."""
     keys, doubts = (facts.boxes, facts.doubts) if facts.boxes is not None else likely_boxes(specs)
     before = [f"- {facts.activation}"] if facts.activation else []
     check = [f"# {doubts}"] if doubts else []
-    written = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    written = ", ".join(f"{key}: {_text(value) if key in _TENSORS else value}" for key, value in keys.items())
     return [*before, *check, f"- boxes: {{{written}}}"] if keys else None
 
 
@@ -364,13 +368,13 @@ def likely_boxes(specs: Sequence[TensorSpec]) -> tuple[Mapping[str, str], str]:
     others = [spec for spec in specs if spec is not boxes and spec.shape[1:2] == boxes.shape[1:2]]
     ranks = [len(spec.shape) for spec in others]
     if ranks == [3] and boxes.shape[1] >= _MIN_BOXES and others[0].datatype in FLOATS:
-        keys = {"boxes": _text(boxes.name), "scores": _text(others[0].name), "format": "xyxy", "normalized": "true"}
+        keys = {"boxes": boxes.name, "scores": others[0].name, "format": "xyxy", "normalized": "true"}
         return keys, "format and normalized as the model has them; background: 0, where class 0 is none"
     if ranks == [2, 2]:
         classes, scores = sorted(others, key=_is_of_scores)
         if scores.datatype not in FLOATS:
             return {}, ""
-        keys = {"boxes": _text(boxes.name), "classes": _text(classes.name), "scores": _text(scores.name)}
+        keys = {"boxes": boxes.name, "classes": classes.name, "scores": scores.name}
         keys |= {"format": "yxyx" if classes.datatype in FLOATS else "xyxy", "normalized": "true", "iou": "1.0"}
         doubts = "classes and scores may be the other way round; iou: 1.0, since the model drops overlaps itself"
         return keys, doubts
@@ -395,7 +399,7 @@ def _raw_boxes(spec: TensorSpec) -> tuple[Mapping[str, str], str]:
     axes, width, count = ("NCA", middle, last) if 5 <= middle <= last or last < 0 else ("NAC", last, middle)
     if width < 5 or 0 <= count < max(_MIN_BOXES, _BOXES_PER_NUMBER * width):
         return {}, ""
-    keys = {"from": _text(spec.name), "axes": axes, "format": "cxcywh"}
+    keys = {"from": spec.name, "axes": axes, "format": "cxcywh"}
     keys |= {"objectness": "true"} if width == 85 else {}
     doubts = "format; objectness: true, where the fifth number is one; normalized: true, where boxes are fractions"
     return keys, doubts

@@ -28,8 +28,9 @@ _PADS = ("[PAD]", "<pad>", "<|padding|>", "<|endoftext|>")
 _BY_CHARACTER = frozenset({"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"})
 """Normalizers that change no space, and no letter or digit of ASCII because of what is on the other side of a space."""
 _BY_WORD = frozenset({"BertPreTokenizer", "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit"})
+"""Pre-tokenizers that split at every space."""
 _LIKELY_CHARACTERS = 8
-"""Of a token: more than words have, so that a part of so many for each token most often fills them all."""
+"""Characters per token to read first: more than most tokens have, so that one part of a long text usually fills all."""
 
 _T = TypeVar("_T")
 

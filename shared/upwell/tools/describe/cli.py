@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -116,17 +115,14 @@ def _with_scores(facts: ExporterFacts, found: ScoresKind) -> ExporterFacts:
 def _with_likely_boxes(facts: ExporterFacts, runtime: Runtime) -> ExporterFacts:
     """With boxes, where the tensors look like a detector's and runs of it bear that out."""
     outputs = runtime.outputs
-    if has_loose_boxes(outputs) or any(len(spec.shape) == 3 and spec.shape[2] == 4 for spec in outputs):
-        otherwise = replace(facts, boxes={}, scores="tensor", notes=(*facts.notes, _NO_BOXES))
-    else:
-        otherwise = facts
-    if len(runtime.inputs) != 1 or len(runtime.inputs[0].shape) != 4:
-        return otherwise
-    keys, doubts = likely_boxes(outputs)
+    is_picture = len(runtime.inputs) == 1 and len(runtime.inputs[0].shape) == 4
+    keys, doubts = likely_boxes(outputs) if is_picture else ({}, "")
     shown = shown_boxes(runtime, keys, doubts) if keys else None
-    if shown is None:
-        return replace(otherwise, boxes={}, scores="tensor", notes=(*facts.notes, _NO_BOXES)) if keys else otherwise
-    return replace(facts, boxes=shown[0], doubts=shown[1])
+    if shown is not None:
+        return replace(facts, boxes=shown[0], doubts=shown[1])
+    if keys or has_loose_boxes(outputs) or any(len(spec.shape) == 3 and spec.shape[2] == 4 for spec in outputs):
+        return replace(facts, boxes={}, scores="tensor", notes=(*facts.notes, _NO_BOXES))
+    return facts
 
 
 def _described(
@@ -141,12 +137,13 @@ def _described(
     try:
         beside = None if facts.text is None else facts.text.tokenizer.with_name("model.yaml")
         description = parse_yaml(text.replace(f"labels: {LABELS_NAME}", f"labels: {labels}"), ModelDescription, beside)
-        Processor(description, runtime.inputs, runtime.outputs, runtime.name)
+        signature = Processor(description, runtime.inputs, runtime.outputs, runtime.name).signature
     except ConfigError as error:
         note = f"what {facts.source} says does not fit the model's tensors: {error.problems[0].message}"
         without = ExporterFacts(notes=(note,))
         return starting_description(runtime.inputs, runtime.outputs, without, quantization), without
-    if not facts.notes and "kind: image" in text and not re.search("kind: (?!image|tensor)", text):
+    kinds = {*(one.kind for one in signature.inputs), *(one.kind for one in signature.outputs)}
+    if not facts.notes and "image" in kinds and kinds <= {"image", "tensor"}:
         facts = replace(facts, notes=(_NOTHING_SAID,))
     return text, facts
 

@@ -5,7 +5,6 @@ The one is seen in runs on random inputs, the other in its graph.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -30,8 +29,8 @@ _SLACK = 0.03  # the steps of an int8 output add up to so much
 _FLOAT_ONNX, _FLOAT_TFLITE = 1, 0
 _BUFFERS = 4
 _MOST_BYTES = 4096
-_SAME = ("Identity", "Cast", "Transpose", "TRANSPOSE")
-_TFLITE: Mapping[int, str] = MappingProxyType({18: "Mul", 39: "TRANSPOSE", 41: "Sub", 42: "Div"})
+_SAME = ("Identity", "Cast", "Transpose")
+_TFLITE: Mapping[int, str] = MappingProxyType({18: "Mul", 39: "Transpose", 41: "Sub", 42: "Div"})
 _SMALL, _LARGE, _MANY_LEVELS = 0.02, 50.0, 2.0
 """Factors, divisors and means of pixels; those of numbers from 0 to 1 are nowhere near."""
 
@@ -84,21 +83,15 @@ def shown_boxes(runtime: Runtime, keys: Mapping[str, str], doubts: str) -> tuple
 def _seen(runs: Sequence[Mapping[str, Array]], keys: Mapping[str, str]) -> tuple[Array, Array]:
     """The boxes [n, 4] and scores [n, classes] of these runs; of a model that drops overlaps those that are not 0."""
     if "from" in keys:
-        raw = np.concatenate([run[_plain(keys["from"])] for run in runs]).astype(np.float64)
-        rows = (raw.swapaxes(1, 2) if keys["axes"] == "NCA" else raw).reshape(
-            -1, raw.shape[1 if keys["axes"] == "NCA" else 2]
-        )
+        raw = np.concatenate([run[keys["from"]] for run in runs]).astype(np.float64)
+        boxes = raw.swapaxes(1, 2) if keys["axes"] == "NCA" else raw
+        rows = boxes.reshape(-1, boxes.shape[2])
         return rows[:, :4], rows[:, 4:]
-    boxes = np.concatenate([run[_plain(keys["boxes"])] for run in runs]).astype(np.float64).reshape(-1, 4)
-    scores = np.concatenate([run[_plain(keys["scores"])] for run in runs]).astype(np.float64)
+    boxes = np.concatenate([run[keys["boxes"]] for run in runs]).astype(np.float64).reshape(-1, 4)
+    scores = np.concatenate([run[keys["scores"]] for run in runs]).astype(np.float64)
     scores = scores.reshape(len(boxes), -1)
     used = boxes.any(axis=1) if "classes" in keys else np.ones(len(boxes), bool)
     return boxes[used], scores
-
-
-def _plain(written: str) -> str:
-    """The name of a tensor, which is quoted in YAML where it must be."""
-    return str(json.loads(written)) if written.startswith('"') else written
 
 
 def takes_pixels(model: Path, name: str) -> bool:

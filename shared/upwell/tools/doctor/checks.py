@@ -178,7 +178,7 @@ def _unreadable(path: Path) -> str:
 
 
 def _is_service(path: Path) -> bool:
-    """Whether the file configures a service. An unreadable file is read again elsewhere, for its error."""
+    """Whether the file configures a service. A file that is not UTF-8 is read again elsewhere, for its error."""
     try:
         return any(line.startswith("serve") for line in path.read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError):
@@ -308,6 +308,8 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[D
             yield expiry(what, path, ends(path), now_s)
         except ValueError:
             yield DoctorFinding(what, "problem", f"{path} contains no certificate in PEM")
+        except OSError as error:
+            yield DoctorFinding(what, "problem", f"{path} cannot be read: {error.strerror}")
 
 
 def expiry(what: str, path: Path, end_s: float, now_s: float) -> DoctorFinding:

@@ -58,7 +58,7 @@ class ReadRequest:
 
 def parse_infer_request(model: str, version: str, head: memoryview, binary: memoryview) -> ReadRequest:
     """Read a request: `head` is the JSON object, `binary` what follows it. Raises `InvalidRequest`."""
-    said = _remembered(bytes(head)) if len(head) <= _SHORT_BYTES else _said(head)
+    said = _parse_json_cached(bytes(head)) if len(head) <= _SHORT_BYTES else _parse_json(head)
     request = InferRequest(
         model=model,
         version=version,
@@ -84,7 +84,7 @@ class _Tensor:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _RequestJson:
     """What the JSON of a request says."""
 
     id: str
@@ -95,7 +95,7 @@ class _Said:
     timeout_s: float | None
 
 
-def _said(head: memoryview) -> _Said:
+def _parse_json(head: memoryview) -> _RequestJson:
     message = load_object(head)
     parameters = parameters_of("the request", message.get("parameters"))
     refuse_sequence(parameters)
@@ -105,13 +105,13 @@ def _said(head: memoryview) -> _Said:
     request_id = text_of("`id`", message.get("id", ""))
     refuse_long_id(request_id)
     inputs = _described("input", message.get("inputs"))
-    return _Said(request_id, inputs, RequestedOutput(default, named), classes, parameters, timeout)
+    return _RequestJson(request_id, inputs, RequestedOutput(default, named), classes, parameters, timeout)
 
 
 @lru_cache(maxsize=256)
-def _remembered(head: bytes) -> _Said:
+def _parse_json_cached(head: bytes) -> _RequestJson:
     """A client with binary data that asks again and again sends the same JSON each time."""
-    return _said(memoryview(head))
+    return _parse_json(memoryview(head))
 
 
 def load_object(head: memoryview) -> dict[str, Any]:
