@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,16 @@ def test_binary_data_is_cut_in_the_order_of_the_inputs_and_mixes_with_json() -> 
     }  # fmt: skip
 
 
+def numbers(two: str) -> bytes:
+    """A request for a tensor with two numbers as JSON writes them."""
+    return b'{"inputs": [{"name": "a", "datatype": "FP64", "shape": [2], "data": [%s]}]}' % two.encode()
+
+
+def test_what_is_named_infinite_is_so_and_a_number_beyond_floats_is_not() -> None:
+    assert parse(numbers("-Infinity, 1e-400"), b"").request.inputs["a"].tolist() == [-math.inf, 0.0]
+    assert np.isnan(parse(numbers("NaN, 1"), b"").request.inputs["a"][0])
+
+
 @pytest.mark.parametrize(
     ("message", "binary", "what"),
     [
@@ -122,6 +133,9 @@ def test_binary_data_is_cut_in_the_order_of_the_inputs_and_mixes_with_json() -> 
         (b'{"a":' * 200_000, b"", "nested too deeply"),
         (b'{"id": ' + b"1" * 5000 + b"}", b"", "cannot be read as JSON"),
         (b'{"id": "\\ud800", "inputs": []}', b"", "not valid Unicode"),
+        (b'{"inputs": [], "parameters": {"a": 1e400}}', b"", "64-bit number"),
+        (numbers("1e400, 1"), b"", "too large for FP64"),
+        (numbers(f"-Infinity, -{'9' * 400}.0"), b"", "too large for FP64"),
     ],
 )
 def test_a_request_that_does_not_fit_says_why(message: object, binary: bytes, what: str) -> None:

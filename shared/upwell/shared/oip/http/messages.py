@@ -18,7 +18,7 @@ from upwell.shared.oip.classification import read_classification
 from upwell.shared.oip.codec.contents import decode_raw, encode_raw, refuse_long_id, refuse_sequence, refuse_unsupported
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.oip.grpc.calls import TIMEOUT, timeout_s
-from upwell.shared.oip.http.tensors import decode_json, encode_json
+from upwell.shared.oip.http.tensors import NamedNumber, decode_json, encode_json, was_too_large
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 MAX_JSON_BYTES = 8 << 20
@@ -143,7 +143,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_without_doubles)
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_doubles, parse_constant=NamedNumber)
 
 
 def read_tensors(what: str, tensors: object, binary: memoryview) -> dict[str, Array]:
@@ -261,7 +261,11 @@ def parameters_of(what: str, values: object) -> dict[str, Parameter]:
         text_of("the name of a parameter", key)
         if isinstance(value, str):
             text_of(f"the parameter {key!r}", value)
-        elif not isinstance(value, (bool, int, float)) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
+        elif (
+            not isinstance(value, (bool, int, float))
+            or (isinstance(value, int) and not -(2**63) <= value < 2**64)
+            or was_too_large(value)
+        ):
             raise InvalidRequest(f"{what}: the parameter {key!r} must be true, false, a 64-bit number or a string")
     return values
 

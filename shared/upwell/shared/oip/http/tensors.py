@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,17 @@ from upwell.shared.oip.codec.contents import count_elements
 from upwell.shared.tensors import DTYPES, Array, oip_datatype
 
 _INTEGER_KINDS = "iu"
+
+
+class NamedNumber(float):
+    """A NaN or an infinity that the JSON names (`NaN`, `Infinity`). A plain infinite `float` was a number that is too
+    large to be read, such as `1e400`.
+    """
+
+
+def was_too_large(value: object) -> bool:
+    """Whether a number of the JSON was too large to be read."""
+    return type(value) is float and math.isinf(value)
 
 
 def decode_json(name: str, datatype: str, shape: tuple[int, ...], data: object, *, is_base64: bool) -> Array:
@@ -56,7 +68,7 @@ def _flat(name: str, shape: tuple[int, ...], elements: int, data: object) -> lis
 
 
 def _check_types(name: str, datatype: str, values: list[Any], allowed: set[type]) -> None:
-    wrong = set(map(type, values)) - allowed
+    wrong = {float if kind is NamedNumber else kind for kind in set(map(type, values))} - allowed
     if wrong:
         expected = " or ".join(sorted(kind.__name__ for kind in allowed))
         raise InvalidRequest(f"tensor {name!r}: expected {expected} as {datatype} elements, got {wrong.pop().__name__}")
@@ -81,7 +93,8 @@ def _floats(name: str, datatype: str, values: list[Any]) -> Array:
         raise InvalidRequest(too_large) from None
     with np.errstate(over="ignore"):
         array: Array = wide.astype(DTYPES[datatype])
-    if (np.isinf(array) != np.isinf(wide)).any():
+    is_infinite = np.isinf(wide)
+    if (np.isinf(array) != is_infinite).any() or (is_infinite.any() and any(map(was_too_large, values))):
         raise InvalidRequest(too_large)
     return array
 
