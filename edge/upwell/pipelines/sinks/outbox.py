@@ -32,7 +32,9 @@ class SinkCounts:
     poisoned: int
     """Set aside because the sink can never accept them."""
     dropped_size: int
-    """Dropped, oldest first, to make room, or because they were too large."""
+    """Dropped, oldest first, to make room, or because they were too large. Those dropped while the sink was being
+    given them may still have arrived.
+    """
     dropped_age: int
     removed: int
     """Dropped because their pipeline or sink was removed from the file."""
