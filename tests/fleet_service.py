@@ -25,8 +25,8 @@ from upwell.fleet.users.audit import Actor
 from upwell.fleet.users.users import Role, add_user
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.config.security import ClientSecurity, TlsFiles
-from upwell.shared.oip.http.exchanges import Received
-from upwell.shared.oip.http.https_call import HttpsCaller
+from upwell.shared.oip.http.client.exchange import Received
+from upwell.shared.oip.http.client.https_call import HttpsCaller
 
 CAPABILITIES = (
     opamp_pb2.AgentCapabilities_ReportsStatus

@@ -40,7 +40,7 @@ def serve() -> None:
     """Serve until the parent closes our input; the address is printed."""
     from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
     from upwell.shared.oip.fake import FakeDataplane
-    from upwell.shared.oip.http.server import start_http_server
+    from upwell.shared.oip.http.server.server import start_http_server
 
     class Sums(FakeDataplane):
         def infer(self, request: InferRequest, call: Call) -> InferResponse:

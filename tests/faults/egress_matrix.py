@@ -38,8 +38,8 @@ from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.oip.grpc.server import start_server
-from upwell.shared.oip.http.client import HttpClient
-from upwell.shared.oip.http.server import start_http_server
+from upwell.shared.oip.http.client.client import HttpClient
+from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.routing.decide.state import RouterState
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array

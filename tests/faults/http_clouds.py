@@ -18,7 +18,7 @@ from tests.faults.clouds import Behaviour, good
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.http.messages import RequestedOutput, parse_infer_request, write_infer_response
+from upwell.shared.oip.http.body_converters import RequestedOutput, parse_infer_request, write_infer_response
 from upwell.shared.oip.http.replies import HTTP_STATUSES
 
 

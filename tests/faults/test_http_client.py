@@ -23,9 +23,9 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.grpc.server import Connections
-from upwell.shared.oip.http.client import HttpClient
-from upwell.shared.oip.http.connections_out import Pool, ProxyRoute
-from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+from upwell.shared.oip.http.client.client import HttpClient
+from upwell.shared.oip.http.client.connection_pool import Pool, ProxyRoute
+from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 
 TIMEOUT_S = 10.0
 """For calls that should end long before."""

@@ -21,8 +21,8 @@ from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.http.client import HttpClient
-from upwell.shared.oip.http.connections_out import HttpConnection, Pool
+from upwell.shared.oip.http.client.client import HttpClient
+from upwell.shared.oip.http.client.connection_pool import HttpConnection, Pool
 
 TIMEOUT_S = 10.0
 REQUEST = InferRequest("echo", {"fp32": EXAMPLE["fp32"]}, id="request-1")

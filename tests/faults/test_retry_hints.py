@@ -18,7 +18,7 @@ from upwell.shared.errors import CloudFailed, Refused
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import start_server
-from upwell.shared.oip.http.server import start_http_server
+from upwell.shared.oip.http.server.server import start_http_server
 
 UP = {"defaults": {"deadline": "2s"}, "rules": [{"name": "up", "match": {}, "route": "cloud"}]}
 AFTER_S = 0.4

@@ -27,7 +27,7 @@ from tests.faults.programs import Program
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.http.client import HttpClient
+from upwell.shared.oip.http.client.client import HttpClient
 
 CLIENTS = 4
 ROUNDS = 3

@@ -24,7 +24,7 @@ from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import Connections, start_server
-from upwell.shared.oip.http.server import start_http_server
+from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.cli import main
 from upwell.tools.demo.data import ASSETS, digit_png, heldout, pages

@@ -25,7 +25,7 @@ from tests.integration.pipelines.preview.browser import CHROMIUM, DRIVER, Browse
 from tests.unit.models_for_tests import linear, linear_weights, save, tensor
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import Connections
-from upwell.shared.oip.http.server import start_http_server
+from upwell.shared.oip.http.server.server import start_http_server
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "examples" / "clients"

@@ -20,8 +20,8 @@ from upwell.shared.oip.auth.quotas import limited
 from upwell.shared.oip.grpc.introspection import add_introspection_methods
 from upwell.shared.oip.grpc.repository import refuse_repository_methods
 from upwell.shared.oip.grpc.server import Connections, start_server
-from upwell.shared.oip.http.extensions import Extensions
-from upwell.shared.oip.http.server import start_http_server
+from upwell.shared.oip.http.server.extension_routes import Extensions
+from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 from upwell.shared.telemetry.exposition import Page

@@ -20,7 +20,7 @@ from upwell.shared.oip.fake import EXAMPLE
 from upwell.shared.oip.grpc.client import RemoteError
 from upwell.shared.oip.grpc.server import RunningServer, start_server
 from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
-from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 from upwell.shared.oip.open_client import Client
 
 TIMEOUT_S = 10.0

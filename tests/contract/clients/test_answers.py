@@ -20,7 +20,7 @@ from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.grpc.introspection import add_introspection_methods
-from upwell.shared.oip.http.extensions import Extensions
+from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.introspection import ModelConfig
 from upwell.shared.oip.open_client import Pending
 from upwell.shared.tensors import DTYPES, Array

@@ -10,7 +10,7 @@ from typing import Any
 from upwell.shared.oip.codec.contents import decode_raw, encode_raw
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.http.tensors import decode_json, encode_json
+from upwell.shared.oip.http.json_tensors import decode_json, encode_json
 from upwell.shared.tensors import TensorSpec
 
 

@@ -13,7 +13,7 @@ from tests.contract.oip_http.http_client import HttpClient
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 from upwell.shared.tensors import DTYPES
 
 

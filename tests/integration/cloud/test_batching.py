@@ -25,7 +25,7 @@ from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.grpc.server import start_server
-from upwell.shared.oip.http.server import start_http_server
+from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.oip_http.harness import PictureModel, Serve
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 
 
 @pytest.fixture

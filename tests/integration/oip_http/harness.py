@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.http.server import RunningHttpServer
+from upwell.shared.oip.http.server.server import RunningHttpServer
 from upwell.shared.tensors import TensorSpec
 
 TIMEOUT_S = 10.0

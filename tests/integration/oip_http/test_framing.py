@@ -20,7 +20,7 @@ import pytest
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import Connections
-from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 
 INFER = b"/v2/models/echo/infer"
 PIECES = [

@@ -27,8 +27,9 @@ from tests.integration.oip_http.harness import (
 )
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import Connections
-from upwell.shared.oip.http import application, connections, listener, memory
-from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+from upwell.shared.oip.http.server import body_memory, listener, routes
+from upwell.shared.oip.http.server import connection as http_connection
+from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 
 POST = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n".encode()
 
@@ -125,7 +126,7 @@ def test_a_large_body_is_refused_before_it_is_sent(shared_server: RunningHttpSer
 
 
 def test_large_bodies_at_once_are_bounded_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
+    monkeypatch.setattr(routes, "LEAST_MEMORY_BYTES", 0)
     server = serve(connections=Connections(max_message_bytes=1000))
     with ExitStack() as stack:
         for _ in range(8):
@@ -152,7 +153,7 @@ def until_refused(server: RunningHttpServer) -> None:
 def test_a_body_that_is_promised_and_not_sent_takes_no_memory(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, framing: bytes
 ) -> None:
-    monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
+    monkeypatch.setattr(routes, "LEAST_MEMORY_BYTES", 0)
     server = serve(connections=Connections(max_message_bytes=1000))
     with ExitStack() as stack:
         hostile = [stack.enter_context(dial(server)) for _ in range(16)]
@@ -166,7 +167,7 @@ def test_a_body_that_is_promised_and_not_sent_takes_no_memory(
 def test_bodies_that_stop_just_before_their_end_make_room_one_by_one(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
+    monkeypatch.setattr(routes, "LEAST_MEMORY_BYTES", 0)
     server = serve(connections=Connections(max_message_bytes=1000))
     with ExitStack() as stack:
         hostile = [stack.enter_context(dial(server)) for _ in range(8)]
@@ -174,12 +175,12 @@ def test_bodies_that_stop_just_before_their_end_make_room_one_by_one(
             connection.sendall(POST + b"Content-Length: 1000\r\n\r\n" + b"[" * 999)
         until_refused(server)  # and none is given up, since none has been coming for long
         assert [ask(server, "POST", INFER, BODY).status for _ in range(3)] == [429] * 3
-        monkeypatch.setattr(memory, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(body_memory, "PATIENCE_S", 0.0)
         eventually, refused = time.monotonic() + TIMEOUT_S, 0
         while ask(server, "POST", INFER, BODY).status != 200:
             refused += 1
             assert time.monotonic() < eventually
-        monkeypatch.setattr(memory, "PATIENCE_S", 60.0)
+        monkeypatch.setattr(body_memory, "PATIENCE_S", 60.0)
         given_up = 0
         for connection in hostile:
             with suppress(OSError):
@@ -203,7 +204,7 @@ def test_a_body_of_tiny_chunks_is_given_up(shared_server: RunningHttpServer) -> 
 def test_clients_that_do_not_go_after_a_refusal_keep_nobody_waiting(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_LINGER_S", 60.0)
+    monkeypatch.setattr(http_connection, "_LINGER_S", 60.0)
     server = serve(max_workers=2)
     with ExitStack() as stack:
         for _ in range(80):  # twice as many as there are threads
@@ -258,8 +259,8 @@ def test_beyond_the_limit_the_longest_idle_make_room(serve: Serve, monkeypatch: 
 def test_a_client_that_stops_inside_its_headers_or_body_is_given_up(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEADERS_S", 0.3)
-    monkeypatch.setattr(connections, "IDLE_S", 0.3)
+    monkeypatch.setattr(http_connection, "HEADERS_S", 0.3)
+    monkeypatch.setattr(http_connection, "IDLE_S", 0.3)
     server = serve()
     for part in (
         b"POST /v2",
@@ -274,8 +275,8 @@ def test_a_client_that_stops_inside_its_headers_or_body_is_given_up(
 
 @pytest.mark.parametrize("start", [b"", POST + b"Content-Length: 1000000\r\n\r\n"])
 def test_a_client_that_trickles_has_no_more_time(serve: Serve, monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
-    monkeypatch.setattr(connections, "HEADERS_S", 0.3)
-    monkeypatch.setattr(connections, "IDLE_S", 0.3)
+    monkeypatch.setattr(http_connection, "HEADERS_S", 0.3)
+    monkeypatch.setattr(http_connection, "IDLE_S", 0.3)
     server = serve()
     with dial(server) as connection:
         connection.sendall(start)
@@ -292,7 +293,7 @@ def test_a_client_that_trickles_has_no_more_time(serve: Serve, monkeypatch: pyte
 
 
 def test_forty_slow_clients_leave_threads_for_the_others(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEADERS_S", 0.4)
+    monkeypatch.setattr(http_connection, "HEADERS_S", 0.4)
     server = serve(max_workers=2)
     with ExitStack() as stack:
         for _ in range(40):  # more than there are threads
@@ -347,7 +348,7 @@ def test_a_reset_in_the_middle_of_an_answer_harms_nobody(server: RunningHttpServ
 
 
 def test_json_counts_as_what_it_becomes_in_memory(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
+    monkeypatch.setattr(routes, "LEAST_MEMORY_BYTES", 0)
     server = serve(connections=Connections(max_message_bytes=1000))  # so 8,000 in all
     assert ask(server, "POST", INFER, BODY + b" " * (300 - len(BODY))).status == 200
     assert ask(server, "POST", INFER, BODY + b" " * (400 - len(BODY))).status == 429

@@ -28,7 +28,7 @@ from tests.integration.oip_http.harness import (
 )
 from upwell.shared import errors
 from upwell.shared.errors import Refused
-from upwell.shared.oip.http.server import RunningHttpServer
+from upwell.shared.oip.http.server.server import RunningHttpServer
 
 JPEG = b"\xff\xd8\xff\xe0 not really \xff\xd9"
 

@@ -17,7 +17,7 @@ from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import Connections
-from upwell.shared.oip.http.server import start_http_server
+from upwell.shared.oip.http.server.server import start_http_server
 
 
 @dataclass(frozen=True)

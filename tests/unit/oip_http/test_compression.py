@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.shared.errors import InvalidRequest, Refused
-from upwell.shared.oip.http.compression import accepted, encoding_of, packed, unpacked
-from upwell.shared.oip.http.memory import Memory, Share
 from upwell.shared.oip.http.replies import Rejected, Reply
+from upwell.shared.oip.http.server.body_memory import Memory, Share
+from upwell.shared.oip.http.server.compression import accepted, encoding_of, packed, unpacked
 
 MAX_BYTES = 3 << 20
 PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}

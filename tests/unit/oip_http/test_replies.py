@@ -5,7 +5,7 @@ import pytest
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import Parameter
 from upwell.shared.oip.http.replies import HTTP_STATUSES, Rejected, error_reply
-from upwell.shared.oip.http.request import fact_headers
+from upwell.shared.oip.http.server.request import fact_headers
 from upwell.shared.oip.statuses import INTERNAL, STATUSES
 
 

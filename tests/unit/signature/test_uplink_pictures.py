@@ -13,7 +13,7 @@ from PIL import Image
 from tests.photographs import photograph
 from tests.unit.signature.test_processor import CLASSIFIER, processor
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.http.answers import parse_config_parameters
+from upwell.shared.oip.http.body_converters import parse_config_parameters
 from upwell.shared.oip.introspection import ModelConfig, config_document
 from upwell.shared.oip.seen import Seen, read_seen, write_seen
 from upwell.shared.signature.keys import Decode, Resize

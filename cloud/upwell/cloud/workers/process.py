@@ -42,8 +42,8 @@ from upwell.shared.oip.grpc.repository import (
     add_repository_methods,
 )
 from upwell.shared.oip.grpc.server import Connections, RunningServer, start_server
-from upwell.shared.oip.http.extensions import Extensions
-from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+from upwell.shared.oip.http.server.extension_routes import Extensions
+from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
 from upwell.shared.oip.introspection import Introspection
 from upwell.shared.oip.statistics import StatisticsCounter

@@ -12,8 +12,8 @@ from upwell.shared.config.security import ClientSecurity, TlsFiles, parse_endpoi
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import parse_json
 from upwell.shared.oip.grpc.client import RemoteError
-from upwell.shared.oip.http.exchanges import Received
-from upwell.shared.oip.http.https_call import HttpsCaller
+from upwell.shared.oip.http.client.exchange import Received
+from upwell.shared.oip.http.client.https_call import HttpsCaller
 from upwell.shared.opamp.names import CASES_PATH, case_upload_s
 
 Service = Callable[[], HttpsCaller | None]

@@ -10,7 +10,7 @@ from upwell.shared.oip.grpc.client import LOOPBACK_ONLY, OipClient, PendingInfer
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from upwell.shared.oip.http.client import HttpClient, HttpPendingInfer
+    from upwell.shared.oip.http.client.client import HttpClient, HttpPendingInfer
 
 Client: TypeAlias = "OipClient | HttpClient"
 """A client of one server over either transport, with the interface of `OipClient`."""
@@ -31,7 +31,7 @@ def open_client(
     """A client for `endpoint`, over the network interface `interface` if one is named. `options` are for gRPC,
     `silence_s` for HTTP. Raises `ConfigError`."""
     if parse_endpoint(endpoint).scheme:
-        from upwell.shared.oip.http.client import HttpClient  # rarely needed, and it imports urllib
+        from upwell.shared.oip.http.client.client import HttpClient  # rarely needed, and it imports urllib
 
         return HttpClient(
             endpoint, security, max_message_bytes=max_message_bytes, silence_s=silence_s, interface=interface

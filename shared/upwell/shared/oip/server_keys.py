@@ -10,7 +10,7 @@ from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.oip.auth.limits import UNLIMITED, Limits
 from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.oip.http.cross_origin import Origin
+from upwell.shared.oip.http.server.cross_origin import Origin
 from upwell.shared.telemetry.sections import LogFormat, Traces
 from upwell.shared.units import Bytes
 

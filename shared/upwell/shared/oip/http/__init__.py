@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over HTTP/1.1: a threaded server over a `Dataplane`, and a client."""
+"""The Open Inference Protocol over HTTP/1.1: bodies, TLS, and the replies that both sides read."""

@@ -16,7 +16,7 @@ from http.client import HTTPResponse
 from typing import Any
 
 from upwell.shared.config.security import Address
-from upwell.shared.oip.http.proxies import Proxy
+from upwell.shared.oip.http.client.proxy import Proxy
 from upwell.shared.platform.dialling import Hold, connect, left_s
 
 CONNECT_S = 3.0

@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 from pydantic import AfterValidator
 
 from upwell.shared.oip.http.replies import Rejected, Reply
-from upwell.shared.oip.http.request import ID_HEADER, TAG_HEADER, TIMEOUT_HEADER
+from upwell.shared.oip.http.server.request import ID_HEADER, TAG_HEADER, TIMEOUT_HEADER
 
 _SENT = ("authorization", "content-type", "inference-header-content-length", "traceparent", ID_HEADER, TIMEOUT_HEADER)
 _TOLD = "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, Upwell-Degraded, Upwell-Id, Upwell-Reason, "

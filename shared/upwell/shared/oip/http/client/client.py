@@ -19,12 +19,12 @@ from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.grpc.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.oip.http import answers
-from upwell.shared.oip.http.connections_out import CLOSED, CONNECT_S, HttpConnection, Pool, ProxyRoute
-from upwell.shared.oip.http.exchanges import Exchange, Received, converse, failed
-from upwell.shared.oip.http.proxies import proxy_for
+from upwell.shared.oip.http import body_converters
+from upwell.shared.oip.http.client.connection_pool import CLOSED, CONNECT_S, HttpConnection, Pool, ProxyRoute
+from upwell.shared.oip.http.client.exchange import Exchange, Received, converse, failed
+from upwell.shared.oip.http.client.proxy import proxy_for
 from upwell.shared.oip.http.replies import BINARY
-from upwell.shared.oip.http.tls import watch_client_context
+from upwell.shared.oip.http.tls_contexts import watch_client_context
 from upwell.shared.platform.call_threads import CallThreads
 
 _MOST_CALLS = 1024
@@ -48,7 +48,7 @@ class HttpPendingInfer:
         Raises `RemoteError`, or `TimeoutError` if the wait ends first; the call then goes on.
         """
         received = _succeeded(self._exchange.received(timeout_s))
-        return parsed(lambda body: answers.parse_infer_response(body, received.head_bytes), received.body)
+        return parsed(lambda body: body_converters.parse_infer_response(body, received.head_bytes), received.body)
 
     @property
     def received_bytes(self) -> int:
@@ -120,7 +120,7 @@ class HttpClient:
         """
         if isinstance(request, bytes):
             request = converters.parse_infer_request(request)
-        head, raws = answers.write_infer_request(request)
+        head, raws = body_converters.write_infer_request(request)
         body = [head, *raws]
         sent_bytes = sum(map(len, body))
         if sent_bytes > self._max_bytes:
@@ -145,12 +145,12 @@ class HttpClient:
     def server_live(self, timeout_s: float) -> bool:
         """Whether the server runs."""
         received = _succeeded(self._get("/v2/health/live", timeout_s))
-        return answers.parse_flag(received.body, "live") is not False
+        return body_converters.parse_flag(received.body, "live") is not False
 
     def ready(self, timeout_s: float, model: str | None = None, version: str = "") -> bool:
         """Whether the server, or that model, can answer now. An unknown model is not ready."""
         received = self._get(f"{_model_path(model, version) if model is not None else '/v2/health'}/ready", timeout_s)
-        said = answers.parse_flag(received.body, "ready")
+        said = body_converters.parse_flag(received.body, "ready")
         if received.status == HTTPStatus.OK:
             return said is not False
         # Triton sends 400 for anything that is not ready.
@@ -162,17 +162,17 @@ class HttpClient:
 
     def server_metadata(self, timeout_s: float) -> ServerMetadata:
         """Name, version and extensions of the server."""
-        return parsed(answers.parse_server_metadata, _succeeded(self._get("/v2", timeout_s)).body)
+        return parsed(body_converters.parse_server_metadata, _succeeded(self._get("/v2", timeout_s)).body)
 
     def metadata(self, model: str, timeout_s: float, version: str = "") -> ModelMetadata:
         """Inputs and outputs of a model."""
         received = _succeeded(self._get(_model_path(model, version), timeout_s))
-        return parsed(answers.parse_model_metadata, received.body)
+        return parsed(body_converters.parse_model_metadata, received.body)
 
     def config_parameters(self, model: str, timeout_s: float) -> Mapping[str, str]:
         """See `OipClient.config_parameters`."""
         received = _succeeded(self._get(f"{_model_path(model, '')}/config", timeout_s))
-        return parsed(answers.parse_config_parameters, received.body)
+        return parsed(body_converters.parse_config_parameters, received.body)
 
     def close(self) -> None:
         """Close the connections; calls in progress end with `RemoteError` CANCELLED. May be called twice."""

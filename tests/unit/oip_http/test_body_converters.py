@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from upwell.shared.errors import InvalidRequest, NotOffered
 from upwell.shared.oip.dataplane import InferResponse
-from upwell.shared.oip.http import messages
-from upwell.shared.oip.http.messages import (
+from upwell.shared.oip.http import body_converters
+from upwell.shared.oip.http.body_converters import (
     ReadRequest,
     RequestedOutput,
     load_object,
     parse_infer_request,
     write_infer_response,
 )
-from upwell.shared.oip.http.request import with_tags
+from upwell.shared.oip.http.server.request import with_tags
 from upwell.shared.tensors import Array
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2.5]}
@@ -144,7 +144,7 @@ def test_a_request_that_does_not_fit_says_why(message: object, binary: bytes, wh
 
 
 def test_a_long_json_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_JSON_BYTES", 10)
+    monkeypatch.setattr(body_converters, "MAX_JSON_BYTES", 10)
     with pytest.raises(InvalidRequest, match="at most 10 are allowed"):
         parse(b"not json at all")
 

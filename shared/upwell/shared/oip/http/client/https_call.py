@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.tokens import watch_token
-from upwell.shared.oip.http.connections_out import CONNECT_S, ProxyRoute
-from upwell.shared.oip.http.exchanges import Exchange, Received, converse, failed
-from upwell.shared.oip.http.proxies import proxy_for
-from upwell.shared.oip.http.tls import watch_client_context
+from upwell.shared.oip.http.client.connection_pool import CONNECT_S, ProxyRoute
+from upwell.shared.oip.http.client.exchange import Exchange, Received, converse, failed
+from upwell.shared.oip.http.client.proxy import proxy_for
+from upwell.shared.oip.http.tls_contexts import watch_client_context
 
 
 class HttpsCaller:

@@ -15,11 +15,11 @@ from upwell.shared.oip.auth.permits import Permits
 from upwell.shared.oip.auth.tokens import known_tokens
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.server import LOCAL, Connections, check_free
-from upwell.shared.oip.http.application import Application
-from upwell.shared.oip.http.connections import HttpListening
-from upwell.shared.oip.http.extensions import Extensions
-from upwell.shared.oip.http.listener import Listener
-from upwell.shared.oip.http.tls import watch_server_context
+from upwell.shared.oip.http.server.connection import HttpListening
+from upwell.shared.oip.http.server.extension_routes import Extensions
+from upwell.shared.oip.http.server.listener import Listener
+from upwell.shared.oip.http.server.routes import Application
+from upwell.shared.oip.http.tls_contexts import watch_server_context
 from upwell.shared.platform.call_threads import CallThreads
 
 READERS = 32

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from upwell.shared.oip.http.connections import HEADERS_S, HttpListening, HttpServerConnection
+from upwell.shared.oip.http.server.connection import HEADERS_S, HttpListening, HttpServerConnection
 from upwell.shared.platform.watched_files import WatchedFiles
 
 MAX_IDLE = 1000

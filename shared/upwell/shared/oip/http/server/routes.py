@@ -23,11 +23,7 @@ from upwell.shared.oip.auth.tokens import KnownTokens
 from upwell.shared.oip.classification import infer_classified
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
 from upwell.shared.oip.error_counter import note_error_answer
-from upwell.shared.oip.http.compression import accepted, encoding_of, packed, unpacked
-from upwell.shared.oip.http.cross_origin import allowed_origin, preflight, shared_with
-from upwell.shared.oip.http.extensions import Extensions
-from upwell.shared.oip.http.memory import Memory, Share
-from upwell.shared.oip.http.messages import (
+from upwell.shared.oip.http.body_converters import (
     MAX_JSON_BYTES,
     ReadRequest,
     RequestedOutput,
@@ -37,7 +33,11 @@ from upwell.shared.oip.http.messages import (
     write_server_metadata,
 )
 from upwell.shared.oip.http.replies import BINARY, STATUS_HEADER, Rejected, Reply, error_reply, json_reply, write_json
-from upwell.shared.oip.http.request import (
+from upwell.shared.oip.http.server.body_memory import Memory, Share
+from upwell.shared.oip.http.server.compression import accepted, encoding_of, packed, unpacked
+from upwell.shared.oip.http.server.cross_origin import allowed_origin, preflight, shared_with
+from upwell.shared.oip.http.server.extension_routes import Extensions
+from upwell.shared.oip.http.server.request import (
     HEAD_LENGTH_HEADER,
     ID_HEADER,
     PICTURES,

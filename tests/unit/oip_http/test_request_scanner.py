@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from upwell.shared.oip.http.framing import RequestScanner
+from upwell.shared.oip.http.server.request_scanner import RequestScanner
 
 HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n"
 SIZED = HEAD + b"Content-Length: 5\r\n\r\nabcde"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.http.memory import Share
 from upwell.shared.oip.http.replies import Rejected, Reply
+from upwell.shared.oip.http.server.body_memory import Share
 
 LEAST_BYTES = 1024
 """Minimum size of an answer to compress; shorter ones fit in one packet."""

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from upwell.shared.oip.http.application import check_size
 from upwell.shared.oip.http.replies import Rejected
-from upwell.shared.oip.http.request import TAG_HEADER
+from upwell.shared.oip.http.server.request import TAG_HEADER
+from upwell.shared.oip.http.server.routes import check_size
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100

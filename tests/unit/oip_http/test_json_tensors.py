@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.http.tensors import decode_json, encode_json
+from upwell.shared.oip.http.json_tensors import decode_json, encode_json
 from upwell.shared.tensors import DTYPES, Array
 
 

@@ -18,8 +18,8 @@ import grpc
 
 from upwell.shared.oip.grpc.client import KINDS, RemoteError, RemoteErrorKind
 from upwell.shared.oip.grpc.retrying import told_by_headers
-from upwell.shared.oip.http.answers import error_text
-from upwell.shared.oip.http.connections_out import HttpConnection
+from upwell.shared.oip.http.body_converters import error_text
+from upwell.shared.oip.http.client.connection_pool import HttpConnection
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, RETRY_MS_HEADER, STATUS_HEADER
 
 STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(

@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.oip.http.answers import error_text, parse_infer_response, write_infer_request
-from upwell.shared.oip.http.messages import RequestedOutput, parse_infer_request, write_infer_response
+from upwell.shared.oip.http.body_converters import (
+    RequestedOutput,
+    error_text,
+    parse_infer_request,
+    parse_infer_response,
+    write_infer_request,
+    write_infer_response,
+)
 from upwell.shared.tensors import DTYPES, Array
 
 TENSORS: dict[str, Array] = {name.lower(): np.ones((2, 3)).astype(dtype) for name, dtype in DTYPES.items()}
