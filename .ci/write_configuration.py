@@ -28,7 +28,7 @@ from upwell.edge.config import AgentConfig
 from upwell.fleet.config import FleetConfig
 from upwell.pipelines.config.sections import EventTrigger, PipelinesConfig
 from upwell.pipelines.frame import Point
-from upwell.shared.oip.auth.tokens import TokensConfig
+from upwell.shared.oip.auth.bearer_tokens import TokensConfig
 from upwell.shared.routing.estimators.token_bucket import Refill
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.sections import Rate

@@ -38,7 +38,7 @@ from upwell.cloud.engines.buckets import buckets_for
 from upwell.cloud.engines.torch.steps import PRECISIONS
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError
 
 START, END = "<!-- accelerator throughput: start -->", "<!-- accelerator throughput: end -->"
 ROOT = Path(__file__).resolve().parents[2]

@@ -39,7 +39,7 @@ UNITS = ("requests/s", "us CPU")
 def serve() -> None:
     """Serve until the parent closes our input; the address is printed."""
     from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
-    from upwell.shared.oip.fake import FakeDataplane
+    from upwell.shared.oip.fake_dataplane import FakeDataplane
     from upwell.shared.oip.http.server.server import start_http_server
 
     class Sums(FakeDataplane):

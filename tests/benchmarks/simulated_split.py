@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 from tests.faults.trace_link import PACKET_BYTES, Trace
 from tests.integration.cloud.serving import Service, serving
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.partition.arrays import total_s
 from upwell.shared.partition.candidates import cuts_of
 from upwell.shared.partition.combining import CLOUD, EDGE, combine, cut_name, measured_cuts

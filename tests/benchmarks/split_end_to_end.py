@@ -40,7 +40,7 @@ from tests.faults.trace_link import TraceLink
 from tests.models.int8 import quantized
 from tests.models.mobilenet import build_mobilenet_v2
 from tests.models.resnet import build_resnet50
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.partition.combining import EDGE
 from upwell.shared.partition.costs import TierLink
 

@@ -24,10 +24,10 @@ from upwell.rpc.oip.v2.model_stream_pb2 import ModelStreamInferResponse
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelNotFound, Refused
 from upwell.shared.oip.codec.converters import parse_infer_response, serialize_infer_request
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import RunningServer, start_server
-from upwell.shared.oip.grpc.servicer import SERVICE
-from upwell.shared.oip.grpc.streams import METHOD as STREAM_METHOD
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.model_stream import METHOD as STREAM_METHOD
+from upwell.shared.oip.grpc.server.server import RunningServer, start_server
+from upwell.shared.oip.grpc.server.servicer import SERVICE
 from upwell.shared.tensors import Array, oip_datatype
 
 TIMEOUT_S = 20.0

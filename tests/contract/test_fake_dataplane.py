@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.contract.dataplane import ContractSubject, StreamedContract
-from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.tensors import DTYPES
 
 

@@ -18,7 +18,7 @@ from tests.faults.programs import UPWELL, Program
 from tests.unit.models_for_tests import identity, linear, slow
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 
 LIMIT_S = 20.0
 """For what should end long before."""

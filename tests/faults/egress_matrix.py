@@ -36,8 +36,8 @@ from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.oip.http.client.client import HttpClient
 from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.routing.decide.state import RouterState

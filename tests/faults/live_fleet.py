@@ -32,7 +32,7 @@ from upwell.edge.bundle.files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteErrorKind
 from upwell.shared.tensors import Array
 
 MODEL = "sorter"

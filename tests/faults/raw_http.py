@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 
 from tests.faults.raw_servers import Speech, says
-from upwell.shared.oip.grpc.client import RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteErrorKind
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

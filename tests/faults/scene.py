@@ -21,8 +21,8 @@ from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.tensors import Array
 
 STALL_S = 0.15

@@ -34,7 +34,7 @@ from tests.faults.programs import Program
 from tests.faults.proxy import Proxy
 from tests.faults.scene import write_agent
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError
+from upwell.shared.oip.grpc.client.client import OipClient, PendingInfer, RemoteError
 
 POLICY_DEADLINE_S = 0.1
 LATE_S = 0.11

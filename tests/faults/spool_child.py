@@ -14,7 +14,7 @@ from tests.integration.spool.harness import ALLOWED, FAST, WAIT_S, case
 from upwell.edge.spool.drainer import CaseSender
 from upwell.edge.spool.sinks import JsonlSink
 from upwell.edge.spool.spool import FILE_NAME, Spool
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 
 LIMITS = replace(FAST, send_timeout_s=60.0)
 """An answer that a busy machine delays would cost its case an attempt."""

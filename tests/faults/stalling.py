@@ -24,8 +24,8 @@ from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import CallerLeft
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import RunningServer, start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import RunningServer, start_server
 from upwell.shared.routing.decide.state import (
     CloudAnswered,
     CloudCallFailed,

@@ -28,7 +28,7 @@ from tests.faults.raw_http2 import (
 )
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 
 MESSAGE = converters.serialize_infer_request(GOOD)
 MANY = 1000

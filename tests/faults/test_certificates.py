@@ -18,7 +18,7 @@ from tests.faults.stalling import LIMIT_BYTES, RecordingCell, allowed, decision,
 from upwell.edge.uplink.uplink import CloudReply, UplinkSettings
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 

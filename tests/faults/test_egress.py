@@ -32,7 +32,7 @@ from tests.faults.scene import (
 from tests.faults.slow_edge import slow_agent
 from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import ModelFailed, NoAllowedRoute, Refused, UpwellError
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.tensors import Array
 
 DENY = {"name": "private", "match": {"tags": {"privacy": "device"}}, "egress": "deny"}

@@ -31,7 +31,7 @@ from tests.faults.scene import (
 )
 from upwell.edge import Answer
 from upwell.shared.errors import CloudFailed
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 
 FAILURES: Mapping[str, Behaviour] = {
     "unavailable": status(grpc.StatusCode.UNAVAILABLE),

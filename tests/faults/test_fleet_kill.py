@@ -19,7 +19,7 @@ from tests.fleet_service import Remote, user
 from upwell.fleet.config import FleetConfig
 from upwell.fleet.service.application import Fleet, open_fleet
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.grpc.client.client import RemoteError
 
 KILLS = 10
 

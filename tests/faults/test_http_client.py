@@ -20,9 +20,9 @@ from tests.faults.raw_servers import RawServer
 from upwell.shared.config.security import ClientSecurity, TlsFiles, parse_endpoint
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.server import Connections
 from upwell.shared.oip.http.client.client import HttpClient
 from upwell.shared.oip.http.client.connection_pool import Pool, ProxyRoute
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server

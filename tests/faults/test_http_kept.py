@@ -19,8 +19,8 @@ from tests.faults.raw_http import OK
 from tests.faults.raw_servers import RawServer
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.fake_dataplane import EXAMPLE
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.client.client import HttpClient
 from upwell.shared.oip.http.client.connection_pool import HttpConnection, Pool
 

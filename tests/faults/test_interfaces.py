@@ -31,8 +31,8 @@ from upwell.edge.server.assembly import _link_and_spool, embedded_agent
 from upwell.shared.config.security import ClientSecurity, parse_address
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.interface_relay import InterfaceRelay
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.client.interface_relay import InterfaceRelay
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds a socket to an interface")
 

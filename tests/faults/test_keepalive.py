@@ -16,7 +16,7 @@ from upwell.edge.uplink.calls import CloudReply
 from upwell.edge.uplink.endpoint import Endpoint, RoundTrips, channel_options
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 

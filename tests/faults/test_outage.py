@@ -46,7 +46,7 @@ from upwell.shared.errors import (
     Unavailable,
     UpwellError,
 )
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.routing.decide.state import EdgeRan
 from upwell.shared.routing.estimators.breaker import Breaker
 

@@ -16,8 +16,8 @@ from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import CloudFailed, Refused
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.oip.http.server.server import start_http_server
 
 UP = {"defaults": {"deadline": "2s"}, "rules": [{"name": "up", "match": {}, "route": "cloud"}]}

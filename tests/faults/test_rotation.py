@@ -26,7 +26,7 @@ from tests.faults.certificates import Authority, Pair
 from tests.faults.programs import Program
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.client.client import HttpClient
 
 CLIENTS = 4

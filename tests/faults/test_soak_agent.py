@@ -29,7 +29,7 @@ from tests.integration.agent.harness import agent_process
 from tests.integration.telemetry.collector import Collector
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError
+from upwell.shared.oip.grpc.client.client import OipClient, PendingInfer, RemoteError
 
 pytestmark = pytest.mark.alone
 

@@ -21,7 +21,7 @@ from tests.faults.programs import Program
 from tests.faults.scene import HARD_ALWAYS, until, write_agent
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError
+from upwell.shared.oip.grpc.client.client import OipClient, PendingInfer, RemoteError
 
 POISON = "case-7"
 DIGITS = 360

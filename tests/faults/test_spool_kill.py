@@ -13,7 +13,7 @@ import pytest
 from tests.integration.spool.harness import Cloud
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.server.server import start_server
 
 ROOT = Path(__file__).parents[2]
 POISON = 7

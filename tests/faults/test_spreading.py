@@ -19,9 +19,9 @@ from upwell.edge.uplink.calls import CloudReply
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import Connections, RunningServer, start_server
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 

@@ -23,7 +23,7 @@ from tests.unit.models_for_tests import linear
 from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError
 from upwell.shared.oip.http.client.client import HttpClient
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several workers share a port on Linux alone")

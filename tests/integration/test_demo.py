@@ -22,7 +22,7 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.request.answer import Answer, Timings
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.tools.demo.data import DIGITS, PAGES, DemoCase, demo_cases

@@ -22,8 +22,8 @@ from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import Connections, start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import Connections, start_server
 from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.cli import main

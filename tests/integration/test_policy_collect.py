@@ -24,8 +24,8 @@ from tests.unit.models_for_tests import linear
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.routing.calibration.calibrate import quality_costs
 from upwell.shared.routing.hardness import hardness
 from upwell.shared.routing.log import LogLine

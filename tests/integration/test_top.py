@@ -11,7 +11,7 @@ from tests.in_process import InProcess
 from tests.integration.cloud.serving import serving
 from tests.unit.models_for_tests import linear
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 
 ONE = InferRequest("linear", {"x": np.ones((1, 8), np.float32)})
 

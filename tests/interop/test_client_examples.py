@@ -23,8 +23,8 @@ from ruamel.yaml import YAML
 from tests.integration.cloud.serving import serving
 from tests.integration.pipelines.preview.browser import CHROMIUM, DRIVER, Browser
 from tests.unit.models_for_tests import linear, linear_weights, save, tensor
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import Connections
 from upwell.shared.oip.http.server.server import start_http_server
 
 ROOT = Path(__file__).parents[2]

@@ -18,9 +18,9 @@ from tritonclient.utils import InferenceServerException
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.tensors import DTYPES, Array
 
 TIMEOUT_S = 10.0

@@ -23,7 +23,7 @@ from tests.faults.programs import UPWELL
 from tests.integration.cloud.processes import children, until
 from tests.integration.cloud.serving import serving
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.tensors import Array
 
 MODELS = Path(__file__).with_name("models")

@@ -26,7 +26,7 @@ from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.tensors import Array
 
 MODELS = Path(__file__).parents[2] / "shared/upwell/tools/demo/assets/cloud"

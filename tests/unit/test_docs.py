@@ -40,7 +40,7 @@ from upwell.pipelines.sinks.settings import JsonlSettings
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import Refused
-from upwell.shared.oip.auth.tokens import TokensConfig
+from upwell.shared.oip.auth.bearer_tokens import TokensConfig
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing import reasons
 from upwell.shared.routing.decide.state import RouterState

@@ -12,8 +12,8 @@ import pytest
 from tests.faults.certificates import Authority
 from tests.in_process import InProcess
 from tests.unit.models_for_tests import linear
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.tools.doctor.certificates import ends
 from upwell.tools.doctor.checks import DoctorFinding, conflicts, disk, expiry, ports
 

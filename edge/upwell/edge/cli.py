@@ -16,10 +16,10 @@ from upwell.edge.server.assembly import assemble, serve_metrics
 from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.spool.item import SpoolResult
-from upwell.shared.oip.auth.quotas import limited
-from upwell.shared.oip.grpc.introspection import add_introspection_methods
-from upwell.shared.oip.grpc.repository import refuse_repository_methods
-from upwell.shared.oip.grpc.server import Connections, start_server
+from upwell.shared.oip.auth.client_quotas import limited
+from upwell.shared.oip.grpc.server.introspection_methods import add_introspection_methods
+from upwell.shared.oip.grpc.server.model_repository import refuse_repository_methods
+from upwell.shared.oip.grpc.server.server import Connections, start_server
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.platform.stopping import StopSignals

@@ -44,7 +44,7 @@ UpwellError
     ├── CallFailed        tools.fleet.client
     └── ServiceNotStarted tools.demo.service
 
-Core errors know no transport: `upwell.shared.oip.statuses` maps each to a gRPC status.
+Core errors know no transport: `upwell.shared.oip.error_statuses` maps each to a gRPC status.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.clients.harness import TRANSPORTS, Connect, Running, Serve, Transport
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.open_client import Client, open_client
 
 

@@ -16,10 +16,10 @@ from tests.faults.raw_http import OK, scripted
 from tests.faults.raw_servers import RawServer
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE
-from upwell.shared.oip.grpc.client import RemoteError
-from upwell.shared.oip.grpc.server import RunningServer, start_server
-from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
+from upwell.shared.oip.fake_dataplane import EXAMPLE
+from upwell.shared.oip.grpc.client.client import RemoteError
+from upwell.shared.oip.grpc.server.server import RunningServer, start_server
+from upwell.shared.oip.grpc.server.servicer import METHODS, SERVICE
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 from upwell.shared.oip.open_client import Client
 

@@ -17,9 +17,9 @@ from tests.contract.clients.harness import REQUEST, TIMEOUT_S, Connect, Serve, T
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.introspection import add_introspection_methods
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.introspection_methods import add_introspection_methods
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.introspection import ModelConfig
 from upwell.shared.oip.open_client import Pending

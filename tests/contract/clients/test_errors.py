@@ -18,11 +18,11 @@ from tests.contract.clients.harness import REQUEST, TIMEOUT_S, Connect, Output, 
 from tests.faults.raw_servers import RawServer
 from upwell.shared.errors import ModelFailed, Refused, UpwellError
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import KINDS, RemoteErrorKind
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.error_statuses import STATUSES
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import KINDS, RemoteErrorKind
+from upwell.shared.oip.grpc.server.server import Connections
 from upwell.shared.oip.open_client import Client
-from upwell.shared.oip.statuses import STATUSES
 
 LARGE = InferRequest("echo", {"uint8": np.zeros(5 << 20, np.uint8)})
 SHORT_S = 0.2

@@ -15,9 +15,9 @@ from tests.contract.clients.harness import REQUEST, TIMEOUT_S, Connect, Serve, T
 from tests.faults.certificates import Authority
 from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.client import RemoteErrorKind
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.client.client import RemoteErrorKind
+from upwell.shared.oip.grpc.server.server import Connections
 from upwell.shared.oip.open_client import open_client
 
 UNBELIEVABLE: Mapping[str, dict[str, Any]] = {

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from upwell.shared.oip.codec.contents import decode_raw, encode_raw
+from upwell.shared.oip.codec.tensor_contents import decode_raw, encode_raw
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.json_tensors import decode_json, encode_json
 from upwell.shared.tensors import TensorSpec
 

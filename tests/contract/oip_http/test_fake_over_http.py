@@ -11,8 +11,8 @@ import pytest
 from tests.contract.dataplane import TIMEOUT_S, ContractSubject, DataplaneContract
 from tests.contract.oip_http.http_client import HttpClient
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 from upwell.shared.tensors import DTYPES
 

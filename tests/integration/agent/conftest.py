@@ -14,7 +14,7 @@ from tests.faults.programs import Program
 from tests.faults.scene import write_agent
 from tests.integration.agent.harness import Running, agent_process, client_of
 from tests.unit.models_for_tests import linear, slow
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 
 CLOUD = {"model": CLOUD_MODEL}
 POLICY: dict[str, Any] = {

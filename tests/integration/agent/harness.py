@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.faults.oracles import pictures
 from tests.faults.programs import Program
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.tensors import Array
 
 LIMIT_S = 10.0

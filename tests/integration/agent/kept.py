@@ -28,7 +28,7 @@ from upwell.edge.spool.spool import Spool
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.tensors import Array
 
 STATE: Mapping[str, Any] = {"listen": ["127.0.0.1:0"], "state_dir": "state", "spool": {"results": "results.jsonl"}}

@@ -22,8 +22,8 @@ from tests.unit.models_for_tests import identity
 from upwell.edge.server.assembly import embedded_agent, serve_metrics
 from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import ModelNotFound
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.routing.reasons import Reason, Route
 
 INPUTS = {"x": np.zeros((1, 2), np.float32)}

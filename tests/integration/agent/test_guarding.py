@@ -18,7 +18,7 @@ from tests.integration.agent.harness import Running, agent_process, ask, client_
 from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 
 TOKEN, OTHER = "a-token-for-tests", "another-token"
 UP = {"defaults": {"deadline": "2s"}, "rules": [{"name": "up", "match": {}, "route": "cloud"}]}

@@ -27,8 +27,8 @@ from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CallerLeft, ModelFailed, Unavailable, UpwellError
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.routing.decide.state import SplitRoute
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.log import LogLine

@@ -18,7 +18,7 @@ from tests.faults.scene import write_agent
 from tests.integration.agent.harness import LIMIT_S, Running, agent_process, ask, client_of, digits_request, scraped
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError
 
 POLICY = {
     "defaults": {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}},

@@ -11,7 +11,7 @@ from tests.faults.oracles import EDGE_BUNDLE
 from tests.faults.scene import write_agent
 from tests.integration.agent.harness import LIMIT_S, agent_process, ask, client_of, fact, write
 from upwell.shared.config.security import ClientSecurity
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 
 
 def test_a_caller_has_its_models_and_its_share(folder: Path) -> None:

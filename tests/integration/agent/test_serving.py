@@ -20,7 +20,7 @@ from tests.integration.agent.harness import LIMIT_S, Running, ask, client_of, di
 from tests.unit.models_for_tests import linear_weights
 from upwell.edge import Agent
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.demo.data import heldout
 

@@ -24,8 +24,8 @@ from upwell.edge import Answer
 from upwell.edge.observe.flight_recorder.words import tell
 from upwell.edge.server.assembly import embedded_agent, serve_metrics
 from upwell.edge.server.core import AgentCore
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.seen import Seen
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.resize_parameters import Seen
 from upwell.shared.routing.decide.state import CloudAnswered
 from upwell.shared.tensors import Array
 from upwell.tools.demo.data import ASSETS, pages

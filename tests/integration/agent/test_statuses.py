@@ -29,7 +29,7 @@ from tests.integration.agent.harness import (
 from tests.unit.models_for_tests import slow
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.tensors import Array
 
 X = np.zeros((2, 8), np.float32)

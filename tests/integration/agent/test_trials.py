@@ -28,9 +28,9 @@ from upwell.edge.bundle.signature import sign_bundle
 from upwell.edge.runtimes.load import load_runtime
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array

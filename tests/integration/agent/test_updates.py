@@ -29,8 +29,8 @@ from tests.integration.agent.versions import (
     updates,
     write_config,
 )
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import start_server
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from upwell.edge.bundle.golden import record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.signature import sign_bundle
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.tensors import Array
 
 MODEL = "shift"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.models_for_tests import linear, slow
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 
 
 @pytest.fixture(scope="session")

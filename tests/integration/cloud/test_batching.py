@@ -23,8 +23,8 @@ from upwell.cloud.service.loading import CloudModel, find_models, load_model
 from upwell.cloud.service.service import CloudService
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import Call, InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.integration.cloud.processes import children
 from tests.integration.cloud.serving import Service, serving
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
 
 LIMIT_S = 30.0
 ROWS = 400

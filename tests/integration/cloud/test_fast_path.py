@@ -83,8 +83,8 @@ def test_a_program_with_an_agent_keeps_its_own_grpc(tmp_path: Path, edge_agent: 
     code = f"""
 from upwell.edge.agent import Agent
 with Agent.from_config({edge_agent(tmp_path)!r}):
-    from upwell.shared.oip.fake import FakeDataplane
-    from upwell.shared.oip.grpc.server import start_server
+    from upwell.shared.oip.fake_dataplane import FakeDataplane
+    from upwell.shared.oip.grpc.server.server import start_server
     start_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=2).stop(0.0)
 """
     done = subprocess.run(

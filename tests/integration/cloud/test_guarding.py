@@ -15,7 +15,7 @@ from tests.faults.certificates import Authority
 from tests.integration.cloud.serving import serve_and_fail, serving
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 
 LIMIT_S = 10.0
 REQUEST = InferRequest("linear", {"x": np.ones((1, 8), np.float32)})

@@ -29,7 +29,7 @@ from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb2
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 
 LIMIT_S = 10.0
 X = np.ones((1, 8), np.float32)

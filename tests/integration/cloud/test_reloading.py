@@ -22,8 +22,8 @@ from tritonclient.utils import InferenceServerException
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.models_for_tests import linear, linear_weights
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.servicer import SERVICE
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.server.servicer import SERVICE
 
 LIMIT_S = 20.0
 FEATURES, CLASSES = 1024, 1024

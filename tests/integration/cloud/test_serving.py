@@ -20,8 +20,8 @@ from tests.unit.models_for_tests import linear_weights
 from upwell.cloud.workers.probes import MAX_REFLECTIONS, MAX_WATCHES
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.servicer import SERVICE
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.servicer import SERVICE
 from upwell.shared.tensors import Array
 
 LIMIT_S = 10.0

@@ -22,7 +22,7 @@ from tests.integration.cloud.processes import children, connections, is_running,
 from tests.integration.cloud.serving import Service, serve_and_fail, serving
 from tests.unit.models_for_tests import linear
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several workers share a port on Linux alone")
 

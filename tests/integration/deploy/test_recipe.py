@@ -17,7 +17,7 @@ from tests.integration.agent.harness import LIMIT_S, agent_process, client_of, d
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.deploy.manifests import DEPLOY, ROOT
 from upwell.shared.config.security import ClientSecurity, TlsFiles
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.tools.demo.data import ASSETS
 
 pytestmark = pytest.mark.skipif(

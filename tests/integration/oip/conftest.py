@@ -10,9 +10,9 @@ import pytest
 
 from tests.integration.oip.harness import Connect, Serve
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.server import RunningServer, start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.server.server import RunningServer, start_server
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 
 from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.servicer import METHODS, SERVICE
 
 REQUEST = InferRequest("echo", EXAMPLE, id="request-1")
 Answer = Callable[[bytes, grpc.ServicerContext], bytes]

@@ -10,9 +10,9 @@ from tests.integration.oip.harness import TIMEOUT_S
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec.converters import StreamFailure, parse_stream_response
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.server import start_server
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tests.integration.oip.harness import TIMEOUT_S, Serve
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
-from upwell.shared.oip.grpc.reflection import service_pool
-from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
-from upwell.shared.oip.grpc.streams import METHOD as STREAM_METHOD
+from upwell.shared.oip.grpc.server.model_stream import METHOD as STREAM_METHOD
+from upwell.shared.oip.grpc.server.reflection import service_pool
+from upwell.shared.oip.grpc.server.servicer import METHODS, SERVICE
 
 
 def add_reflection(server: grpc.Server) -> None:

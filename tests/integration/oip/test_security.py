@@ -19,9 +19,9 @@ from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
 from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.server import Connections
 
 
 @pytest.fixture

@@ -24,11 +24,11 @@ from upwell.rpc.oip.v2 import open_inference_grpc_pb2_grpc as pb_grpc
 from upwell.shared.config.security import ServerSecurity
 from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import Connections, start_server
-from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
-from upwell.shared.oip.statuses import STATUSES
+from upwell.shared.oip.error_statuses import STATUSES
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.server import Connections, start_server
+from upwell.shared.oip.grpc.server.servicer import METHODS, SERVICE
 
 REQUEST = InferRequest("echo", EXAMPLE, id="request-1")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter
-from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.http.server.server import RunningHttpServer
 from upwell.shared.tensors import TensorSpec
 

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import Connections
 from upwell.shared.oip.http.server.cross_origin import Origin
 from upwell.shared.oip.http.server.server import start_http_server
 

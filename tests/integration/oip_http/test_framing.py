@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import Connections
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 
 INFER = b"/v2/models/echo/infer"

@@ -25,8 +25,8 @@ from tests.integration.oip_http.harness import (
     read_answer,
     status_of,
 )
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import Connections
 from upwell.shared.oip.http.server import body_memory, listener, routes
 from upwell.shared.oip.http.server import connection as http_connection
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server

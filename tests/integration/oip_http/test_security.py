@@ -15,8 +15,8 @@ from tests.faults.certificates import Authority
 from tests.integration.oip_http.harness import BODY, INFER, PictureModel, Serve, ask, dial, exchange
 from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import Connections
 from upwell.shared.oip.http.server.server import start_http_server
 
 

@@ -19,7 +19,7 @@ from tests.integration.oip_http.harness import (
     read_all,
     status_of,
 )
-from upwell.shared.oip.grpc.server import Connections
+from upwell.shared.oip.grpc.server.server import Connections
 
 
 def test_requests_under_way_are_answered_before_it_ends(serve: Serve, fake: PictureModel) -> None:

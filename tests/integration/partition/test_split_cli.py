@@ -25,7 +25,7 @@ from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
-from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.reading import read_graph

@@ -16,9 +16,9 @@ from upwell.edge.spool.drainer import CaseSender
 from upwell.edge.spool.item import SPOOL_ID, Case, Kind, SpoolLimits
 from upwell.edge.spool.spool import FILE_NAME, Spool
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.routing.policy.rules import Verdict
 from upwell.shared.routing.policy.settings import Settings
 

@@ -17,7 +17,7 @@ from upwell.edge.spool.sinks import CallbackSink
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Unauthenticated, Unavailable
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 
 
 def answered(it: Scene, count: int) -> None:

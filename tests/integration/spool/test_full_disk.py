@@ -14,7 +14,7 @@ from upwell.edge.spool import database, drainer
 from upwell.edge.spool.drainer import Drainer
 from upwell.edge.spool.spool import FILE_NAME
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 
 BLOCKED_S = 3.0
 LARGE = 50_000

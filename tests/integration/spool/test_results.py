@@ -20,9 +20,9 @@ from upwell.edge.spool.sinks import CallbackSink, JsonlSink
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.shared.oip.codec.converters import parse_infer_response
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.server import RunningServer, start_server
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.server.server import RunningServer, start_server
 
 
 def ids(path: Path) -> list[str]:

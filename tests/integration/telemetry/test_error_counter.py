@@ -18,7 +18,7 @@ from tests.integration.agent.harness import LIMIT_S, client_of, scraped
 from tests.unit.models_for_tests import linear
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 
 ASK = InferRequest("linear", {"x": np.ones((1, 8), np.float32)})
 INFER = "/v2/models/linear/infer"

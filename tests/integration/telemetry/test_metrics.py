@@ -21,7 +21,7 @@ from tests.integration.cloud.processes import children, until
 from tests.unit.models_for_tests import linear
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.grpc.client.client import RemoteError
 
 TOKEN = "-".join(("a", "token", "that", "nobody", "must", "read", "in", "a", "log"))
 ROWS = 3

@@ -20,7 +20,7 @@ from upwell.cloud.service.service import CloudService
 from upwell.cloud.service.watch import RepositoryWatch
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest
-from upwell.shared.oip.grpc.repository import IndexEntry, ModelState
+from upwell.shared.oip.grpc.server.model_repository import IndexEntry, ModelState
 
 LIMIT_S = 10.0
 X = np.arange(16, dtype=np.float32).reshape(2, 8)

@@ -23,8 +23,8 @@ from upwell.edge.server.core import AgentCore
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, EdgeRan
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Reason

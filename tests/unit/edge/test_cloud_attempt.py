@@ -15,7 +15,7 @@ import pytest
 from tests.faults.stalling import INPUTS, SentAttempt, StallingCloud, UplinkSender, decision, sender, serving
 from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
-from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, CloudDropped, CloudHeld, CloudSent
 from upwell.shared.routing.flow.actions import CloudFailure

@@ -13,9 +13,9 @@ from upwell.edge.uplink.endpoint import Connection, Endpoint
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server.server import start_server
 
 LIMIT_BYTES = 1 << 20
 

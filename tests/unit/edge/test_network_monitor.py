@@ -10,7 +10,7 @@ from upwell.edge.uplink.endpoint_selector import source_addresses
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 from upwell.shared.routing.decide.state import CloudMoved, Outcome
 
 

@@ -20,8 +20,8 @@ from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.routing.decide.state import LINK, CloudAnswered, CloudCallFailed, CloudDropped, CloudHeld, CloudSent
 from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.reasons import Reason

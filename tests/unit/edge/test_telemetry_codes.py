@@ -16,8 +16,8 @@ from upwell.edge.server.core import AgentCore, AgentParts
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ModelFailed, UpwellError
-from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.telemetry.trace import Span
 from upwell.shared.telemetry.tracer import Tracer
 

@@ -15,7 +15,7 @@ from upwell.edge.uplink.prober import Prober
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
-from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.routing.decide.state import LinkProbed
 from upwell.shared.routing.flow.actions import CloudFailure
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client import OipClient
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.oip.http.client.client import HttpClient
 from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.platform import call_threads

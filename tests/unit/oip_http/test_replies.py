@@ -4,9 +4,9 @@ import pytest
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import Parameter
+from upwell.shared.oip.error_statuses import INTERNAL, STATUSES
 from upwell.shared.oip.http.replies import HTTP_STATUSES, Rejected, error_reply
 from upwell.shared.oip.http.server.request import fact_headers
-from upwell.shared.oip.statuses import INTERNAL, STATUSES
 
 
 def test_every_status_of_the_catalogue_has_one_of_http() -> None:

@@ -15,7 +15,7 @@ from tests.unit.signature.test_processor import CLASSIFIER, processor
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.http.body_converters import parse_config_parameters
 from upwell.shared.oip.introspection import ModelConfig, config_document
-from upwell.shared.oip.seen import Seen, read_seen, write_seen
+from upwell.shared.oip.resize_parameters import Seen, read_seen, write_seen
 from upwell.shared.signature.keys import Decode, Resize
 from upwell.shared.signature.pictures import decode_resized
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature, UplinkEncoding

@@ -18,7 +18,7 @@ from upwell.cloud.batching.request import DEFAULT_PRIORITY, Batch, QueuedRequest
 from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
-from upwell.shared.oip.auth.callers import client_key
+from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.platform.call_threads import CallThreads, yield_permit
 from upwell.shared.tensors import Array

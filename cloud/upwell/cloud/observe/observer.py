@@ -11,10 +11,10 @@ from upwell.cloud.batching.request import Run
 from upwell.cloud.observe.request_counters import ANONYMOUS, ModelCounts, RequestCounters, RequestEnd
 from upwell.cloud.service.loading import BrokenModel
 from upwell.cloud.service.model_versions import ModelVersions
-from upwell.shared.oip.auth.callers import client_key
-from upwell.shared.oip.auth.quotas import size_bytes
+from upwell.shared.oip.auth.caller import client_key
+from upwell.shared.oip.auth.client_quotas import size_bytes
 from upwell.shared.oip.dataplane import Call, Dataplane, DataplaneLayer, InferRequest, InferResponse
-from upwell.shared.oip.statuses import Status, status_of
+from upwell.shared.oip.error_statuses import Status, status_of
 from upwell.shared.telemetry.current import note_trace
 from upwell.shared.telemetry.logs import FIELDS
 from upwell.shared.telemetry.tracer import Tracer

@@ -22,7 +22,7 @@ from upwell.cloud.service.loading import BrokenModel, LoadAttempt, OnRun, attemp
 from upwell.cloud.service.model_versions import ModelVersions, offered
 from upwell.cloud.service.service import CloudService
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
-from upwell.shared.oip.grpc.repository import AS_CONFIGURED, IndexEntry, LoadSettings, ModelState
+from upwell.shared.oip.grpc.server.model_repository import AS_CONFIGURED, IndexEntry, LoadSettings, ModelState
 
 MAX_CHANGES = 4
 """Loads and unloads by request that may run or wait at a time: each holds a thread of the server."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from upwell.cloud.service.service import CloudService
 from upwell.shared.oip.introspection import ModelConfig, Placement, ServerSettings
-from upwell.shared.oip.seen import write_seen
-from upwell.shared.oip.statistics import ModelStatistics, StatisticsCounter
+from upwell.shared.oip.model_statistics import ModelStatistics, StatisticsCounter
+from upwell.shared.oip.resize_parameters import write_seen
 from upwell.shared.telemetry.sections import Traces
 
 

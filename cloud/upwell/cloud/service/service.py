@@ -11,7 +11,7 @@ from upwell.cloud.batching.request import RunResult, priority_of
 from upwell.cloud.service.loading import BrokenModel, CloudModel
 from upwell.cloud.service.model_versions import ModelVersions, offered
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
-from upwell.shared.oip.capabilities import extensions
+from upwell.shared.oip.announced_extensions import extensions
 from upwell.shared.oip.dataplane import (
     Call,
     Dataplane,
@@ -21,8 +21,8 @@ from upwell.shared.oip.dataplane import (
     Parameter,
     ServerMetadata,
 )
-from upwell.shared.oip.labels import LABELS, label_parameters
-from upwell.shared.oip.statistics import RequestTimes, StatisticsCounter
+from upwell.shared.oip.label_parameters import LABELS, label_parameters
+from upwell.shared.oip.model_statistics import RequestTimes, StatisticsCounter
 from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.tensors import Array

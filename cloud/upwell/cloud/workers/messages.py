@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from upwell.cloud.workers.banner import ModelLine
 from upwell.shared.errors import ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable, UpwellError
-from upwell.shared.oip.grpc.repository import AS_CONFIGURED, LoadSettings
-from upwell.shared.oip.statistics import ModelStatistics
+from upwell.shared.oip.grpc.server.model_repository import AS_CONFIGURED, LoadSettings
+from upwell.shared.oip.model_statistics import ModelStatistics
 
 _CHUNK_BYTES = 1 << 16
 

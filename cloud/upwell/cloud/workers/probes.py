@@ -14,11 +14,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.auth.callers import may_use
-from upwell.shared.oip.codec.messages import M, parse
-from upwell.shared.oip.grpc.calls import failure
-from upwell.shared.oip.grpc.reflection import service_pool
-from upwell.shared.oip.grpc.servicer import SERVICE, abort
+from upwell.shared.oip.auth.caller import may_use
+from upwell.shared.oip.codec.tensor_messages import M, parse
+from upwell.shared.oip.grpc.server.infer_call import failure
+from upwell.shared.oip.grpc.server.reflection import service_pool
+from upwell.shared.oip.grpc.server.servicer import SERVICE, abort
 from upwell.shared.platform.call_threads import yield_permit
 
 MAX_WATCHES = 64

@@ -30,10 +30,10 @@ from upwell.cloud.workers.supervisor import supervise
 from upwell.cloud.workers.trial import resolved
 from upwell.shared.config.security import check_exposure, warn_of_root
 from upwell.shared.errors import ModelFailed
-from upwell.shared.oip.auth.quotas import limited
+from upwell.shared.oip.auth.client_quotas import limited
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
-from upwell.shared.oip.grpc.introspection import add_introspection_methods
-from upwell.shared.oip.grpc.repository import (
+from upwell.shared.oip.grpc.server.introspection_methods import add_introspection_methods
+from upwell.shared.oip.grpc.server.model_repository import (
     AS_CONFIGURED,
     EXTENSION,
     LoadSettings,
@@ -41,12 +41,12 @@ from upwell.shared.oip.grpc.repository import (
     RepositoryActions,
     add_repository_methods,
 )
-from upwell.shared.oip.grpc.server import Connections, RunningServer, start_server
+from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
 from upwell.shared.oip.introspection import Introspection
-from upwell.shared.oip.statistics import StatisticsCounter
+from upwell.shared.oip.model_statistics import StatisticsCounter
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.platform.memory import heap_trimmer, resident_bytes
 from upwell.shared.platform.stopping import StopSignals

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from upwell.cloud.workers.messages import AskStatistics, Message, Statistics, TellStatistics
 from upwell.shared.errors import Unavailable
 from upwell.shared.oip.introspection import Introspection, ModelConfig, ServerSettings
-from upwell.shared.oip.statistics import ModelStatistics, added
+from upwell.shared.oip.model_statistics import ModelStatistics, added
 
 LIMIT_S = 5.0
 """How long a caller waits for the slowest worker."""

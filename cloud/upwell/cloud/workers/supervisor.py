@@ -39,7 +39,7 @@ from upwell.cloud.workers.statistics import GatheredStatistics
 from upwell.cloud.workers.worker_handle import Phase, Restarts, WorkerHandle
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.oip.grpc.server import check_free
+from upwell.shared.oip.grpc.server.server import check_free
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 

@@ -11,7 +11,7 @@ from upwell.edge.cases.home import CaseAway, CaseRefused, Put
 from upwell.shared.config.security import ClientSecurity, TlsFiles, parse_endpoint
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import parse_json
-from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.http.client.exchange import Received
 from upwell.shared.oip.http.client.https_call import HttpsCaller
 from upwell.shared.opamp.names import CASES_PATH, case_upload_s

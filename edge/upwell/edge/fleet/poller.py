@@ -22,8 +22,8 @@ from upwell.edge.fleet.shares import KeptShares
 from upwell.edge.observe.health import HealthPart
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.tokens import read_token
-from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.auth.bearer_tokens import read_token
+from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.http.client.exchange import Received
 from upwell.shared.oip.http.client.https_call import HttpsCaller
 from upwell.shared.opamp.names import CONTENT_TYPE, PATH

@@ -16,8 +16,8 @@ from upwell.edge.request.record import RequestRecord
 from upwell.edge.uplink.egress import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.seen import Seen, read_seen
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.resize_parameters import Seen, read_seen
 from upwell.shared.routing.reasons import Reason, Route
 
 TIMEOUT_S = 5.0

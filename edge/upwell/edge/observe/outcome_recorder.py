@@ -22,7 +22,7 @@ from upwell.edge.spool.item import Case, Kind, SpoolResult
 from upwell.edge.spool.spool import Spool
 from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import ConfigError, ModelFailed
-from upwell.shared.oip.auth.callers import current_caller
+from upwell.shared.oip.auth.caller import current_caller
 from upwell.shared.oip.dataplane import InferResponse, Parameter
 from upwell.shared.routing.decide.state import Audited
 from upwell.shared.routing.log import LogLine

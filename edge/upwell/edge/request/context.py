@@ -9,7 +9,7 @@ from typing import Protocol
 from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.uplink.uplink import Uplink
-from upwell.shared.oip.seen import Seen
+from upwell.shared.oip.resize_parameters import Seen
 from upwell.shared.telemetry.current import note_trace
 from upwell.shared.telemetry.trace import Place, Trace
 from upwell.shared.telemetry.tracer import Tracer

@@ -16,8 +16,8 @@ from upwell.edge.spool.item import SpoolResult, SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.rpc.agent.v1 import agent_pb2 as pb
 from upwell.shared.errors import Unauthenticated
-from upwell.shared.oip.auth.callers import client_key, current_caller, may_read_result, renewed
-from upwell.shared.oip.grpc.calls import client_name
+from upwell.shared.oip.auth.caller import client_key, current_caller, may_read_result, renewed
+from upwell.shared.oip.grpc.server.infer_call import client_name
 
 SERVICE = "upwell.rpc.agent.v1.AgentService"
 

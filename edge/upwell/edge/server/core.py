@@ -57,7 +57,7 @@ from upwell.edge.spool.spool import FILE_NAME, Spool
 from upwell.edge.updates.follower import UpdateFollower, UpdateStatus
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
-from upwell.shared.oip.seen import Seen
+from upwell.shared.oip.resize_parameters import Seen
 from upwell.shared.routing.decide.state import EdgeRan
 from upwell.shared.routing.egress import dropped_denies
 from upwell.shared.routing.policy.policy import Policy

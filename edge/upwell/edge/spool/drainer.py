@@ -20,7 +20,7 @@ from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 
 T = TypeVar("T")
 

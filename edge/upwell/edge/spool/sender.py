@@ -15,7 +15,7 @@ from upwell.edge.spool.item import Later
 from upwell.edge.uplink.calls import REASONS, CloudReply, Message
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.routing.decide.state import LINK, CloudAnswered, CloudDropped, CloudHeld, CloudSent, Signals
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.policy.rules import RequestFacts

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client, open_client
 
 

@@ -18,7 +18,7 @@ from upwell.edge.uplink.prober import Prober
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
 from upwell.shared.routing.decide.state import CloudMoved, LinkProbed, Outcome
 from upwell.shared.routing.flow.actions import CloudFailure

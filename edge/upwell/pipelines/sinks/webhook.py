@@ -17,7 +17,7 @@ from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.settings import WebhookSettings
 from upwell.shared.config.security import Address, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.tokens import watch_token
+from upwell.shared.oip.auth.bearer_tokens import watch_token
 from upwell.shared.oip.http.client.connection_pool import HttpConnection, Pool, ProxyRoute
 from upwell.shared.oip.http.client.proxy import proxy_for
 from upwell.shared.oip.http.tls_contexts import watch_client_context

@@ -14,7 +14,7 @@ import numpy as np
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse
-from upwell.shared.oip.labels import LABELS, take_labels
+from upwell.shared.oip.label_parameters import LABELS, take_labels
 from upwell.shared.tensors import Array
 
 CLASSIFICATION = "classification"

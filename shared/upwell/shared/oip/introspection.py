@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol
 
 from upwell.shared.errors import NotAllowed, NotOffered
-from upwell.shared.oip.statistics import ModelStatistics
+from upwell.shared.oip.model_statistics import ModelStatistics
 from upwell.shared.tensors import TensorSpec
 
 EXTENSIONS = ("classification", "model_configuration", "statistics", "schedule_policy", "parameters")

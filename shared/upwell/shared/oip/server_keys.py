@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 from upwell.shared.config.addresses import ListenAddress, TcpAddress, check_all_differ
 from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.config.yaml import FilePart, RelativePath
-from upwell.shared.oip.auth.limits import UNLIMITED, Limits
+from upwell.shared.oip.auth.quota_keys import UNLIMITED, Limits
 from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
-from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.http.server.cross_origin import Origin
 from upwell.shared.telemetry.sections import LogFormat, Traces
 from upwell.shared.units import Bytes

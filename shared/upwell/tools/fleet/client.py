@@ -18,7 +18,7 @@ from rich.table import Table
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import parse_json
-from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.http.client.https_call import HttpsCaller
 from upwell.tools.terminal import percent, plain
 

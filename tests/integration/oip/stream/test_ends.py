@@ -13,10 +13,10 @@ from tests.integration.oip.harness import TIMEOUT_S, Serve
 from tests.integration.oip.stream.harness import LARGE, Limited, Open, message, soon
 from upwell.shared.errors import Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
-from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.fastpath import inner_parts
-from upwell.shared.oip.grpc.server import start_server
-from upwell.shared.oip.grpc.stream import Stream, StreamLimits
+from upwell.shared.oip.grpc.server.model_stream import Stream, StreamLimits
+from upwell.shared.oip.grpc.server.server import start_server
 
 
 def test_the_end_of_the_requests_ends_the_stream_when_all_are_answered(stream: Open, fake: FakeDataplane) -> None:

@@ -1,7 +1,7 @@
 """Converts between serialized messages and the values of `dataplane`, for both sides and both directions.
 
-Only this module, `messages` and `message_cache` know the message types. Any fault in a message raises `InvalidRequest`;
-whether that means a bad caller or a bad server is up to the servicer and the client.
+Only this module, `tensor_messages` and `message_cache` know the message types. Any fault in a message raises
+`InvalidRequest`; whether that means a bad caller or a bad server is up to the servicer and the client.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
-from upwell.shared.oip.codec.contents import refuse_long_id, refuse_sequence
 from upwell.shared.oip.codec.message_cache import answer_parts, read_cached
-from upwell.shared.oip.codec.messages import (
+from upwell.shared.oip.codec.tensor_contents import refuse_long_id, refuse_sequence
+from upwell.shared.oip.codec.tensor_messages import (
     parse,
     read_classes,
     read_parameters,

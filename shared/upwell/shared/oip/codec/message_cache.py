@@ -18,7 +18,7 @@ import numpy as np
 
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import UpwellError
-from upwell.shared.oip.codec.contents import (
+from upwell.shared.oip.codec.tensor_contents import (
     MAX_DIMENSIONS,
     MAX_ID_CHARACTERS,
     PLAIN,
@@ -27,7 +27,7 @@ from upwell.shared.oip.codec.contents import (
     refuse_long_id,
     refuse_sequence,
 )
-from upwell.shared.oip.codec.messages import parse, read_parameters, read_wanted, write_parameters
+from upwell.shared.oip.codec.tensor_messages import parse, read_parameters, read_wanted, write_parameters
 from upwell.shared.oip.codec.wire import MAX_PLAIN_BYTES, Span, before_value, refuse_larger, take_apart
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.tensors import DTYPES, Array, oip_datatype

@@ -1,1 +1,1 @@
-"""The protocol over gRPC: server, streams and client."""
+"""The protocol over gRPC: server, client, and the fast path of the server."""

@@ -15,9 +15,15 @@ from typing import Any
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.classification import read_classification
-from upwell.shared.oip.codec.contents import decode_raw, encode_raw, refuse_long_id, refuse_sequence, refuse_unsupported
+from upwell.shared.oip.codec.tensor_contents import (
+    decode_raw,
+    encode_raw,
+    refuse_long_id,
+    refuse_sequence,
+    refuse_unsupported,
+)
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
-from upwell.shared.oip.grpc.calls import TIMEOUT, timeout_s
+from upwell.shared.oip.grpc.server.infer_call import TIMEOUT, timeout_s
 from upwell.shared.oip.http.json_tensors import NamedNumber, decode_json, encode_json, was_too_large
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 

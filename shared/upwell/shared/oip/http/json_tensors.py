@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.codec.contents import count_elements
+from upwell.shared.oip.codec.tensor_contents import count_elements
 from upwell.shared.tensors import DTYPES, Array, oip_datatype
 
 _INTEGER_KINDS = "iu"

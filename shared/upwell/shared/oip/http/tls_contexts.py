@@ -9,8 +9,8 @@ from typing import Any
 
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.callers import usable_name
-from upwell.shared.oip.auth.tls import watch_pem
+from upwell.shared.oip.auth.caller import usable_name
+from upwell.shared.oip.auth.grpc_credentials import watch_pem
 from upwell.shared.platform.watched_files import WatchedFiles
 
 _READS, _REPLACED_S = 10, 0.02

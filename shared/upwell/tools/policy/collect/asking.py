@@ -15,7 +15,7 @@ from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
 from upwell.shared.routing.log import LogLine, QualityAnswer
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict

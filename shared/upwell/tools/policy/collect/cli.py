@@ -18,9 +18,9 @@ from upwell.edge.updates.model_start import loaded
 from upwell.edge.uplink.egress import METADATA_BYTES
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
-from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.open_client import Client, open_client
-from upwell.shared.oip.seen import read_seen
+from upwell.shared.oip.resize_parameters import read_seen
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings

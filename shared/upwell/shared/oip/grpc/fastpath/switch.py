@@ -12,10 +12,10 @@ import numpy as np
 
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.fastpath import inner_parts
 from upwell.shared.oip.grpc.fastpath.polling import handle_unary_unary, serve
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.server.server import start_server
 
 PROOF_S = 2.0
 """Time limit of the test call (seconds)."""

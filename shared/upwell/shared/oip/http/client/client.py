@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.tokens import watch_token
+from upwell.shared.oip.auth.bearer_tokens import watch_token
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
-from upwell.shared.oip.grpc.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
-from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.oip.grpc.client.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
+from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.http import body_converters
 from upwell.shared.oip.http.client.connection_pool import CLOSED, CONNECT_S, HttpConnection, Pool, ProxyRoute
 from upwell.shared.oip.http.client.exchange import Exchange, Received, converse, failed

@@ -16,11 +16,11 @@ from types import MappingProxyType
 
 import grpc
 
-from upwell.shared.oip.grpc.client import KINDS, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.retrying import told_by_headers
+from upwell.shared.oip.grpc.client.client import KINDS, RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.body_converters import error_text
 from upwell.shared.oip.http.client.connection_pool import HttpConnection
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, RETRY_MS_HEADER, STATUS_HEADER
+from upwell.shared.oip.retry_hints import told_by_headers
 
 STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(
     {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.tokens import watch_token
+from upwell.shared.oip.auth.bearer_tokens import watch_token
 from upwell.shared.oip.http.client.connection_pool import CONNECT_S, ProxyRoute
 from upwell.shared.oip.http.client.exchange import Exchange, Received, converse, failed
 from upwell.shared.oip.http.client.proxy import proxy_for

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from upwell.shared.errors import UpwellError
-from upwell.shared.oip.auth.callers import client_key
+from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
 from upwell.shared.oip.http.server.body_memory import Share
 from upwell.shared.oip.http.server.request import Disconnect, HttpRequest

@@ -11,7 +11,7 @@ from http import HTTPStatus
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.codec.contents import decode_raw
+from upwell.shared.oip.codec.tensor_contents import decode_raw
 from upwell.shared.oip.dataplane import ModelMetadata, Parameter, Signal
 from upwell.shared.oip.http.replies import BINARY, JSON, Rejected
 from upwell.shared.tensors import Array, numpy_dtype

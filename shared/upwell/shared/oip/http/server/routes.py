@@ -18,8 +18,8 @@ from typing import TypeAlias
 from urllib.parse import unquote
 
 from upwell.shared.errors import InvalidRequest, ModelFailed, Refused, Unavailable, UpwellError
-from upwell.shared.oip.auth.callers import Caller, calling
-from upwell.shared.oip.auth.tokens import KnownTokens
+from upwell.shared.oip.auth.bearer_tokens import KnownTokens
+from upwell.shared.oip.auth.caller import Caller, calling
 from upwell.shared.oip.classification import infer_classified
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
 from upwell.shared.oip.error_counter import note_error_answer

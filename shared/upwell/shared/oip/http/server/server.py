@@ -11,10 +11,10 @@ from typing import Any
 
 from upwell.shared.config.security import Address, check_listen, parse_address
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.permits import Permits
-from upwell.shared.oip.auth.tokens import known_tokens
+from upwell.shared.oip.auth.bearer_tokens import known_tokens
+from upwell.shared.oip.auth.model_permits import Permits
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.grpc.server import LOCAL, Connections, check_free
+from upwell.shared.oip.grpc.server.server import LOCAL, Connections, check_free
 from upwell.shared.oip.http.server.connection import HttpListening
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.listener import Listener

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.codec.contents import MAX_DIMENSIONS, decode_raw, decode_typed, encode_raw
+from upwell.shared.oip.codec.tensor_contents import MAX_DIMENSIONS, decode_raw, decode_typed, encode_raw
 from upwell.shared.tensors import DTYPES
 
 NUMERIC = [name for name in DTYPES if name != "BYTES"]

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import grpc
 
 from upwell.shared.errors import ModelNotFound, NotAllowed, Unauthenticated
-from upwell.shared.oip.auth.limits import UNLIMITED, Limits
+from upwell.shared.oip.auth.quota_keys import UNLIMITED, Limits
 
 _IPV6_NETWORK_BITS = 64
 _KEYS_KEPT = 4096

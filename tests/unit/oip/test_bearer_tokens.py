@@ -6,7 +6,7 @@ import pytest
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.tokens import TokensConfig, load_tokens, read_token
+from upwell.shared.oip.auth.bearer_tokens import TokensConfig, load_tokens, read_token
 
 HASH = "ab" * 32
 

@@ -9,9 +9,9 @@ from google.protobuf.json_format import ParseDict
 from upwell.rpc.oip.v2 import model_config_pb2 as config_pb
 from upwell.rpc.oip.v2 import model_statistics_pb2 as statistics_pb
 from upwell.rpc.oip.v2 import server_settings_pb2 as settings_pb
-from upwell.shared.oip.codec.messages import parse
+from upwell.shared.oip.codec.tensor_messages import parse
 from upwell.shared.oip.introspection import ModelConfig, ServerSettings, config_document, statistics_document
-from upwell.shared.oip.statistics import ModelStatistics
+from upwell.shared.oip.model_statistics import ModelStatistics
 
 
 def parse_config_request(data: bytes) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
 
 from upwell.rpc.errors.v1 import retry_pb2
-from upwell.shared.oip.statuses import Status
+from upwell.shared.oip.error_statuses import Status
 
 _PUSHBACK = "grpc-retry-pushback-ms"
 _DETAILS = "grpc-status-details-bin"

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import grpc
 
-from upwell.shared.oip.auth.callers import check_may_use, may_use, naming_no_others
-from upwell.shared.oip.codec import introspection as codec
+from upwell.shared.oip.auth.caller import check_may_use, may_use, naming_no_others
+from upwell.shared.oip.codec import introspection_converters as codec
 from upwell.shared.oip.dataplane import Call
-from upwell.shared.oip.grpc.servicer import Method, add_methods
+from upwell.shared.oip.grpc.server.servicer import Method, add_methods
 from upwell.shared.oip.introspection import Introspection, ServerSettings, refuse_changes, refuse_shared_memory
-from upwell.shared.oip.statistics import ModelStatistics
+from upwell.shared.oip.model_statistics import ModelStatistics
 from upwell.shared.platform.call_threads import yield_permit
 
 METHODS = ("ModelConfig", "ModelStatistics", "TraceSetting", "LogSettings")

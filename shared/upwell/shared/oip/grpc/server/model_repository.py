@@ -14,10 +14,10 @@ import grpc
 
 from upwell.rpc.oip.v2 import model_repository_pb2 as pb
 from upwell.shared.errors import InvalidRequest, ModelNotFound, NotLoaded
-from upwell.shared.oip.auth.callers import check_may_control, may_use, naming_no_others
-from upwell.shared.oip.codec.messages import parse
+from upwell.shared.oip.auth.caller import check_may_control, may_use, naming_no_others
+from upwell.shared.oip.codec.tensor_messages import parse
 from upwell.shared.oip.dataplane import Call
-from upwell.shared.oip.grpc.servicer import add_methods
+from upwell.shared.oip.grpc.server.servicer import add_methods
 from upwell.shared.oip.introspection import refuse_repository
 from upwell.shared.platform.call_threads import yield_permit
 

@@ -15,13 +15,13 @@ import grpc
 
 from upwell.shared.config.security import Address, ServerSecurity, check_listen, parse_address
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.permits import Permits
-from upwell.shared.oip.auth.tls import server_credentials
-from upwell.shared.oip.auth.tokens import TokenInterceptor, known_tokens
+from upwell.shared.oip.auth.bearer_tokens import TokenInterceptor, known_tokens
+from upwell.shared.oip.auth.grpc_credentials import server_credentials
+from upwell.shared.oip.auth.model_permits import Permits
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.grpc.pending_calls import PendingCalls, Registrar
-from upwell.shared.oip.grpc.servicer import add_methods, methods_of
-from upwell.shared.oip.grpc.streams import DEFAULT_LIMITS, Streams
+from upwell.shared.oip.grpc.server.model_stream import DEFAULT_LIMITS, Streams
+from upwell.shared.oip.grpc.server.servicer import add_methods, methods_of
+from upwell.shared.oip.grpc.server.slow_clients import PendingCalls, Registrar
 from upwell.shared.platform.call_threads import CallThreads
 
 try:

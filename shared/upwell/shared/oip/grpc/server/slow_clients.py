@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
 
-from upwell.shared.oip.auth.callers import client_key
+from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.platform.call_threads import CallThreads, started, yield_permit
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

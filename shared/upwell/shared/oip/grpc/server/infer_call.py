@@ -12,12 +12,12 @@ from dataclasses import replace
 import grpc
 
 from upwell.shared.errors import InvalidRequest, UpwellError
-from upwell.shared.oip.auth.callers import certificate_name, current_caller
+from upwell.shared.oip.auth.caller import certificate_name, current_caller
 from upwell.shared.oip.classification import infer_classified
 from upwell.shared.oip.codec.converters import parse_infer_request
 from upwell.shared.oip.dataplane import Call, Dataplane, Flag, InferRequest, InferResponse
 from upwell.shared.oip.error_counter import note_error_answer
-from upwell.shared.oip.statuses import INTERNAL, Status, status_of
+from upwell.shared.oip.error_statuses import INTERNAL, Status, status_of
 from upwell.shared.telemetry.current import note_request, request_id
 
 TIMEOUT = "timeout"
@@ -25,7 +25,7 @@ TIMEOUT = "timeout"
 
 _NO_DEADLINE_S = 1e9
 
-_log = logging.getLogger("upwell.shared.oip.grpc.servicer")
+_log = logging.getLogger("upwell.shared.oip.grpc.server.servicer")
 
 
 def call_of(context: grpc.ServicerContext) -> Call:

@@ -5,7 +5,7 @@ import pytest
 
 from upwell.shared import errors
 from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
-from upwell.shared.oip.statuses import INTERNAL, MAX_TEXT_LENGTH, STATUSES, status_of
+from upwell.shared.oip.error_statuses import INTERNAL, MAX_TEXT_LENGTH, STATUSES, status_of
 
 
 def tree() -> set[type[UpwellError]]:

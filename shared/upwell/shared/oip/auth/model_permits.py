@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from upwell.shared.oip.auth.callers import check_may_use, naming_no_others
+from upwell.shared.oip.auth.caller import check_may_use, naming_no_others
 from upwell.shared.oip.dataplane import Call, DataplaneLayer, InferRequest, InferResponse, ModelMetadata
 
 

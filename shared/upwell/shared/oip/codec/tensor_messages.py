@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.classification import read_classification
-from upwell.shared.oip.codec.contents import (
+from upwell.shared.oip.codec.tensor_contents import (
     MAX_DIMENSIONS,
     decode_raw,
     decode_typed,

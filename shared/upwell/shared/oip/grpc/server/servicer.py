@@ -13,9 +13,9 @@ import grpc
 
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Call, Dataplane
-from upwell.shared.oip.grpc.calls import call_of, failure, infer, read_request, serialized
-from upwell.shared.oip.grpc.retrying import trailers
-from upwell.shared.oip.statuses import Status
+from upwell.shared.oip.error_statuses import Status
+from upwell.shared.oip.grpc.server.infer_call import call_of, failure, infer, read_request, serialized
+from upwell.shared.oip.retry_hints import trailers
 
 SERVICE = "inference.GRPCInferenceService"
 """The service's path on the wire; the generated messages are in another package."""

@@ -1,0 +1,1 @@
+"""The gRPC client: channels, calls, and the network interface they go over."""

@@ -1,0 +1,1 @@
+"""The gRPC server over a `Dataplane`: its methods, streams, and limits on slow clients."""
