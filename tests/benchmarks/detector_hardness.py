@@ -27,9 +27,9 @@ from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.description import load_description
+from upwell.shared.signature.correctness import matched_boxes
+from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.signature.processor import Processor
-from upwell.shared.signature.truth import matched_boxes
 from upwell.shared.tensors import Array
 from upwell.tools.terminal import stdout_console
 

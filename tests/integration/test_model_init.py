@@ -18,7 +18,7 @@ from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
 from upwell.edge.runtimes.load import load_runtime
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.tools.cli import main
 from upwell.tools.describe.foreign import FORMATS

@@ -13,7 +13,7 @@ from tests.in_process import InProcess
 from tests.integration.test_model_init_exporters import init
 from tests.unit.models_for_tests import save, tensor
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.tensors import Array
 
 CHANCE = np.random.default_rng(0)

@@ -21,7 +21,7 @@ from tests.models.make_described import FOLDER, LABELS, TEXTS
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge.runtimes.load import load_runtime
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.signature.description import ModelDescription, load_description
+from upwell.shared.signature.model_yaml import ModelDescription, load_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array, TensorSpec

@@ -14,7 +14,7 @@ from tests.integration.test_model_init_exporters import answered, init
 from tests.models.make_described import LABELS
 from tests.unit.models_for_tests import save, tensor
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 
 PROCESSOR = {
     "image_processor_type": "SegformerImageProcessor",

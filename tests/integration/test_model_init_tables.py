@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.in_process import InProcess
 from tests.integration.test_model_init_exporters import init
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 
 WINES = ("Barolo", "Dolcetto #1", "Nebbiolo: old")
 WEIGHTS = [1.0, -2.0, 0.5, 1.0, -1.0, 0.25, 2.0, -0.5, -1.0]

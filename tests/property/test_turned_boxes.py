@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from upwell.shared.signature import detections
 from upwell.shared.signature.detections import RawBoxes, corners_of, detect, overlap, probiou, suppress
-from upwell.shared.signature.keys import Boxes, Segmentation
-from upwell.shared.signature.segments import UNSEEN, segments_step
-from upwell.shared.signature.values import Geometry, ValueType
+from upwell.shared.signature.model_yaml import Boxes, Segmentation
+from upwell.shared.signature.segmentation import UNSEEN, segments_step
+from upwell.shared.signature.step_values import Geometry, ValueType
 from upwell.shared.tensors import Array
 
 sides = st.floats(1, 20)

@@ -13,7 +13,7 @@ from tests.examples import examples
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError, Problem
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.units import parse_bytes, parse_seconds, parse_share
 
 printable = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12)

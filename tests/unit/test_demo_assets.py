@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.signature.description import ImageInput, ModelDescription
+from upwell.shared.signature.model_yaml import ImageInput, ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import Signature, UplinkEncoding
 from upwell.shared.signature.uplink_pictures import encode_for_uplink

@@ -51,7 +51,7 @@ from upwell.shared.routing.estimators.reserve import reserve_s
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])

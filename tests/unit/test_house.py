@@ -163,7 +163,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.quantize.tflite_int8": {"ai_edge_quantizer"},
     "upwell.edge.runtimes.onnx.coverage": {"onnx"},
     "upwell.shared.partition.mincut": {"scipy"},
-    "upwell.shared.signature.texts": {"tokenizers"},
+    "upwell.shared.signature.tokenization": {"tokenizers"},
     "upwell.shared.partition.read_onnx": {"onnx"},
     "upwell.tools.partition.plotting": {"matplotlib"},
     "upwell.shared.partition.onnx_proto": {"onnx"},
@@ -229,7 +229,7 @@ IMPORTED_LATER = {
     "upwell.cloud.ray.serve",
     "upwell.edge.models.candidates",
     "upwell.shared.partition.mincut",
-    "upwell.shared.signature.texts",
+    "upwell.shared.signature.tokenization",
     "upwell.tools.plot_style",
     "upwell.shared.tensors",
     "upwell.shared.config.expressions",
@@ -535,7 +535,7 @@ def test_what_a_bundle_names_is_opened_in_one_place() -> None:
     for module in MODULES:
         calls = [node for node in ast.walk(trees()[module]) if isinstance(node, ast.Call)]
         text = (ROOT / module).read_text()
-        if dotted(module) != "upwell.shared.signature.description":
+        if dotted(module) != "upwell.shared.signature.model_yaml":
             assert not re.search(r"(load|parse)_yaml\([^()]*path[^()]*, ModelDescription", text), module
         if any(f"upwell/{part}/" in module.as_posix() for part in readers) and dotted(module) not in own:
             opens = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr == "open"]

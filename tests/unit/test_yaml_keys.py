@@ -15,7 +15,7 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.config.yaml_tree import Tree, read_tree
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 
 KINDS: dict[str, type[BaseModel]] = {
     "agent.yaml": AgentConfig,

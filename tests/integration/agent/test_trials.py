@@ -31,7 +31,7 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.oip.grpc.server.server import start_server
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
 

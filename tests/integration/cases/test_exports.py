@@ -36,7 +36,7 @@ from tests.integration.cases.made_cases import (
     random_pictures,
 )  # fmt: skip
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.image_codec import decode
+from upwell.shared.signature.picture_codec import decode
 from upwell.shared.tensors import Array
 from upwell.tools.cases.labels import LABELS_NAME, read_labels
 from upwell.tools.cases.source import CaseDatabase, open_source

@@ -28,7 +28,7 @@ from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, EdgeRan
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec
 

@@ -25,7 +25,7 @@ from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.hardness import Measure, hardness
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature
 from upwell.shared.tensors import Array, TensorSpec

@@ -12,7 +12,7 @@ from upwell.edge.models.synthetic_check import ROWS, check_with_cpu, synthetic_i
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import DTYPES, Array, TensorSpec
 

@@ -13,7 +13,7 @@ from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.partition.graph import Tensor
 from upwell.shared.partition.split.describing import Descriptions, describe, spec_of
 from upwell.shared.partition.split.halves import Halves, ModelHalf
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 
 PICTURE = Tensor("x", "FP32", ("batch", 3, 8, 8))

@@ -10,8 +10,8 @@ from PIL import Image
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.image_codec import decode
+from upwell.shared.signature.model_yaml import ModelDescription
+from upwell.shared.signature.picture_codec import decode
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.uplink_pictures import encode_for_uplink
 from upwell.shared.tensors import Array, TensorSpec

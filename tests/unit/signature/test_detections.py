@@ -7,8 +7,8 @@ import pytest
 
 from upwell.shared.signature import detections
 from upwell.shared.signature.detections import RawBoxes, as_candidates, grouped, suppress, to_corners
-from upwell.shared.signature.keys import Boxes
-from upwell.shared.signature.values import Detections, Geometry
+from upwell.shared.signature.model_yaml import Boxes
+from upwell.shared.signature.step_values import Detections, Geometry
 from upwell.shared.tensors import Array
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from upwell.shared.config.yaml import parse_yaml
-from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.keys import PostOp, PreOp
+from upwell.shared.signature.model_yaml import ModelDescription, PostOp, PreOp
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
 

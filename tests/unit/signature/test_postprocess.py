@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.errors import ModelFailed
-from upwell.shared.signature.keys import Dequantize
+from upwell.shared.signature.model_yaml import Dequantize
 from upwell.shared.signature.postprocess import dequantize, label_of, sigmoid, softmax, top_k
 from upwell.shared.tensors import Array
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.keys import Crop, Normalize, Quantize, Resize
-from upwell.shared.signature.pictures import crop, decode_pictures, pictures_of, resize
+from upwell.shared.signature.model_yaml import Crop, Normalize, Quantize, Resize
+from upwell.shared.signature.picture_transforms import crop, decode_pictures, pictures_of, resize
 from upwell.shared.signature.preprocess import normalize, planes, quantize, transpose
-from upwell.shared.signature.values import Geometry, Pictures
+from upwell.shared.signature.step_values import Geometry, Pictures
 from upwell.shared.tensors import Array
 
 FITS = ("stretch", "cover", "contain")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import InvalidRequest, ModelFailed
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor, versions
 from upwell.shared.tensors import Array, TensorSpec
 

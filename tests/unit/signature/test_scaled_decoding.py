@@ -11,12 +11,12 @@ from PIL import Image
 
 from tests.photographs import photograph
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.image_codec import decode
-from upwell.shared.signature.keys import Decode, Resize
-from upwell.shared.signature.pictures import decode_pictures, decode_resized, resize
+from upwell.shared.signature.model_yaml import Decode, Resize
+from upwell.shared.signature.picture_codec import decode
+from upwell.shared.signature.picture_transforms import decode_pictures, decode_resized, resize
 from upwell.shared.signature.signature import LogicalInput, Signature, UplinkEncoding
+from upwell.shared.signature.step_values import Pictures
 from upwell.shared.signature.uplink_pictures import encode_for_uplink
-from upwell.shared.signature.values import Pictures
 from upwell.shared.tensors import Array, TensorSpec
 
 MOST, MOST_ON_AVERAGE = 16, 0.7

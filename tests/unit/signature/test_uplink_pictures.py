@@ -16,8 +16,8 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.http.body_converters import parse_config_parameters
 from upwell.shared.oip.introspection import ModelConfig, config_document
 from upwell.shared.oip.resize_parameters import Seen, read_seen, write_seen
-from upwell.shared.signature.keys import Decode, Resize
-from upwell.shared.signature.pictures import decode_resized
+from upwell.shared.signature.model_yaml import Decode, Resize
+from upwell.shared.signature.picture_transforms import decode_resized
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature, UplinkEncoding
 from upwell.shared.signature.uplink_pictures import encode_for_uplink, saved_bytes, shrink_for_uplink
 from upwell.shared.tensors import Array, TensorSpec

@@ -20,7 +20,7 @@ from upwell.cloud.engines.loading import engine_type
 from upwell.cloud.repository.repository import Files, ModelFolder, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
 from upwell.shared.oip.grpc.server.model_repository import AS_CONFIGURED, LoadSettings
-from upwell.shared.signature.description import load_description
+from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.signature.processor import Processor
 
 log = logging.getLogger("upwell.cloud")

@@ -26,9 +26,9 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import open_plain
 from upwell.shared.formats.npy import read_npz
+from upwell.shared.signature.correctness import Judge
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import Signature
-from upwell.shared.signature.truth import Judge
 from upwell.shared.tensors import Array, is_float, numpy_dtype, oip_datatype
 
 MAX_BYTES = 256 << 20

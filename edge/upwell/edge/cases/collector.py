@@ -41,7 +41,7 @@ from upwell.shared.routing.collection import EVALUATED, RowSigns, VectorReferenc
 from upwell.shared.routing.drift.reference import DistanceFrom, VectorModel
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import CollectSettings, HardSettings
-from upwell.shared.signature.image_codec import encode, in_rgb
+from upwell.shared.signature.picture_codec import encode, in_rgb
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.tensors import Array
 

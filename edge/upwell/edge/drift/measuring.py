@@ -13,7 +13,7 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.drift.reference import Floats, RowMeasures
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.answers import best_class, found_boxes, label_of
+from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
 from upwell.shared.signature.picture_quality import picture_quality
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array

@@ -16,7 +16,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, SplitFacts
 from upwell.shared.routing.decide.state import SplitRoute
-from upwell.shared.signature.binding import sizes_fit
+from upwell.shared.signature.bound_steps import sizes_fit
 from upwell.shared.tensors import TensorSpec
 
 AUTO_FOLDER = "split"

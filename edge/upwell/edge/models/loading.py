@@ -38,7 +38,7 @@ from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.platform.memory import resident_bytes
-from upwell.shared.signature.description import Golden, load_description
+from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor
 
 COMPILED_NAME = "compiled"

@@ -26,7 +26,7 @@ from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.detections import FIELDS, KEYPOINT, as_candidates, grouped, has_keypoints
 from upwell.shared.signature.processor import CandidatesByOutput
 from upwell.shared.signature.signature import LogicalOutput, Signature
-from upwell.shared.signature.values import FLOATS
+from upwell.shared.signature.step_values import FLOATS
 from upwell.shared.tensors import Array
 
 GROUP = "upwell.hardness"

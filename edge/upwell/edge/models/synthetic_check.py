@@ -13,7 +13,7 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import UpwellError
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Signature
-from upwell.shared.signature.texts import synthetic_bytes
+from upwell.shared.signature.tokenization import synthetic_bytes
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 ROWS = 8

@@ -29,7 +29,7 @@ from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.policy.rules import Verdict
 from upwell.shared.routing.policy.settings import HardSettings, Settings
 from upwell.shared.routing.reasons import DEGRADED, Reason
-from upwell.shared.signature.truth import Judge
+from upwell.shared.signature.correctness import Judge
 from upwell.shared.tensors import Array
 
 

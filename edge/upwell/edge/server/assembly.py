@@ -51,7 +51,7 @@ from upwell.shared.oip.open_client import open_client
 from upwell.shared.opamp.wish import digest_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
-from upwell.shared.signature.texts import synthetic_bytes
+from upwell.shared.signature.tokenization import synthetic_bytes
 from upwell.shared.telemetry.collectors import open_metrics_push, open_tracer
 from upwell.shared.telemetry.exposition import Page, PageReply, serve_pages
 from upwell.shared.tensors import Array

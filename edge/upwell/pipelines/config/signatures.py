@@ -13,7 +13,7 @@ from upwell.edge.bundle.base import DESCRIPTION_NAME
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.sections import EdgeSide
 from upwell.shared.errors import ConfigError, Problem
-from upwell.shared.signature.description import ImageInput, ModelDescription, TensorInput, load_description
+from upwell.shared.signature.model_yaml import ImageInput, ModelDescription, TensorInput, load_description
 from upwell.shared.signature.signature import OutputKind
 
 _FIRST: tuple[OutputKind, ...] = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from upwell.pipelines.frame import FoundObject
-from upwell.shared.signature.answers import best_class, found_boxes, label_of
+from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
 from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.tensors import Array
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import FolderSettings, SourceEnded, SourceState, SourceStatus
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature import image_codec
+from upwell.shared.signature import picture_codec
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 _MARK = ".done"
@@ -172,11 +172,11 @@ class PictureFolder:
         try:
             if data is None:
                 raise InvalidRequest(f"the file has more than {self._settings.max_bytes} bytes")
-            pixels = image_codec.decode(data, "rgb", self._settings.max_pixels)
+            pixels = picture_codec.decode(data, "rgb", self._settings.max_pixels)
         except InvalidRequest as error:
             self._fail(path, str(error))
             return None
-        luma = image_codec.recolored(pixels, "gray")[:, :, 0]
+        luma = picture_codec.recolored(pixels, "gray")[:, :, 0]
         height, width = luma.shape
         self._status = replace(self._status, given=self._status.given + 1, width=width, height=height)
         return Frame(number, captured_s, unix_s, pixels, luma, path)

@@ -37,7 +37,7 @@ from upwell.pipelines.sources.video import Pauses
 from upwell.pipelines.sources.windows import SampleWindow, Windows
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.signature import image_codec
+from upwell.shared.signature import picture_codec
 
 UNACKNOWLEDGED = 1
 """With `keep: all`, the number of unacknowledged messages that the broker may send (Receive Maximum).
@@ -427,12 +427,12 @@ class MqttPictures(MqttTopic[bytes]):
 
     def _frame(self, waiting: PendingFrame[bytes]) -> Frame | None:
         try:
-            pixels = image_codec.decode(waiting.content, "rgb", self._max_pixels)
+            pixels = picture_codec.decode(waiting.content, "rgb", self._max_pixels)
         except InvalidRequest as error:
             with self._change:
                 self._count_undecodable(str(error))
             return None
-        luma = image_codec.recolored(pixels, "gray")[:, :, 0]
+        luma = picture_codec.recolored(pixels, "gray")[:, :, 0]
         height, width = luma.shape
         with self._change:
             self._is_readable = True

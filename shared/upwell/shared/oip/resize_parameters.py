@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from upwell.shared.signature.keys import Resize
+from upwell.shared.signature.model_yaml import Resize
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
 
 _DIGEST, _RESIZE = "upwell.digest", "upwell.resize."

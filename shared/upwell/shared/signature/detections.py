@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from upwell.shared.signature.keys import Boxes
-from upwell.shared.signature.values import Candidates, Detections, Floats, Geometry
+from upwell.shared.signature.model_yaml import Boxes
+from upwell.shared.signature.step_values import Candidates, Detections, Floats, Geometry
 from upwell.shared.tensors import Array
 
 Indexes = npt.NDArray[np.intp]

@@ -9,9 +9,9 @@ import numpy as np
 
 from upwell.shared.errors import ModelFailed
 from upwell.shared.signature.detections import FIELDS, RawBoxes, detect, further_numbers, is_detections
-from upwell.shared.signature.keys import Boxes, Dequantize, LabelsOp, PostOp, Rename, Segmentation, TopK
-from upwell.shared.signature.segments import segments_step
-from upwell.shared.signature.values import (
+from upwell.shared.signature.model_yaml import Boxes, Dequantize, LabelsOp, PostOp, Rename, Segmentation, TopK
+from upwell.shared.signature.segmentation import segments_step
+from upwell.shared.signature.step_values import (
     Geometry,
     Step,
     Value,

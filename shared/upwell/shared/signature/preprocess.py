@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.keys import (
+from upwell.shared.signature.mel_spectrogram import mel_step
+from upwell.shared.signature.model_yaml import (
     Columns,
     Crop,
     Decode,
@@ -23,11 +24,8 @@ from upwell.shared.signature.keys import (
     Resize,
     Tokenize,
 )
-from upwell.shared.signature.pictures import crop, decode_pictures, decode_resized, pictures_of, resize
-from upwell.shared.signature.records import columns_step
-from upwell.shared.signature.sounds import mel_step
-from upwell.shared.signature.texts import tokenize_step
-from upwell.shared.signature.values import (
+from upwell.shared.signature.picture_transforms import crop, decode_pictures, decode_resized, pictures_of, resize
+from upwell.shared.signature.step_values import (
     Geometry,
     Step,
     Value,
@@ -37,6 +35,8 @@ from upwell.shared.signature.values import (
     require_floats,
     require_numbers,
 )
+from upwell.shared.signature.tabular_records import columns_step
+from upwell.shared.signature.tokenization import tokenize_step
 from upwell.shared.tensors import Array, numpy_dtype
 
 

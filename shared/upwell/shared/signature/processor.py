@@ -10,14 +10,12 @@ import numpy as np
 import PIL
 
 from upwell.shared.errors import InvalidRequest, ModelFailed
-from upwell.shared.signature.binding import bind, chunk_of, sizes_fit
-from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.image_codec import BUDGET, encoded_pixels, in_rgb
-from upwell.shared.signature.keys import Decode, Resize
+from upwell.shared.signature.bound_steps import Steps, bind, chunk_of, sizes_fit
+from upwell.shared.signature.model_yaml import Decode, ModelDescription, Resize
+from upwell.shared.signature.picture_codec import BUDGET, encoded_pixels, in_rgb
 from upwell.shared.signature.signature import Signature, own_signature
-from upwell.shared.signature.steps import Steps
+from upwell.shared.signature.step_values import Candidates, Detections, Geometry, array_of
 from upwell.shared.signature.uplink_pictures import Resizes
-from upwell.shared.signature.values import Candidates, Detections, Geometry, array_of
 from upwell.shared.tensors import Array, TensorSpec
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]

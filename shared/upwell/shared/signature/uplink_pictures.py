@@ -11,9 +11,17 @@ import numpy as np
 from PIL import Image
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.image_codec import BUDGET, Box, EncodedPicture, encode, header_pixels, header_size, in_rgb
-from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS, Resize
-from upwell.shared.signature.pictures import FILTERS, cover_box
+from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS, Resize
+from upwell.shared.signature.picture_codec import (
+    BUDGET,
+    Box,
+    EncodedPicture,
+    encode,
+    header_pixels,
+    header_size,
+    in_rgb,
+)
+from upwell.shared.signature.picture_transforms import FILTERS, cover_box
 from upwell.shared.signature.signature import LogicalInput, OutputKind, Signature, UplinkEncoding
 from upwell.shared.tensors import Array
 

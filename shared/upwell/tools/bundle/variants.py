@@ -20,7 +20,7 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.tflite.package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
-from upwell.shared.signature.description import Golden, load_description
+from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
 from upwell.tools.bundle.inputs import random_requests

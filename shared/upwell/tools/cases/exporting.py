@@ -18,8 +18,8 @@ from PIL import Image
 from upwell.edge.cases.case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import sync_folder, sync_tree
-from upwell.shared.signature.image_codec import decode
-from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.picture_codec import decode
 from upwell.tools.cases.labels import Label, answer_label
 
 Side: TypeAlias = Literal["cloud", "edge", "none"]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from upwell.edge.cases.case import CaseFacts, OutputFacts
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_named
-from upwell.shared.signature.answers import best_class, found_boxes, label_of
+from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
 from upwell.shared.tensors import Array
 
 LABELS_NAME = "case-labels.json"

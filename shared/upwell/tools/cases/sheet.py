@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw
 
 from upwell.edge.cases.case import CaseSignature, CollectedCase
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.answers import best_class, found_boxes, label_of
-from upwell.shared.signature.image_codec import decode
-from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
+from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.picture_codec import decode
 from upwell.shared.tensors import Array
 
 _SIDE = 224

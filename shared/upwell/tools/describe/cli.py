@@ -18,8 +18,8 @@ from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_named
-from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.init import (
+from upwell.shared.signature.model_yaml import MAX_TOKENIZER_BYTES, ModelDescription
+from upwell.shared.signature.model_yaml_draft import (
     LABELS_NAME,
     TOKENIZER_NAME,
     ExporterFacts,
@@ -28,7 +28,6 @@ from upwell.shared.signature.init import (
     likely_boxes,
     starting_description,
 )
-from upwell.shared.signature.keys import MAX_TOKENIZER_BYTES
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.describe.evidence import shown_boxes, takes_pixels

@@ -25,8 +25,15 @@ from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_class_names, read_metadata
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
 from upwell.shared.formats.tflite.metadata import TensorNote, read_notes
-from upwell.shared.signature.init import NOTHING_KNOWN, TOKENIZER_NAME, TOKENS, ExporterFacts, PictureFacts, TextFacts
-from upwell.shared.signature.keys import MAX_SIDE
+from upwell.shared.signature.model_yaml import MAX_SIDE
+from upwell.shared.signature.model_yaml_draft import (
+    NOTHING_KNOWN,
+    TOKENIZER_NAME,
+    TOKENS,
+    ExporterFacts,
+    PictureFacts,
+    TextFacts,
+)
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.describe.beside import facts_beside
 

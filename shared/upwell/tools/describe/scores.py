@@ -12,7 +12,7 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import UpwellError
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.graph import OnnxNode, read_graph, read_producer
-from upwell.shared.signature.init import NAMED_AS_PROBABILITIES, ScoresKind
+from upwell.shared.signature.model_yaml_draft import NAMED_AS_PROBABILITIES, ScoresKind
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _SCALES = (1.0, 1.0, 1.0, 30.0, 1000.0)

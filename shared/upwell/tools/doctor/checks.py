@@ -30,7 +30,7 @@ from upwell.shared.files import open_plain
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.partition.split.folder import FILE_NAME
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.signature.description import load_description
+from upwell.shared.signature.model_yaml import load_description
 
 Level = Literal["ok", "warning", "problem"]
 

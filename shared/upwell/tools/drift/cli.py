@@ -23,7 +23,7 @@ from upwell.shared.files import read_json
 from upwell.shared.routing.drift.detector import FALSE_ALARMS
 from upwell.shared.routing.drift.model_drift import ModelDrift
 from upwell.shared.routing.drift.reference import RowMeasures
-from upwell.shared.signature.answers import label_of
+from upwell.shared.signature.answer_rows import label_of
 from upwell.tools.cases.source import state_dir_of
 from upwell.tools.policy.request_logs import read_log
 from upwell.tools.terminal import AsJson, plain, printable, table_console

@@ -17,7 +17,7 @@ from upwell.edge.updates.model_start import loaded
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.answers import found_boxes, label_of
+from upwell.shared.signature.answer_rows import found_boxes, label_of
 from upwell.tools.cases.labels import Label, answer_label
 
 Floats = npt.NDArray[np.float64]

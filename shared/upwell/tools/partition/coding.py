@@ -13,7 +13,7 @@ from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.partition.measuring import Runner, TierOptions, open_tier
 from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.partition.split.writing import UnsplitModel
-from upwell.shared.signature.binding import chunk_of
+from upwell.shared.signature.bound_steps import chunk_of
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
 

@@ -17,7 +17,7 @@ from upwell.shared.files import read_file
 from upwell.shared.partition.advice import Encoded
 from upwell.shared.partition.graph import element_bytes
 from upwell.shared.partition.profile import Profile
-from upwell.shared.signature.image_codec import Color, decode, encode
+from upwell.shared.signature.picture_codec import Color, decode, encode
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.tensors import Array
 

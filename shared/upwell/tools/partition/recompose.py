@@ -21,7 +21,7 @@ from upwell.edge.runtimes.inputs import describe, shape_fits
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.binding import sizes_fit
+from upwell.shared.signature.bound_steps import sizes_fit
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
 from upwell.tools.partition.profile_inputs import synthetic_array
 from upwell.tools.partition.torch_parts import SUFFIXES, as_safetensors

@@ -12,10 +12,10 @@ from upwell.edge.runtimes.inputs import describe, shape_fits
 from upwell.shared.errors import ConfigError, InvalidRequest, Problem
 from upwell.shared.formats.npy import read_npy, read_npz
 from upwell.shared.partition.split.describing import description_of
-from upwell.shared.signature.description import load_description
+from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.signature.signature import LogicalInput
-from upwell.shared.signature.values import Geometry
+from upwell.shared.signature.step_values import Geometry
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 from upwell.tools.quantize.base import Feed, FloatModel
 

@@ -21,9 +21,8 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Tensor
 from upwell.shared.partition.split.halves import Halves, ModelHalf
-from upwell.shared.signature.binding import bind
-from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.steps import Steps
+from upwell.shared.signature.bound_steps import Steps, bind
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.tensors import TensorSpec
 
 DESCRIPTION_FILE = "model.yaml"

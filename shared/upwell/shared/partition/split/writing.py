@@ -33,7 +33,7 @@ from upwell.shared.partition.split.describing import (
 from upwell.shared.partition.split.folder import FILE_NAME, WHOLE, CutFacts, CutTensor, SplitFacts
 from upwell.shared.partition.split.halves import Halves, ModelHalf, tail_name
 from upwell.shared.partition.split.model_file import ModelFile, open_model_file, split_model
-from upwell.shared.signature.description import ModelDescription, load_description
+from upwell.shared.signature.model_yaml import ModelDescription, load_description
 
 HEADS, TAILS = "heads", "tails"
 

@@ -20,8 +20,8 @@ from upwell.shared.oip.open_client import Client
 from upwell.shared.routing.log import LogLine, QualityAnswer
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.correctness import Judge
 from upwell.shared.signature.signature import UplinkEncoding
-from upwell.shared.signature.truth import Judge
 from upwell.shared.signature.uplink_pictures import Resizes, encode_for_uplink, shrink_for_uplink, with_uplink
 from upwell.shared.tensors import Array
 from upwell.tools.policy.collect.items import Item, read_item

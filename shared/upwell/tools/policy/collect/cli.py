@@ -24,8 +24,8 @@ from upwell.shared.oip.resize_parameters import read_seen
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.correctness import Judge
 from upwell.shared.signature.signature import UplinkEncoding
-from upwell.shared.signature.truth import Judge
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
 from upwell.tools.policy.collect.asking import ANSWER_S, AskedCloud, Asker
 from upwell.tools.policy.collect.collecting import Collection, CollectionReport, check_same

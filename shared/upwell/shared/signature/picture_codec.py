@@ -23,7 +23,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.signature import Signature, UplinkEncoding
 from upwell.shared.tensors import Array
 

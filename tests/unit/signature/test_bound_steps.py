@@ -8,7 +8,7 @@ import pytest
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
 

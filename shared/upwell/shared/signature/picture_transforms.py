@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.image_codec import Box, Color, EncodedPicture, decode, recolored
-from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS, Crop, Decode, Resize
-from upwell.shared.signature.values import Geometry, Pictures, Value, array_of
+from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS, Crop, Decode, Resize
+from upwell.shared.signature.picture_codec import Box, Color, EncodedPicture, decode, recolored
+from upwell.shared.signature.step_values import Geometry, Pictures, Value, array_of
 from upwell.shared.tensors import Array
 
 FILTERS = {

@@ -9,9 +9,9 @@ import pytest
 
 from tests.models.make_described import FOLDER, SPECTROGRAMS
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.keys import Mel
-from upwell.shared.signature.sounds import mel_step
-from upwell.shared.signature.values import ValueType
+from upwell.shared.signature.mel_spectrogram import mel_step
+from upwell.shared.signature.model_yaml import Mel
+from upwell.shared.signature.step_values import ValueType
 from upwell.shared.tensors import Array
 
 KEYS = {"sr": "sample_rate", "n_fft": "n_fft", "hop_length": "hop", "n_mels": "mels", "fmin": "low", "fmax": "high"}

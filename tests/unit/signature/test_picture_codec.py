@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.image_codec import decode, encode, recolored
+from upwell.shared.signature.picture_codec import decode, encode, recolored
 from upwell.shared.signature.signature import LogicalInput, Signature, UplinkEncoding
 from upwell.shared.signature.uplink_pictures import encode_for_uplink
 from upwell.shared.tensors import Array, TensorSpec

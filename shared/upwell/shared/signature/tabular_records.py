@@ -15,9 +15,9 @@ import numpy as np
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import parse_json
-from upwell.shared.signature.keys import Columns
+from upwell.shared.signature.model_yaml import Columns
 from upwell.shared.signature.signature import Column
-from upwell.shared.signature.values import Geometry, Step, Value, ValueType, array_of
+from upwell.shared.signature.step_values import Geometry, Step, Value, ValueType, array_of
 from upwell.shared.tensors import Array, numpy_dtype
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.keys import Tokenize
+from upwell.shared.signature.model_yaml import Tokenize
 from upwell.shared.signature.signature import LogicalInput
-from upwell.shared.signature.values import Geometry, Step, Value, ValueType, array_of
+from upwell.shared.signature.step_values import Geometry, Step, Value, ValueType, array_of
 from upwell.shared.tensors import Array, numpy_dtype
 
 if TYPE_CHECKING:

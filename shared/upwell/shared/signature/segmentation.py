@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from upwell.shared.errors import ModelFailed
-from upwell.shared.signature.keys import Segmentation
-from upwell.shared.signature.values import FLOATS, Geometry, Step, Value, ValueType, array_of
+from upwell.shared.signature.model_yaml import Segmentation
+from upwell.shared.signature.step_values import FLOATS, Geometry, Step, Value, ValueType, array_of
 from upwell.shared.tensors import Array
 
 UNSEEN = 255

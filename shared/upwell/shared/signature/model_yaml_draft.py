@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from upwell.shared.signature.signature import own_signature
-from upwell.shared.signature.values import FLOATS
+from upwell.shared.signature.step_values import FLOATS
 from upwell.shared.tensors import TensorSpec
 
 LABELS_NAME, TOKENIZER_NAME = "labels.txt", "tokenizer.json"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
-from upwell.shared.signature.texts import synthetic_bytes
+from upwell.shared.signature.tokenization import synthetic_bytes
 from upwell.shared.tensors import Array, TensorSpec
 
 JOBS = ("nurse", "clerk", "cook")

@@ -14,9 +14,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest
-from upwell.shared.signature import texts
-from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.keys import MAX_TOKENIZER_BYTES
+from upwell.shared.signature import tokenization
+from upwell.shared.signature.model_yaml import MAX_TOKENIZER_BYTES, ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec
 
@@ -147,7 +146,7 @@ def test_of_a_long_text_no_more_is_read_than_fills_the_tokens(
         return found
 
     prepared = processor(tmp_path, "max_tokens: 24", text=splitting(name))
-    monkeypatch.setattr(texts, "_guarded", encoded)
+    monkeypatch.setattr(tokenization, "_guarded", encoded)
     prepared.pre({"text": np.array([b"the quick fox " * 1000], object)})
     assert (max(read) < 1000) is (name in BY_WORD)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from upwell.shared.config.yaml import parse_yaml
-from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.init import starting_description
+from upwell.shared.signature.model_yaml import ModelDescription
+from upwell.shared.signature.model_yaml_draft import starting_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
 

@@ -7,8 +7,7 @@ import pytest
 
 from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.description import ModelDescription, load_description
-from upwell.shared.signature.keys import MAX_LABELS_BYTES, Datatype
+from upwell.shared.signature.model_yaml import MAX_LABELS_BYTES, Datatype, ModelDescription, load_description
 from upwell.shared.tensors import DTYPES
 
 HEAD = "version: 1\nsignature: {inputs: {image: {kind: image}}, outputs: {scores: {kind: logits}}}\n"

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.keys import Mel
-from upwell.shared.signature.values import Floats, Geometry, Step, Value, ValueType, array_of, require_floats
+from upwell.shared.signature.model_yaml import Mel
+from upwell.shared.signature.step_values import Floats, Geometry, Step, Value, ValueType, array_of, require_floats
 
 MAX_WORK = 1 << 23
 """Maximum samples in the frames of one row, counting overlaps repeatedly."""
