@@ -15,7 +15,7 @@ from hypothesis import settings
 from tests.delegates.build import CannotBuild, build_software_delegate
 from tests.examples import QUICK
 from tests.in_process import InProcess
-from upwell.shared.platform.no_telemetry import forbid_telemetry
+from upwell.shared.platform.vendor_telemetry import forbid_telemetry
 
 if TYPE_CHECKING:
     from tests.faults.certificates import Authority

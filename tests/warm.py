@@ -161,7 +161,7 @@ def _run(order: dict[str, Any], its_stderr: int) -> None:
 
 def _load() -> None:
     """What an agent and a service load before they read their configuration, but for what only some of them do."""
-    from upwell.shared.platform.no_telemetry import forbid_telemetry
+    from upwell.shared.platform.vendor_telemetry import forbid_telemetry
 
     forbid_telemetry()
     import upwell.cloud.cli

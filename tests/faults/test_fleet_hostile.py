@@ -23,8 +23,8 @@ from upwell.fleet.enrolment.authority import Authority, open_authority, read_req
 from upwell.fleet.service.server import server_context
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.opamp.names import WISH_FILE
-from upwell.shared.opamp.wish import digest_of
+from upwell.shared.opamp.remote_configuration import digest_of
+from upwell.shared.opamp.wire_names import WISH_FILE
 
 Handler = http.server.BaseHTTPRequestHandler
 Answer = Callable[[Handler, opamp_pb2.AgentToServer], None]

@@ -24,7 +24,7 @@ from upwell.edge.request.answer import Answer
 from upwell.edge.server.assembly import warm_up
 from upwell.edge.server.core import AgentCore
 from upwell.edge.updates.switching import Switching
-from upwell.shared.platform.memory import resident_bytes
+from upwell.shared.platform.process_memory import resident_bytes
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array
 

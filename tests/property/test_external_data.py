@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from onnx.external_data_helper import ExternalDataInfo
 
 from tests.examples import examples
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.formats.onnx.files import ExternalData, external_locations
+from upwell.shared.formats.onnx.file_checks import ExternalData, external_locations
 from upwell.shared.formats.onnx.graph import read_graph
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.partition.onnx_proto import held_tensors
 
 seen: Counter[str] = Counter()

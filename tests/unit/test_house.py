@@ -177,7 +177,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.policy.plots": {"matplotlib"},
     "upwell.shared.tensors": {"ml_dtypes"},
     "upwell.shared.routing.policy.cel_rules": {"cel_expr_python"},
-    "upwell.shared.config.expressions": {"cel_expr_python"},
+    "upwell.shared.config.cel_expressions": {"cel_expr_python"},
     "upwell.pipelines.events.where": {"cel_expr_python"},
     "upwell.pipelines.sinks.kafka": {"confluent_kafka"},
     "upwell.pipelines.sinks.mqtt": {"paho"},
@@ -187,7 +187,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.demo.second_act": {"av"},
     "upwell.tools.pipeline.trial": {"av"},
     "upwell.pipelines.sources.folder": {"watchfiles"},
-    "upwell.shared.telemetry.otlp": {"opentelemetry"},
+    "upwell.shared.telemetry.otlp_spans": {"opentelemetry"},
     "upwell.tools.wheelhouse.collect": {"packaging"},
     "upwell.shared.telemetry.otlp_metrics": {"opentelemetry", "requests"},
     "upwell.edge.fleet.identity": {"cryptography"},
@@ -232,7 +232,7 @@ IMPORTED_LATER = {
     "upwell.shared.signature.tokenization",
     "upwell.tools.plot_style",
     "upwell.shared.tensors",
-    "upwell.shared.config.expressions",
+    "upwell.shared.config.cel_expressions",
     "upwell.pipelines.sources.folder",
 }
 """Of these, the modules that import it in a function or only where it is installed, and can be imported without it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from upwell.shared.platform.stopping import StopSignals, stop_signals
+from upwell.shared.platform.stop_signals import StopSignals, stop_signals
 from upwell.shared.platform.systemd import Systemd
 
 LIMIT_S = 10.0

@@ -16,7 +16,7 @@ from upwell.shared.errors import (
     Unavailable,
     UpwellError,
 )
-from upwell.shared.platform.no_telemetry import forbid_telemetry
+from upwell.shared.platform.vendor_telemetry import forbid_telemetry
 
 if TYPE_CHECKING:
     from upwell.edge.request.answer import Answer, Timings

@@ -22,10 +22,10 @@ from upwell.shared.oip.grpc.server.model_repository import refuse_repository_met
 from upwell.shared.oip.grpc.server.server import Connections, start_server
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.server import start_http_server
-from upwell.shared.platform.stopping import StopSignals
+from upwell.shared.platform.stop_signals import StopSignals
 from upwell.shared.platform.systemd import Systemd
-from upwell.shared.telemetry.exposition import Page
 from upwell.shared.telemetry.logs import set_up_logs
+from upwell.shared.telemetry.page_server import Page
 
 DRAIN_S = 10.0
 SPARE_WORKERS = 4

@@ -13,12 +13,12 @@ from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.release.sections import ReleaseSection
 from upwell.shared.config.addresses import Endpoint, InterfaceName, ListenAddress
-from upwell.shared.config.located import Location, located
+from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint, check_exposure
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.server_keys import ServerKeys
-from upwell.shared.telemetry.sections import MetricsPush
+from upwell.shared.telemetry.telemetry_keys import MetricsPush
 from upwell.shared.units import Bytes, Seconds
 
 DEFAULT_MAX_REQUESTS = 32

@@ -22,8 +22,8 @@ from tests.models.residual_digits import build_residual_digits
 from tests.models.tflite_recomposing import towers
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
+from upwell.shared.model_digest import model_digest
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
 from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.partition.contraction import contract

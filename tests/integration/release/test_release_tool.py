@@ -21,9 +21,9 @@ from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.base import MANIFEST_NAME
 from upwell.edge.bundle.files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_whole
+from upwell.shared.model_digest import model_digest
 from upwell.tools.demo.data import ASSETS
 from upwell.tools.release import repository_editor
 

@@ -27,7 +27,7 @@ from tests.integration.telemetry.collector import Collector, Pushed, collecting
 from tests.unit.models_for_tests import linear
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.telemetry.otlp_metrics import MetricsDelivery
-from upwell.shared.telemetry.sections import MetricsPush
+from upwell.shared.telemetry.telemetry_keys import MetricsPush
 
 
 def config(folder: Path, endpoint: str) -> Path:

@@ -22,7 +22,7 @@ from tests.faults.programs import Program
 from tests.faults.scene import write_agent
 from tests.integration.agent.harness import LIMIT_S, client_of, digits_request, scraped
 from tests.integration.telemetry.collector import Collector, Received, collecting
-from upwell.shared.telemetry.trace import Place
+from upwell.shared.telemetry.tracing import Place
 
 CALLER = Place("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True)
 SERVER, CLIENT, INTERNAL = 2, 3, 1

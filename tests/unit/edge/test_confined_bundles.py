@@ -27,8 +27,8 @@ from upwell.edge.runtimes.onnx.saturation import saturation
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.updates.model_start import loaded
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.onnx.bytes import BadOnnxFile, fields
-from upwell.shared.formats.onnx.files import external_weights
+from upwell.shared.formats.onnx.file_checks import external_weights
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile, fields
 
 HIDDEN = "what-only-the-device-knows"
 DESCRIPTION: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from upwell.edge.fleet.facts import AgentView, DemandRates, DemandView
 from upwell.edge.fleet.shares import FILE_NAME, KeptShares
 from upwell.edge.observe.metrics import ModelTotals
-from upwell.shared.opamp.demand import ModelDemand, read_demand
+from upwell.shared.opamp.model_demand import ModelDemand, read_demand
 
 DAY_S = 86400.0
 

@@ -18,8 +18,7 @@ from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ModelFailed, UpwellError
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import start_server
-from upwell.shared.telemetry.trace import Span
-from upwell.shared.telemetry.tracer import Tracer
+from upwell.shared.telemetry.tracing import Span, Tracer
 
 TENSOR, TAG, ID, ERROR = "424242424242", "TAGSECRET", "IDSECRET", "ERRORSECRET"
 MARKS = (TENSOR, TAG, ID, ERROR)

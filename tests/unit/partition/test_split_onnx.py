@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from tests.models.onnx_recomposing import BASIC, random_feed, recomposed, run, session_of
 from tests.unit.partition.splitting import split_onnx
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
+from upwell.shared.model_digest import model_digest
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.reading import read_graph

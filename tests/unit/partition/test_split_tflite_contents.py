@@ -14,8 +14,8 @@ from tests.models.tflite_recomposing import file_of
 from tests.unit.partition import tflite_parts_for_tests as parts
 from tests.unit.partition.splitting import split_tflite
 from tests.unit.tflite_for_tests import Op, T, save, two_in_two_out
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
+from upwell.shared.model_digest import model_digest
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph, Node, Tensor
 from upwell.shared.partition.reading import read_graph

@@ -143,7 +143,7 @@ def test_a_text_that_is_no_unicode_lets_nothing_leave() -> None:
 
 def test_the_longest_chains_do_no_harm_on_a_small_stack() -> None:
     script = (
-        "import threading\nfrom upwell.shared.config.expressions import MAX_LENGTH\n"
+        "import threading\nfrom upwell.shared.config.cel_expressions import MAX_LENGTH\n"
         "from upwell.shared.routing.policy.cel_rules import check\n"
         "def go():\n"
         "    check('!' * (MAX_LENGTH - 5) + 'true')\n    check('true' + '&&true' * (MAX_LENGTH // 6 - 2))\n"

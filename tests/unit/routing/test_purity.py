@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.routing.asking import NOW_S, router, signals
-from upwell.shared.config import expressions
+from upwell.shared.config import cel_expressions
 from upwell.shared.routing.decide import router as routing_module
 from upwell.shared.routing.decide.state import RouterState
 
 FOLDER = Path(routing_module.__file__).parents[1]
-SOURCES = [*sorted(FOLDER.rglob("*.py")), Path(expressions.__file__)]
+SOURCES = [*sorted(FOLDER.rglob("*.py")), Path(cel_expressions.__file__)]
 
 STANDARD = {
     "__future__", "array", "bisect", "calendar", "collections", "dataclasses", "datetime", "difflib", "enum",
@@ -24,13 +24,13 @@ STANDARD = {
 }  # fmt: skip
 OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
 OWN = (
-    "upwell.shared.routing", "upwell.shared.config.located", "upwell.shared.errors", "upwell.shared.config.expressions",
-    "upwell.shared.tensors", "upwell.shared.units",
+    "upwell.shared.routing", "upwell.shared.config.located_errors", "upwell.shared.config.cel_expressions",
+    "upwell.shared.errors", "upwell.shared.tensors", "upwell.shared.units",
     "upwell.shared.values",
 )  # fmt: skip
 """What of upwell routing may use; `units` parses text, `tensors` names dtypes."""
 
-BY_NAME = {"cel_rules.py": {"cel_expr_python"}, "expressions.py": {"cel_expr_python"}}
+BY_NAME = {"cel_rules.py": {"cel_expr_python"}, "cel_expressions.py": {"cel_expr_python"}}
 """What single modules may import besides; `cel_expr_python` evaluates expressions that can reach nothing."""
 
 FORBIDDEN_CALLS = {"open", "print", "input", "eval", "exec", "compile", "__import__", "breakpoint"}

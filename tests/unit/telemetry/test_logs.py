@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from upwell.shared.telemetry.current import note_request, note_trace, request_id
+from upwell.shared.telemetry.log_context import note_request, note_trace, request_id
 from upwell.shared.telemetry.logs import FIELDS, JsonFormatter
-from upwell.shared.telemetry.trace import Place
+from upwell.shared.telemetry.tracing import Place
 
 PLACE = Place("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True)
 

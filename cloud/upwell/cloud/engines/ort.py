@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 
-from upwell.shared.platform.no_telemetry import forbid_telemetry
+from upwell.shared.platform.vendor_telemetry import forbid_telemetry
 
 forbid_telemetry()
 

@@ -15,9 +15,9 @@ from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.auth.client_quotas import size_bytes
 from upwell.shared.oip.dataplane import Call, Dataplane, DataplaneLayer, InferRequest, InferResponse
 from upwell.shared.oip.error_statuses import Status, status_of
-from upwell.shared.telemetry.current import note_trace
+from upwell.shared.telemetry.log_context import note_trace
 from upwell.shared.telemetry.logs import FIELDS
-from upwell.shared.telemetry.tracer import Tracer
+from upwell.shared.telemetry.tracing import Tracer
 
 _access = logging.getLogger("upwell.access")
 

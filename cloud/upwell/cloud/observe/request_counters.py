@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from upwell.cloud.observe.families import ROWS, SECONDS, Histogram, Snapshot
 from upwell.shared.oip.error_counter import errors_by_status
 from upwell.shared.platform.background_thread import restarts
-from upwell.shared.platform.memory import resident_bytes
+from upwell.shared.platform.process_memory import resident_bytes
 
 ANONYMOUS = "anonymous"
 OTHERS = "others"

@@ -19,8 +19,8 @@ from upwell.cloud.service.loading import OnRun
 from upwell.cloud.service.model_versions import ModelVersions
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.telemetry.collectors import open_tracer
-from upwell.shared.telemetry.exposition import serve_pages
+from upwell.shared.telemetry.open_collectors import open_tracer
+from upwell.shared.telemetry.page_server import serve_pages
 
 
 class Telemetry:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from upwell.cloud.repository.formats import why_never, why_not_this
-from upwell.shared.digest import jax_weights, model_digest
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.files import LeadsOut, NoPlainFile, plain_file
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.model_digest import jax_weights, model_digest
 
 _log = logging.getLogger(__name__)
 

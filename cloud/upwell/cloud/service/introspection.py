@@ -8,7 +8,7 @@ from upwell.cloud.service.service import CloudService
 from upwell.shared.oip.introspection import ModelConfig, Placement, ServerSettings
 from upwell.shared.oip.model_statistics import ModelStatistics, StatisticsCounter
 from upwell.shared.oip.resize_parameters import write_seen
-from upwell.shared.telemetry.sections import Traces
+from upwell.shared.telemetry.telemetry_keys import Traces
 
 
 class CloudIntrospection:

@@ -48,8 +48,8 @@ from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
 from upwell.shared.oip.introspection import Introspection
 from upwell.shared.oip.model_statistics import StatisticsCounter
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.platform.memory import heap_trimmer, resident_bytes
-from upwell.shared.platform.stopping import StopSignals
+from upwell.shared.platform.process_memory import heap_trimmer, resident_bytes
+from upwell.shared.platform.stop_signals import StopSignals
 from upwell.shared.platform.systemd import Systemd
 from upwell.shared.telemetry.logs import set_up_logs
 

@@ -40,7 +40,7 @@ from upwell.cloud.workers.worker_handle import Phase, Restarts, WorkerHandle
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.grpc.server.server import check_free
-from upwell.shared.platform.stopping import StopSignals
+from upwell.shared.platform.stop_signals import StopSignals
 from upwell.shared.platform.systemd import Systemd
 
 _DRAIN_MARGIN_S = 10.0

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import ClassVar
 
 from upwell.cloud.workers.messages import Channel, Message
-from upwell.shared.platform.stopping import stop_signals
+from upwell.shared.platform.stop_signals import stop_signals
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from upwell.fleet.registry.devices import by_certificate
 from upwell.fleet.storage.database import Database
 from upwell.shared.errors import ConfigError, InvalidRequest, Unauthenticated, UpwellError
 from upwell.shared.files import write_whole
-from upwell.shared.opamp.names import CASE_ID, CASE_SUFFIX, CASES_PATH, case_upload_s
+from upwell.shared.opamp.wire_names import CASE_ID, CASE_SUFFIX, CASES_PATH, case_upload_s
 
 MOST_BYTES = 256 << 20
 """Maximum bytes of bodies in transfer; devices beyond it must retry later."""

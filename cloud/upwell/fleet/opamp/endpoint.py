@@ -19,7 +19,7 @@ from upwell.fleet.errors import DatabaseUnavailable
 from upwell.fleet.opamp.exchange import Peer, PollHandler
 from upwell.fleet.opamp.messages import read, write, write_error
 from upwell.shared.errors import InvalidRequest, NotAllowed, Refused, Unauthenticated, UpwellError
-from upwell.shared.opamp.names import CONTENT_TYPE
+from upwell.shared.opamp.wire_names import CONTENT_TYPE
 
 BODY_S = 10.0
 """Time limit for receiving a body."""

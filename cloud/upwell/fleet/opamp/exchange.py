@@ -16,8 +16,8 @@ from upwell.fleet.registry.questions import OpenQuestions, answer
 from upwell.fleet.registry.shadows import keep_lines
 from upwell.fleet.storage.database import Database
 from upwell.shared.errors import Unauthenticated
-from upwell.shared.opamp.names import EXPLAIN
-from upwell.shared.opamp.wish import STATISTICS_S, Wish, digest_of
+from upwell.shared.opamp.remote_configuration import STATISTICS_S, Wish, digest_of
+from upwell.shared.opamp.wire_names import EXPLAIN
 
 BUDGET_POLLS = 5
 """A device with a share of a budget reports its demand in one of this many polls."""

@@ -14,7 +14,7 @@ from upwell.fleet.registry.report import DeviceCounts, Report
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, STATISTICS
 from upwell.fleet.users.audit import Actor, record
-from upwell.shared.opamp.names import AGENT_NAME, LABEL
+from upwell.shared.opamp.wire_names import AGENT_NAME, LABEL
 
 Stored = Row
 """A device's row."""

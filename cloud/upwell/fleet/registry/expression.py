@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from cel_expr_python import cel
 
-from upwell.shared.config.expressions import FUNCTIONS, compile_expression, no_verdict
+from upwell.shared.config.cel_expressions import FUNCTIONS, compile_expression, no_verdict
 from upwell.shared.errors import InvalidRequest
 
 _TEXT = cel.Type.STRING

@@ -43,7 +43,7 @@ from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import DEVICES, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
 from upwell.fleet.users.audit import Actor, record
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.opamp.names import RELEASE_PACKAGE
+from upwell.shared.opamp.wire_names import RELEASE_PACKAGE
 
 ZONE_LABEL = "timezone"
 """The label that names a device's time zone."""

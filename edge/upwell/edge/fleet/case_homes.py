@@ -14,7 +14,7 @@ from upwell.shared.files import parse_json
 from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.http.client.exchange import Received
 from upwell.shared.oip.http.client.https_call import HttpsCaller
-from upwell.shared.opamp.names import CASES_PATH, case_upload_s
+from upwell.shared.opamp.wire_names import CASES_PATH, case_upload_s
 
 Service = Callable[[], HttpsCaller | None]
 """Returns the current caller of the service, as this device; None while it cannot be called."""

@@ -22,8 +22,8 @@ from upwell.edge.fleet.messages import ServiceMessage
 from upwell.edge.fleet.shares import KeptShares
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
-from upwell.shared.opamp.names import DRIFT, EXPLAIN, SHADOW, STATISTICS
-from upwell.shared.opamp.wish import Wish, digest_of, read_wish
+from upwell.shared.opamp.remote_configuration import Wish, digest_of, read_wish
+from upwell.shared.opamp.wire_names import DRIFT, EXPLAIN, SHADOW, STATISTICS
 
 LARGEST_DRIFT = 16 << 10
 """Maximum size of a drift report (bytes); unchanged models are left out first."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from upwell.edge.observe.metrics import ModelTotals
-from upwell.shared.opamp.demand import ModelDemand
-from upwell.shared.opamp.names import AGENT_NAME, INSTANCE_UID, LABEL
+from upwell.shared.opamp.model_demand import ModelDemand
+from upwell.shared.opamp.wire_names import AGENT_NAME, INSTANCE_UID, LABEL
 
 Sections = Sequence[tuple[str, list[str]]]
 """Headings, each with its lines."""

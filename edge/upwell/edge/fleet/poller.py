@@ -26,7 +26,7 @@ from upwell.shared.oip.auth.bearer_tokens import read_token
 from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.http.client.exchange import Received
 from upwell.shared.oip.http.client.https_call import HttpsCaller
-from upwell.shared.opamp.names import CONTENT_TYPE, PATH
+from upwell.shared.opamp.wire_names import CONTENT_TYPE, PATH
 from upwell.shared.platform.background_thread import BackgroundThread
 
 CALL_S = 20.0

@@ -34,10 +34,10 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx.saturation import saturation
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe import TIMEOUT_S, ProbeSubject, enter, survived, try_on_cpu
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem, UpwellError
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.platform.memory import resident_bytes
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.model_digest import model_digest
+from upwell.shared.platform.process_memory import resident_bytes
 from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor
 

@@ -10,9 +10,8 @@ from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.resize_parameters import Seen
-from upwell.shared.telemetry.current import note_trace
-from upwell.shared.telemetry.trace import Place, Trace
-from upwell.shared.telemetry.tracer import Tracer
+from upwell.shared.telemetry.log_context import note_trace
+from upwell.shared.telemetry.tracing import Place, Trace, Tracer
 
 
 class RequestMetrics(Protocol):

@@ -50,7 +50,7 @@ from upwell.shared.routing.flow.flow import RequestFlow
 from upwell.shared.routing.policy.settings import LowerQuality
 from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, timed
 from upwell.shared.signature.uplink_pictures import at_quality, encode_for_uplink, shrink_for_uplink
-from upwell.shared.telemetry.trace import Place
+from upwell.shared.telemetry.tracing import Place
 from upwell.shared.tensors import Array
 
 _log = logging.getLogger(__name__)

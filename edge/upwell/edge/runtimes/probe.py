@@ -28,8 +28,8 @@ from upwell.edge.runtimes import device_lock
 from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.shared.digest import model_digest, sha256_of
 from upwell.shared.files import parse_json, read_json, write_whole
+from upwell.shared.model_digest import model_digest, sha256_of
 
 TIMEOUT_S = 120.0
 """Time limit for opening a model and running it once, after which it counts as hung."""

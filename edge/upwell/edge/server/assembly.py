@@ -48,12 +48,12 @@ from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.oip.open_client import open_client
-from upwell.shared.opamp.wish import digest_of
+from upwell.shared.opamp.remote_configuration import digest_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.signature.tokenization import synthetic_bytes
-from upwell.shared.telemetry.collectors import open_metrics_push, open_tracer
-from upwell.shared.telemetry.exposition import Page, PageReply, serve_pages
+from upwell.shared.telemetry.open_collectors import open_metrics_push, open_tracer
+from upwell.shared.telemetry.page_server import Page, PageReply, serve_pages
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ from upwell.shared.routing.decide.state import EdgeRan
 from upwell.shared.routing.egress import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.tags import NO_TAGS
-from upwell.shared.telemetry.tracer import Tracer
+from upwell.shared.telemetry.tracing import Tracer
 from upwell.shared.tensors import Array
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 from upwell.shared.config.security import parse_endpoint
-from upwell.shared.platform.dialling import bind_to_interface
+from upwell.shared.platform.socket_connect import bind_to_interface
 from upwell.shared.routing.reasons import Reason
 
 Sources: TypeAlias = tuple[str, ...]

@@ -20,10 +20,10 @@ from upwell.pipelines.run.runner import PipelineRunner
 from upwell.shared.config.security import parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
-from upwell.shared.platform.stopping import StopSignals
+from upwell.shared.platform.stop_signals import StopSignals
 from upwell.shared.platform.systemd import Systemd
-from upwell.shared.telemetry.exposition import Page
 from upwell.shared.telemetry.logs import set_up_logs
+from upwell.shared.telemetry.page_server import Page
 
 _LOOK_S = 0.2
 

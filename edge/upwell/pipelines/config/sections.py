@@ -24,7 +24,7 @@ from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.config.sources import CaptureSection
 from upwell.pipelines.events.rules import EventRule
 from upwell.pipelines.steps.geometry import Zones
-from upwell.shared.config.located import Location, located
+from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.yaml import FilePart
 from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import ConfigError, Problem

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias, TypeGuard
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from upwell.pipelines.frame import Point
-from upwell.shared.config.located import Location, located
+from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.yaml import FilePart
 
 MAX_POINTS = 100

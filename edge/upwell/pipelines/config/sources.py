@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from upwell.pipelines.config.sinks import MqttPicturesSection, MqttSamplesSection
 from upwell.pipelines.sources.gstreamer import ADDRESS, command_of
 from upwell.pipelines.sources.samples import SERIES_SUFFIXES
-from upwell.shared.config.located import Location, located
+from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.yaml import FilePart, RelativePath, resolve
 from upwell.shared.units import Seconds
 

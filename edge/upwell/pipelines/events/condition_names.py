@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from upwell.shared.config.expressions import ExpressionText
+from upwell.shared.config.cel_expressions import ExpressionText
 
 FieldKind: TypeAlias = Literal["text", "number", "truth", "numbers", "texts", "seconds by zone"]
 

@@ -19,7 +19,7 @@ from cel_expr_python import cel
 
 from upwell.pipelines.events.condition_names import ANSWERS, FRAME_FIELDS, OBJECT_FIELDS, FieldKind, names_in
 from upwell.pipelines.frame import FoundObject, Frame, Scene
-from upwell.shared.config.expressions import FUNCTIONS, compile_expression, no_verdict
+from upwell.shared.config.cel_expressions import FUNCTIONS, compile_expression, no_verdict
 
 _BOOL, _TEXT, _NUMBER = cel.Type.BOOL, cel.Type.STRING, cel.Type.DYN  # as in a policy: `object.score > 1` needs no 1.0
 _ANSWER = cel.Type.Map(_TEXT, cel.Type.DYN)

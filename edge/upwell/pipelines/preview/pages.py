@@ -10,7 +10,7 @@ from types import MappingProxyType
 from upwell.pipelines.preview.preview import Preview
 from upwell.shared.config.security import parse_address
 from upwell.shared.errors import ConfigError
-from upwell.shared.telemetry.exposition import Page, PageReply, PageRequest
+from upwell.shared.telemetry.page_server import Page, PageReply, PageRequest
 
 _FILES = MappingProxyType(
     {

@@ -57,7 +57,7 @@ from upwell.pipelines.steps.geometry import Zones
 from upwell.pipelines.steps.objects import LOST_S, keep
 from upwell.pipelines.steps.tracker import Tracker
 from upwell.shared.config.security import TlsFiles
-from upwell.shared.platform.memory import map_large_blocks
+from upwell.shared.platform.process_memory import map_large_blocks
 
 if TYPE_CHECKING:
     from upwell.pipelines.events.where import ObjectCondition

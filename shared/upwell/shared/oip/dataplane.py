@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from upwell.shared.telemetry.trace import Trace
+from upwell.shared.telemetry.tracing import Trace
 from upwell.shared.tensors import Array, TensorSpec
 
 Parameter: TypeAlias = bool | int | float | str

@@ -11,7 +11,7 @@ from upwell.shared.oip.auth.quota_keys import UNLIMITED, Limits
 from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.http.server.cross_origin import Origin
-from upwell.shared.telemetry.sections import LogFormat, Traces
+from upwell.shared.telemetry.telemetry_keys import LogFormat, Traces
 from upwell.shared.units import Bytes
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.torch_program.archive import ProgramFile
+from upwell.shared.formats.operator_work import work_of
 from upwell.shared.formats.torch_program.operators import OPERATORS
 from upwell.shared.formats.torch_program.program import BadProgram, ProgramNode, ProgramTensor
-from upwell.shared.formats.work import work_of
+from upwell.shared.formats.torch_program.pt2_archive import ProgramFile
 from upwell.shared.partition.graph import Graph, Node, Tensor, size_of
 
 

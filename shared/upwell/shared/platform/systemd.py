@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
-from upwell.shared.platform.stopping import StopSignals
+from upwell.shared.platform.stop_signals import StopSignals
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from upwell.shared.telemetry.current import request_fields
-from upwell.shared.telemetry.sections import LogFormat
+from upwell.shared.telemetry.log_context import request_fields
+from upwell.shared.telemetry.telemetry_keys import LogFormat
 
 FIELDS = "fields"
 """The attribute of a log record (set by `extra`) with additional fields for its JSON object."""

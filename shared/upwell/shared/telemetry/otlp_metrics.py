@@ -34,8 +34,8 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.telemetry.otlp import TIMEOUT_S, hush_exporters, hush_thread
-from upwell.shared.telemetry.sections import MetricsPush
+from upwell.shared.telemetry.otlp_spans import TIMEOUT_S, hush_exporters, hush_thread
+from upwell.shared.telemetry.telemetry_keys import MetricsPush
 
 _CLOSE_S = 3.0
 _log = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from upwell.edge.bundle.golden import Labels
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.reference import load_reference
 from upwell.edge.bundle.verify import check_confined
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import write_named
+from upwell.shared.model_digest import model_digest
 from upwell.shared.tensors import Array
 from upwell.tools.bundle.variants import Models, VariantCheck, are_own_answers, check_all, opened_models, record
 

@@ -14,8 +14,8 @@ import numpy as np
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import open_plain
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.graph import OnnxGraph, read_graph
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile, Flatbuffer
 from upwell.shared.formats.tflite.model import read_model
 from upwell.shared.tensors import Array

@@ -10,8 +10,8 @@ import numpy as np
 
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import UpwellError
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.graph import OnnxNode, read_graph, read_producer
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.signature.model_yaml_draft import NAMED_AS_PROBABILITIES, ScoresKind
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.model_digest import model_digest
 from upwell.shared.partition.split.folder import FILE_NAME
 from upwell.shared.partition.split.writing import half_paths, read_split
 from upwell.tools.partition.profile_inputs import read_given

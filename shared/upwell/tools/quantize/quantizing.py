@@ -15,8 +15,8 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx.saturation import saturation
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.formats.onnx.files import external_weights
+from upwell.shared.formats.onnx.file_checks import external_weights
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.tools.quantize.base import (
     Arithmetic,
     FloatModel,

@@ -20,9 +20,9 @@ from upwell.edge.release.document import BACK_WITHIN_S, Payload, ReleasedBundle,
 from upwell.edge.release.unit import ReleaseUnit, assemble_unit, open_unit
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.sources import open_source
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.model_digest import model_digest
 from upwell.tools.release.repository_editor import RepositoryEditor
 
 _MODEL_SUFFIXES = frozenset({".onnx", ".tflite"})

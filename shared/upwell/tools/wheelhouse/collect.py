@@ -22,9 +22,9 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from upwell.shared.config.yaml import read_text
-from upwell.shared.digest import sha256_of
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import write_whole
+from upwell.shared.model_digest import sha256_of
 
 SCRIPT, UNIT, SBOM = "upwell-device", "upwell-agent.service", "sbom.cdx.json"
 """Files beside the wheels: the installer, the agent's unit, and an SBOM (CycloneDX)."""

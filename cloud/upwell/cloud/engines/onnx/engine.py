@@ -12,9 +12,9 @@ from upwell.cloud.engines.onnx.errors import told_by
 from upwell.cloud.engines.onnx.sessions import open_session
 from upwell.cloud.engines.ort import InvalidArgument, onnxruntime
 from upwell.shared.errors import InvalidRequest, ModelFailed
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.formats.onnx.files import foreign_operators
-from upwell.shared.formats.onnx.tensors import DATATYPES, bytes_of, spec_of, text_of
+from upwell.shared.formats.onnx.file_checks import foreign_operators
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.formats.onnx.tensor_types import DATATYPES, bytes_of, spec_of, text_of
 from upwell.shared.tensors import Array, TensorSpec
 
 _EXCHANGEABLE = tuple(kind for kind, datatype in DATATYPES.items() if datatype != "BF16")

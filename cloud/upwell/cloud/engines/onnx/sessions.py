@@ -32,8 +32,8 @@ from upwell.cloud.engines.ort import onnxruntime, openvino_devices
 from upwell.cloud.engines.steady import MAX_COPIED_BYTES
 from upwell.shared.errors import ModelFailed
 from upwell.shared.files import open_plain
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.formats.onnx.files import external_places
+from upwell.shared.formats.onnx.file_checks import external_places
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 
 _METHOD = "add_external_initializers_from_files_in_memory"
 _MAX_FILE_BYTES = (1 << 31) - 1

@@ -22,8 +22,8 @@ from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx.providers import OPENVINO, QNN, Provider
 from upwell.edge.runtimes.options import AcceleratorOptions
 from upwell.edge.runtimes.ort import onnxruntime
-from upwell.shared.digest import model_digest, sha256_of
 from upwell.shared.files import read_json
+from upwell.shared.model_digest import model_digest, sha256_of
 
 _SEAL = "seal.json"
 _CONTEXT = "context.onnx"

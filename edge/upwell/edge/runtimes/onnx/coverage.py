@@ -18,9 +18,9 @@ from upwell.edge.runtimes.onnx.sessions import Opening, session_options
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.formats.onnx.files import external_weights
+from upwell.shared.formats.onnx.file_checks import external_weights
 from upwell.shared.formats.onnx.graph import named_apart, read_graph
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 
 
 def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:

@@ -15,7 +15,7 @@ from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.onnx.partitions import AssignedNode, GraphPart
 from upwell.edge.runtimes.onnx.tensors import caller_for
 from upwell.edge.runtimes.ort import onnxruntime
-from upwell.shared.formats.onnx.tensors import spec_of
+from upwell.shared.formats.onnx.tensor_types import spec_of
 
 RECORD_KEY = "session.record_ep_graph_assignment_info"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from upwell.edge.runtimes.coverage import NodeCover
 from upwell.shared.formats.onnx.graph import OnnxGraph, OnnxNode
-from upwell.shared.formats.work import work_of
+from upwell.shared.formats.operator_work import work_of
 
 CAST_FOR_CPU = "InsertedPrecisionFreeCast_"
 """Prefix of the nodes that ONNX Runtime inserts if the CPU has no float16 kernel."""

@@ -14,9 +14,9 @@ from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.ort import onnxruntime
 from upwell.edge.runtimes.placement import AcceleratorFailed
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.formats.onnx.files import external_weights
-from upwell.shared.formats.onnx.tensors import UnsupportedTensor, spec_of
+from upwell.shared.formats.onnx.file_checks import external_weights
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.formats.onnx.tensor_types import UnsupportedTensor, spec_of
 from upwell.shared.tensors import Array
 
 

@@ -25,8 +25,8 @@ from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.ort import onnxruntime
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_graph
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 
 _TOOL = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
 _FLOAT16 = 10

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from upwell.edge.runtimes.ort import onnxruntime
-from upwell.shared.formats.onnx.tensors import UnsupportedTensor, bytes_of, text_of
+from upwell.shared.formats.onnx.tensor_types import UnsupportedTensor, bytes_of, text_of
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _ONNX_BFLOAT16 = 16

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from upwell.edge.runtimes.coverage import NodeCover
-from upwell.shared.formats.work import work_of
+from upwell.shared.formats.operator_work import work_of
 
 _DELEGATE = "DELEGATE"
 

@@ -1,7 +1,7 @@
 """Reads the graph of an ONNX file without the `onnx` package, which devices lack.
 
 It has nodes with inputs and outputs, the bodies of control flow, and constants with dtype, shape and numbers. Field
-numbers are those of `onnx.proto`. For external data see `upwell.shared.formats.onnx.files`.
+numbers are those of `onnx.proto`. For external data see `upwell.shared.formats.onnx.file_checks`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from upwell.shared.files import open_plain
-from upwell.shared.formats.onnx.bytes import (
+from upwell.shared.formats.onnx.file_checks import MAX_DEPTH, ExternalData, external_entry
+from upwell.shared.formats.onnx.protobuf_reader import (
     BadOnnxFile,
     Bytes,
     Contents,
@@ -27,7 +28,6 @@ from upwell.shared.formats.onnx.bytes import (
     opened,
     varint,
 )
-from upwell.shared.formats.onnx.files import MAX_DEPTH, ExternalData, external_entry
 from upwell.shared.tensors import Array
 
 INT8, UINT8 = 3, 2

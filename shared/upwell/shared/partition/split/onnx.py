@@ -14,12 +14,12 @@ from pathlib import Path
 
 import onnx
 
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain
-from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.formats.onnx.files import ExternalData
+from upwell.shared.formats.onnx.file_checks import ExternalData
 from upwell.shared.formats.onnx.graph import OnnxGraph, read_graph
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.model_digest import model_digest
 from upwell.shared.partition.graph import Graph, Tensor
 from upwell.shared.partition.onnx_proto import held_tensors, load_proto, with_bodies
 from upwell.shared.partition.split.halves import ModelHalf, Part

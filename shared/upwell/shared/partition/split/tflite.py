@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
 from upwell.shared.formats.tflite.model import TfliteSubgraph, read_model
+from upwell.shared.model_digest import model_digest
 from upwell.shared.partition.graph import Graph, Tensor
 from upwell.shared.partition.read_tflite import tensor_names
 from upwell.shared.partition.split.halves import ModelHalf, Part

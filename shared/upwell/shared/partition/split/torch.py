@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.torch_program.archive import ProgramFile
 from upwell.shared.formats.torch_program.program import FILE_NAME, BadProgram, Program, packed
+from upwell.shared.formats.torch_program.pt2_archive import ProgramFile
+from upwell.shared.model_digest import model_digest
 from upwell.shared.partition.graph import Graph, Tensor
 from upwell.shared.partition.read_torch import open_program
 from upwell.shared.partition.split.halves import ModelHalf, Part

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from cel_expr_python import cel
 
-from upwell.shared.config.expressions import ExpressionText, compile_expression, no_verdict
+from upwell.shared.config.cel_expressions import ExpressionText, compile_expression, no_verdict
 from upwell.shared.routing.policy.request_facts import RequestFacts, RowFacts
 
 _BOOL, _TEXT = cel.Type.BOOL, cel.Type.STRING

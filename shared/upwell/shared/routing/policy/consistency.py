@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from upwell.shared.config.located import Location
+from upwell.shared.config.located_errors import Location
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.layers import ON_DRIFT, Layers, Level
 from upwell.shared.routing.policy.resolution import Resolved, resolve

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
-from upwell.shared.config.located import Location
+from upwell.shared.config.located_errors import Location
 from upwell.shared.routing.policy.sections import SettingsPatch
 
 Key: TypeAlias = tuple[str, ...]

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
-from upwell.shared.config.located import Location, located
+from upwell.shared.config.located_errors import Location, located
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.consistency import Parts, disagreements, joined
 from upwell.shared.routing.policy.resolution import Resolved

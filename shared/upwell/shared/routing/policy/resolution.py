@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from upwell.shared.config.located import Location
+from upwell.shared.config.located_errors import Location
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.routing.policy.calibrations import Calibration, fitting, misfit_text, nearest
 from upwell.shared.routing.policy.layers import BUILT_IN, ON_DRIFT, Layers, Level

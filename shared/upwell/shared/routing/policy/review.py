@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from upwell.shared.config.located import Location
+from upwell.shared.config.located_errors import Location
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.routing.policy.policy import Policy, Rule
 from upwell.shared.routing.policy.sections import SettingsPatch

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from upwell.shared.config.security import Address
 from upwell.shared.errors import ConfigError
-from upwell.shared.platform.dialling import connect
+from upwell.shared.platform.socket_connect import connect
 
 _log = logging.getLogger(__name__)
 _PEER = struct.Struct("3i")

@@ -18,7 +18,7 @@ from upwell.shared.oip.codec.converters import parse_infer_request
 from upwell.shared.oip.dataplane import Call, Dataplane, Flag, InferRequest, InferResponse
 from upwell.shared.oip.error_counter import note_error_answer
 from upwell.shared.oip.error_statuses import INTERNAL, Status, status_of
-from upwell.shared.telemetry.current import note_request, request_id
+from upwell.shared.telemetry.log_context import note_request, request_id
 
 TIMEOUT = "timeout"
 """Triton's parameter for a request's time limit, in microseconds."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from upwell.shared.config.security import Address
 from upwell.shared.oip.http.client.proxy import Proxy
-from upwell.shared.platform.dialling import Hold, connect, left_s
+from upwell.shared.platform.socket_connect import Hold, connect, left_s
 
 CONNECT_S = 3.0
 """Time limit for connecting, including proxy and TLS handshake."""

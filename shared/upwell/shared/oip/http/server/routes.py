@@ -51,7 +51,7 @@ from upwell.shared.oip.http.server.request import (
     timeout_s,
     with_tags,
 )
-from upwell.shared.telemetry.current import note_request, request_id
+from upwell.shared.telemetry.log_context import note_request, request_id
 
 BODIES_IN_MEMORY = 8
 """Number of bodies of maximum size held at once; further ones are refused before they are read."""

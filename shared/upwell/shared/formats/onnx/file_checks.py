@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 
 from upwell.shared.files import LeadsOut, Unconfined, plain_file
-from upwell.shared.formats.onnx.bytes import BadOnnxFile, Bytes, fields, length_delimited, opened
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile, Bytes, fields, length_delimited, opened
 
 _ENTRY = "StringStringEntryProto"
 LOCATION = "location"

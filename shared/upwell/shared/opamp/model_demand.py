@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from upwell.shared.opamp.wish import Share
+from upwell.shared.opamp.remote_configuration import Share
 
 _NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 

@@ -13,7 +13,7 @@ CASE_ID, CASE_SUFFIX = "[0-9a-f]{32}", ".case"
 
 STATISTICS = "io.upwell.statistics/1"
 """Custom capability: the agent sends a message of type `counted`, JSON with `release`, `since_unix_s`, `counts` and
-`demand`, the figures of each model for sharing budgets (`upwell.shared.opamp.demand`)."""
+`demand`, the figures of each model for sharing budgets (`upwell.shared.opamp.model_demand`)."""
 
 DRIFT = "io.upwell.drift/1"
 """Custom capability: the agent sends `found` (JSON with `models`, the drift report of each watched model)."""
@@ -29,7 +29,7 @@ RELEASE_PACKAGE = "release"
 """The package whose version is the sequence number of the running release."""
 
 WISH_FILE = "fleet.json"
-"""The one file of the remote configuration; see `upwell.shared.opamp.wish`."""
+"""The one file of the remote configuration; see `upwell.shared.opamp.remote_configuration`."""
 
 DIGEST_TYPE = "text/x-digest"
 """Content type of a file in the effective configuration that is reported only as a digest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from upwell.shared.telemetry.trace import Place
+from upwell.shared.telemetry.tracing import Place
 
 # A call is handled in one thread, and by gRPC in its own context. Only texts are kept, so nothing is kept alive.
 _request: ContextVar[tuple[str, str, str, str]] = ContextVar("request", default=("", "", "", ""))

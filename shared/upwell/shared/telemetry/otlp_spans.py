@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from upwell.shared.telemetry.trace import Span
+from upwell.shared.telemetry.tracing import Span
 
 TIMEOUT_S = 5.0
 """Time limit for a delivery with all its retries (seconds)."""

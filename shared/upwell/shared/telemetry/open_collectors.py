@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.telemetry.sections import MetricsPush, Traces
-from upwell.shared.telemetry.tracer import Tracer
+from upwell.shared.telemetry.telemetry_keys import MetricsPush, Traces
+from upwell.shared.telemetry.tracing import Tracer
 
 if TYPE_CHECKING:
     from upwell.shared.telemetry.otlp_metrics import MetricsDelivery
@@ -21,7 +21,7 @@ def open_tracer(section: Traces, name: str, instance: str) -> Tracer:
     Raises `ConfigError` if the extra is not installed.
     """
     try:
-        from upwell.shared.telemetry.otlp import otlp_delivery
+        from upwell.shared.telemetry.otlp_spans import otlp_delivery
     except ImportError:
         raise ConfigError.at(None, "traces need an extra: pip install 'upwell[telemetry]'", "traces") from None
     return Tracer(section.sample, otlp_delivery(section.url, name, instance))

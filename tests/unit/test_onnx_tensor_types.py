@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.formats.onnx.tensors import DATATYPES, UnsupportedTensor, bytes_of, spec_of, text_of
+from upwell.shared.formats.onnx.tensor_types import DATATYPES, UnsupportedTensor, bytes_of, spec_of, text_of
 from upwell.shared.tensors import DTYPES, Array, TensorSpec
 
 
