@@ -41,7 +41,8 @@ TFLITE := $(shell $(PYTHON) -c 'import sys; print(".venv-tflite/.done" * (sys.pl
 	@touch $@
 
 # Tests that judge time run two at a time, mostly waiting (in `make test-all` alone); the
-# rest runs five at a time on two cores, since it also waits a lot.
+# rest runs five at a time on two cores, since it also waits a lot. Meanwhile the asserts of all test modules are
+# rewritten into their bytecode, which each of the five would else do for itself.
 TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 ALONE = $(shell grep -rl 'mark\.alone' --include='test_*.py' tests/faults tests/integration tests/unit/edge)
 QUICK := not benchmark and not slow and not exhaustive
@@ -52,7 +53,8 @@ test: .venv/.dev $(TFLITE)  ## the test suite (minutes)
 ifdef ARGS
 	$(BIN)/python -m pytest -m '$(QUICK)' $(ARGS)
 else
-	$(BIN)/python -m pytest -m '$(QUICK) and alone' --numprocesses 2 --dist loadfile $(ALONE)
+	nice -n 19 $(BIN)/python -m pytest --collect-only -qq $(TESTED) >/dev/null 2>&1 & \
+	$(BIN)/python -m pytest -m '$(QUICK) and alone' --numprocesses 2 --dist loadfile $(ALONE); result=$$?; wait; exit $$result
 	$(BIN)/python -m pytest -m '$(QUICK) and not alone' $(PARALLEL) $(TESTED)
 	$(call ON_TFLITE,tests/unit tests/contract,$(QUICK) and tflite_runtime)
 endif
