@@ -435,7 +435,7 @@ def test_more_bytes_are_never_expected_sooner(
 def test_a_window_lies_between_its_fastest_and_its_slowest(durations: list[float]) -> None:
     window = LatencyWindow()
     for index, duration_s in enumerate(durations):
-        window = window.add(duration_s, index * 0.01)
+        window = window.add_all([(duration_s, index * 0.01)])
     assert min(durations[-64:]) == window.fastest_s <= window.p50_s <= window.p99_s <= max(durations[-64:])
     assert min(durations[-8:]) <= window.lately_s <= max(durations[-8:])
 
@@ -451,6 +451,21 @@ def test_more_rows_are_never_expected_sooner_than_the_nearest_that_were_seen(
     found = times.expect(rows)
     assert found is not None
     assert found.p50_s >= min(duration_s for _, duration_s in runs)
+
+
+@many
+@given(st.lists(st.tuples(st.integers(1, 9), durations_s, st.floats(0, 3)), max_size=90), st.integers(1, 20))
+def test_runs_learned_in_batches_are_as_if_learned_one_by_one(runs: list[tuple[int, float, float]], size: int) -> None:
+    now_s, timed = 0.0, []
+    for rows, duration_s, wait_s in runs:
+        now_s += wait_s
+        timed.append((rows, duration_s, now_s))
+    each = batches = RunTimes()
+    for run in timed:
+        each = each.add(*run)
+    for first in range(0, len(timed), size):
+        batches = batches.add_all(timed[first : first + size])
+    assert batches == each
 
 
 breaker_moves = st.lists(

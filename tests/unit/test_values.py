@@ -6,7 +6,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -24,8 +24,18 @@ class Slotted:
     size: float = 1.0
 
 
-def test_it_is_made_compared_shown_and_copied_as_before() -> None:
-    kind: Any = Slotted
+@quick
+@dataclass(frozen=True)
+class Frozen:
+    """The same without slots."""
+
+    name: str
+    facts: Mapping[str, int] = field(default_factory=dict)
+    size: float = 1.0
+
+
+@pytest.mark.parametrize("kind", [Slotted, Frozen])
+def test_it_is_made_compared_shown_and_copied_as_before(kind: Any) -> None:
     one = kind("a", size=2.0)
     assert (one.name, one.facts, one.size) == ("a", {}, 2.0)
     assert one.facts is not kind("b").facts
@@ -36,11 +46,16 @@ def test_it_is_made_compared_shown_and_copied_as_before() -> None:
     assert [each.name for each in fields(kind)] == [*inspect.signature(kind).parameters] == ["name", "facts", "size"]
 
 
-def test_what_does_not_fit_is_an_error() -> None:
-    kind: Any = Slotted
+@pytest.mark.parametrize("kind", [Slotted, Frozen])
+def test_what_does_not_fit_is_an_error(kind: Any) -> None:
     for values, named in (((), {}), (("a",), {"other": 1}), (("a", {}, 1.0, 2), {}), (("a",), {"name": "b"})):
         with pytest.raises(TypeError):
             kind(*values, **named)
+
+
+def test_without_slots_it_stays_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Frozen("a").name = "b"  # type: ignore[misc]  # that is the point
 
 
 def test_with_slots_nothing_can_be_added() -> None:

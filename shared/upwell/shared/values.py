@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import fields, make_dataclass
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
 
 def quick(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass with slots about as fast to construct as a mutable one.
+    """Make a frozen dataclass about as fast to construct as a mutable one.
 
     A frozen dataclass sets each field through `object.__setattr__`, which takes seven times as long as an assignment:
-    dozens of microseconds for the values of one request. After this only the type checker enforces that it is frozen.
+    dozens of microseconds for the values of one request. With slots, only the type checker enforces after this that it
+    is frozen; without, it stays frozen and takes a little longer.
     """
     frozen = cast(Any, cls)
     plain = cast(Any, make_dataclass(cls.__name__, [(one.name, one.type, one) for one in fields(frozen)]))
-    frozen.__init__ = plain.__init__
-    del frozen.__setattr__, frozen.__delattr__
+    if "__slots__" in vars(cls):
+        frozen.__init__ = plain.__init__
+        del frozen.__setattr__, frozen.__delattr__
+        return cls
+
+    names = dict.fromkeys(one.name for one in fields(frozen)).keys()
+
+    @wraps(plain.__init__)
+    def take_over(self: Any, *values: Any, **named: Any) -> None:
+        is_whole = not values and named.keys() == names
+        self.__dict__.update(named if is_whole else vars(plain(*values, **named)))
+
+    frozen.__init__ = take_over
     return cls

@@ -13,11 +13,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, rows_of, scene
-from upwell.edge.observe.metrics import AgentMetrics
+from upwell.edge.observe.metrics import AT_ONCE, AgentMetrics, AnswerTally
 from upwell.edge.server.assembly import serve_metrics
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelNotFound, Refused
 from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, RouterState
-from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.reasons import Reason, Route
 
 Samples = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -94,6 +94,16 @@ def test_requests_are_counted_by_model_route_and_reason() -> None:
         assert 0 < value(found, "upwell_request_seconds_sum", model=MODEL, route="edge") < 5
         assert value(found, "upwell_uplink_bytes_total", model=MODEL) > 2 * 20
         assert not any(name == "upwell_degraded_total" for name, _ in found)
+
+
+def test_answers_are_counted_however_many_come_between_two_scrapes() -> None:
+    tally = AnswerTally()
+    for taken in range(1, 2 * AT_ONCE + 3):
+        tally.add("digits", Route.EDGE, Reason.EASY, 0.001 * (taken % 2))
+        if taken in (1, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE + 2):
+            assert tally.by_route() == {Route.EDGE: taken}
+    assert tally.by_model() == {"digits": {(Route.EDGE, Reason.EASY): 2 * AT_ONCE + 2}}
+    assert len(tally._new) < AT_ONCE
 
 
 def test_degraded_answers_are_counted_with_their_reason() -> None:

@@ -17,7 +17,7 @@ STEP_S = 0.05
 def window(durations_s: Iterable[float], step_s: float = STEP_S) -> LatencyWindow:
     built = LatencyWindow()
     for index, duration_s in enumerate(durations_s):
-        built = built.add(duration_s, index * step_s)
+        built = built.add_all([(duration_s, index * step_s)])
     return built
 
 
@@ -55,12 +55,12 @@ def test_a_change_is_followed_within_the_recent_samples() -> None:
 
 def test_after_a_silence_old_durations_do_not_outvote_new_ones() -> None:
     slow = window([0.5] * WINDOW)
-    back = slow.add(0.005, slow.last_at_s + FRESH_S + 0.001)
+    back = slow.add_all([(0.005, slow.last_at_s + FRESH_S + 0.001)])
     assert (back.lately_s, back.p99_s) == (0.005, 0.5)
-    assert back.add(0.006, back.last_at_s).add(0.007, back.last_at_s).lately_s == 0.006
+    assert back.add_all([(0.006, back.last_at_s), (0.007, back.last_at_s)]).lately_s == 0.006
     fast = window([0.005] * WINDOW)
-    assert fast.add(0.5, fast.last_at_s + FRESH_S + 0.001).lately_s == 0.5
-    assert slow.add(0.005, slow.last_at_s + FRESH_S).lately_s == 0.5
+    assert fast.add_all([(0.5, fast.last_at_s + FRESH_S + 0.001)]).lately_s == 0.5
+    assert slow.add_all([(0.005, slow.last_at_s + FRESH_S)]).lately_s == 0.5
 
 
 def test_a_window_is_known_for_a_moment() -> None:
@@ -75,7 +75,7 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 
 
 def test_a_window_remembers_when_it_was_fed() -> None:
-    assert LatencyWindow().add(1.0, 7.0).last_at_s == 7.0
+    assert LatencyWindow().add_all([(1.0, 7.0)]).last_at_s == 7.0
 
 
 BUCKETS = [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1000, 1024)]

@@ -31,6 +31,9 @@ from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
 from upwell.shared.values import quick
 
+NO_FACTS: Mapping[str, str] = {"edge_digest": "", "accelerator": "", "edge_state": ""}
+"""The facts about the device in an answer in which it took no part."""
+
 _ANY = RunRequest()
 _NO_REPORT = LoadReport()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from upwell.edge.models.edge_model import EdgeModel, Head
 from upwell.edge.runtimes.base import runtime_name
@@ -21,13 +21,14 @@ class ServedModel:
     cloud_model: str = ""
     heads: tuple[Head, ...] = ()
     whole: str = ""
+    entry_model: EdgeModel | None = field(init=False)
+    """The model that takes callers' inputs: the whole on the device, or a head; None if only the cloud does."""
 
-    @property
-    def entry_model(self) -> EdgeModel | None:
-        """The model that takes callers' inputs: the whole on the device, or a head; None if only the cloud does."""
-        if self.edge is not None or not self.heads:
-            return self.edge
-        return next((head.edge for head in self.heads if head.edge.signature.has_rows), self.heads[0].edge)
+    def __post_init__(self) -> None:
+        """Choose the entry model once."""
+        heads = [head.edge for head in self.heads]
+        chosen = self.edge or next((head for head in heads if head.signature.has_rows), heads[0] if heads else None)
+        object.__setattr__(self, "entry_model", chosen)
 
     def head(self, key: str) -> Head:
         """The head with this key."""

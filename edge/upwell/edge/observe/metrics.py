@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
@@ -61,30 +62,44 @@ class _Times:
     since_s: float = field(default_factory=time.time)
 
 
+AT_ONCE = 256
+"""Maximum number of answers that wait to be counted."""
+
+
 class AnswerTally(Collector):
-    """Counts answers under one lock, and turns them into metrics when scraped.
+    """Counts answers under one lock, many at once or when read, and turns them into metrics when scraped.
 
     The client library's own counter and histogram take eight calls and three locks for each answer.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._new: deque[tuple[str, Route, Reason, float]] = deque()
         self._answers: dict[tuple[str, Route, Reason], _Times] = {}
 
     def add(self, model: str, route: Route, reason: Reason, took_s: float) -> None:
         """Count an answer."""
-        with self._lock:
+        self._new.append((model, route, reason, took_s))
+        if len(self._new) >= AT_ONCE:
+            with self._lock:
+                self._count()
+
+    def _count(self) -> Mapping[tuple[str, Route, Reason], _Times]:
+        """All answers, counted; call it under the lock."""
+        for _ in range(len(self._new)):
+            model, route, reason, took_s = self._new.popleft()
             times = self._answers.get((model, route, reason))
             if times is None:
                 times = self._answers[model, route, reason] = _Times()
             times.counts[bisect_left(BUCKETS_S, took_s)] += 1
             times.sum_s += took_s
+        return self._answers
 
     def by_route(self) -> dict[Route, int]:
         """The number of answers by route."""
         found: dict[Route, int] = {}
         with self._lock:
-            for (_, route, _), times in self._answers.items():
+            for (_, route, _), times in self._count().items():
                 found[route] = found.get(route, 0) + sum(times.counts)
         return found
 
@@ -92,7 +107,7 @@ class AnswerTally(Collector):
         """The number of answers by route and reason, for each model."""
         found: dict[str, dict[tuple[Route, Reason], int]] = {}
         with self._lock:
-            for (model, route, reason), times in self._answers.items():
+            for (model, route, reason), times in self._count().items():
                 found.setdefault(model, {})[route, reason] = sum(times.counts)
         return found
 
@@ -103,7 +118,7 @@ class AnswerTally(Collector):
         bounds = [*map(str, BUCKETS_S), "+Inf"]
         routes: dict[tuple[str, str], _Times] = {}
         with self._lock:
-            for (model, route, reason), times in self._answers.items():
+            for (model, route, reason), times in self._count().items():
                 requests.add_metric([model, str(route), str(reason)], sum(times.counts), created=times.since_s)
                 whole = routes.setdefault((model, str(route)), _Times(since_s=times.since_s))
                 whole.counts = [*map(add, whole.counts, times.counts)]

@@ -26,6 +26,7 @@ class Timings:
     cloud_compute_s: float | None = None
 
 
+@quick
 @dataclass(frozen=True)
 class Answer:
     """One answer with its reason. `routes` has one entry per row; `route` is `mixed` if they differ.

@@ -86,22 +86,22 @@ class RequestDriver:
 
     def run(self) -> tuple[Answer, RequestRecord]:
         """Run the request; returns the answer and the record. Raises `UpwellError` if there is no answer."""
-        flow, perform = self._flow, PERFORM
-        began_s = time.monotonic()
+        flow, perform, context = self._flow, PERFORM, self._context
+        noted = (Admit, Score) if context.uplinks or context.trace is not None else ()
         try:
-            action = flow.begin(began_s)
+            action = flow.begin(time.monotonic())
             while action is not None:
+                asked = type(action)
                 try:
-                    result = perform[type(action)](self, action)
+                    result = perform[asked](self, action)
                 except BaseException as error:  # noqa: BLE001  the flow ends what is under way, and raises it again
                     action = flow.fail(error, time.monotonic())
                     continue
-                asked = type(action)
                 began_s = time.monotonic()
                 try:
                     action = flow.resume(result, began_s)
                 finally:
-                    if asked is Admit or asked is Score:
+                    if asked in noted:
                         self._note_decision(asked is Score, began_s)
         except Refused:
             if flow.turned_away:  # it does not count towards its source's rate
@@ -109,10 +109,9 @@ class RequestDriver:
             raise
         done = self.record()
         assert done is not None  # noqa: S101  it was decided, or there would be an error
-        answer = build_answer(done, flow, self._context.agent)
-        gave_up = flow.gave_up(time.monotonic())
-        if gave_up is not None:
-            self._context.router.observe(gave_up)
+        answer = build_answer(done, flow, context.agent)
+        if flow.second is not None and (gave_up := flow.gave_up(time.monotonic())) is not None:
+            context.router.observe(gave_up)
         return answer, done
 
     def record(self) -> RequestRecord | None:
@@ -133,7 +132,6 @@ class RequestDriver:
             add_decision(self._context.trace, decision, began_s)
         if is_second:
             return
-        _log.debug("id=%s decision: %s", self._id, decision)
         uplinks, signals = self._context.uplinks, self._flow.signals
         if uplinks and signals.may_offload and not decision.verdict.egress_rule:
             next(iter(uplinks.values())).note_candidate(partial(self._context.router.judge, signals))
@@ -317,8 +315,10 @@ class RequestDriver:
         self._slot.__exit__(None, None, None)
 
     def _select(self, inputs: Mapping[str, Array], rows: tuple[int, ...]) -> Mapping[str, Array]:
+        if len(rows) == self._parts.rows:
+            return inputs
         entry_model = self._model.entry_model
-        if entry_model is None or len(rows) == self._parts.rows:
+        if entry_model is None:
             return inputs
         return entry_model.signature.select_rows(inputs, rows)
 

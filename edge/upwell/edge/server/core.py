@@ -245,7 +245,8 @@ class AgentCore:
         arrived_s = time.monotonic()
         served = self._models.get(model) or self.model(model)
         arrays = as_arrays(inputs, served)
-        request = Request(model, arrays, arrived_s, arrived_s + deadline_s, as_tags(tags), id, traceparent)
+        own_tags = as_tags(tags) if tags else NO_TAGS
+        request = Request(model, arrays, arrived_s, arrived_s + deadline_s, own_tags, id, traceparent)
         return self._handle(served, request)
 
     def handle(self, request: Request) -> Answer:
@@ -281,16 +282,15 @@ class AgentCore:
             answer = self._outcome_recorder.keep(done, answer)
         if self.shadow.release:
             self.shadow.offer(done, self.spool)
-        model = done.model.name
+        model, now_s = done.model.name, time.monotonic()
         self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
-        if time.monotonic() > done.first.deadline_s:
+        if now_s > done.first.deadline_s:
             self.metrics.late(model)
-        self._cloud_models.learn(done, answer)
+        if self.uplink is not None:
+            self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
-        self.flight_recorder.note(
-            RequestTrace.of(done, answer, self.router.recent, time.monotonic(), self.router.digest)
-        )
+        self.flight_recorder.note(RequestTrace.of(done, answer, self.router.recent, now_s, self.router.digest))
         if answer.cloud_digest:
             if not answer.cut:  # a tail is not the cloud model that calibrations refer to
                 self.router.identify_cloud(model, answer.cloud_digest)

@@ -232,6 +232,8 @@ def _fits(array: Any, check: _Check) -> bool:
         return False
     shape, dtype = array.shape, array.dtype
     if dtype == check.dtype and len(shape) == check.rank:
+        if shape[check.first :] == check.sizes:
+            return True
         for axis, size in check.fixed:
             if shape[axis] != size:
                 return False

@@ -67,25 +67,17 @@ class RequestTrace(NamedTuple):
             misses = [a.outcome for a in done.attempts if isinstance(a.outcome, CloudFailure)]
             uplink_s = max(attempt.elapsed_s for attempt in done.attempts)
             link_wait = next((attempt.link_wait for attempt in done.attempts if attempt.link_wait is not None), None)
-        is_answer = isinstance(ended, Answer)
-        over = state.over((done.second or done.first).interface)
+        if state.others:
+            state = state.over((done.second or done.first).interface)
+        answer, error = None, ("", "")
+        if isinstance(ended, Answer):
+            answer = answer_fields(ended)
+        else:
+            error = type(ended).__name__, str(ended)
         return cls(
-            id=done.id,
-            signals=done.signals,
-            first=done.first,
-            second=done.second,
-            hardness=done.hardness,
-            misses=misses,
-            edge_s=done.edge_s,
-            uplink_s=uplink_s,
-            link_wait=link_wait,
-            link=over.link,
-            breakers=over.breakers,
-            policy_digest=policy_digest,
-            ended_s=ended_s,
-            answer=answer_fields(ended) if is_answer else None,
-            error=("", "") if is_answer else (type(ended).__name__, str(ended)),
-        )
+            done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, uplink_s, link_wait,
+            state.link, state.breakers, policy_digest, ended_s, answer, error,
+        )  # fmt: skip
 
 
 USUAL_BYTES = 1200

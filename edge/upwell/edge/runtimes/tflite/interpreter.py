@@ -136,23 +136,29 @@ class OpenModel:
         self.inputs, self.outputs = (with_batch(ports, batch) for ports in ports_of(interpreter))
         self._shapes = {port.index: port.shape for port in self.inputs}
         self._check = InputCheck([port.spec for port in self.inputs])
+        self._given, self._made = (
+            tuple((port.spec.name, port.index) for port in ports) for ports in (self.inputs, self.outputs)
+        )
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run once. Raises `InvalidRequest` before the interpreter is touched, else `INTERPRETER_ERRORS`."""
         self._check(inputs)
-        arrays = [(port.index, inputs[port.spec.name]) for port in self.inputs]
-        changed = [(index, array.shape) for index, array in arrays if array.shape != self._shapes[index]]
-        if changed:
-            self._reshape(inputs, changed)
-        for index, array in arrays:
-            self._interpreter.set_tensor(index, array)
-        self._interpreter.invoke()
-        return {port.spec.name: self._interpreter.get_tensor(port.index) for port in self.outputs}
+        interpreter, shapes = self._interpreter, self._shapes
+        for name, index in self._given:
+            if inputs[name].shape != shapes[index]:
+                self._reshape(inputs)
+                break
+        for name, index in self._given:
+            interpreter.set_tensor(index, inputs[name])
+        interpreter.invoke()
+        return {name: interpreter.get_tensor(index) for name, index in self._made}
 
-    def _reshape(self, inputs: Mapping[str, Array], changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+    def _reshape(self, inputs: Mapping[str, Array]) -> None:
         mismatch = self._check.mismatch(inputs)
         if mismatch:
             raise InvalidRequest(mismatch)
+        shapes = ((index, inputs[name].shape) for name, index in self._given)
+        changed = [(index, shape) for index, shape in shapes if shape != self._shapes[index]]
         try:
             for index, shape in changed:
                 self._interpreter.resize_tensor_input(index, shape, strict=True)

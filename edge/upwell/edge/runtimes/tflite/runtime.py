@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement
@@ -25,22 +26,35 @@ class InterpreterPool:
         self._name = name
         self._free: list[OpenModel | None] = list(models)
         self._closed = False
+        self._waiting = 0
         self._change = threading.Condition(threading.Lock())
 
     def take(self) -> OpenModel | None:
         """Take a free interpreter, waiting if all are in use. Raises `ModelFailed` once closed."""
-        with self._change:
-            while not self._free and not self._closed:
-                self._change.wait()
-            if self._closed:
-                raise ModelFailed(f"{self._name} is closed")
+        try:
             return self._free.pop()
+        except IndexError:
+            return self._await_free()
+
+    def _await_free(self) -> OpenModel | None:
+        with self._change:
+            self._waiting += 1  # before it looks, so that whoever returns one afterwards sees it
+            try:
+                while not self._closed:
+                    with suppress(IndexError):
+                        return self._free.pop()
+                    self._change.wait()
+            finally:
+                self._waiting -= 1
+        raise ModelFailed(f"{self._name} is closed")
 
     def give(self, model: OpenModel | None) -> None:
         """Return an interpreter, or None for one that must not be used again."""
-        with self._change:
-            if not self._closed:
-                self._free.append(model)
+        self._free.append(model)
+        if self._waiting or self._closed:
+            with self._change:
+                if self._closed:
+                    self._free.clear()
                 self._change.notify()
 
     def close(self) -> None:

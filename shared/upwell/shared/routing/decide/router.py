@@ -275,10 +275,13 @@ class Router:
     def ran(self, state: RouterState, runs: Iterable[Run]) -> RouterState:
         """The state after several runs, as for `EdgeRan`."""
         edge, allowances = dict(state.edge), state.allowances
+        by_model: dict[str, list[tuple[int, float, float]]] = {}
         for model, rows, duration_s, at_s in runs:
-            edge[model] = edge.get(model, _NO_RUNS).add(rows, duration_s, at_s)
+            by_model.setdefault(model, []).append((rows, duration_s, at_s))
             if model in allowances:
                 allowances = {**allowances, model: allowances[model].ran(rows)}
+        for model, own in by_model.items():
+            edge[model] = edge.get(model, _NO_RUNS).add_all(own)
         return replace(state, edge=edge, allowances=allowances)
 
     def _scored(self, state: RouterState, scored: Scored) -> RouterState:

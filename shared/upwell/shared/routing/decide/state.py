@@ -205,8 +205,9 @@ class Decision:
     @property
     def needs_acquire(self) -> bool:
         """Whether `Router.acquire` must be called before acting on this."""
-        hedges = bool(self.up_rows) and self.verdict.settings.hedge is not None
-        return bool(self.probes or self.draws or self.candidates) or self.side_change is not None or hedges
+        if self.probes or self.draws or self.candidates or self.side_change is not None:
+            return True
+        return bool(self.up_rows) and self.verdict.settings.hedge is not None
 
     @property
     def degraded(self) -> bool:

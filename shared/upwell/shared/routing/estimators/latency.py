@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -46,22 +46,17 @@ class LatencyWindow:
     fastest_s: float = math.nan
     p99_s: float = math.nan
 
-    def add(self, duration_s: float, now_s: float) -> LatencyWindow:
-        """The window with one more duration, and without the oldest if it was full."""
-        before, fastest_s, slowest_s = self.samples_s, self.fastest_s, self.p99_s
-        samples = before[-WINDOW + 1 :]
-        samples.append(duration_s)
-        recent = min(RECENT, self.recent + 1) if now_s - self.last_at_s <= FRESH_S else 1
+    def add_all(self, runs: Sequence[tuple[float, float]]) -> LatencyWindow:
+        """The window with more durations, each with the time at its end, and without the oldest beyond its length."""
+        samples = self.samples_s + array("d", [duration_s for duration_s, _ in runs])
+        samples = samples[-WINDOW:]
+        recent, last_at_s = self.recent, self.last_at_s
+        for _, at_s in runs:
+            recent = recent + 1 if at_s - last_at_s <= FRESH_S else 1
+            last_at_s = at_s
+        recent = min(RECENT, recent)
         lately_s = sorted(samples[-recent:])[(recent - 1) // 2]
-        if duration_s <= fastest_s:
-            fastest_s = duration_s
-        elif not before or (len(before) == WINDOW and before[0] <= fastest_s):
-            fastest_s = min(samples)
-        if duration_s >= slowest_s:
-            slowest_s = duration_s
-        elif not before or (len(before) == WINDOW and before[0] >= slowest_s):
-            slowest_s = max(samples)
-        return LatencyWindow(samples, recent, now_s, lately_s, fastest_s, slowest_s)
+        return LatencyWindow(samples, recent, last_at_s, lately_s, min(samples), max(samples))
 
     @property
     def p50_s(self) -> float:
@@ -100,8 +95,18 @@ class RunTimes:
 
     def add(self, rows: int, duration_s: float, now_s: float) -> RunTimes:
         """With one more run of `rows` rows."""
-        bucket = rows if rows in self.windows else _bucket(rows)  # a size with its own window is a bucket
-        return RunTimes({**self.windows, bucket: self.windows.get(bucket, _NO_DURATIONS).add(duration_s, now_s)})
+        return self.add_all([(rows, duration_s, now_s)])
+
+    def add_all(self, runs: Sequence[tuple[int, float, float]]) -> RunTimes:
+        """With more runs in order, each with its number of rows, its duration and the time at its end."""
+        windows = dict(self.windows)
+        by_bucket: dict[int, list[tuple[float, float]]] = {}
+        for rows, duration_s, at_s in runs:
+            bucket = rows if rows in windows else _bucket(rows)  # a size with its own window is a bucket
+            by_bucket.setdefault(bucket, []).append((duration_s, at_s))
+        for bucket, durations in by_bucket.items():
+            windows[bucket] = windows.get(bucket, _NO_DURATIONS).add_all(durations)
+        return RunTimes(windows)
 
     def expect(self, rows: int) -> LatencyWindow | None:
         """The window for `rows` rows, else that of the nearest bucket, scaled up by rows; None if there are none.

@@ -69,6 +69,7 @@ class RequestFlow:
     """
 
     # Defaults that most requests do not change.
+    plan, reason = Plan.EDGE, Reason.EASY
     second: Decision | None = None
     obstacle: Reason | None = None
     hardness: Mapping[int, float] = MappingProxyType({})
@@ -77,7 +78,6 @@ class RequestFlow:
     def __init__(self, router: RouterPort, signals: Signals) -> None:
         self.signals = signals
         self.first: Decision | None = None
-        self.plan, self.reason = Plan.EDGE, Reason.EASY
         self.attempts: list[CloudAttempt] = []
         self.edge_rows: list[Rows] = []
         count = len(signals.row_sizes_bytes)
