@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from upwell.edge.updates.follower import UpdateFollower
-from upwell.edge.updates.updater import RETRY_S, Updater
+from upwell.edge.updates.update_follower import UpdateFollower
+from upwell.edge.updates.update_poller import RETRY_S, UpdatePoller
 
 
-class ClocklessUpdater(Updater):
+class ClocklessPoller(UpdatePoller):
     """Looks when it is asked to, and says how long it would wait after that."""
 
     def __init__(self, follower: UpdateFollower, draw: float, *, retry_s: float = RETRY_S) -> None:

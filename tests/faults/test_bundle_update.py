@@ -14,11 +14,11 @@ from tests.faults.bundles_for_tests import Signer, archive_of, bundle_archive, b
 from tests.faults.certificates import Authority
 from tests.faults.proxy import Fault, Proxy
 from tests.integration.spool.harness import until
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
 from upwell.edge.models.sections import UpdatesSection
-from upwell.edge.updates.follower import UpdateFollower
-from upwell.edge.updates.sources.sources import open_source
-from upwell.edge.updates.updater import Updater
+from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.update_follower import UpdateFollower
+from upwell.edge.updates.update_poller import UpdatePoller
 from upwell.edge.updates.version_store import VersionStore
 
 NAME = "digits.bundle.tar"
@@ -114,7 +114,7 @@ def updated_over(device: Device, server: FileServer, fault: Fault, ca: Path | No
     with Proxy(f"127.0.0.1:{server.port}") as link:
         link.call(lambda: setattr(link.down, "fault", fault))
         follower = device.follow(server.url(NAME, link.port), ca)
-        updater = Updater([follower], retry_s=0.01, draw=lambda: 0.0)
+        updater = UpdatePoller([follower], retry_s=0.01, draw=lambda: 0.0)
         until(lambda: follower.status.installed == 3, "version 3")
         updater.close()
     asked = [one for one in server.asked if one.method == "GET"]
@@ -131,7 +131,7 @@ def test_a_blob_of_a_registry_is_taken_up_too(device: Device, registry: Registry
         fault = Fault(bytes_per_s=10 * LINK_BYTES_PER_S, after_bytes=60_000)
         link.call(lambda: setattr(link.down, "fault", fault))
         follower = device.follow(f"oci://{link.address}/digits:broken-link")
-        updater = Updater([follower], retry_s=0.01, draw=lambda: 0.0)
+        updater = UpdatePoller([follower], retry_s=0.01, draw=lambda: 0.0)
         until(lambda: follower.status.installed == 3, "version 3")
         updater.close()
     assert follower.status.fetched_bytes == archive.stat().st_size

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.clockless import ClocklessUpdater
+from tests.clockless import ClocklessPoller
 from tests.faults.bundle_servers import FileServer, Registry, need_registry
 from tests.faults.bundles_for_tests import Signer
 from tests.faults.proxy import Fault, Proxy
 from tests.faults.releases_for_tests import Releases
 from tests.integration.agent.versions import Publisher
 from tests.integration.spool.harness import until
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal
-from upwell.edge.bundle.verify import NO_TRUST
-from upwell.edge.release import places, source
-from upwell.edge.release.choice import KeptChoice, ReleaseChoice
-from upwell.edge.release.document import parse_document
-from upwell.edge.release.floor import LocalFloor
-from upwell.edge.release.follower import ReleaseFollower
-from upwell.edge.release.sections import ReleaseSection
-from upwell.edge.release.source import NO_CLOCK, ReleaseSource
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
+from upwell.edge.bundle.open_bundle import NO_TRUST
+from upwell.edge.release import release_source, repository_transport
+from upwell.edge.release.device_floor import DeviceFloor
+from upwell.edge.release.fleet_choice import FleetChoice, KeptFleetChoice
+from upwell.edge.release.release_config import ReleaseSection
+from upwell.edge.release.release_follower import ReleaseFollower
+from upwell.edge.release.release_source import NO_CLOCK, ReleaseSource
+from upwell.edge.release.signed_document import parse_document
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.sources.sources import open_source
-from upwell.edge.updates.updater import Updater
+from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.update_poller import UpdatePoller
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy
@@ -40,12 +40,12 @@ from upwell.tools.release.repository_editor import mirror
 class Device:
     """A device that follows a repository, with its own state; `served` are the releases that it switched to."""
 
-    def __init__(self, folder: Path, source: str, root: Path, floor: LocalFloor | None = None) -> None:
+    def __init__(self, folder: Path, source: str, root: Path, floor: DeviceFloor | None = None) -> None:
         self.folder = folder
         self.section = ReleaseSection(source=source, root=root, clock="trusted")
         self.store = VersionStore(folder, "the release", NO_TRUST, None, folder / "units")
-        self.choice = KeptChoice(folder / "choice.json")
-        self.source = ReleaseSource(self.section, folder, self.store, self.choice, floor or LocalFloor(Policy()))
+        self.choice = KeptFleetChoice(folder / "choice.json")
+        self.source = ReleaseSource(self.section, folder, self.store, self.choice, floor or DeviceFloor(Policy()))
         self.served: list[int] = []
         self.follower = ReleaseFollower(self.store, self.section, self.activate, self.source, self.choice)
 
@@ -105,9 +105,9 @@ def test_a_new_release_is_taken_once_and_an_old_one_as_a_new_sequence_alone(
     mirror(releases.editor, server.folder)
     assert device.follower.look() == "installed"
     device.store.prove(2)
-    device.choice.keep(ReleaseChoice(sequence=1))
+    device.choice.keep(FleetChoice(sequence=1))
     assert "is older than release 2" in device.refuses(Refusal.OLDER)
-    device.choice.keep(ReleaseChoice())
+    device.choice.keep(FleetChoice())
     releases.release(like=1)
     mirror(releases.editor, server.folder)
     assert device.follower.look() == "installed"
@@ -122,13 +122,13 @@ def test_a_choice_holds_over_a_restart(
     for number in (2, 3):
         releases.release(policy=policy(number))
     mirror(releases.editor, server.folder)
-    device.choice.keep(ReleaseChoice(sequence=2, not_before_unix_s=time.time() + 3600))
+    device.choice.keep(FleetChoice(sequence=2, not_before_unix_s=time.time() + 3600))
     assert device.follower.look() == "nothing_new"
-    KeptChoice(device.folder / "choice.json").keep(ReleaseChoice(sequence=2))
+    KeptFleetChoice(device.folder / "choice.json").keep(FleetChoice(sequence=2))
     again = Device(device.folder, device.section.source, releases.root)
     assert again.follower.look() == "installed"
     assert again.served == [2]
-    again.choice.keep(ReleaseChoice(sequence=9))
+    again.choice.keep(FleetChoice(sequence=9))
     with pytest.raises(FetchFailed, match="release 9 is not there yet"):
         again.follower.look()
 
@@ -137,7 +137,7 @@ def test_a_day_without_the_repository_costs_few_looks_and_changes_nothing(
     device: Device, releases: Releases, server: FileServer, policy: Callable[[int], Path]
 ) -> None:
     away = server.folder.rename(server.folder.with_name("away"))
-    updater, passed_s, looks = ClocklessUpdater(device.follower, 0.5), 0.0, 0
+    updater, passed_s, looks = ClocklessPoller(device.follower, 0.5), 0.0, 0
     while passed_s < 86400:
         passed_s, looks = passed_s + sum(updater.pauses_s(1)), looks + 1
     assert looks < 60
@@ -170,9 +170,9 @@ def test_without_a_clock_the_sequence_alone_is_enforced_and_that_is_said(
     policy: Callable[[int], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(source, "is_synchronised", lambda: False)
+    monkeypatch.setattr(release_source, "is_synchronised", lambda: False)
     section = device.section.model_copy(update={"clock": "auto"})
-    blind = ReleaseSource(section, device.folder, device.store, device.choice, LocalFloor(Policy()))
+    blind = ReleaseSource(section, device.folder, device.store, device.choice, DeviceFloor(Policy()))
     releases.draft(policy=policy(2))
     releases.publish(days=-1)
     mirror(releases.editor, server.folder)
@@ -180,7 +180,7 @@ def test_without_a_clock_the_sequence_alone_is_enforced_and_that_is_said(
     assert follower.look() == "installed"
     assert blind.notice == NO_CLOCK
     device.store.prove(2)
-    device.choice.keep(ReleaseChoice(sequence=1))
+    device.choice.keep(FleetChoice(sequence=1))
     assert follower.look() == "refused"
     assert follower.status.refusal is Refusal.OLDER
 
@@ -293,7 +293,7 @@ def test_a_redirect_leads_nowhere_that_is_not_safe(device: Device, server: FileS
 
 def test_a_slow_drip_is_given_up(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte comes in time, and the whole never would."""
-    monkeypatch.setattr(places, "SLOW_AFTER_S", 0.3)
+    monkeypatch.setattr(repository_transport, "SLOW_AFTER_S", 0.3)
     listener = socket.create_server(("127.0.0.1", 0))
     stop = threading.Event()
 
@@ -310,7 +310,7 @@ def test_a_slow_drip_is_given_up(device: Device, monkeypatch: pytest.MonkeyPatch
 
     thread = threading.Thread(target=drip, daemon=True)
     thread.start()
-    place = places.WebPlace(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    place = repository_transport.WebTransport(f"http://127.0.0.1:{listener.getsockname()[1]}")
     with pytest.raises(FetchFailed, match="takes longer than"):
         b"".join(place.read("metadata/timestamp.json"))
     stop.set()
@@ -328,7 +328,7 @@ def test_a_payload_over_a_link_that_breaks_is_taken_up(
     with Proxy(f"127.0.0.1:{server.port}") as link:
         link.call(lambda: setattr(link.down, "fault", Fault(bytes_per_s=5_000_000.0, after_bytes=100_000)))
         device = Device(tmp_path / "device", server.url("", link.port), releases.root)
-        updater = Updater([device.follower], retry_s=0.01, draw=lambda: 0.0)
+        updater = UpdatePoller([device.follower], retry_s=0.01, draw=lambda: 0.0)
         until(lambda: device.served == [1], "release 1")
         updater.close()
     parts = [one for one in server.asked if "payload" in one.path]
@@ -352,7 +352,7 @@ def test_a_bundle_may_stay_in_a_registry_that_the_device_s_floor_names(
         assert not list(server.folder.glob("targets/payload/*"))
         device = Device(tmp_path / "device", server.url(""), releases.root)
         assert f"names {registry.address}, which is not among" in device.refuses(Refusal.LOOSENED)
-        floor = LocalFloor(Policy(), (registry.address,))
+        floor = DeviceFloor(Policy(), (registry.address,))
         allowed = Device(tmp_path / "allowed", server.url(""), releases.root, floor)
         assert allowed.follower.look() == "installed"
         assert allowed.served == [1]
@@ -362,7 +362,7 @@ def test_what_a_release_may_not_loosen() -> None:
     keeps = Policy.model_validate(
         {"version": 1, "rules": [{"name": "ward", "match": {"tags": {"room": "ward"}}, "egress": "deny"}]}
     )
-    floor = LocalFloor(keeps, endpoints=("registry.site:5000",))
+    floor = DeviceFloor(keeps, endpoints=("registry.site:5000",))
     with pytest.raises(BundleRefused, match="drops 'ward', which keep data on this device") as caught:
         floor.check_policy(7, Policy())
     assert caught.value.refusal is Refusal.LOOSENED

@@ -20,8 +20,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.unit.edge.bundle.bundles import keys, make, signed
-from upwell.edge.bundle.base import SIGNATURE_NAME, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.verify import open_bundle
+from upwell.edge.bundle.bundle import SIGNATURE_NAME, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.open_bundle import open_bundle
 
 COMMITTED = Path(__file__).parent / "model_signing"
 PYTHON = os.environ.get("UPWELL_MODEL_SIGNING", "")

@@ -146,16 +146,16 @@ NEEDS_AN_EXTRA = {
     "upwell.cloud.workers.probes": {"grpc_health", "grpc_reflection"},
     "upwell.tools.export.cli": {"safetensors"},
     "upwell.cloud.ray.serve": {"ray"},
-    "upwell.edge.bundle.keys": {"cryptography"},
+    "upwell.edge.bundle.signing_keys": {"cryptography"},
     "upwell.edge.cases.parcel": {"cryptography"},
     "upwell.tools.doctor.certificates": {"cryptography"},
     "upwell.tools.cases.export_formats": {"pyarrow"},
     "upwell.tools.demo.plot": {"matplotlib"},
-    "upwell.edge.release.places": {"requests"},
-    "upwell.edge.release.repository": {"tuf"},
+    "upwell.edge.release.repository_transport": {"requests"},
+    "upwell.edge.release.tuf_client": {"tuf"},
     "upwell.tools.release.repository_editor": {"securesystemslib", "tuf"},
     "upwell.edge.updates.sources.oci_source": {"oras", "requests"},
-    "upwell.edge.updates.sources.web": {"requests", "urllib3"},
+    "upwell.edge.updates.sources.web_source": {"requests", "urllib3"},
     "upwell.tools.quantize.onnx_graph": {"onnx"},
     "upwell.tools.quantize.onnx_layers": {"onnx"},
     "upwell.tools.quantize.onnx_qdq": {"onnx", "onnxruntime"},
@@ -223,7 +223,7 @@ NEEDS_AN_EXTRA = {
 
 IMPORTED_LATER = {
     "upwell.edge.cases.parcel",
-    "upwell.edge.release.places",
+    "upwell.edge.release.repository_transport",
     "upwell.tools.cases.export_formats",
     "upwell.tools.export.cli",
     "upwell.cloud.ray.serve",
@@ -238,7 +238,6 @@ IMPORTED_LATER = {
 """Of these, the modules that import it in a function or only where it is installed, and can be imported without it."""
 
 ALSO_NEED_ONE = {
-    "upwell.edge.release.payloads",
     "upwell.tools.release.checking",
     "upwell.tools.release.making",
     "upwell.cloud.workers.process",
@@ -529,7 +528,7 @@ def test_what_a_bundle_names_is_opened_in_one_place() -> None:
     readers = ("edge/bundle", "edge/models", "edge/runtimes", "cloud/engines", "cloud/repository")
     own = {  # what the device keeps itself, and the libraries and keys that its operator names
         "upwell.edge.models.candidates", "upwell.edge.runtimes.onnx.compiled_cache", "upwell.edge.runtimes.probe",
-        "upwell.edge.bundle.archive", "upwell.edge.bundle.keys", "upwell.edge.updates.version_state",
+        "upwell.edge.bundle.archive", "upwell.edge.bundle.signing_keys", "upwell.edge.updates.version_state",
         "upwell.edge.updates.rollback",
     }  # fmt: skip
     for module in MODULES:

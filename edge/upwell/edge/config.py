@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from upwell.edge.bundle.base import Trust
+from upwell.edge.bundle.bundle import Trust
 from upwell.edge.cases.home import CasesSection
 from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.models.sections import ModelSection
-from upwell.edge.release.sections import ReleaseSection
+from upwell.edge.release.release_config import ReleaseSection
 from upwell.shared.config.addresses import Endpoint, InterfaceName, ListenAddress
 from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint, check_exposure

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.oracles import EDGE_BUNDLE, picture
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, spooling_agent
-from upwell.edge.bundle.verify import NO_TRUST
+from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.observe.shadow import FILE_NAME, ReleaseShadow, ShadowNews

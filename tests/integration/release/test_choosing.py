@@ -18,10 +18,10 @@ from tests.faults.scene import until
 from tests.integration.agent.versions import APPEARS_S, EASY, INPUT, MODEL, Publisher, rows, version_of
 from tests.integration.release.devices import policy_file, write_device
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge.bundle.base import MANIFEST_NAME
-from upwell.edge.bundle.files import entry_of, sizes_in
+from upwell.edge.bundle.bundle import MANIFEST_NAME
+from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
-from upwell.edge.release.client import ReleaseClient
+from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
 
@@ -34,7 +34,7 @@ class Device:
     def __init__(self, agent: AgentCore) -> None:
         self.agent = agent
         assert agent.release is not None
-        self.release: ReleaseClient = agent.release
+        self.release: ReleaseControl = agent.release
 
     @property
     def answers(self) -> int:

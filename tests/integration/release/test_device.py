@@ -23,8 +23,9 @@ from tests.integration.agent.versions import (
     serves,
 )
 from tests.integration.release.devices import policy_file, release_of, state, write_device
-from upwell.edge.release.source import NO_CLOCK, is_synchronised
+from upwell.edge.release.release_source import NO_CLOCK
 from upwell.edge.runtimes.probe import TIMEOUT_S
+from upwell.shared.platform.system_clock import is_synchronised
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from tests.faults.releases_for_tests import Releases
 from tests.faults.scene import until
 from tests.integration.pipelines.test_changes import Site, health
 from tests.pipelines_run import LIMIT_S, pipelines_text
-from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.release.floor import LocalFloor
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.release.device_floor import DeviceFloor
 from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.pipelines.run.release import check_floor
 from upwell.shared.routing.policy.policy import Policy
@@ -91,7 +91,7 @@ BROKER = {"broker": "mqtts://evil.example", "topic": "t"}
 def test_nothing_that_a_pipeline_can_name_slips_past_the_floor(pipeline: Any, wrong: str) -> None:
     document = {"version": 1, "pipelines": {"dock": {"source": {"folder": "/srv/in"}, **pipeline}}}
     config = PipelinesConfig.model_validate(document)
-    floor = LocalFloor(Policy(), ("hooks.site:443",), (Path("/srv/in"),))
+    floor = DeviceFloor(Policy(), ("hooks.site:443",), (Path("/srv/in"),))
     with pytest.raises(BundleRefused, match=re.escape(wrong)) as caught:
         check_floor(config, floor, 7)
     assert caught.value.refusal is Refusal.LOOSENED
@@ -100,5 +100,5 @@ def test_nothing_that_a_pipeline_can_name_slips_past_the_floor(pipeline: Any, wr
 def test_what_the_floor_names_passes() -> None:
     sinks = [{"jsonl": "/srv/in/a.jsonl"}, {"mqtt": {"broker": "mqtts://hooks.site:443", "topic": "t"}}]
     document = {"version": 1, "pipelines": {"dock": {"source": {"camera": "/dev/video0"}, "sinks": sinks}}}
-    floor = LocalFloor(Policy(), ("hooks.site:443",), (Path("/srv/in"),))
+    floor = DeviceFloor(Policy(), ("hooks.site:443",), (Path("/srv/in"),))
     check_floor(PipelinesConfig.model_validate(document), floor, 7)

@@ -18,8 +18,8 @@ from tests.unit.edge.loads import side
 from tests.unit.models_for_tests import linear, refer, tensor
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES
 from tests.unit.tflite_for_tests import linear as tflite_linear
-from upwell.edge.bundle.base import BundleRefused, Refusal, Trust
-from upwell.edge.bundle.verify import open_bundle
+from upwell.edge.bundle.bundle import BundleRefused, Refusal, Trust
+from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.models.loading import Loader
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.runtimes.load import load_runtime

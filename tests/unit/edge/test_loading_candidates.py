@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from upwell.edge.bundle.base import Bundle
+from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.models.candidates import accelerated, files_of, on_cpu
 from upwell.edge.models.sections import EdgeSide
 from upwell.shared.errors import ConfigError

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.faults.bundles_for_tests import Signer, archive_of, bundle_archive, bundle_folder
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.verify import open_bundle
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.updates import rollback, version_store
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.version_state import (

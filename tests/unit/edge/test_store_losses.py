@@ -9,8 +9,8 @@ import pytest
 
 from tests.faults.bundles_for_tests import Signer, bundle_folder
 from tests.unit.edge.test_store import NO_TRUST, fetched, installed, refusal_of
-from upwell.edge.bundle.base import Refusal
-from upwell.edge.bundle.verify import open_bundle
+from upwell.edge.bundle.bundle import Refusal
+from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.updates.version_state import STATE_NAME
 from upwell.edge.updates.version_store import VersionStore
 

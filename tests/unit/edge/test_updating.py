@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.clockless import ClocklessUpdater
+from tests.clockless import ClocklessPoller
 from tests.faults.bundle_servers import FileServer
 from tests.faults.bundles_for_tests import Signer, bundle_archive, bundle_folder
 from tests.integration.spool.harness import until
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.verify import open_bundle
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.models.sections import UpdatesSection
-from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.sources.sources import open_source
-from upwell.edge.updates.updater import Updater
+from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.update_follower import UpdateFollower
+from upwell.edge.updates.update_poller import UpdatePoller
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, ModelFailed
 
@@ -124,9 +124,9 @@ def test_trouble_that_is_not_the_bundles_fault_is_tried_again_without_fetching(d
 DYING = """
 import os, sys
 from pathlib import Path
-from upwell.edge.bundle.base import Trust
-from upwell.edge.updates.follower import UpdateFollower
-from upwell.edge.updates.sources.sources import open_source
+from upwell.edge.bundle.bundle import Trust
+from upwell.edge.updates.update_follower import UpdateFollower
+from upwell.edge.updates.sources.open_source import open_source
 from upwell.edge.models.sections import UpdatesSection
 from upwell.edge.updates.version_store import VersionStore
 
@@ -285,7 +285,7 @@ def test_the_thread_installs_what_comes_and_goes_on_after_trouble(device: Device
     device.restart(every_s=0.02)
     device.follower._activate = noted
     device.offer(1)
-    updater = Updater([device.follower], retry_s=0.01)
+    updater = UpdatePoller([device.follower], retry_s=0.01)
     assert installed.get(timeout=30) == 1
     device.trouble = ModelFailed("out of memory")
     device.offer(2)
@@ -313,7 +313,7 @@ def test_closing_does_not_wait_for_a_download(device: Device, server: FileServer
     bundle_archive(server.folder / NAME, 1, size=500_000)
     server.stall_after = 100_000
     device.restart(server.url(NAME))
-    updater = Updater([device.follower], draw=lambda: 0.0)
+    updater = UpdatePoller([device.follower], draw=lambda: 0.0)
     assert server.stalled.wait(30)
     until(lambda: device.follower.fetched_bytes == 100_000, "what was sent")
     updater.close()
@@ -336,7 +336,7 @@ def test_nothing_is_installed_once_it_is_closed(device: Device) -> None:
         return device.activate(bundle)
 
     device.follower._activate = slow
-    updater = Updater([device.follower], draw=lambda: 0.0)
+    updater = UpdatePoller([device.follower], draw=lambda: 0.0)
     assert began.wait(30)
     device.follower.close()
     go_on.set()
@@ -348,26 +348,26 @@ def test_nothing_is_installed_once_it_is_closed(device: Device) -> None:
 def test_pauses_grow_with_failures_up_to_the_usual_one(device: Device, draw: float, share: float) -> None:
     device.restart(str(device.folder / "none"), every_s=60.0)
     expected = [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
-    assert ClocklessUpdater(device.follower, draw).pauses_s(6) == [share * pause_s for pause_s in expected]
+    assert ClocklessPoller(device.follower, draw).pauses_s(6) == [share * pause_s for pause_s in expected]
 
 
 @pytest.mark.parametrize(("draw", "share"), [(0.0, 0.9), (0.5, 1.0), (1.0, 1.1)])
 def test_looks_are_spread_by_a_tenth(device: Device, draw: float, share: float) -> None:
-    assert ClocklessUpdater(device.follower, draw).pauses_s(2) == pytest.approx([share * 3600.0] * 2)
+    assert ClocklessPoller(device.follower, draw).pauses_s(2) == pytest.approx([share * 3600.0] * 2)
 
 
 def test_the_first_look_is_spread(device: Device) -> None:
     device.offer(1)
     device.follower.look()
     before_s = time.monotonic()
-    updater = Updater([device.follower], draw=lambda: 0.5)
+    updater = UpdatePoller([device.follower], draw=lambda: 0.5)
     assert 150.0 <= updater._due_s["digits"] - before_s <= 150.0 + time.monotonic() - before_s
     updater.close()
 
 
 def test_where_there_is_nothing_to_serve_yet_the_first_look_is_at_once(device: Device) -> None:
     device.offer(1)
-    updater = Updater([device.follower], draw=lambda: 0.99)
+    updater = UpdatePoller([device.follower], draw=lambda: 0.99)
     until(lambda: device.served == [1], "version 1 served")
     updater.close()
 
@@ -375,9 +375,9 @@ def test_where_there_is_nothing_to_serve_yet_the_first_look_is_at_once(device: D
 def test_a_source_that_asks_for_a_pause_gets_it_and_more(device: Device, server: FileServer) -> None:
     server.answers[NAME] = lambda: (429, {"Retry-After": "7200"}, b"")
     device.restart(server.url(NAME))
-    assert ClocklessUpdater(device.follower, 0.0).pauses_s(1) == [7200.0]
+    assert ClocklessPoller(device.follower, 0.0).pauses_s(1) == [7200.0]
     device.restart(server.url(NAME))
-    assert ClocklessUpdater(device.follower, 1.0).pauses_s(1) == [10800.0]
+    assert ClocklessPoller(device.follower, 1.0).pauses_s(1) == [10800.0]
 
 
 def test_a_download_that_comes_on_is_not_held_back(device: Device, server: FileServer) -> None:
@@ -385,7 +385,7 @@ def test_a_download_that_comes_on_is_not_held_back(device: Device, server: FileS
     server.stall_after = 10_000
     server.release.set()
     device.restart(server.url(NAME))
-    updater = ClocklessUpdater(device.follower, 1.0)
+    updater = ClocklessPoller(device.follower, 1.0)
     assert updater.pauses_s(4) == [5.0] * 4
     server.stall_after = None
     assert updater.pauses_s(1) == pytest.approx([3960.0])

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from ruamel.yaml import YAML
 
-from upwell.edge.bundle.base import CALIBRATIONS_NAME
+from upwell.edge.bundle.bundle import CALIBRATIONS_NAME
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.calibrations import Calibration

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from upwell.edge.bundle.agreement import Agreement, Tolerances, compare
+from upwell.edge.bundle.output_comparison import Agreement, Tolerances, compare
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import open_plain

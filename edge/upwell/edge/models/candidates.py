@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from upwell.edge.bundle.base import DESCRIPTION_NAME, Bundle
+from upwell.edge.bundle.bundle import DESCRIPTION_NAME, Bundle
 from upwell.edge.models.sections import EdgeSide
 from upwell.edge.runtimes.inputs import check_file
 from upwell.edge.runtimes.load import needs_onnxruntime, runtime_of

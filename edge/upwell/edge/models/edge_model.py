@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from upwell.edge.admission.scheduler import EdfScheduler
-from upwell.edge.bundle.base import Bundle
+from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.models.report import LoadReport, State
 from upwell.edge.models.scoring import Scorer
 from upwell.edge.models.trial import Comparison, Trial

@@ -17,11 +17,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from upwell.edge.bundle.agreement import Tolerances
-from upwell.edge.bundle.base import GOLDEN_NAME, Bundle
+from upwell.edge.bundle.bundle import GOLDEN_NAME, Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
+from upwell.edge.bundle.drift_reference import load_reference
 from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
-from upwell.edge.bundle.reference import load_reference
+from upwell.edge.bundle.output_comparison import Tolerances
 from upwell.edge.models.candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.report import CheckedBy, LoadReport, RuntimeAttempt, State

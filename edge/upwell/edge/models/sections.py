@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from upwell.edge.bundle.address import check_source, names_folder
+from upwell.edge.bundle.source_address import check_source, names_folder
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.config.yaml import FilePart, RelativePath, resolve
 from upwell.shared.errors import ConfigError

@@ -12,8 +12,8 @@ from prometheus_client.core import GaugeMetricFamily
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.report import ModelHealth, State
 from upwell.edge.models.served import ServedModel
-from upwell.edge.release.client import ReleaseClient
-from upwell.edge.updates.follower import UpdateStatus
+from upwell.edge.release.release_control import ReleaseControl
+from upwell.edge.updates.update_follower import UpdateStatus
 from upwell.shared.routing.drift.model_drift import DriftReport
 
 _STATES: tuple[State, ...] = get_args(State)
@@ -73,7 +73,7 @@ class HealthPart:
     problems: Sequence[str] = ()
 
 
-def release_part(client: ReleaseClient, cloud: Mapping[str, str]) -> HealthPart:
+def release_part(client: ReleaseControl, cloud: Mapping[str, str]) -> HealthPart:
     """The device's releases; `cloud` describes models whose cloud version differs from the release's."""
     status = client.status()
     problems = [f"release {status.sequence}: {text}" for text in cloud.values()]

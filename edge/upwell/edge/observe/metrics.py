@@ -21,10 +21,10 @@ from upwell.edge.cases.collector import CaseCollector
 from upwell.edge.drift.watch import DriftWatch
 from upwell.edge.models.report import ModelHealth
 from upwell.edge.observe.health import health_families
-from upwell.edge.release.client import ReleaseClient
+from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
-from upwell.edge.updates.follower import UpdateStatus
+from upwell.edge.updates.update_follower import UpdateStatus
 from upwell.shared.platform.background_thread import restarts
 from upwell.shared.routing.decide.state import RouterState
 from upwell.shared.routing.reasons import DEGRADED, Reason, Route
@@ -278,7 +278,7 @@ def update_families(updates: Mapping[str, UpdateStatus]) -> Iterable[Metric]:
     return looks, fetched, refused
 
 
-def release_families(client: ReleaseClient) -> Iterable[Metric]:
+def release_families(client: ReleaseControl) -> Iterable[Metric]:
     """The installed release and its phase."""
     status = client.status()
     phase = GaugeMetricFamily("upwell_release_phase", "1 for the release's present phase.", labels=["phase"])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from upwell.edge.bundle.base import Bundle
+from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.cases.home import CaseCarrier, CaseHome, CasesSection, FolderHome
 from upwell.edge.cases.store import FILE_NAME as CASES_NAME
 from upwell.edge.config import AgentConfig
@@ -31,18 +31,18 @@ from upwell.edge.observe.health import release_part
 from upwell.edge.observe.metrics import counter_by, release_families
 from upwell.edge.policy.housekeeping import Housekeeping
 from upwell.edge.policy.policy_check import check_policy
-from upwell.edge.release.client import ReleaseClient
-from upwell.edge.release.start import ReleaseStart
+from upwell.edge.release.release_control import ReleaseControl
+from upwell.edge.release.release_start import ReleaseStart
 from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.options import MAX_DEFAULT_THREADS, usable_cores
 from upwell.edge.server.core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.item import SpoolLimits, SpoolResult, SpoolUnavailable
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
-from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.model_start import ModelStart, Surroundings, clear_unpacked
-from upwell.edge.updates.switching import Switching
-from upwell.edge.updates.updater import Updater
+from upwell.edge.updates.model_switching import ModelSwitching
+from upwell.edge.updates.update_follower import UpdateFollower
+from upwell.edge.updates.update_poller import UpdatePoller
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
@@ -257,10 +257,10 @@ def load_newest(
     """
     has_state_dir = config.agent.state_dir is not None
     failure: ConfigError | None = None
-    for sequence, unit, policy in [(0, None, local)] if release is None else release.units():
+    for sequence, stored, policy in [(0, None, local)] if release is None else release.candidates():
         with ExitStack() as attempt:
             try:
-                starts = load_models(config, attempt, {} if unit is None else unit.bundles)
+                starts = load_models(config, attempt, {} if stored is None else stored.bundles)
                 check_policy(policy, [one.served for one in starts], config.policy, has_state_dir=has_state_dir)
             except ConfigError as error:
                 failure = error
@@ -274,22 +274,22 @@ def load_newest(
 
 def _follow_releases(agent: AgentCore, release: ReleaseStart, starts: Sequence[ModelStart]) -> None:
     """Serve new releases as they come, and report their state."""
-    client, units = release.follow(agent, {start.name: start for start in starts if start.name in agent.models})
+    client, switching = release.follow(agent, {start.name: start for start in starts if start.name in agent.models})
     agent.release = client
-    agent.close_with(Housekeeping(units.poll).close)
+    agent.close_with(Housekeeping(switching.poll).close)
     agent.close_with(client.close)
     agent.describe_with("release", lambda: release_part(client, _other_clouds(agent, client)))
     agent.metrics.export(lambda: release_families(client))
 
 
-def _other_clouds(agent: AgentCore, client: ReleaseClient) -> Mapping[str, str]:
+def _other_clouds(agent: AgentCore, client: ReleaseControl) -> Mapping[str, str]:
     """Messages about models whose cloud model has another digest than the installed release was made with."""
-    unit = client.installed
+    stored = client.installed
     said: dict[str, str] = {}
-    if unit is None:
+    if stored is None:
         return said
     for name, served in agent.models.items():
-        wanted, found = unit.document.cloud.get(served.cloud_model, ""), agent.router.cloud_digest(name)
+        wanted, found = stored.document.cloud.get(served.cloud_model, ""), agent.router.cloud_digest(name)
         if wanted and found and wanted != found:
             said[name] = f"the cloud's {served.cloud_model!r} is {found}; the release was made with {wanted}"
     return said
@@ -360,13 +360,13 @@ def _carry_cases(agent: AgentCore, section: CasesSection, folder: Path, poller: 
 
 def _keep_current(agent: AgentCore, starts: Sequence[ModelStart], followers: Sequence[UpdateFollower]) -> None:
     """Serve accelerators once they are ready, and new versions as they come."""
-    switching = Switching(agent, warm_up)
+    switching = ModelSwitching(agent, warm_up)
     if followers:
         agent.close_with(Housekeeping(*(start.carry_out_rollback for start in starts)).close)
     for start in starts:
         start.serve(switching)
         agent.close_with(start.close)
-    agent.close_with(Updater(followers).close)
+    agent.close_with(UpdatePoller(followers).close)
 
 
 def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:

@@ -41,7 +41,7 @@ from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeepi
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.policy.policy_file import PolicyFile
 from upwell.edge.policy.router_service import ModelChange, RouterService
-from upwell.edge.release.client import ReleaseClient
+from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.context import RequestContext
 from upwell.edge.request.driver import RequestDriver
@@ -54,7 +54,7 @@ from upwell.edge.spool.item import SpoolLimits
 from upwell.edge.spool.sender import SpoolSender
 from upwell.edge.spool.sinks import CallbackSink, Sink
 from upwell.edge.spool.spool import FILE_NAME, Spool
-from upwell.edge.updates.follower import UpdateFollower, UpdateStatus
+from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.oip.resize_parameters import Seen
@@ -104,7 +104,7 @@ class AgentCore:
         self._models = {model.name: model for model in models}
         self.models: Mapping[str, ServedModel] = MappingProxyType(self._models)
         """The models served now. A request keeps the version that it found here."""
-        self.release: ReleaseClient | None = None
+        self.release: ReleaseControl | None = None
         """The device's releases if agent.yaml has `release`; set at the start."""
         self._switching = threading.Lock()
         self.router = RouterService(
@@ -315,7 +315,7 @@ class AgentCore:
             self._replace({name: edge}, None)
         return True
 
-    def replace_unit(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+    def replace_release(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
         """Serve these edge sides with this policy from the next request on."""
         with self._switching:
             self._replace(edges, policy)

@@ -14,18 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.edge.models.edge_model import EdgeModel, Head
 from upwell.edge.models.heads import load_heads
 from upwell.edge.models.loading import Loader, Loading
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.models.served import ServedModel
-from upwell.edge.updates.follower import UpdateFollower
+from upwell.edge.updates.model_switching import ModelSwitching, TrialVerdict
 from upwell.edge.updates.rollback import REASON, CannotGoBack, RollbackRequest, carry_out_rollback
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.sources.sources import open_source
-from upwell.edge.updates.switching import Switching, TrialVerdict
+from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.update_follower import UpdateFollower
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, UpwellError
 
@@ -62,7 +62,7 @@ class ModelStart:
         self.follower: UpdateFollower | None = None
         self._around = around
         self._section = section
-        self._switching: Switching | None = None
+        self._switching: ModelSwitching | None = None
         self._first: Loading | None = None
         self._former: EdgeModel | None = None
         self._unpacked: Path | None = None
@@ -91,7 +91,7 @@ class ModelStart:
             raise
         self.final = loading.final if loading else None
 
-    def serve(self, switching: Switching) -> None:
+    def serve(self, switching: ModelSwitching) -> None:
         """Serve new versions in the agent from now on; trials interrupted by a restart continue."""
         self._switching = switching
         edge, former = self.served.edge, self._former
@@ -239,7 +239,7 @@ class ModelStart:
             edge.heads = self._heads(edge)
         return edge
 
-    def prepared(self, bundle: Bundle | None, switching: Switching, *, is_new: bool) -> EdgeModel:
+    def prepared(self, bundle: Bundle | None, switching: ModelSwitching, *, is_new: bool) -> EdgeModel:
         """Load and warm up a version and its heads."""
         edge = self._load_edge(bundle, is_new=is_new)
         for one in (edge, *(head.edge for head in edge.heads or ())):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from upwell.edge.bundle.base import Bundle
+from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.updates.version_state import (
     ROLLBACK_ANSWER_NAME,
     ROLLBACK_REQUEST_NAME,

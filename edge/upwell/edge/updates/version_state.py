@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.verify import NO_TRUST, open_bundle
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.open_bundle import NO_TRUST, open_bundle
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.files import write_whole
 

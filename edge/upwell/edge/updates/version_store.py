@@ -24,8 +24,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.version_state import (
     FLOOR_NAME,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upwell.edge.bundle.archive import unpacked
-from upwell.edge.bundle.base import DESCRIPTION_NAME
+from upwell.edge.bundle.bundle import DESCRIPTION_NAME
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.sections import EdgeSide
 from upwell.shared.errors import ConfigError, Problem

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
-from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.config import AgentConfig
-from upwell.edge.release.floor import LocalFloor
-from upwell.edge.release.unit import ReleaseUnit
+from upwell.edge.release.device_floor import DeviceFloor
+from upwell.edge.release.stored_release import StoredRelease
 from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.pipelines.config.sinks import BrokerSection, KafkaSection, WebhookSection
 from upwell.pipelines.config.sources import CaptureSection
@@ -36,28 +36,28 @@ class ReleasedPipelines:
         written = config.release.floor
         self._own = own
         self._config = config
-        self._floor = LocalFloor(Policy(), written.endpoints, written.folders)
+        self._floor = DeviceFloor(Policy(), written.endpoints, written.folders)
         self._load = load
         self._change = change
 
-    def check(self, unit: ReleaseUnit) -> None:
+    def check(self, stored: StoredRelease) -> None:
         """Check that the pipelines fit the release's models and use nothing that the device's floor does not allow."""
-        if unit.pipelines is not None:
-            check_floor(self._load(unit.pipelines, self._with_bundles(unit)), self._floor, unit.sequence)
+        if stored.pipelines is not None:
+            check_floor(self._load(stored.pipelines, self._with_bundles(stored)), self._floor, stored.sequence)
 
-    def take(self, unit: ReleaseUnit | None) -> None:
+    def take(self, stored: StoredRelease | None) -> None:
         """Run the pipelines of the release. If that fails now, it is logged and the former ones go on."""
-        config = self._config if unit is None else self._with_bundles(unit)
-        path = self._own if unit is None or unit.pipelines is None else unit.pipelines
+        config = self._config if stored is None else self._with_bundles(stored)
+        path = self._own if stored is None or stored.pipelines is None else stored.pipelines
         try:
             self._change(self._load(path, config))
         except ConfigError as error:
             _log.error("the release's pipelines are not in force: %s", error)
 
-    def _with_bundles(self, unit: ReleaseUnit) -> AgentConfig:
+    def _with_bundles(self, stored: StoredRelease) -> AgentConfig:
         """The configuration as if the release were installed."""
         models = dict(self._config.models)
-        for name, bundle in unit.bundles.items():
+        for name, bundle in stored.bundles.items():
             section = models.get(name)
             if section is not None and section.edge is not None:
                 side = section.edge.model_copy(update={"bundle": bundle.folder, "file": None})
@@ -65,7 +65,7 @@ class ReleasedPipelines:
         return self._config.model_copy(update={"models": models})
 
 
-def check_floor(config: PipelinesConfig, floor: LocalFloor, sequence: int) -> None:
+def check_floor(config: PipelinesConfig, floor: DeviceFloor, sequence: int) -> None:
     """Raise `BundleRefused` (`LOOSENED`) for what the device's floor does not allow.
 
     That is a path or an address that the floor does not list, and whatever could name others by itself: a GStreamer
@@ -83,7 +83,7 @@ def check_floor(config: PipelinesConfig, floor: LocalFloor, sequence: int) -> No
             _check_source(part, floor, sequence)
 
 
-def _check_source(source: CaptureSection, floor: LocalFloor, sequence: int) -> None:
+def _check_source(source: CaptureSection, floor: DeviceFloor, sequence: int) -> None:
     if source.video is not None and "://" in source.video:
         floor.check_endpoint(sequence, urlsplit(source.video).netloc.rpartition("@")[2])
     elif source.video is not None:

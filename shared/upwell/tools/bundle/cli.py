@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from upwell.edge.bundle.archive import write_archive
-from upwell.edge.bundle.base import SIGNATURE_NAME, Bundle, BundleRefused, Trust
-from upwell.edge.bundle.signature import private_key, sign_bundle
-from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.bundle.bundle import SIGNATURE_NAME, Bundle, BundleRefused, Trust
+from upwell.edge.bundle.bundle_signature import private_key, sign_bundle
+from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.tools.bundle.inputs import read_labelled
 from upwell.tools.bundle.packing import Packed, PackRequest, default_name, packed, put_in_place
@@ -157,7 +157,7 @@ def verify(
     """Check BUNDLE as a device would: its files, its signature, its version. Exit code 1 if it is refused."""
     trust = Trust(tuple(key or ()), require_signature)
     if trust.keys:
-        from upwell.edge.bundle.keys import load_public_key
+        from upwell.edge.bundle.signing_keys import load_public_key
     for path in trust.keys:  # even without a signature to check, an unreadable key is an error
         load_public_key(path)
     with _refused(as_json), _checked(bundle, trust, newer_than) as found:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from upwell.edge.bundle.base import (
+from upwell.edge.bundle.bundle import (
     CALIBRATIONS_NAME,
     MANIFEST_NAME,
     SIGNATURE_NAME,
@@ -19,11 +19,11 @@ from upwell.edge.bundle.base import (
     BundleRefused,
 )
 from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations
-from upwell.edge.bundle.files import Progress, entry_of, nobody, sizes_in
+from upwell.edge.bundle.drift_reference import load_reference
+from upwell.edge.bundle.folder_files import Progress, entry_of, nobody, sizes_in
 from upwell.edge.bundle.golden import Labels
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
-from upwell.edge.bundle.reference import load_reference
-from upwell.edge.bundle.verify import check_confined
+from upwell.edge.bundle.open_bundle import check_confined
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import write_named
 from upwell.shared.model_digest import model_digest

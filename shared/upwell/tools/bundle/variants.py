@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from upwell.edge.bundle.agreement import Agreement, Tolerances
-from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME
+from upwell.edge.bundle.bundle import DESCRIPTION_NAME, GOLDEN_NAME
 from upwell.edge.bundle.golden import Labels, answer_function, check_golden, compare_labels, read_golden, record_golden
+from upwell.edge.bundle.output_comparison import Agreement, Tolerances
 from upwell.edge.models.plausible import implausible
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime

@@ -18,8 +18,8 @@ from typing import Literal
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.repository.repository import scan
-from upwell.edge.bundle.base import Trust
-from upwell.edge.bundle.verify import open_bundle
+from upwell.edge.bundle.bundle import Trust
+from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.candidates import files_of
 from upwell.edge.models.sections import EdgeSide, SplitSection

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from upwell.edge.bundle.base import Trust
+from upwell.edge.bundle.bundle import Trust
 from upwell.edge.config import AgentConfig
 from upwell.edge.drift.watch import FILE_NAME, MAX_BYTES
 from upwell.edge.models.sections import EdgeSide, ModelSection

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from upwell.edge.bundle.base import MANIFEST_NAME, REFERENCE_NAME, Trust
+from upwell.edge.bundle.bundle import MANIFEST_NAME, REFERENCE_NAME, Trust
 from upwell.edge.drift.measuring import measured
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.sections import EdgeSide, ModelSection

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from upwell.edge.bundle.base import Trust
-from upwell.edge.release.unit import ReleaseUnit
+from upwell.edge.bundle.bundle import Trust
+from upwell.edge.release.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
@@ -121,11 +121,11 @@ class _Side:
     """A bundle or a model file, and the policy of a release."""
 
     path: Path
-    unit: ReleaseUnit | None = None
+    stored: StoredRelease | None = None
 
     def policy_over(self, local: Policy) -> Policy:
         """The policy with the release's on top."""
-        return local if self.unit is None else self.unit.policy_over(local)
+        return local if self.stored is None else self.stored.policy_over(local)
 
 
 def _sides(paths: tuple[Path, Path], model: str, releases: _Releases, unpacked: ExitStack) -> tuple[_Side, _Side]:
@@ -146,15 +146,15 @@ def _sides(paths: tuple[Path, Path], model: str, releases: _Releases, unpacked: 
             raise ConfigError.at(None, f"{str(path)!r} is not a release; with --releases expected its number")
         scratch = Path(unpacked.enter_context(tempfile.TemporaryDirectory()))
         try:
-            unit = checked(
+            stored = checked(
                 releases.source, releases.root, scratch, int(str(path)), Trust((), False), None, lambda _: None
             )
         except FetchFailed as error:
             raise ConfigError.at(None, f"release {path}: {error}", "--releases") from None
-        if model not in unit.bundles:
-            there = ", ".join(sorted(unit.bundles)) or "none"
+        if model not in stored.bundles:
+            there = ", ".join(sorted(stored.bundles)) or "none"
             raise ConfigError.at(None, f"release {path} has no bundle {model!r}; it has: {there}", "--releases")
-        found.append(_Side(unit.bundles[model].folder, unit))
+        found.append(_Side(stored.bundles[model].folder, stored))
     return found[0], found[1]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from upwell.edge.bundle.base import Trust
+from upwell.edge.bundle.bundle import Trust
 from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase
 from upwell.edge.models.sections import EdgeSide, ModelSection
 from upwell.edge.updates.model_start import loaded

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from upwell.edge.bundle.base import BundleRefused, Refusal, Trust
-from upwell.edge.bundle.verify import open_bundle
-from upwell.edge.release.payloads import fetched_unit
-from upwell.edge.release.places import METADATA_NAME, open_place
-from upwell.edge.release.repository import ReleaseRepository, read_root
-from upwell.edge.release.unit import ReleaseUnit, open_unit
+from upwell.edge.bundle.bundle import BundleRefused, Refusal, Trust
+from upwell.edge.bundle.open_bundle import open_bundle
+from upwell.edge.release.release_source import fetch_release
+from upwell.edge.release.repository_transport import METADATA_NAME, open_transport
+from upwell.edge.release.stored_release import StoredRelease, open_release
+from upwell.edge.release.tuf_client import ReleaseRepository, read_root
 
 
 def checked(
@@ -21,11 +21,11 @@ def checked(
     trust: Trust,
     ca: Path | None,
     tell: Callable[[str], None],
-) -> ReleaseUnit:
+) -> StoredRelease:
     """The release `wanted`, or the newest. Raises `BundleRefused`, `FetchFailed` and `ConfigError`."""
-    place = open_place(source, ca)
+    transport = open_transport(source, ca)
     try:
-        repository = ReleaseRepository(place, read_root(root), scratch / METADATA_NAME)
+        repository = ReleaseRepository(transport, read_root(root), scratch / METADATA_NAME)
         tell("checking signatures")
         known = repository.refresh(has_clock=True)
         sequence = max(known, default=0) if wanted is None else wanted
@@ -34,8 +34,8 @@ def checked(
             raise BundleRefused(Refusal.MISSING, None, f"there is no release {sequence or ''}; there are: {there}")
         document, data = repository.document(sequence)
         tell(f"fetching release {sequence}")
-        folder = fetched_unit(repository, place, (document, data), scratch / "unit", lambda *_: None)
+        folder = fetch_release(repository, transport, (document, data), scratch / "unit", lambda *_: None)
         open_bundle(folder)
-        return open_unit(folder, trust)
+        return open_release(folder, trust)
     finally:
-        place.close()
+        transport.close()

@@ -15,11 +15,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from upwell.edge.bundle.base import BundleRefused, Trust
-from upwell.edge.bundle.signature import private_key
-from upwell.edge.release.document import ReleaseDocument
-from upwell.edge.release.places import check_place
-from upwell.edge.release.unit import ReleaseUnit
+from upwell.edge.bundle.bundle import BundleRefused, Trust
+from upwell.edge.bundle.bundle_signature import private_key
+from upwell.edge.release.repository_transport import check_repository
+from upwell.edge.release.signed_document import ReleaseDocument
+from upwell.edge.release.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.routing.policy.policy import Policy
@@ -137,14 +137,15 @@ def add(
         bar.add_task("checking", total=None)
         with _former(editor, known) as former:
             parts = ReleaseParts(
-                new.unit.bundles, new.digests, new.unit.policy, new.unit.calibrations, pipelines or new.unit.pipelines,
-                new.document.cloud, also or (), None if former is None else former.policy,
+                new.stored.bundles, new.digests, new.stored.policy, new.stored.calibrations,
+                pipelines or new.stored.pipelines, new.document.cloud, also or (),
+                None if former is None else former.policy,
             )  # fmt: skip
             problems, warnings = misfits(parts)
             reports: Mapping[str, SimulationReport] = {}
             if log is not None and not problems:
                 scene = with_fleet_shares(read_scene(log, None, uplink, rtt, START), fleet_share)
-                reports = _simulated(former, new.unit, scene)
+                reports = _simulated(former, new.stored, scene)
         if not problems:
             editor.add(new.document, new.files, in_days(time.time(), days))
     document = {"release": new.document.sequence, "problems": problems, "warnings": warnings}
@@ -277,13 +278,13 @@ def verify(
     """Download and check a release like a device that trusts ROOT. Exit code 1 if it is refused."""
     with _needs():
         from upwell.tools.release.checking import checked
-    check_place(source)
+    check_repository(source)
     trust = Trust(tuple(key or ()), bool(key))
     with _refused(as_json), tempfile.TemporaryDirectory() as temporary, progress() as bar:
         task = bar.add_task("fetching", total=None)
         tell: Callable[[str], None] = lambda text: bar.update(task, description=text)  # noqa: E731
-        unit = checked(source, root, Path(temporary), release, trust, ca, tell)
-        document, digest = unit.document, unit.digest
+        stored = checked(source, root, Path(temporary), release, trust, ca, tell)
+        document, digest = stored.document, stored.digest
     if as_json:
         found = {"ok": True, "release": document.sequence, "name": document.name, "digest": digest}
         typer.echo(json.dumps({**found, "bundles": {name: one.version for name, one in document.bundles.items()}}))
@@ -338,7 +339,7 @@ def _named_bundles(texts: Sequence[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _former(editor: RepositoryEditor, known: Sequence[int]) -> Iterator[ReleaseUnit | None]:
+def _former(editor: RepositoryEditor, known: Sequence[int]) -> Iterator[StoredRelease | None]:
     """The last published release, opened; None if there is none."""
     from upwell.tools.release.making import opened
 
@@ -350,10 +351,10 @@ def _former(editor: RepositoryEditor, known: Sequence[int]) -> Iterator[ReleaseU
         yield opened(editor, editor.document(known[-1], targets.signed), {}, Path(temporary) / "unit")
 
 
-def _simulated(former: ReleaseUnit | None, new: ReleaseUnit, scene: Scene) -> Mapping[str, SimulationReport]:
+def _simulated(former: StoredRelease | None, new: StoredRelease, scene: Scene) -> Mapping[str, SimulationReport]:
     """The requests of a log simulated under the former policy, if there is one, and under the new one."""
-    units = {**({"before": former} if former is not None else {}), "after": new}
-    return {name: SimulationReport.of(routed(unit.policy_over(Policy()), scene)) for name, unit in units.items()}
+    releases = {**({"before": former} if former is not None else {}), "after": new}
+    return {name: SimulationReport.of(routed(stored.policy_over(Policy()), scene)) for name, stored in releases.items()}
 
 
 def _compared(reports: Mapping[str, SimulationReport]) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from upwell.edge.bundle.base import Bundle
+from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.config import AgentConfig
 from upwell.pipelines.config.check import parse_pipelines

@@ -11,15 +11,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from upwell.edge.bundle.address import SCHEME, Reference
 from upwell.edge.bundle.archive import write_archive
-from upwell.edge.bundle.base import Trust
-from upwell.edge.bundle.files import entry_of
-from upwell.edge.bundle.verify import open_archive, open_bundle
-from upwell.edge.release.document import BACK_WITHIN_S, Payload, ReleasedBundle, ReleaseDocument
-from upwell.edge.release.unit import ReleaseUnit, assemble_unit, open_unit
+from upwell.edge.bundle.bundle import Trust
+from upwell.edge.bundle.folder_files import entry_of
+from upwell.edge.bundle.open_bundle import open_archive, open_bundle
+from upwell.edge.bundle.source_address import SCHEME, Reference
+from upwell.edge.release.signed_document import BACK_WITHIN_S, Payload, ReleasedBundle, ReleaseDocument
+from upwell.edge.release.stored_release import StoredRelease, open_release, store_release
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.sources.sources import open_source
+from upwell.edge.updates.sources.open_source import open_source
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.model_digest import model_digest
@@ -51,7 +51,7 @@ class Made:
 
     document: ReleaseDocument
     files: Mapping[str, Path]
-    unit: ReleaseUnit
+    stored: StoredRelease
 
     @property
     def digests(self) -> Mapping[str, Sequence[str]]:
@@ -104,7 +104,7 @@ def _document(**parts: Any) -> ReleaseDocument:
         raise ConfigError.at(None, f"{expected}, got {first['input']!r}", option) from None
 
 
-def opened(editor: RepositoryEditor, document: ReleaseDocument, files: Mapping[str, Path], into: Path) -> ReleaseUnit:
+def opened(editor: RepositoryEditor, document: ReleaseDocument, files: Mapping[str, Path], into: Path) -> StoredRelease:
     """The release as a device would open it, in the new folder `into`."""
 
     def payload(one: Payload) -> Path:
@@ -114,8 +114,8 @@ def opened(editor: RepositoryEditor, document: ReleaseDocument, files: Mapping[s
         here = editor.targets_folder / f"payload/{one.sha256}.{one.sha256}"
         return here if here.is_file() or not one.source else _fetched(one.source, into.parent / one.sha256)
 
-    assemble_unit(document.text, document, into, payload)
-    return open_unit(into, Trust())
+    store_release(document.text, document, into, payload)
+    return open_release(into, Trust())
 
 
 def _payload(path: Path | None, files: dict[str, Path]) -> Payload | None:

@@ -20,15 +20,15 @@ from securesystemslib.signer import CryptoSigner, SSlibKey
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Key, Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
-from upwell.edge.bundle.keys import PrivateKey, load_public_key
-from upwell.edge.release.document import (
+from upwell.edge.bundle.signing_keys import PrivateKey, load_public_key
+from upwell.edge.release.repository_transport import METADATA_NAME, TARGETS_NAME
+from upwell.edge.release.signed_document import (
     MAX_DOCUMENT_BYTES,
     ReleaseDocument,
     document_path,
     parse_document,
     sequence_of,
 )
-from upwell.edge.release.places import METADATA_NAME, TARGETS_NAME
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, replacing, sync_folder, write_whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.test_docs import ROOT, names, prose
 from upwell.edge.bundle.archive import MAX_BYTES, MAX_ENTRIES
-from upwell.edge.bundle.base import Refusal
+from upwell.edge.bundle.bundle import Refusal
 from upwell.tools.bundle.cli import PASSPHRASE_VARIABLE
 
 PAGE = ROOT / "docs" / "bundles.md"

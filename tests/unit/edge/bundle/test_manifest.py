@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.edge.bundle.bundles import make
-from upwell.edge.bundle.base import MANIFEST_NAME, BundleRefused, FileEntry, Manifest, Refusal
+from upwell.edge.bundle.bundle import MANIFEST_NAME, BundleRefused, FileEntry, Manifest, Refusal
 from upwell.edge.bundle.manifest import MAX_MANIFEST_BYTES, MAX_VERSION, manifest_bytes, new_manifest, read_manifest
 from upwell.shared.errors import ConfigError
 

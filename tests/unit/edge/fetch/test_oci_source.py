@@ -13,9 +13,9 @@ import pytest
 
 from tests.faults.bundle_servers import FileServer, Registry, need_registry
 from tests.faults.certificates import Authority
-from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
-from upwell.edge.updates.sources.sources import open_source
+from upwell.edge.updates.sources.open_source import open_source
 
 DATA = bytes(range(256)) * 500
 SHA256 = hashlib.sha256(DATA).hexdigest()

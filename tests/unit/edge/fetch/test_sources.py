@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.faults.bundles_for_tests import bundle_archive, bundle_folder
-from upwell.edge.bundle.address import check_source, names_folder
-from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.bundle.files import sizes_in
-from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.bundle.folder_files import sizes_in
+from upwell.edge.bundle.open_bundle import open_archive, open_bundle
+from upwell.edge.bundle.source_address import check_source, names_folder
 from upwell.edge.updates.sources import folder_source
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
 from upwell.edge.updates.sources.folder_source import FolderSource
-from upwell.edge.updates.sources.sources import open_source
+from upwell.edge.updates.sources.open_source import open_source
 from upwell.shared.errors import ConfigError
 
 
@@ -92,7 +92,7 @@ def test_the_issuers_must_be_there(tmp_path: Path) -> None:
 def test_a_missing_package_is_named() -> None:
     program = (
         "import sys; sys.modules.update(oras=None, requests=None)\n"
-        "from upwell.edge.updates.sources.sources import open_source\n"
+        "from upwell.edge.updates.sources.open_source import open_source\n"
         "open_source('/srv/models').close()\n"
         "for text in ('https://host/x.bundle.tar', 'oci://host/x:1'):\n"
         "    try: open_source(text)\n"

@@ -10,10 +10,10 @@ import pytest
 
 from tests.faults.bundle_servers import FileServer
 from tests.faults.certificates import Authority
-from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.updates.sources import partial, web
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.updates.sources import partial_archive, web_source
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
-from upwell.edge.updates.sources.sources import open_source
+from upwell.edge.updates.sources.open_source import open_source
 
 NAME = "digits.bundle.tar"
 DATA = bytes(range(256)) * 1000
@@ -161,7 +161,7 @@ def test_an_archive_without_a_stated_size_is_bounded(server: FileServer, authori
 def test_too_many_bytes_are_cut_off_while_they_come(
     server: FileServer, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial, "MAX_BYTES", 50_000)
+    monkeypatch.setattr(partial_archive, "MAX_BYTES", 50_000)
     chunked = b"".join(b"%x\r\n%s\r\n" % (1000, DATA[:1000]) for _ in range(100)) + b"0\r\n\r\n"
     server.answers[NAME] = lambda: (
         200, {"ETag": '"1"', "Content-Length": "", "Transfer-Encoding": "chunked"}, chunked,
@@ -231,7 +231,7 @@ def test_a_server_may_ask_to_be_left_alone(
 def test_a_stalled_link_does_not_hang_for_ever(
     server: FileServer, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "READ_S", 0.2)
+    monkeypatch.setattr(web_source, "READ_S", 0.2)
     server.stall_after = 70_000
     with pytest.raises(FetchFailed, match="in time"):
         source.fetch(offer_of(source), tmp_path / "in", nobody)

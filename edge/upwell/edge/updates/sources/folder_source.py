@@ -15,10 +15,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from upwell.edge.bundle.archive import MAX_ENTRIES
-from upwell.edge.bundle.base import MANIFEST_NAME, BundleRefused, Refusal
+from upwell.edge.bundle.bundle import MANIFEST_NAME, BundleRefused, Refusal
 from upwell.edge.bundle.manifest import MAX_MANIFEST_BYTES, MAX_VERSION
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
-from upwell.edge.updates.sources.partial import MAX_BYTES, Partial, check_room, fetch_archive
+from upwell.edge.updates.sources.partial_archive import MAX_BYTES, Partial, check_room, fetch_archive
 
 SUFFIX = ".bundle.tar"
 FOLDER_NAME = "folder"

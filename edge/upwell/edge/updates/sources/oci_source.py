@@ -16,11 +16,11 @@ import oras.container
 import requests
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from upwell.edge.bundle.address import Reference
-from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.bundle.source_address import Reference
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
-from upwell.edge.updates.sources.partial import Partial, fetch_archive
-from upwell.edge.updates.sources.web import Web, download, failure, host_of, is_safe, length_of
+from upwell.edge.updates.sources.partial_archive import Partial, fetch_archive
+from upwell.edge.updates.sources.web_source import Web, download, failure, host_of, is_safe, length_of
 
 USER_VARIABLE, PASSWORD_VARIABLE = "ORAS_USER", "ORAS_PASS"
 """The environment variables of the credentials; they take precedence over Docker's configuration."""

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from upwell.edge.bundle.address import SCHEME, Reference
-from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.bundle.envelope import first_problem
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.manifest import MAX_VERSION
+from upwell.edge.bundle.signature_envelope import first_problem
+from upwell.edge.bundle.source_address import SCHEME, Reference
 from upwell.shared.errors import ConfigError
 
 MAX_DOCUMENT_BYTES = 1 << 20

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from upwell.edge.bundle.base import CALIBRATIONS_NAME, MANIFEST_NAME, Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.bundle import CALIBRATIONS_NAME, MANIFEST_NAME, Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.calibrations import load_calibrations
-from upwell.edge.bundle.files import entry_of, read_small, sizes_in
+from upwell.edge.bundle.folder_files import entry_of, read_small, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest, read_manifest
-from upwell.edge.bundle.verify import open_archive, open_bundle
-from upwell.edge.release.document import MAX_DOCUMENT_BYTES, Payload, ReleaseDocument, parse_document
+from upwell.edge.bundle.open_bundle import open_archive, open_bundle
+from upwell.edge.release.signed_document import MAX_DOCUMENT_BYTES, Payload, ReleaseDocument, parse_document
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain, write_whole
@@ -32,7 +32,7 @@ PIPELINES_NAME = "pipelines.yaml"
 
 
 @dataclass(frozen=True)
-class ReleaseUnit:
+class StoredRelease:
     """A release on disk, with every part read. `policy` and `pipelines` are None if it has none."""
 
     folder: Path
@@ -67,7 +67,7 @@ def bundle_folder(folder: Path, document: ReleaseDocument, model: str) -> Path:
     return folder / f"b{sorted(document.bundles).index(model)}"
 
 
-def assemble_unit(
+def store_release(
     data: bytes, document: ReleaseDocument, into: Path, payload: Callable[[Payload], Path], former: Path | None = None
 ) -> None:
     """Assemble a release's document and files in the folder `into`, which must not exist.
@@ -98,7 +98,7 @@ def assemble_unit(
     write_whole(into / MANIFEST_NAME, manifest_bytes(manifest))
 
 
-def open_unit(folder: Path, trust: Trust) -> ReleaseUnit:
+def open_release(folder: Path, trust: Trust) -> StoredRelease:
     """Open the release in `folder`, whose files `open_bundle` has verified; each bundle is verified with `trust`.
 
     Raises `BundleRefused` for a part that cannot be used.
@@ -115,7 +115,7 @@ def open_unit(folder: Path, trust: Trust) -> ReleaseUnit:
         raise BundleRefused(Refusal.MALFORMED, folder, str(error)) from None
     pipelines = None if document.pipelines is None else folder / PIPELINES_NAME
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    return ReleaseUnit(folder, document, bundles, policy, calibrations, pipelines, digest)
+    return StoredRelease(folder, document, bundles, policy, calibrations, pipelines, digest)
 
 
 def _sequence_in(folder: Path) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.updates.sources.base import FetchFailed, Progress, Source
 from upwell.edge.updates.version_state import Look
 from upwell.edge.updates.version_store import AlreadyInstalled, VersionStore

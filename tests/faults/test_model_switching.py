@@ -23,7 +23,7 @@ from upwell.edge.models.trial import MIN_FAILURES
 from upwell.edge.request.answer import Answer
 from upwell.edge.server.assembly import warm_up
 from upwell.edge.server.core import AgentCore
-from upwell.edge.updates.switching import Switching
+from upwell.edge.updates.model_switching import ModelSwitching
 from upwell.shared.platform.process_memory import resident_bytes
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array
@@ -83,7 +83,7 @@ class Verdicts:
 def test_switching_under_load_loses_no_request_and_no_memory(
     agent: AgentCore, versions: tuple[EdgeSide, EdgeSide], switches: int
 ) -> None:
-    switching, judge = Switching(agent, warm_up), Verdicts()
+    switching, judge = ModelSwitching(agent, warm_up), Verdicts()
     sizes_bytes: list[int] = []
     with Load(agent, picture(), "digits") as load:
         for index in range(switches):
@@ -123,7 +123,7 @@ def test_a_version_that_is_switched_away_goes_once_its_last_request_has_ended() 
 
 def test_nothing_refers_to_a_former_version_once_the_new_one_has_proven_itself() -> None:
     with AgentCore([ServedModel(MODEL, edge_model())], None, Policy()) as agent:
-        switching = Switching(agent, warm_up_nothing)
+        switching = ModelSwitching(agent, warm_up_nothing)
         made: list[weakref.ref[EdgeModel]] = []
         for _ in range(5):
             edge = edge_model()
@@ -143,7 +143,7 @@ def test_a_version_that_fails_goes_back_and_every_request_is_answered() -> None:
     judge, former, bad = Verdicts(), edge_model(), edge_model(failure="bad kernel")
     bad.digest = "sha256:of-the-bad-model"
     with AgentCore([ServedModel(MODEL, former)], None, Policy()) as agent:
-        Switching(agent, warm_up_nothing).switch(MODEL, bad, judge)
+        ModelSwitching(agent, warm_up_nothing).switch(MODEL, bad, judge)
         assert agent.model(MODEL).edge is bad
         answers = [agent.infer(MODEL, rows_of(SURE)) for _ in range(20)]
         assert {answer.edge_digest for answer in answers} == {former.digest}
@@ -157,7 +157,7 @@ def test_a_version_on_trial_stays_so_when_it_moves_to_its_accelerator() -> None:
     judge, former, first, late = Verdicts(), edge_model(), edge_model(), edge_model(failure="bad kernel")
     final: Future[EdgeModel] = Future()
     with AgentCore([ServedModel(MODEL, first)], None, Policy()) as agent:
-        switching = Switching(agent, warm_up_nothing)
+        switching = ModelSwitching(agent, warm_up_nothing)
         switching.try_out(MODEL, first, former, judge)
         switching.follow(MODEL, first, final)
         final.set_result(late)
@@ -171,7 +171,7 @@ def test_a_version_on_trial_stays_so_when_it_moves_to_its_accelerator() -> None:
 def test_the_verdict_on_a_version_that_was_replaced_is_too_late() -> None:
     judge, former, new, newer = Verdicts(), edge_model(), edge_model(failure="bad kernel"), edge_model()
     with AgentCore([ServedModel(MODEL, former)], None, Policy()) as agent:
-        switching = Switching(agent, warm_up_nothing)
+        switching = ModelSwitching(agent, warm_up_nothing)
         switching.switch(MODEL, new, judge)
         trial = new.trial
         assert trial is not None
@@ -186,7 +186,7 @@ def test_an_accelerator_that_is_ready_late_does_not_replace_a_newer_version() ->
     first, late, newer = edge_model(), edge_model(), edge_model()
     final: Future[EdgeModel] = Future()
     with AgentCore([ServedModel(MODEL, first)], None, Policy()) as agent:
-        switching = Switching(agent, warm_up_nothing)
+        switching = ModelSwitching(agent, warm_up_nothing)
         switching.follow(MODEL, first, final)
         agent.replace_edge(MODEL, newer)
         final.set_result(late)

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.update_follower import UpdateFollower
 from upwell.shared.platform.background_thread import BackgroundThread
 
 FIRST_WITHIN_S = 300.0
@@ -26,7 +26,7 @@ CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Updater:
+class UpdatePoller:
     """One thread that checks the sources of all models in turn, each about every `every_s`.
 
     `draw` gives numbers in [0, 1) for the jitter. Close it; the followers are closed with it.

@@ -15,10 +15,17 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.unit.edge.bundle.bundles import FILES, Key, keys, make, passphrase, signed
-from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.envelope import Envelope, digests_of, read_envelope, signed_bytes, statement, write_envelope
-from upwell.edge.bundle.keys import load_private_key, load_public_key
-from upwell.edge.bundle.signature import MAX_SIGNATURE_BYTES, Signed, check_signature, sign_bundle
+from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.bundle_signature import MAX_SIGNATURE_BYTES, Signed, check_signature, sign_bundle
+from upwell.edge.bundle.signature_envelope import (
+    Envelope,
+    digests_of,
+    read_envelope,
+    signed_bytes,
+    statement,
+    write_envelope,
+)
+from upwell.edge.bundle.signing_keys import load_private_key, load_public_key
 from upwell.shared.errors import ConfigError
 
 DIGESTS = {"a": "0" * 64, "b/c": "1" * 64}

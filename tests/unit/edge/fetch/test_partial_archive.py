@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.edge.bundle.bundles import make
-from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.updates.sources import partial
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.updates.sources import partial_archive
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed
 from upwell.edge.updates.sources.folder_source import FolderSource
-from upwell.edge.updates.sources.partial import Partial
+from upwell.edge.updates.sources.partial_archive import Partial
 
 ROOT = Path(__file__).parents[4]
 
@@ -23,7 +23,7 @@ CHILD = """
 import os, resource, signal, sys
 from pathlib import Path
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed
-from upwell.edge.updates.sources.partial import Partial
+from upwell.edge.updates.sources.partial_archive import Partial
 
 partial = Partial(Path(sys.argv[1]), AvailableBundle("a"), lambda *_: None)
 if sys.argv[2] == "kill":
@@ -55,7 +55,7 @@ def test_a_kill_costs_no_more_than_a_checkpoint(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path), "kill"], cwd=ROOT, timeout=60)
     assert done.returncode == -9
     with opened(tmp_path) as again:
-        assert 4_000_000 - partial.CHECKPOINT_BYTES <= again.size_bytes <= 4_000_000
+        assert 4_000_000 - partial_archive.CHECKPOINT_BYTES <= again.size_bytes <= 4_000_000
         assert again.path.stat().st_size == again.size_bytes
 
 
@@ -69,7 +69,7 @@ def test_a_disk_that_is_full_keeps_nothing(tmp_path: Path) -> None:
 
 
 def test_too_little_room_is_said_before_anything_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial, "MAX_BYTES", 1 << 60)
+    monkeypatch.setattr(partial_archive, "MAX_BYTES", 1 << 60)
     with opened(tmp_path) as it, pytest.raises(FetchFailed, match="are free"):
         it.expect(1 << 59)
 
@@ -102,7 +102,7 @@ def test_the_disk_is_looked_at_while_it_comes(small_disk: Path, size_bytes: int)
 def _fetch(it: Partial, folder: Path) -> None:
     for _ in range(25):
         it.append(bytes(1 << 20))
-        assert shutil.disk_usage(folder).free >= partial.SPARE_BYTES
+        assert shutil.disk_usage(folder).free >= partial_archive.SPARE_BYTES
 
 
 def test_a_folder_is_copied_only_as_far_as_there_is_room(small_disk: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_another_offer_begins_anew(tmp_path: Path) -> None:
 def test_a_record_that_does_not_fit_counts_for_nothing(tmp_path: Path, record: str) -> None:
     with opened(tmp_path) as it:
         it.append(b"first")
-    (tmp_path / partial.RECORD_NAME).write_text(record)
+    (tmp_path / partial_archive.RECORD_NAME).write_text(record)
     with opened(tmp_path) as it:
         assert it.size_bytes == 0
         assert not it.is_complete
@@ -140,7 +140,7 @@ def test_a_record_that_does_not_fit_counts_for_nothing(tmp_path: Path, record: s
 def test_bytes_that_no_record_vouches_for_do_not_count(tmp_path: Path) -> None:
     with opened(tmp_path) as it:
         it.append(b"first")
-    with (tmp_path / partial.ARCHIVE_NAME).open("ab") as file:
+    with (tmp_path / partial_archive.ARCHIVE_NAME).open("ab") as file:
         file.write(b"garbled by a power failure")
     with opened(tmp_path) as it:
         assert it.size_bytes == 5
@@ -153,12 +153,12 @@ def test_a_new_beginning_is_not_vouched_for_by_the_old_record(tmp_path: Path) ->
     again = opened(tmp_path)
     again.restart()
     again.append(b"anew and longer")
-    assert not (tmp_path / partial.RECORD_NAME).exists()
+    assert not (tmp_path / partial_archive.RECORD_NAME).exists()
     again.close()
 
 
 def test_the_limit_holds_while_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial, "MAX_BYTES", 10)
+    monkeypatch.setattr(partial_archive, "MAX_BYTES", 10)
     it = opened(tmp_path)
     it.append(b"0123456789")
     with pytest.raises(BundleRefused) as caught:

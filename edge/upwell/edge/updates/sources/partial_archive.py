@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.shared.files import write_whole
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from upwell.edge.release.choice import KeptChoice
-from upwell.edge.release.source import ReleaseSource
-from upwell.edge.updates.follower import Activate, Followed, Outcome, UpdateFollower
+from upwell.edge.release.fleet_choice import KeptFleetChoice
+from upwell.edge.release.release_source import ReleaseSource
 from upwell.edge.updates.sources.base import Progress
+from upwell.edge.updates.update_follower import Activate, Followed, Outcome, UpdateFollower
 from upwell.edge.updates.version_store import VersionStore
 
 GoBack = Callable[[int], bool]
@@ -19,7 +19,7 @@ class ReleaseFollower(UpdateFollower):
     """An `UpdateFollower` within the choice made. `go_back` and `look_beside` are set once there is an agent."""
 
     def __init__(
-        self, store: VersionStore, section: Followed, activate: Activate, source: ReleaseSource, choice: KeptChoice
+        self, store: VersionStore, section: Followed, activate: Activate, source: ReleaseSource, choice: KeptFleetChoice
     ) -> None:
         super().__init__(store, section, activate, source)
         self._choice = choice

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.unit.edge.bundle.bundles import END, FILES, entry, keys, make, plain_tar, signed, write
 from upwell.edge.bundle import archive
 from upwell.edge.bundle.archive import write_archive
-from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.manifest import manifest_bytes
-from upwell.edge.bundle.verify import NO_TRUST, open_archive, open_bundle
+from upwell.edge.bundle.open_bundle import NO_TRUST, open_archive, open_bundle
 from upwell.shared.errors import ConfigError
 
 Fault = Callable[[Path], object]
@@ -243,7 +243,7 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
 def test_a_device_without_cryptography_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private, public = keys(tmp_path, "key")
     folder = signed(tmp_path / "b", private).folder
-    monkeypatch.delitem(sys.modules, "upwell.edge.bundle.keys")
+    monkeypatch.delitem(sys.modules, "upwell.edge.bundle.signing_keys")
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(ConfigError, match=r"pip install 'upwell\[bundle\]'"):
         open_bundle(folder, Trust((public,)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from upwell.edge.bundle.address import SCHEME, Reference, check_source, names_folder
+from upwell.edge.bundle.source_address import SCHEME, Reference, check_source, names_folder
 from upwell.edge.updates.sources.base import Source
 from upwell.edge.updates.sources.folder_source import FolderSource
 from upwell.shared.errors import ConfigError
@@ -28,7 +28,7 @@ def open_source(text: str, *, digest: str = "", ca: Path | None = None) -> Sourc
             from upwell.edge.updates.sources.oci_source import RegistrySource
 
             return RegistrySource(Reference.parse(text), sha256=sha256, ca=ca)
-        from upwell.edge.updates.sources.web import WebSource
+        from upwell.edge.updates.sources.web_source import WebSource
     except ModuleNotFoundError as error:
         raise ConfigError.at(None, f"{text}: needs the package {error.name}: pip install 'upwell[bundle]'") from None
     return WebSource(text, sha256=sha256, ca=ca)

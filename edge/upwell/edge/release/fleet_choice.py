@@ -14,7 +14,7 @@ from upwell.shared.files import write_whole
 _log = logging.getLogger(__name__)
 
 
-class ReleaseChoice(BaseModel):
+class FleetChoice(BaseModel):
     """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names; `shadow` is the shadow release, None
     for none."""
 
@@ -25,23 +25,23 @@ class ReleaseChoice(BaseModel):
     shadow: int | None = Field(None, ge=1)
 
 
-class KeptChoice:
+class KeptFleetChoice:
     """A choice that survives the process. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
         try:
-            self._choice = read_document(path, ReleaseChoice) or ReleaseChoice()
+            self._choice = read_document(path, FleetChoice) or FleetChoice()
         except OSError:
-            self._choice = ReleaseChoice()
+            self._choice = FleetChoice()
 
     @property
-    def now(self) -> ReleaseChoice:
+    def now(self) -> FleetChoice:
         """The present choice."""
         return self._choice
 
-    def keep(self, choice: ReleaseChoice) -> bool:
+    def keep(self, choice: FleetChoice) -> bool:
         """Set the choice; returns whether it changed. A failing disk is logged."""
         with self._lock:
             if choice == self._choice:

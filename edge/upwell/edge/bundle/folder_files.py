@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from upwell.edge.bundle.base import BundleRefused, FileEntry, Refusal
+from upwell.edge.bundle.bundle import BundleRefused, FileEntry, Refusal
 from upwell.shared.files import open_plain
 
 MAX_PATH_CHARS = 100

@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.bundle.verify import NO_TRUST
-from upwell.edge.release.choice import KeptChoice, ReleaseChoice
-from upwell.edge.release.follower import ReleaseFollower
-from upwell.edge.release.source import ReleaseSource
-from upwell.edge.release.switching import ReleaseCompanion, UnitSwitching
-from upwell.edge.release.unit import ReleaseUnit, open_unit
-from upwell.edge.updates.updater import Updater
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.bundle.open_bundle import NO_TRUST
+from upwell.edge.release.fleet_choice import FleetChoice, KeptFleetChoice
+from upwell.edge.release.release_follower import ReleaseFollower
+from upwell.edge.release.release_source import ReleaseSource
+from upwell.edge.release.release_switching import ReleaseCompanion, ReleaseSwitching
+from upwell.edge.release.stored_release import StoredRelease, open_release
+from upwell.edge.updates.update_poller import UpdatePoller
 
 Phase = Literal["serving", "fetching", "trial", "refused", "rolled_back"]
 
@@ -36,7 +36,7 @@ class ReleaseStatus:
     since_unix_s: float
 
 
-class ReleaseClient:
+class ReleaseControl:
     """Restricts the releases that the device installs, and reports its state. Thread-safe.
 
     It can never make the device run unsigned content, loosen its floor, or go back further than to the previous
@@ -44,18 +44,18 @@ class ReleaseClient:
     """
 
     def __init__(
-        self, follower: ReleaseFollower, source: ReleaseSource, choice: KeptChoice, units: UnitSwitching
+        self, follower: ReleaseFollower, source: ReleaseSource, choice: KeptFleetChoice, switching: ReleaseSwitching
     ) -> None:
         self._follower = follower
-        self._units = units
+        self._switching = switching
         self._store = follower.store
         self._source = source
         self._choice = choice
         self._lock = threading.Lock()
         self._last: tuple[object, ...] = ()
         self._since_unix_s = time.time()
-        self._known: tuple[int, ReleaseUnit | None] = (0, None)
-        self._updater = Updater([follower])
+        self._known: tuple[int, StoredRelease | None] = (0, None)
+        self._updater = UpdatePoller([follower])
         chosen = choice.now
         if self._store.state.trying or chosen.shadow or chosen.sequence not in (None, self._store.state.current):
             self._updater.look_now()  # reports at once on a choice made before the restart
@@ -67,7 +67,7 @@ class ReleaseClient:
         except the previous one (0 for what agent.yaml names): the device goes back to that while the installed one is
         on trial, or as long after its installation as its signed document allows.
         """
-        if self._choice.keep(ReleaseChoice(sequence=sequence, not_before_unix_s=not_before_unix_s, shadow=shadow)):
+        if self._choice.keep(FleetChoice(sequence=sequence, not_before_unix_s=not_before_unix_s, shadow=shadow)):
             self._updater.look_now()
 
     def status(self) -> ReleaseStatus:
@@ -88,8 +88,8 @@ class ReleaseClient:
             if now != self._last:
                 self._last, self._since_unix_s = now, time.time()
             since_unix_s = self._since_unix_s
-        unit = self.installed
-        digest = "" if unit is None else unit.digest
+        stored = self.installed
+        digest = "" if stored is None else stored.digest
         return ReleaseStatus(state.current, digest, state.previous, phase, reason, since_unix_s)
 
     @property
@@ -98,19 +98,19 @@ class ReleaseClient:
         return "; ".join(filter(None, (self._source.notice, self._store.notice)))
 
     @property
-    def installed(self) -> ReleaseUnit | None:
+    def installed(self) -> StoredRelease | None:
         """The installed release; None if there is none or it is damaged, which the next start reports."""
         sequence = self._store.state.current
         if sequence != self._known[0]:
             try:
-                self._known = sequence, open_unit(self._store.folder / str(sequence), NO_TRUST) if sequence else None
+                self._known = sequence, open_release(self._store.folder / str(sequence), NO_TRUST) if sequence else None
             except (BundleRefused, OSError):
                 return None
         return self._known[1]
 
     def run_pipelines(self, companion: ReleaseCompanion) -> None:
         """Let `companion` run the pipelines of each release, beginning with the installed one."""
-        self._units.attach(companion, self.installed)
+        self._switching.attach(companion, self.installed)
 
     def close(self) -> None:
         """Stop looking for releases."""

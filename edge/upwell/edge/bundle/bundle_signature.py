@@ -7,14 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.envelope import Envelope, digests_of, read_envelope, signed_bytes, statement, write_envelope
-from upwell.edge.bundle.files import entry_of, read_small
+from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.folder_files import entry_of, read_small
+from upwell.edge.bundle.signature_envelope import (
+    Envelope,
+    digests_of,
+    read_envelope,
+    signed_bytes,
+    statement,
+    write_envelope,
+)
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
 
 if TYPE_CHECKING:
-    from upwell.edge.bundle.keys import PrivateKey, PublicKey
+    from upwell.edge.bundle.signing_keys import PrivateKey, PublicKey
 
 MAX_SIGNATURE_BYTES = 4 << 20
 
@@ -86,7 +93,7 @@ def _signer(path: Path, envelope: Envelope, keys: list[PublicKey]) -> PublicKey:
 def public_key(path: Path) -> PublicKey:
     """The public key in a PEM file. Raises `ConfigError`, also if the extra `bundle` is missing."""
     try:
-        from upwell.edge.bundle.keys import load_public_key
+        from upwell.edge.bundle.signing_keys import load_public_key
     except ModuleNotFoundError as error:
         raise _missing(error) from None
     return load_public_key(path)
@@ -95,7 +102,7 @@ def public_key(path: Path) -> PublicKey:
 def private_key(path: Path, passphrase: Callable[[], str]) -> PrivateKey:
     """The private key in a PEM file; `passphrase` is called if it is encrypted. Raises `ConfigError` likewise."""
     try:
-        from upwell.edge.bundle.keys import load_private_key
+        from upwell.edge.bundle.signing_keys import load_private_key
     except ModuleNotFoundError as error:
         raise _missing(error) from None
     return load_private_key(path, passphrase)

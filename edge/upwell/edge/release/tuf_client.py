@@ -1,4 +1,4 @@
-"""A device's client of a release repository: TUF's client workflow, by python-tuf, over a `RepositoryPlace`.
+"""A device's client of a release repository: TUF's client workflow, by python-tuf, over a `RepositoryTransport`.
 
 Needs the extra `release`; import it only when a repository is used.
 """
@@ -15,9 +15,21 @@ from tuf.api.exceptions import DownloadError, DownloadHTTPError, RepositoryError
 from tuf.api.metadata import Metadata, TargetFile, Targets
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.release.document import MAX_DOCUMENT_BYTES, ReleaseDocument, document_path, parse_document, sequence_of
-from upwell.edge.release.places import METADATA_NAME, TARGETS_NAME, NotThere, RepositoryPlace, check_small
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.release.repository_transport import (
+    METADATA_NAME,
+    TARGETS_NAME,
+    NotThere,
+    RepositoryTransport,
+    check_small,
+)
+from upwell.edge.release.signed_document import (
+    MAX_DOCUMENT_BYTES,
+    ReleaseDocument,
+    document_path,
+    parse_document,
+    sequence_of,
+)
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
@@ -26,15 +38,15 @@ _LONG_AGO = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _log = logging.getLogger(__name__)
 
 
-class _PlaceFetcher(FetcherInterface):
-    """Gives python-tuf the files of a place."""
+class _TransportFetcher(FetcherInterface):
+    """Gives python-tuf the files that a transport reads."""
 
-    def __init__(self, place: RepositoryPlace) -> None:
-        self._place = place
+    def __init__(self, transport: RepositoryTransport) -> None:
+        self._transport = transport
 
     def _fetch(self, url: str) -> Iterator[bytes]:
         try:
-            yield from self._place.read(url)
+            yield from self._transport.read(url)
         except NotThere as error:
             raise DownloadHTTPError(str(error), 404) from None
 
@@ -45,8 +57,8 @@ class ReleaseRepository:
     `folder` stores the last verified metadata, against rollback attacks. Used by one thread at a time.
     """
 
-    def __init__(self, place: RepositoryPlace, root: bytes, folder: Path) -> None:
-        self._place = place
+    def __init__(self, transport: RepositoryTransport, root: bytes, folder: Path) -> None:
+        self._transport = transport
         self._root = root
         self._folder = folder
         self._targets: Mapping[str, TargetFile] = {}
@@ -62,7 +74,7 @@ class ReleaseRepository:
             updater = Updater(
                 str(self._folder),
                 f"{METADATA_NAME}/",
-                fetcher=_PlaceFetcher(self._place),
+                fetcher=_TransportFetcher(self._transport),
                 config=UpdaterConfig(app_user_agent="upwell"),
                 bootstrap=self._root,
             )
@@ -93,7 +105,7 @@ class ReleaseRepository:
         """
         target = self._targets[document_path(sequence)]
         what = f"the document of release {sequence}"
-        data = check_small(self._place.read(self.path(target)), min(target.length, MAX_DOCUMENT_BYTES), what)
+        data = check_small(self._transport.read(self.path(target)), min(target.length, MAX_DOCUMENT_BYTES), what)
         try:
             target.verify_length_and_hashes(data)
         except RepositoryError as error:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from upwell.edge.bundle.address import Reference
-from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.release.document import ReleaseDocument
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.bundle.source_address import Reference
+from upwell.edge.release.signed_document import ReleaseDocument
 from upwell.shared.routing.egress import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
 
 
 @dataclass(frozen=True)
-class LocalFloor:
+class DeviceFloor:
     """The device's own limits: `keeps` is the policy whose `egress: deny` must hold, and a release may name only these
     `endpoints` and `folders`. `home` is the host that releases come from."""
 

@@ -22,7 +22,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
-from upwell.edge.updates.sources.partial import Partial, fetch_archive
+from upwell.edge.updates.sources.partial_archive import Partial, fetch_archive
 from upwell.shared.config.security import Address
 
 CONNECT_S = 10.0

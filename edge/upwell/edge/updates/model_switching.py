@@ -16,7 +16,7 @@ from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.served import ServedModel
 from upwell.edge.models.trial import Trial
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.updates.comparing import Versions
+from upwell.edge.updates.version_comparison import Versions
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy
@@ -67,7 +67,7 @@ class TrialVerdict:
         in_background("trial", partial(self._store.prove, self._version))
 
 
-class Switching:
+class ModelSwitching:
     """Switches models of an agent. Thread-safe; no request waits for it."""
 
     def __init__(self, agent: ServingAgent, prepare: Prepare) -> None:

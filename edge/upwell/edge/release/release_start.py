@@ -8,20 +8,26 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.verify import NO_TRUST
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.release.choice import KeptChoice
-from upwell.edge.release.client import ReleaseClient
-from upwell.edge.release.floor import LocalFloor
-from upwell.edge.release.follower import ReleaseFollower
-from upwell.edge.release.sections import ReleaseSection
-from upwell.edge.release.source import ReleaseSource, home_of
-from upwell.edge.release.switching import RunsBeside, UnitAgent, UnitParts, UnitSwitching, opened
-from upwell.edge.release.unit import ReleaseUnit
+from upwell.edge.release.device_floor import DeviceFloor
+from upwell.edge.release.fleet_choice import KeptFleetChoice
+from upwell.edge.release.release_config import ReleaseSection
+from upwell.edge.release.release_control import ReleaseControl
+from upwell.edge.release.release_follower import ReleaseFollower
+from upwell.edge.release.release_source import ReleaseSource, home_of
+from upwell.edge.release.release_switching import (
+    ReleaseAgent,
+    ReleaseSurroundings,
+    ReleaseSwitching,
+    RunsBeside,
+    opened,
+)
+from upwell.edge.release.stored_release import StoredRelease
 from upwell.edge.updates.model_start import ModelStart
+from upwell.edge.updates.model_switching import ModelSwitching
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.switching import Switching
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, UpwellError
@@ -47,15 +53,15 @@ class ReleaseStart:
     ) -> None:
         folder = state_dir / FOLDER_NAME
         keeps = local if section.floor.policy is None else load_yaml(section.floor.policy, Policy)
-        floor = LocalFloor(keeps, section.floor.endpoints, section.floor.folders, home_of(section.source))
-        self._parts = UnitParts(trust, floor, local, {})
+        floor = DeviceFloor(keeps, section.floor.endpoints, section.floor.folders, home_of(section.source))
+        self._parts = ReleaseSurroundings(trust, floor, local, {})
         self._section = section
         factory = Bundle(folder) if has_factory else None
         try:
             self.store = VersionStore(state_dir, "the release", NO_TRUST, factory, folder / UNITS_NAME)
         except FetchFailed as error:
             raise ConfigError.at(None, str(error), "release") from None
-        self._choice = KeptChoice(folder / CHOICE_NAME)
+        self._choice = KeptFleetChoice(folder / CHOICE_NAME)
         try:
             self._source = ReleaseSource(section, folder, self.store, self._choice, floor)
         except ModuleNotFoundError as error:
@@ -67,7 +73,7 @@ class ReleaseStart:
         if self.store.open() is None:
             self._fetch_first()
 
-    def units(self, before: int | None = None) -> Iterator[tuple[int, ReleaseUnit | None, Policy]]:
+    def candidates(self, before: int | None = None) -> Iterator[tuple[int, StoredRelease | None, Policy]]:
         """The candidates for serving, newest first: sequence, release, policy; 0 and None for what agent.yaml names."""
         while (bundle := self.store.open(before)) is not None:
             before = bundle.version
@@ -75,33 +81,33 @@ class ReleaseStart:
                 yield 0, None, self._parts.local
                 return
             try:
-                unit, policy = opened(bundle, self._parts)
+                stored, policy = opened(bundle, self._parts)
             except BundleRefused as error:
                 _log.error("release %d is not used: %s", bundle.version, error)
                 continue
-            yield bundle.version, unit, policy
+            yield bundle.version, stored, policy
 
-    def follow(self, agent: UnitAgent, starts: Mapping[str, ModelStart]) -> tuple[ReleaseClient, UnitSwitching]:
+    def follow(self, agent: ReleaseAgent, starts: Mapping[str, ModelStart]) -> tuple[ReleaseControl, ReleaseSwitching]:
         """Let releases replace what the agent serves. A trial interrupted by a restart continues."""
         parts = replace(self._parts, load={name: start.load_again for name, start in starts.items()})
-        units = UnitSwitching(agent, Switching(agent, lambda *_: None), self.store, parts)
-        self._activate = units.activate
-        self.follower.go_back = units.go_back
+        switching = ReleaseSwitching(agent, ModelSwitching(agent, lambda *_: None), self.store, parts)
+        self._activate = switching.activate
+        self.follower.go_back = switching.go_back
         state = self.store.state
         if state.is_on_trial:
             bundle = self.store.open(state.current)
             try:
-                former = None if bundle is None else units.load_former(bundle)
+                former = None if bundle is None else switching.load_former(bundle)
             except BundleRefused as error:
                 _log.error("no earlier release to return to: %s", error)
                 former = None
             if former is None:
                 self.store.prove(state.current)
             else:
-                units.resume(state.current, former)
+                switching.resume(state.current, former)
         beside = ShadowFollower(agent.shadow, self._source, self.store, parts, self._choice)
         self.follower.look_beside = beside.look
-        return ReleaseClient(self.follower, self._source, self._choice, units), units
+        return ReleaseControl(self.follower, self._source, self._choice, switching), switching
 
     def _take(self, bundle: Bundle) -> Callable[[], None]:
         return self._activate(bundle)
@@ -127,7 +133,12 @@ class ShadowFollower:
     """Keeps the shadow release at the chosen one. `look` is called by one thread at a time."""
 
     def __init__(
-        self, shadow: RunsBeside, source: ReleaseSource, store: VersionStore, parts: UnitParts, choice: KeptChoice
+        self,
+        shadow: RunsBeside,
+        source: ReleaseSource,
+        store: VersionStore,
+        parts: ReleaseSurroundings,
+        choice: KeptFleetChoice,
     ) -> None:
         self._shadow = shadow
         self._source = source
@@ -158,11 +169,11 @@ class ShadowFollower:
             self._shadow.begin(wanted, edges)
 
     def _loaded(self, wanted: int, folder: Path) -> dict[str, EdgeModel]:
-        unit, _ = opened(Bundle(self._source.bring(wanted, folder)), self._parts)
+        stored, _ = opened(Bundle(self._source.bring(wanted, folder)), self._parts)
         edges: dict[str, EdgeModel] = {}
-        with self._store.trying(f"beside {unit.digest}"):
+        with self._store.trying(f"beside {stored.digest}"):
             for name, load in self._parts.load.items():
-                found = unit.bundles.get(name)
+                found = stored.bundles.get(name)
                 edge = None if found is None else load(found, is_new=True)
                 if edge is not None:
                     edges[name] = edge

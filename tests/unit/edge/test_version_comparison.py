@@ -15,18 +15,18 @@ from tests.unit.test_docs import ROOT, prose
 from upwell.edge.models import trial as trials
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.trial import Trial
-from upwell.edge.updates import comparing
-from upwell.edge.updates.comparing import Versions
+from upwell.edge.updates import version_comparison
+from upwell.edge.updates.version_comparison import Versions
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.tensors import Array
 
-_EVERY_S = comparing.EVERY_S
+_EVERY_S = version_comparison.EVERY_S
 HARD = HardSettings(threshold=0.5)
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "EVERY_S", 0.0)
+    monkeypatch.setattr(version_comparison, "EVERY_S", 0.0)
 
 
 class Scene:
@@ -210,7 +210,7 @@ def test_where_the_policy_audits_a_version_is_not_proven_before_the_cloud_has_an
     for one in pictures(trials.RUNS + 5):
         scene.ask(one)
     assert scene.proofs == 0
-    assert audited(scene, comparing.AUDITS, lambda given: given) == comparing.AUDITS
+    assert audited(scene, version_comparison.AUDITS, lambda given: given) == version_comparison.AUDITS
     assert scene.proofs == 1
     assert not scene.versions.wants_audit()
 
@@ -235,7 +235,7 @@ def test_one_comparison_at_a_time_however_many_ask() -> None:
 
 
 def test_between_two_comparisons_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "EVERY_S", 3600.0)
+    monkeypatch.setattr(version_comparison, "EVERY_S", 3600.0)
     scene = Scene(edge_model(says=unsure), edge_model())
     for one in pictures(60):
         scene.ask(one)
@@ -247,7 +247,7 @@ def test_the_page_on_updates_has_the_figures() -> None:
     page = " ".join(prose(ROOT / "docs" / "releases.md").split())
     assert "at most ten times a second" in page
     assert _EVERY_S == 0.1
-    assert f"at most {comparing.ERROR_RATE:.0%} of".replace("%", " %") in page
-    assert f"{comparing.PAIRS} requests" in page
-    assert f"lasts until {comparing.AUDITS} audits" in page
-    assert f"at most {comparing.MOST_AUDITS} audits" in page
+    assert f"at most {version_comparison.ERROR_RATE:.0%} of".replace("%", " %") in page
+    assert f"{version_comparison.PAIRS} requests" in page
+    assert f"lasts until {version_comparison.AUDITS} audits" in page
+    assert f"at most {version_comparison.MOST_AUDITS} audits" in page

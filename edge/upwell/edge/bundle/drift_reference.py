@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from upwell.edge.bundle.base import REFERENCE_NAME
+from upwell.edge.bundle.bundle import REFERENCE_NAME
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import plain_file, read_file
 from upwell.shared.routing.drift.reference import DriftReference

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from upwell.edge.bundle.archive import unpacked
-from upwell.edge.bundle.base import (
+from upwell.edge.bundle.bundle import (
     DESCRIPTION_NAME,
     MANIFEST_NAME,
     SIGNATURE_NAME,
@@ -18,9 +18,9 @@ from upwell.edge.bundle.base import (
     Refusal,
     Trust,
 )
-from upwell.edge.bundle.files import Progress, entry_of, nobody, sizes_in
+from upwell.edge.bundle.bundle_signature import Signed, check_signature
+from upwell.edge.bundle.folder_files import Progress, entry_of, nobody, sizes_in
 from upwell.edge.bundle.manifest import read_manifest
-from upwell.edge.bundle.signature import Signed, check_signature
 from upwell.shared.config.yaml import read_text
 from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
-from upwell.edge.bundle.address import names_folder
-from upwell.edge.release.places import check_place
+from upwell.edge.bundle.source_address import names_folder
+from upwell.edge.release.repository_transport import check_repository
 from upwell.shared.config.yaml import FilePart, RelativePath, resolve
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Seconds
@@ -18,7 +18,7 @@ def _source(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str):
         return value
     try:
-        check_place(value)
+        check_repository(value)
     except ConfigError as error:
         raise ValueError(error.problems[0].message) from None
     if names_folder(value):

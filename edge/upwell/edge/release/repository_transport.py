@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
-from upwell.edge.bundle.address import SCHEME, check_source, names_folder
-from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.bundle.source_address import SCHEME, check_source, names_folder
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
-from upwell.edge.updates.sources.partial import Partial, fetch_archive
+from upwell.edge.updates.sources.partial_archive import Partial, fetch_archive
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, open_plain, plain_file
 
@@ -35,7 +35,7 @@ class NotThere(FetchFailed):
     """The repository has no file at that path."""
 
 
-class RepositoryPlace(Protocol):
+class RepositoryTransport(Protocol):
     """Reads files of a repository by their paths. Used by one thread at a time, except `close`."""
 
     def read(self, path: str) -> Iterator[bytes]:
@@ -54,7 +54,7 @@ class RepositoryPlace(Protocol):
         ...
 
 
-def check_place(text: str) -> None:
+def check_repository(text: str) -> None:
     """Raise `ConfigError` unless `text` names a repository."""
     if text.startswith(SCHEME):
         problem = "a registry contains only payloads, which the release itself names"
@@ -62,18 +62,18 @@ def check_place(text: str) -> None:
     check_source(text if names_folder(text) else f"{text.rstrip('/')}/metadata")
 
 
-def open_place(text: str, ca: Path | None = None) -> RepositoryPlace:
+def open_transport(text: str, ca: Path | None = None) -> RepositoryTransport:
     """Open the repository that `text` names: a folder, `file:///…` or `https://…`. Raises `ConfigError`."""
-    check_place(text)
+    check_repository(text)
     if names_folder(text) or text.startswith("file:"):
-        return FolderPlace(Path(unquote(urlsplit(text).path) if text.startswith("file:") else text))
+        return FolderTransport(Path(unquote(urlsplit(text).path) if text.startswith("file:") else text))
     if ca is not None and not ca.is_file():
         raise ConfigError.at(ca, "no such file; expected the issuers of the server's certificate in PEM")
-    return WebPlace(text, ca)
+    return WebTransport(text, ca)
 
 
-class FolderPlace:
-    """A `RepositoryPlace` in a folder, which may be a USB stick that is unplugged at any time."""
+class FolderTransport:
+    """A `RepositoryTransport` in a folder, which may be a USB stick that is unplugged at any time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -112,12 +112,12 @@ class FolderPlace:
             raise FetchFailed("fetching was stopped")
 
 
-class WebPlace:
-    """A `RepositoryPlace` on any web server. Resumes if the server supports ranges; needs `upwell[bundle]`."""
+class WebTransport:
+    """A `RepositoryTransport` on any web server. Resumes if the server supports ranges; needs `upwell[bundle]`."""
 
     def __init__(self, url: str, ca: Path | None = None) -> None:
         try:
-            from upwell.edge.updates.sources.web import Web
+            from upwell.edge.updates.sources.web_source import Web
         except ModuleNotFoundError as error:
             problem = f"{url}: needs the package {error.name}: pip install 'upwell[release]'"
             raise ConfigError.at(None, problem) from None
@@ -136,7 +136,7 @@ class WebPlace:
 
     def fetch(self, path: str, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
         """Fetch or resume the file; only its digest shows whether the pieces fit together."""
-        from upwell.edge.updates.sources.web import download
+        from upwell.edge.updates.sources.web_source import download
 
         watch = unless_slow(progress)
         return fetch_archive(
@@ -154,7 +154,7 @@ class WebPlace:
         return self._web.open("GET", f"{self._url}/{quote(path)}", dict(headers))  # type: ignore[call-overload]  # of text
 
     def _check(self, response: requests.Response) -> None:
-        from upwell.edge.updates.sources.web import failure
+        from upwell.edge.updates.sources.web_source import failure
 
         if response.status_code in _NOT_THERE:
             raise NotThere(str(failure(response)))

@@ -1,4 +1,4 @@
-"""Switching a serving agent to a release between two requests, its trial, and going back."""
+"""ModelSwitching a serving agent to a release between two requests, its trial, and going back."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.served import ServedModel
 from upwell.edge.models.trial import DURATION_S
 from upwell.edge.policy.policy_check import check_policy
-from upwell.edge.release.floor import LocalFloor
-from upwell.edge.release.unit import ReleaseUnit, open_unit
-from upwell.edge.updates.switching import ServingAgent, Switching, in_background
+from upwell.edge.release.device_floor import DeviceFloor
+from upwell.edge.release.stored_release import StoredRelease, open_release
+from upwell.edge.updates.model_switching import ModelSwitching, ServingAgent, in_background
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy
@@ -43,7 +43,7 @@ class RunsBeside(Protocol):
         """Stop the shadow models."""
 
 
-class UnitAgent(ServingAgent, Protocol):
+class ReleaseAgent(ServingAgent, Protocol):
     """The part of the agent needed for switching a release."""
 
     @property
@@ -54,17 +54,17 @@ class UnitAgent(ServingAgent, Protocol):
     def shadow(self) -> RunsBeside:
         """The shadow release."""
 
-    def replace_unit(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+    def replace_release(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
         """Serve these models with this policy from the next request on."""
 
 
 class ReleaseCompanion(Protocol):
     """Runs the pipelines of a release around the agent."""
 
-    def check(self, unit: ReleaseUnit) -> None:
+    def check(self, stored: StoredRelease) -> None:
         """Raise `ConfigError` for pipelines that cannot run here, `BundleRefused` for those that must not."""
 
-    def take(self, unit: ReleaseUnit | None) -> None:
+    def take(self, stored: StoredRelease | None) -> None:
         """Run the pipelines of this release from now on; those of agent.yaml if it has none, or for None."""
 
 
@@ -74,7 +74,7 @@ class FormerServing:
 
     edges: Mapping[str, EdgeModel]
     policy: Policy
-    unit: ReleaseUnit | None = None
+    stored: StoredRelease | None = None
 
 
 @dataclass
@@ -99,20 +99,22 @@ class LoadModel(Protocol):
 
 
 @dataclass(frozen=True)
-class UnitParts:
+class ReleaseSurroundings:
     """What a device needs to open releases: trusted keys, its floor, its own policy, and a loader for each of its
     models."""
 
     trust: Trust
-    floor: LocalFloor
+    floor: DeviceFloor
     local: Policy
     load: Mapping[str, LoadModel]
 
 
-class UnitSwitching:
+class ReleaseSwitching:
     """Switches releases of an agent. `activate` is called by one thread at a time; no request waits for it."""
 
-    def __init__(self, agent: UnitAgent, switching: Switching, store: VersionStore, parts: UnitParts) -> None:
+    def __init__(
+        self, agent: ReleaseAgent, switching: ModelSwitching, store: VersionStore, parts: ReleaseSurroundings
+    ) -> None:
         self._agent = agent
         self._switching = switching
         self._store = store
@@ -120,24 +122,24 @@ class UnitSwitching:
         self._lock = threading.Lock()
         self._trial: _Trial | None = None
         self._companion: ReleaseCompanion | None = None
-        self._unit: ReleaseUnit | None = None
+        self._stored: StoredRelease | None = None
 
-    def attach(self, companion: ReleaseCompanion, unit: ReleaseUnit | None) -> None:
-        """Let `companion` run the pipelines of each release, beginning with `unit`, which is served."""
-        self._companion, self._unit = companion, None
-        self._run_pipelines(unit)
+    def attach(self, companion: ReleaseCompanion, stored: StoredRelease | None) -> None:
+        """Let `companion` run the pipelines of each release, beginning with `stored`, which is served."""
+        self._companion, self._stored = companion, None
+        self._run_pipelines(stored)
 
     def activate(self, bundle: Bundle) -> Callable[[], None]:
         """Load and test a release; returns a function that serves it. Raises `BundleRefused` if it does not work
         here."""
-        unit, policy = opened(bundle, self._parts)
+        stored, policy = opened(bundle, self._parts)
         try:
             check_policy(policy, self._agent.models.values(), None, has_state_dir=True)
             if self._companion is not None:
-                self._companion.check(unit)
+                self._companion.check(stored)
             edges = {}
             for name, load in self._parts.load.items():
-                found = unit.bundles.get(name)
+                found = stored.bundles.get(name)
                 edge = None if found is None or self._is_served(name, found) else load(found, is_new=True)
                 if edge is not None:
                     edges[name] = edge
@@ -145,9 +147,9 @@ class UnitSwitching:
         except BundleRefused:
             raise
         except UpwellError as error:
-            text = f"release {unit.sequence} does not run here: {error}"
+            text = f"release {stored.sequence} does not run here: {error}"
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, text) from None
-        return partial(self._switch, unit, edges, policy)
+        return partial(self._switch, stored, edges, policy)
 
     def resume(self, sequence: int, former: FormerServing) -> None:
         """Continue the trial of the served release after a restart."""
@@ -164,26 +166,26 @@ class UnitSwitching:
         trial, state = self._trial, self._store.state
         if trial is not None and self._reject(trial, GONE_BACK):
             return True
-        unit, _ = opened(Bundle(self._store.folder / str(state.current)), self._parts)
-        if time.time() - state.installed_unix_s > unit.document.back_within_s:
+        stored, _ = opened(Bundle(self._store.folder / str(state.current)), self._parts)
+        if time.time() - state.installed_unix_s > stored.document.back_within_s:
             return False
         bundle = self._store.open(state.current)
         if bundle is None or bundle.version != target:
             return False
         former = self.load_former(bundle)
         self._end_trial()
-        self._agent.replace_unit(former.edges, former.policy)
-        self._run_pipelines(former.unit)
+        self._agent.replace_release(former.edges, former.policy)
+        self._run_pipelines(former.stored)
         self._store.block(state.current, GONE_BACK, target)
         return True
 
     def load_former(self, bundle: Bundle) -> FormerServing:
         """Load an installed release, or for version 0 what agent.yaml names. Raises `BundleRefused`."""
-        unit, policy = (None, self._parts.local) if bundle.version == 0 else opened(bundle, self._parts)
+        stored, policy = (None, self._parts.local) if bundle.version == 0 else opened(bundle, self._parts)
         edges: dict[str, EdgeModel] = {}
         try:
             for name, loader in self._parts.load.items():
-                found = None if unit is None else unit.bundles.get(name)
+                found = None if stored is None else stored.bundles.get(name)
                 edge = loader(found)
                 if edge is not None:
                     edges[name] = edge
@@ -192,7 +194,7 @@ class UnitSwitching:
         except UpwellError as error:
             text = f"release {bundle.version} no longer runs here: {error}"
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, text) from None
-        return FormerServing(edges, policy, unit)
+        return FormerServing(edges, policy, stored)
 
     def poll(self) -> None:
         """Prove a release that changed no model, and so has nothing to compare, once it has served long enough."""
@@ -215,19 +217,19 @@ class UnitSwitching:
             text = f"{name!r} takes {new_s * 1e3:.0f} ms here, the previous version {former_s * 1e3:.0f} ms"
             raise BundleRefused(Refusal.TOO_SLOW, None, f"{text}; the deadline is {deadline_s * 1e3:.0f} ms")
 
-    def _switch(self, unit: ReleaseUnit, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+    def _switch(self, stored: StoredRelease, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
         self._end_trial()
         before = {name: self._switching.current(name) for name in edges}
         known = {name: edge for name, edge in before.items() if edge}
-        self._try_out(unit.sequence, edges, FormerServing(known, self._agent.router.policy, self._unit), policy)
-        self._agent.replace_unit(edges, policy)
-        self._run_pipelines(unit)
-        _log.info("release %d is served", unit.sequence)
+        self._try_out(stored.sequence, edges, FormerServing(known, self._agent.router.policy, self._stored), policy)
+        self._agent.replace_release(edges, policy)
+        self._run_pipelines(stored)
+        _log.info("release %d is served", stored.sequence)
 
-    def _run_pipelines(self, unit: ReleaseUnit | None) -> None:
-        former, self._unit = self._unit, unit
-        if self._companion is not None and any(one is not None and one.pipelines for one in (unit, former)):
-            self._companion.take(unit)
+    def _run_pipelines(self, stored: StoredRelease | None) -> None:
+        former, self._stored = self._stored, stored
+        if self._companion is not None and any(one is not None and one.pipelines for one in (stored, former)):
+            self._companion.take(stored)
 
     def _end_trial(self) -> None:
         with self._lock:
@@ -261,13 +263,13 @@ class UnitSwitching:
             edge = self._switching.current(name)
             if edge is not None and edge.trial is not None:
                 edge.trial.end()  # requests in progress keep their stand-in
-        self._agent.replace_unit(trial.former.edges, trial.former.policy)
+        self._agent.replace_release(trial.former.edges, trial.former.policy)
         _log.error("went back from release %d to what was served before: %s", trial.sequence, reason)
         in_background("roll-back", partial(self._roll_back, trial, reason))
         return True
 
     def _roll_back(self, trial: _Trial, reason: str) -> None:
-        self._run_pipelines(trial.former.unit)
+        self._run_pipelines(trial.former.stored)
         self._store.block(trial.sequence, reason)
 
     def _prove(self, trial: _Trial, name: str) -> None:
@@ -279,12 +281,12 @@ class UnitSwitching:
         in_background("trial", partial(self._store.prove, trial.sequence))
 
 
-def opened(bundle: Bundle, parts: UnitParts) -> tuple[ReleaseUnit, Policy]:
+def opened(bundle: Bundle, parts: ReleaseSurroundings) -> tuple[StoredRelease, Policy]:
     """Open a release with verified files, and combine its policy with the device's.
 
     Raises `BundleRefused`, also if it would loosen the device's floor.
     """
-    unit = open_unit(bundle.folder, parts.trust)
-    policy = unit.policy_over(parts.local)
-    parts.floor.check_policy(unit.sequence, policy)
-    return unit, policy
+    stored = open_release(bundle.folder, parts.trust)
+    policy = stored.policy_over(parts.local)
+    parts.floor.check_policy(stored.sequence, policy)
+    return stored, policy

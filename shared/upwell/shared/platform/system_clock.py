@@ -1,0 +1,29 @@
+"""Whether the system clock has been set."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+_SYNCHRONISED = Path("/run/systemd/timesync/synchronized")
+"""Created by systemd-timesyncd at the first synchronisation after boot."""
+_TIME_ERROR = 5
+
+
+def is_synchronised() -> bool:
+    """Whether the clock was synchronised since boot (NTP, PTP, GPS).
+
+    On Linux the kernel knows (`adjtimex(2)` returns TIME_ERROR while the clock is not synchronised). Elsewhere the
+    operating system sets the clock, and it counts as synchronised.
+    """
+    if not sys.platform.startswith("linux"):
+        return True
+    if _SYNCHRONISED.exists():
+        return True
+    try:
+        state = int(ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(os.sysconf("SC_PAGESIZE"))))
+    except (OSError, AttributeError, ValueError):
+        return False
+    return 0 <= state < _TIME_ERROR
