@@ -180,6 +180,21 @@ FAULTS: Sequence[Fault] = (
         ("message_cache.py", "if end - start > MAX_ID_CHARACTERS:", "if end - start < 0:"),
         ("message_cache.py", "if data[start:end] != known:", "if len(data[start:end]) != len(known):"),
         ("tensor_messages.py", "elif -(2**63) <= value < 2**63:", "elif -(2**63) <= value <= 2**63:"),
+        ("tensor_contents.py", "        if parameters.get(key):", "        if key in parameters:"),
+        (
+            "tensor_contents.py",
+            "size = _LENGTH.unpack_from(data, at)[0] if start <= len(data) else 0",
+            "size = _LENGTH.unpack_from(data, at)[0] if start < len(data) else 0",
+        ),
+        ("tensor_contents.py", "array.ravel().tolist()", 'array.ravel("K").tolist()'),
+        ("converters.py", "    refuse_sequence(parameters)\n    return", "    return"),
+        ("converters.py", "if taken is not None and not taken[0] and", "if taken is not None and"),
+        ("message_cache.py", "        if len(_frames) >= _REMEMBERED:\n            _frames.clear()\n", ""),
+        (
+            "message_cache.py",
+            'is_plain = datatype != "BYTES" and dtype == DTYPES[datatype]',
+            'is_plain = datatype != "BYTES"',
+        ),
     ),
     *_of(
         "batching",

@@ -13,6 +13,7 @@ from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest, NotOffered
 from upwell.shared.oip.codec import converters
+from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES, MIN_SPLIT_BYTES, refuse_larger
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.tensors import TensorSpec
 
@@ -100,6 +101,14 @@ def _classification(message: pb.ModelInferRequest) -> None:
     message.outputs.add(name="y").parameters["classification"].int64_param = -3
 
 
+def _output_in_shared_memory(message: pb.ModelInferRequest) -> None:
+    message.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
+
+
+def _in_a_sequence(message: pb.ModelInferRequest) -> None:
+    message.parameters["sequence_id"].int64_param = 7
+
+
 def _empty_parameter(message: pb.ModelInferRequest) -> None:
     message.parameters["p"].SetInParent()
 
@@ -114,6 +123,8 @@ def _empty_parameter(message: pb.ModelInferRequest) -> None:
         (_raw_alone, "0 input tensors need as many raw contents, got 1"),
         (_shared_memory, "'x': the parameter 'shared_memory_region' is not supported"),
         (_one_in_shared_memory, "'z': the parameter 'shared_memory_region' is not supported"),
+        (_output_in_shared_memory, "'y': the parameter 'shared_memory_region' is not supported"),
+        (_in_a_sequence, "the parameter 'sequence_id' is not supported"),
         (_classification, "'y': expected 'classification' to be a whole number of classes"),
         (_empty_parameter, "the parameter 'p' has no value"),
     ],
@@ -123,6 +134,13 @@ def test_requests_that_contradict_themselves(spoil: Callable[[pb.ModelInferReque
     spoil(message)
     with pytest.raises((InvalidRequest, NotOffered), match=error):
         parse(message)
+
+
+def test_a_request_of_no_sequence_is_read() -> None:
+    message = request()
+    message.parameters["sequence_id"].int64_param = 0
+    message.parameters["sequence_start"].bool_param = False
+    assert parse(message).parameters == {"sequence_id": 0, "sequence_start": False}
 
 
 @pytest.mark.parametrize("data", [b"\x0a\x05ech", b"\xff" * 20, b"\x0a\x02\xff\xfe", b"\x3a\xff\xff\xff\xff\x7f"])
@@ -165,6 +183,7 @@ def test_a_parameter_that_fits_no_integer(value: int) -> None:
 
 def test_tensors_larger_than_a_message_are_refused_before_memory_is_taken() -> None:
     huge = np.broadcast_to(np.zeros(1, np.uint8), (2**40,))
+    refuse_larger("a message of the largest size", MAX_MESSAGE_BYTES)
     with pytest.raises(InvalidRequest, match="tensor 'x' would take 1099511627776 bytes; a message can have at most"):
         converters.serialize_infer_request(InferRequest("m", {"x": huge}))
 
@@ -178,12 +197,22 @@ def test_tensors_that_are_too_large_together_are_refused_before_they_are_joined(
 
 def test_a_response_comes_back() -> None:
     response = InferResponse(
-        "m", {"y": np.eye(2), "n": np.zeros((0, 4), np.float16)}, "2", "i", {"upwell.route": "edge"}
+        "m",
+        {"y": np.eye(2), "n": np.zeros((0, 4), np.float16), "big_endian": np.array([2.5], ">f4")},
+        "2",
+        "i",
+        {"upwell.route": "edge"},
     )
     found = converters.parse_infer_response(converters.serialize_infer_response(response))
     assert (found.model, found.version, found.id, found.parameters) == ("m", "2", "i", {"upwell.route": "edge"})
     np.testing.assert_array_equal(found.outputs["y"], np.eye(2))
     assert found.outputs["n"].shape == (0, 4)
+    assert found.outputs["big_endian"].tolist() == [2.5]
+
+
+def test_a_large_response_is_a_view_of_its_message() -> None:
+    data = converters.serialize_infer_response(InferResponse("m", {"y": np.zeros(MIN_SPLIT_BYTES, np.uint8)}))
+    assert np.shares_memory(converters.parse_infer_response(data).outputs["y"], np.frombuffer(data, np.uint8))
 
 
 def test_typed_answers_of_other_servers_are_read() -> None:
@@ -223,3 +252,5 @@ def test_an_error_in_a_stream_names_its_status_and_the_request_it_is_of() -> Non
         assert (answer.id, answer.model_name, answer.model_version) == told
         assert answer.parameters[converters.STATUS].string_param == "DEADLINE_EXCEEDED"
         assert answer.parameters[converters.FINAL].bool_param
+        failure = converters.StreamFailure(told[0], "too late", "DEADLINE_EXCEEDED")
+        assert converters.parse_stream_response(data) == failure

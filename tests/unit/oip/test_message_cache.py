@@ -7,8 +7,9 @@ import pytest
 
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.codec import converters
+from upwell.shared.oip.codec import converters, message_cache
 from upwell.shared.oip.codec.message_cache import read_cached
+from upwell.shared.oip.codec.tensor_contents import MAX_ID_CHARACTERS
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 
 
@@ -98,6 +99,20 @@ def test_an_id_that_is_no_text_is_refused() -> None:
 def test_an_id_too_long_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="the id has"):
         converters.parse_infer_request(message(id="i" * 100_000))
+    texts = {"t": np.array([b"a"], np.object_)}  # left to protobuf
+    fits, too_long = (InferRequest("m", texts, id="i" * (MAX_ID_CHARACTERS + more)) for more in (0, 1))
+    assert converters.parse_infer_request(converters.serialize_infer_request(fits)).id == fits.id
+    with pytest.raises(InvalidRequest, match="the id has 1001 characters; at most 1000 are allowed"):
+        converters.parse_infer_request(converters.serialize_infer_request(too_long))
+
+
+def test_few_layouts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered: dict[int, object] = {}
+    monkeypatch.setattr(message_cache, "_REMEMBERED", 4)
+    monkeypatch.setattr(message_cache, "_frames", remembered)
+    for length in range(20):
+        read_cached(message(id="i" * length))
+        assert 1 <= len(remembered) <= 4
 
 
 def test_typed_contents_and_texts_are_left_to_protobuf() -> None:

@@ -39,6 +39,8 @@ def test_strided_and_transposed_arrays_are_sent_in_row_major_order() -> None:
     array = np.arange(12, dtype=np.int32).reshape(3, 4)
     assert bytes(encode_raw("x", array.T)[1]) == array.T.tobytes()
     assert bytes(encode_raw("x", array[:, ::2])[1]) == array[:, ::2].tobytes()
+    texts = np.array([["a", "b"], ["c", "d"]], np.object_)
+    assert encode_raw("x", texts.T) == encode_raw("x", texts.T.copy())
 
 
 def test_numeric_contents_are_not_copied() -> None:
@@ -90,6 +92,7 @@ def test_bytes_scalars_and_empty_tensors() -> None:
         ("BYTES", (1,), b"\1\0\0", "1 BYTES elements take at least 4 bytes of raw contents, got 3"),
         ("BYTES", (2**18,), b"\0" * 4, "take at least 1048576 bytes"),
         ("BYTES", (2**18 + 1,), b"\0" * (2**20 + 4), "262145 BYTES elements; at most 262144 are allowed"),
+        ("BYTES", (1,), b"\5\0\0\0", "end inside element 0 of 1: expected 9 bytes so far, got 4"),
         ("BYTES", (1,), b"\5\0\0\0abc", "end inside element 0 of 1: expected 9 bytes so far, got 7"),
         ("BYTES", (1,), b"\xff\xff\xff\xffab", "end inside element 0 of 1: expected 4294967299 bytes so far, got 6"),
         ("BYTES", (2,), b"\4\0\0\0abcd\0", "end inside element 1 of 2: expected 12 bytes so far, got 9"),

@@ -50,6 +50,10 @@ def test_contents_in_front_of_the_description_are_taken_out_too() -> None:
     assert split[0] == described().SerializeToString()
 
 
+def test_a_length_may_take_five_bytes() -> None:
+    assert take_apart(b"\x3a\x81\x80\x80\x80\x00x", FIELD) == (b"", (0, 0), [(6, 7)])
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -103,7 +103,7 @@ def take_apart(data: bytes, field: int, id_field: int | None = None) -> tuple[by
             if length > 0x7F:
                 length, at = _read_varint(data, at - 1)
             number, end = key >> 3, at + length
-            if key & 7 != _LENGTH_DELIMITED or end > len(data):
+            if key & 7 != _LENGTH_DELIMITED:
                 return None
             if number in (field, id_field):
                 if number == field:
@@ -113,7 +113,7 @@ def take_apart(data: bytes, field: int, id_field: int | None = None) -> tuple[by
                 kept.append(data[kept_from:start])
                 kept_from = end
             start = end
-    except IndexError:
+    except IndexError:  # the last value does not end here
         return None
     return None
 
