@@ -48,7 +48,7 @@ _LEFT_TO_SHRINK = 2
 """Factor left to the filter when a JPEG is decoded at reduced size."""
 
 _ORIENTATION_TAG = 0x0112
-_FIRST_ON_ITS_SIDE = 5
+_UPRIGHT, _FIRST_ON_ITS_SIDE = 1, 5
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -84,11 +84,11 @@ class EncodedPicture:
         with _refusing():
             self._image = _opened(data, max_pixels)
             self._may_scale = isinstance(self._image, JpegImageFile) and not exact
-            is_turned = (_orientation(self._image) or 1) != 1
-            self._is_turned = is_turned
+            orientation = _orientation(self._image)
+            self._is_turned = orientation != _UPRIGHT
             width, height = self._image.size
             self.pixels = width * height
-            is_on_its_side = is_turned and (_orientation(self._image) or 1) >= _FIRST_ON_ITS_SIDE
+        is_on_its_side = orientation >= _FIRST_ON_ITS_SIDE
         self.width, self.height = (height, width) if is_on_its_side else (width, height)
         self._color: Color = color
 
@@ -278,7 +278,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 def _upright(image: ImageFile, color: Color) -> Image.Image:
     image.load()
-    transposition = _TURNS.get(_orientation(image) or 1)
+    transposition = _TURNS.get(_orientation(image))
     upright = image if transposition is None else image.transpose(transposition)
     mode = "RGB" if color == "rgb" else "L"
     if upright.mode.startswith("I"):  # 16-bit gray, which Pillow would clip to 255 instead of scaling
@@ -292,12 +292,13 @@ def _array(image: Image.Image) -> Array:
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def _orientation(image: ImageFile) -> int | None:
+def _orientation(image: ImageFile) -> int:
+    """The EXIF orientation; upright if there is none that is known."""
     try:
-        orientation: int | None = image.getexif().get(_ORIENTATION_TAG)
+        orientation = image.getexif().get(_ORIENTATION_TAG)
     except Exception:  # noqa: BLE001 (a broken EXIF block says nothing about the pixels)
-        return None
-    return orientation
+        return _UPRIGHT
+    return orientation if isinstance(orientation, int) and orientation in _TURNS else _UPRIGHT
 
 
 AT_ONCE = 2 * DEFAULT_MAX_PIXELS
