@@ -31,7 +31,7 @@ from upwell.pipelines.frame import Point
 from upwell.shared.oip.auth.bearer_tokens import TokensConfig
 from upwell.shared.routing.estimators.token_bucket import Refill
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.sections import Rate
+from upwell.shared.routing.policy.policy_keys import Rate
 from upwell.shared.units import DURATION_UNITS, ENERGY_UNITS, SIZE_UNITS, parse_bytes, parse_joules, parse_seconds
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

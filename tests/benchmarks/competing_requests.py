@@ -21,13 +21,13 @@ if __name__ == "__main__":
 
 from tests.benchmarks.trace_table import EXAMPLE, RTT_S, generator
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.simulation.capacity import parse_trace
-from upwell.shared.routing.simulation.pilot import Habits
-from upwell.shared.routing.simulation.requests import prepare
-from upwell.shared.routing.simulation.runs import Scene, edge_only, oracle, routed
-from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
+from upwell.shared.routing.simulation.link_capacity import parse_trace
+from upwell.shared.routing.simulation.logged_requests import prepare
+from upwell.shared.routing.simulation.simulated_router import Habits
+from upwell.shared.routing.simulation.simulation_report import SimulatedOutcome, SimulationReport
+from upwell.shared.routing.simulation.strategies import Scene, edge_only, oracle, routed
 
 WAYS: dict[str, Callable[[Policy, Scene], Sequence[SimulatedOutcome]]] = {
     "edge": edge_only,

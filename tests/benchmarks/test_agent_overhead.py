@@ -20,9 +20,9 @@ from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import CloudAnswered, EdgeRan, Outcome, RouterState, Signals
+from upwell.shared.routing.decide.router_state import CloudAnswered, EdgeRan, Outcome, RouterState, Signals
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Plan
 
 ROUNDS = 3000

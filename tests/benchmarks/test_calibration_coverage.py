@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from upwell.shared.routing.calibration.calibrate import Target, calibration_of
-from upwell.shared.routing.calibration.choosing import CannotCalibrate
-from upwell.shared.routing.estimators.share import ShareController
+from upwell.shared.routing.calibration.pair_calibration import Target, calibration_of
+from upwell.shared.routing.calibration.threshold_choice import CannotCalibrate
+from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.hardness import RISING, Measure, hardness
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import CompiledPolicy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.tensors import Array
 from upwell.tools.demo.data import ASSETS, heldout

@@ -10,7 +10,7 @@ import pytest
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
     CloudCallFailed,
     CloudSent,
@@ -19,8 +19,8 @@ from upwell.shared.routing.decide.state import (
     RouterState,
     Signals,
 )
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Reason
 
 ROUNDS = 5000

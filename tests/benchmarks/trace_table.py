@@ -21,11 +21,12 @@ from typing import Any
 from rich.progress import track
 
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.simulation.capacity import Capacity, parse_trace
-from upwell.shared.routing.simulation.requests import prepare
-from upwell.shared.routing.simulation.runs import (
+from upwell.shared.routing.simulation.link_capacity import Capacity, parse_trace
+from upwell.shared.routing.simulation.logged_requests import prepare
+from upwell.shared.routing.simulation.simulation_report import SimulationReport
+from upwell.shared.routing.simulation.strategies import (
     Scene,
     cloud_only,
     edge_only,
@@ -35,7 +36,6 @@ from upwell.shared.routing.simulation.runs import (
     routed,
     thresholds,
 )
-from upwell.shared.routing.simulation.served import SimulationReport
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "routing"

@@ -40,7 +40,7 @@ from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.oip.http.client.client import HttpClient
 from upwell.shared.oip.http.server.server import start_http_server
-from upwell.shared.routing.decide.state import RouterState
+from upwell.shared.routing.decide.router_state import RouterState
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array
 

@@ -29,7 +29,7 @@ from tests.faults.scene import write_agent
 from tests.faults.trace_link import Trace, TraceLink
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, PendingInfer, RemoteError
-from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
 
 DEADLINE_S = 0.3
 LATE_S = DEADLINE_S + 0.010

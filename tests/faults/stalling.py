@@ -26,7 +26,7 @@ from upwell.shared.errors import CallerLeft
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import RunningServer, start_server
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
     CloudCallFailed,
     CloudDropped,
@@ -35,11 +35,11 @@ from upwell.shared.routing.decide.state import (
     Outcome,
     Signals,
 )
-from upwell.shared.routing.estimators.breaker import Breaker
-from upwell.shared.routing.flow.actions import CloudFailure, CloudReplyFacts, Step
-from upwell.shared.routing.flow.attempt import CloudAttempt
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
+from upwell.shared.routing.flow.cloud_attempt import CloudAttempt
+from upwell.shared.routing.flow.flow_actions import CloudFailure, CloudReplyFacts, Step
+from upwell.shared.routing.policy.compiled_policy import RequestFacts, Verdict
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Plan, Reason
 from upwell.shared.tensors import Array

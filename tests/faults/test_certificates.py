@@ -19,7 +19,7 @@ from upwell.edge.uplink.uplink import CloudReply, UplinkSettings
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 UNBELIEVABLE: Mapping[str, dict[str, Any]] = {

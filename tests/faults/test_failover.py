@@ -16,8 +16,8 @@ from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError, Refused, Unauthenticated
 from upwell.shared.oip.fake_dataplane import FakeDataplane
-from upwell.shared.routing.decide.state import CloudMoved
-from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.decide.router_state import CloudMoved
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 

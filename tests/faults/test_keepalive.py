@@ -17,7 +17,7 @@ from upwell.edge.uplink.endpoint import Endpoint, RoundTrips, channel_options
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient
-from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 

@@ -47,8 +47,8 @@ from upwell.shared.errors import (
     UpwellError,
 )
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
-from upwell.shared.routing.decide.state import EdgeRan
-from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.decide.router_state import EdgeRan
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
 
 FAILURES_UNTIL_OPEN = 3
 

@@ -22,7 +22,7 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
-from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 HOSTS = ("127.0.0.1", "127.0.0.2")

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from upwell.edge.policy.router_service import RouterService
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.tools.policy.calibrate import calibrate

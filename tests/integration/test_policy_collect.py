@@ -26,9 +26,9 @@ from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import start_server
-from upwell.shared.routing.calibration.calibrate import quality_costs
+from upwell.shared.routing.calibration.pair_calibration import quality_costs
 from upwell.shared.routing.hardness import hardness
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.tensors import Array
 from upwell.tools.demo.data import heldout, pages
 from upwell.tools.policy.collect.cli import collect

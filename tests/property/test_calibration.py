@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, upper_bound
-from upwell.shared.routing.calibration.choosing import CannotCalibrate, Sample, cut_for_risk, cut_for_share
-from upwell.shared.routing.calibration.grouping import by_model_pair
-from upwell.shared.routing.estimators.audit import AuditTally
-from upwell.shared.routing.estimators.share import ShareController
+from upwell.shared.routing.calibration.pair_calibration import by_model_pair
+from upwell.shared.routing.calibration.threshold_choice import CannotCalibrate, Sample, cut_for_risk, cut_for_share
+from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.hardness import Measure, is_hard
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
 
 any_score = st.one_of(

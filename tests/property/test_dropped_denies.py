@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.shared.routing.egress import dropped_denies
+from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
+from upwell.shared.routing.policy.dropped_denies import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.request_facts import RequestFacts
-from upwell.shared.routing.policy.rules import CompiledPolicy
 
 VALUES = ["", "x", "y", "z"]
 HOUR_S = 3600.0

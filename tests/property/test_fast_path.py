@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.property.test_routing import Past, learn, pasts, requests, written_policies
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import EdgeRan, RouterState, Signals, SplitRoute
+from upwell.shared.routing.decide.router_state import EdgeRan, RouterState, Signals, SplitRoute
+from upwell.shared.routing.policy.compiled_policy import RequestFacts, Verdict
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import RequestFacts, Verdict
 
 
 def full_way(policy: Policy) -> Router:

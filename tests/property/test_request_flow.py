@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.routing.asking import MODEL, policy, signals
 from upwell.shared.errors import DeadlineExceeded, ModelFailed, Refused, UpwellError
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
     CloudCallFailed,
     CloudDropped,
@@ -31,10 +31,11 @@ from upwell.shared.routing.decide.state import (
     Signals,
     SplitRoute,
 )
-from upwell.shared.routing.estimators.backlog import Backlog
-from upwell.shared.routing.estimators.budget import Draw
-from upwell.shared.routing.estimators.reserve import reserve_s
-from upwell.shared.routing.flow.actions import (
+from upwell.shared.routing.estimators.budget_ledger import Draw
+from upwell.shared.routing.estimators.deadline_reserve import reserve_s
+from upwell.shared.routing.estimators.uplink_backlog import Backlog
+from upwell.shared.routing.flow.cloud_attempt import HOPELESS
+from upwell.shared.routing.flow.flow_actions import (
     Action,
     Admit,
     CallEnded,
@@ -52,14 +53,13 @@ from upwell.shared.routing.flow.actions import (
     Send,
     Wait,
 )
-from upwell.shared.routing.flow.attempt import HOPELESS
-from upwell.shared.routing.flow.flow import RequestFlow
+from upwell.shared.routing.flow.request_flow import RequestFlow
 from upwell.shared.routing.policy.settings import Limit, Settings
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason, Route
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
-from upwell.shared.routing.simulation.driver import SimulatedReply
-from upwell.shared.routing.simulation.kernel import Kernel
-from upwell.shared.routing.simulation.pilot import Habits, Pilot
+from upwell.shared.routing.simulation.simulated_device import SimulatedReply
+from upwell.shared.routing.simulation.simulated_router import Habits, Pilot
+from upwell.shared.routing.simulation.simulated_time import Kernel
 
 BEGIN_S, WALL_S = 1000.0, 0.0
 SPENT = 50.0  # of each budget before the first request, so that what is given back twice shows

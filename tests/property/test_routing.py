@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     Audited,
     CloudAnswered,
     CloudCallFailed,
@@ -27,11 +27,11 @@ from upwell.shared.routing.decide.state import (
     RouterState,
     Signals,
 )
-from upwell.shared.routing.estimators.breaker import CLOSED, Breaker, BreakerVerdict
+from upwell.shared.routing.estimators.circuit_breaker import CLOSED, Breaker, BreakerVerdict
 from upwell.shared.routing.estimators.latency import LatencyWindow, RunTimes
-from upwell.shared.routing.estimators.link import LinkEstimate, LinkSample
+from upwell.shared.routing.estimators.link_estimate import LinkEstimate, LinkSample
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, Plan, Reason
 
 Past: TypeAlias = list[tuple[Outcome, float]]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.property.test_routing import Past, learn, many, pasts, policies, requests, waits_s
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import Signals
-from upwell.shared.routing.estimators.budget import period_bounds
+from upwell.shared.routing.decide.router_state import Signals
+from upwell.shared.routing.estimators.budget_ledger import period_bounds
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import Limit
 

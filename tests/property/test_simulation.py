@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.routing.simulation.scenes import line, rules, scene
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Route
-from upwell.shared.routing.simulation.capacity import PacketTrace, StepTrace
-from upwell.shared.routing.simulation.kernel import Kernel
-from upwell.shared.routing.simulation.runs import cloud_only, edge_only, oracle, random_share, routed
-from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
-from upwell.shared.routing.simulation.uplink import CloudBehaviour, SimulatedCall, SimulatedUplink
+from upwell.shared.routing.simulation.link_capacity import PacketTrace, StepTrace
+from upwell.shared.routing.simulation.simulated_time import Kernel
+from upwell.shared.routing.simulation.simulated_uplink import CloudBehaviour, SimulatedCall, SimulatedUplink
+from upwell.shared.routing.simulation.simulation_report import SimulatedOutcome, SimulationReport
+from upwell.shared.routing.simulation.strategies import cloud_only, edge_only, oracle, random_share, routed
 
 modest = settings(deadline=None, max_examples=examples(150))
 traces = st.lists(st.integers(0, 60), min_size=1, max_size=12).map(sorted).filter(lambda packets: packets[-1] > 0)

@@ -9,7 +9,7 @@ import pytest
 
 from upwell.edge.observe.metrics import AgentMetrics
 from upwell.shared.platform.background_thread import BackgroundThread, restarts
-from upwell.shared.routing.decide.state import RouterState
+from upwell.shared.routing.decide.router_state import RouterState
 
 
 def test_a_loop_that_fails_is_begun_again_and_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,11 +43,11 @@ from upwell.shared.errors import Refused
 from upwell.shared.oip.auth.bearer_tokens import TokensConfig
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing import reasons
-from upwell.shared.routing.decide.state import RouterState
-from upwell.shared.routing.estimators.audit import AuditTally
-from upwell.shared.routing.estimators.breaker import Breaker
-from upwell.shared.routing.estimators.link import fade
-from upwell.shared.routing.estimators.reserve import reserve_s
+from upwell.shared.routing.decide.router_state import RouterState
+from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
+from upwell.shared.routing.estimators.deadline_reserve import reserve_s
+from upwell.shared.routing.estimators.link_estimate import fade
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route

@@ -176,7 +176,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.plot_style": {"matplotlib"},
     "upwell.tools.policy.plots": {"matplotlib"},
     "upwell.shared.tensors": {"ml_dtypes"},
-    "upwell.shared.routing.policy.cel_rules": {"cel_expr_python"},
+    "upwell.shared.routing.policy.cel_conditions": {"cel_expr_python"},
     "upwell.shared.config.cel_expressions": {"cel_expr_python"},
     "upwell.pipelines.events.where": {"cel_expr_python"},
     "upwell.pipelines.sinks.kafka": {"confluent_kafka"},

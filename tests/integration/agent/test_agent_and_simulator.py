@@ -36,16 +36,21 @@ from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.partition.split.folder import CutFacts, CutTensor
-from upwell.shared.routing.decide.state import SplitRoute
-from upwell.shared.routing.flow.actions import CloudFailure
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.decide.router_state import SplitRoute
+from upwell.shared.routing.flow.flow_actions import CloudFailure
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason, Route
-from upwell.shared.routing.simulation.capacity import constant
-from upwell.shared.routing.simulation.kernel import Kernel
-from upwell.shared.routing.simulation.prober import SimulatedProber
-from upwell.shared.routing.simulation.requests import LoggedRequest, prepare
-from upwell.shared.routing.simulation.runs import Scene, routed
-from upwell.shared.routing.simulation.uplink import CloudBehaviour, CloudScript, SimulatedCall, SimulatedUplink
+from upwell.shared.routing.simulation.link_capacity import constant
+from upwell.shared.routing.simulation.logged_requests import LoggedRequest, prepare
+from upwell.shared.routing.simulation.simulated_time import Kernel
+from upwell.shared.routing.simulation.simulated_uplink import (
+    CloudBehaviour,
+    CloudScript,
+    SimulatedCall,
+    SimulatedProber,
+    SimulatedUplink,
+)
+from upwell.shared.routing.simulation.strategies import Scene, routed
 
 COUNT = 120
 EDGE_S, HEAD_S, TAIL_S, CLOUD_S = 0.03, 0.012, 0.004, 0.008

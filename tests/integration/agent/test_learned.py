@@ -22,7 +22,7 @@ from tests.integration.agent.kept import EASY, Kept, kept_ids, put, spooling_age
 from tests.unit.edge.test_metrics import read
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason
 from upwell.tools.policy.calibrate import calibrate
 from upwell.tools.policy.request_logs import read_log

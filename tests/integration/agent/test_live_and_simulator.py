@@ -29,16 +29,16 @@ from upwell.shared.errors import CallerLeft, ModelFailed, Unavailable, UpwellErr
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import start_server
-from upwell.shared.routing.decide.state import SplitRoute
-from upwell.shared.routing.flow.actions import CloudFailure
-from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.policy.rules import Verdict
+from upwell.shared.routing.decide.router_state import SplitRoute
+from upwell.shared.routing.flow.flow_actions import CloudFailure
+from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Reason, Route
-from upwell.shared.routing.simulation.capacity import constant
-from upwell.shared.routing.simulation.requests import LoggedRequest, prepare
-from upwell.shared.routing.simulation.runs import Scene, routed
-from upwell.shared.routing.simulation.uplink import CloudBehaviour
+from upwell.shared.routing.simulation.link_capacity import constant
+from upwell.shared.routing.simulation.logged_requests import LoggedRequest, prepare
+from upwell.shared.routing.simulation.simulated_uplink import CloudBehaviour
+from upwell.shared.routing.simulation.strategies import Scene, routed
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -26,7 +26,7 @@ from upwell.edge.server.assembly import embedded_agent, serve_metrics
 from upwell.edge.server.core import AgentCore
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.resize_parameters import Seen
-from upwell.shared.routing.decide.state import CloudAnswered
+from upwell.shared.routing.decide.router_state import CloudAnswered
 from upwell.shared.tensors import Array
 from upwell.tools.demo.data import ASSETS, pages
 

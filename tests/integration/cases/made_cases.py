@@ -14,7 +14,7 @@ from PIL import Image
 
 from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase, answer_bytes, request_bytes
 from upwell.edge.cases.store import FILE_NAME, CaseStore
-from upwell.shared.routing.collection import Why
+from upwell.shared.routing.case_selection import Why
 from upwell.shared.routing.policy.settings import CollectSettings
 from upwell.shared.tensors import Array
 

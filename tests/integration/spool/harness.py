@@ -19,7 +19,7 @@ from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, Model
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.oip.grpc.server.server import start_server
-from upwell.shared.routing.policy.rules import Verdict
+from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import Settings
 
 ALLOWED = Verdict(Settings(), None, "", "")

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.drift.detector import FALSE_ALARMS
+from upwell.shared.routing.drift.drift_reference import (
+    DistanceFrom,
+    DriftReference,
+    RowMeasures,
+    VectorModel,
+    reference_of,
+)
 from upwell.shared.routing.drift.model_drift import BASELINE_AUDITS, ModelDrift
-from upwell.shared.routing.drift.reference import DistanceFrom, DriftReference, RowMeasures, VectorModel, reference_of
+from upwell.shared.routing.drift.quantity_test import FALSE_ALARMS
 
 
 def row(

@@ -25,7 +25,7 @@ from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import start_server
-from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, EdgeRan
+from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, EdgeRan
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.signature.model_yaml import ModelDescription

@@ -9,9 +9,9 @@ from typing import Any
 from upwell.edge.observe.flight_recorder.request_trace import RequestTrace, answer_fields
 from upwell.edge.request.answer import Answer, Timings
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import RouterState, Signals
+from upwell.shared.routing.decide.router_state import RouterState, Signals
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Plan, Reason, Route
 
 ROUTER = Router(Policy())

@@ -17,8 +17,8 @@ from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.http.server.server import start_http_server
-from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, CloudDropped, CloudHeld, CloudSent
-from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, CloudDropped, CloudHeld, CloudSent
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 

@@ -16,7 +16,7 @@ from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, rows_of, scene
 from upwell.edge.observe.metrics import AT_ONCE, AgentMetrics, AnswerTally
 from upwell.edge.server.assembly import serve_metrics
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelNotFound, Refused
-from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, RouterState
+from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, RouterState
 from upwell.shared.routing.reasons import Reason, Route
 
 Samples = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -11,7 +11,7 @@ from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
-from upwell.shared.routing.decide.state import CloudMoved, Outcome
+from upwell.shared.routing.decide.router_state import CloudMoved, Outcome
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/tmp/x.sock"])

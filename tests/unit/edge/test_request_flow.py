@@ -26,7 +26,7 @@ from upwell.shared.errors import (
     Refused,
     Unavailable,
 )
-from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Plan, Reason, Route
 

@@ -27,9 +27,9 @@ from upwell.edge.request.record import RequestRecord
 from upwell.edge.request.request import RowParts
 from upwell.shared.errors import Refused
 from upwell.shared.routing import reasons
-from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, RouterState, SplitRoute
-from upwell.shared.routing.estimators.breaker import Breaker
-from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, RouterState, SplitRoute
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Plan, Reason, Route
 
 

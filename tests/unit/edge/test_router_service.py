@@ -12,10 +12,18 @@ import pytest
 
 from tests.unit.edge.agents import policy
 from upwell.edge.policy.router_service import ModelChange, RouterService
-from upwell.shared.routing.decide.state import LINK, CloudAnswered, CloudCallFailed, Decision, EdgeRan, Scored, Signals
-from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.decide.router_state import (
+    LINK,
+    CloudAnswered,
+    CloudCallFailed,
+    Decision,
+    EdgeRan,
+    Scored,
+    Signals,
+)
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.policy.settings import ModelPair
 from upwell.shared.routing.reasons import Reason
 

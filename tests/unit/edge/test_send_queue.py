@@ -10,7 +10,7 @@ from tests.unit.edge.agents import MODEL, UNSURE, Scene, policy, rows_of, scene,
 from upwell.edge import Answer
 from upwell.edge.observe.flight_recorder.words import tell
 from upwell.edge.policy.router_service import RouterService
-from upwell.shared.routing.decide.state import CloudAnswered, CloudDropped, CloudSent
+from upwell.shared.routing.decide.router_state import CloudAnswered, CloudDropped, CloudSent
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 
 LIMIT_S = 20.0

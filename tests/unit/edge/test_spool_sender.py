@@ -22,8 +22,15 @@ from upwell.shared.errors import Refused
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client.client import RemoteError
-from upwell.shared.routing.decide.state import LINK, CloudAnswered, CloudCallFailed, CloudDropped, CloudHeld, CloudSent
-from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.decide.router_state import (
+    LINK,
+    CloudAnswered,
+    CloudCallFailed,
+    CloudDropped,
+    CloudHeld,
+    CloudSent,
+)
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.reasons import Reason
 
 NOWHERE = "127.0.0.1:9"

@@ -16,8 +16,8 @@ from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.fake_dataplane import FakeDataplane
-from upwell.shared.routing.decide.state import LinkProbed
-from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.decide.router_state import LinkProbed
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from upwell.edge.cases.case import CaseFacts, CaseSignature
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.simulation.capacity import constant
-from upwell.shared.routing.simulation.requests import prepare
-from upwell.shared.routing.simulation.runs import Scene
+from upwell.shared.routing.simulation.link_capacity import constant
+from upwell.shared.routing.simulation.logged_requests import prepare
+from upwell.shared.routing.simulation.strategies import Scene
 from upwell.tools.cases.labels import Label
 from upwell.tools.evaluate.replaying import Replay, replayed
 from upwell.tools.evaluate.running import Answers, Judged

@@ -23,7 +23,7 @@ from upwell.fleet.rollout.state import (
     RolloutPlan,
     TakeBack,
 )
-from upwell.shared.routing.estimators.betting import with_odds
+from upwell.shared.routing.estimators.anytime_bets import with_odds
 
 FORMER, NEW = 6, 7
 POLL_S = 60.0

@@ -8,9 +8,16 @@ from typing import Any
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, EdgeRan, Outcome, RouterState, Signals
+from upwell.shared.routing.decide.router_state import (
+    CloudAnswered,
+    CloudCallFailed,
+    EdgeRan,
+    Outcome,
+    RouterState,
+    Signals,
+)
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Reason
 
 MODEL = "digits"

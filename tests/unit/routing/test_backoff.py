@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from tests.unit.routing.asking import MODEL, NOW_S, known, learnt, router, signals
-from upwell.shared.routing.decide.learning import LONGEST_HOLD_S
 from upwell.shared.routing.decide.offload import facts
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
     CloudCallFailed,
     CloudHeld,
@@ -15,6 +14,7 @@ from upwell.shared.routing.decide.state import (
     Outcome,
     RouterState,
 )
+from upwell.shared.routing.decide.state_updates import LONGEST_HOLD_S
 from upwell.shared.routing.reasons import Plan, Reason
 
 UP = "defaults: {deadline: 1s}\nrules: [{name: up, match: {}, route: cloud}]"

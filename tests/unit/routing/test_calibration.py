@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, lower_bound, upper_bound
-from upwell.shared.routing.calibration.calibrate import CalibrationResult, Target, calibration_of
-from upwell.shared.routing.calibration.choosing import (
+from upwell.shared.routing.calibration.logged_hardness import fitted_temperature, measured
+from upwell.shared.routing.calibration.pair_calibration import CalibrationResult, Target, by_model_pair, calibration_of
+from upwell.shared.routing.calibration.threshold_choice import (
     CannotCalibrate,
     Sample,
     cut_for_risk,
@@ -20,12 +21,10 @@ from upwell.shared.routing.calibration.choosing import (
     requests_for_risk,
     requests_for_share,
 )
-from upwell.shared.routing.calibration.grouping import by_model_pair
-from upwell.shared.routing.calibration.temperature import fitted_temperature, measured
 from upwell.shared.routing.hardness import hardness
-from upwell.shared.routing.log import LogLine, QualityAnswer
+from upwell.shared.routing.log_line import LogLine, QualityAnswer
+from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import CompiledPolicy
 from upwell.shared.routing.policy.settings import ModelPair
 from upwell.tools.policy.calibrate_yaml import evidence
 

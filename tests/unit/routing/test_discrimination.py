@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from upwell.shared.routing.calibration.choosing import Sample
 from upwell.shared.routing.calibration.discrimination import Discrimination, auroc, discrimination
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.calibration.threshold_choice import Sample
+from upwell.shared.routing.log_line import LogLine
 
 
 def line(hardness: Mapping[str, float], *, wrong: bool) -> LogLine:

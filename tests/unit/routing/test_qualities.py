@@ -9,12 +9,11 @@ import pytest
 
 from tests.unit.routing.asking import policy
 from tests.unit.routing.simulation.scenes import line, scene
-from upwell.shared.routing.decide.explain import explain
-from upwell.shared.routing.decide.inquiry import Inquiry
-from upwell.shared.routing.log import QualityAnswer
+from upwell.shared.routing.decide.explanation import Inquiry, explain
+from upwell.shared.routing.log_line import QualityAnswer
 from upwell.shared.routing.policy.settings import LowerQuality
-from upwell.shared.routing.simulation.runs import routed
-from upwell.shared.routing.simulation.served import SimulationReport
+from upwell.shared.routing.simulation.simulation_report import SimulationReport
+from upwell.shared.routing.simulation.strategies import routed
 from upwell.tools.policy.explain import document
 
 MEASURED = [(60, 0.8, 1.0), (20, 0.4, 0.99), (5, 0.2, 0.9)]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
-from upwell.shared.routing.decide.state import CloudCallFailed, Decision, EdgeRan, RouterState
-from upwell.shared.routing.estimators.reserve import reserve_s
+from upwell.shared.routing.decide.router_state import CloudCallFailed, Decision, EdgeRan, RouterState
+from upwell.shared.routing.estimators.deadline_reserve import reserve_s
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 
 EMPTY = RouterState()

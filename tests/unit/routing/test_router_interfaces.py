@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, learnt, router, signals
 from upwell.shared.routing.decide.router import GOOD_CHANCE, Router
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
     CloudCallFailed,
     CloudHeld,
@@ -22,7 +22,7 @@ from upwell.shared.routing.decide.state import (
     Outcome,
     RouterState,
 )
-from upwell.shared.routing.decide.turn import turn
+from upwell.shared.routing.decide.send_turn import turn
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
+from upwell.shared.routing.decide.edge_time import LONG_SILENCE_S
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     LINK,
     CloudAnswered,
     CloudCallFailed,
@@ -22,8 +23,7 @@ from upwell.shared.routing.decide.state import (
     RouterState,
     Signals,
 )
-from upwell.shared.routing.estimators.breaker import Breaker
-from upwell.shared.routing.estimators.edge_time import LONG_SILENCE_S
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.reasons import CALLERS_FAULTS, CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
 
 UP = "defaults: {deadline: 1s}\nrules: [{name: up, match: {}, route: cloud}]"

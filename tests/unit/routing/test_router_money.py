@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, known, learnt, router, signals
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     Audited,
     CloudAnswered,
     Decision,

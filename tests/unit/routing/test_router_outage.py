@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.unit.routing.asking import MODEL, router, signals
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
     CloudCallFailed,
     CloudMoved,
@@ -15,7 +15,7 @@ from upwell.shared.routing.decide.state import (
     LinkProbed,
     RouterState,
 )
-from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.reasons import Reason
 
 BYTES_PER_S = 250_000.0

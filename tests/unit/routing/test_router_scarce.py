@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.routing.asking import MODEL, router, signals
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
     CloudCallFailed,
     CloudSent,

@@ -8,8 +8,15 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, failing, learnt, router, signals
-from upwell.shared.routing.decide.state import CloudAnswered, CloudDropped, CloudHeld, CloudSent, Outcome, RouterState
-from upwell.shared.routing.decide.turn import turn
+from upwell.shared.routing.decide.router_state import (
+    CloudAnswered,
+    CloudDropped,
+    CloudHeld,
+    CloudSent,
+    Outcome,
+    RouterState,
+)
+from upwell.shared.routing.decide.send_turn import turn
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage, SendQueue
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.agents import policy
-from upwell.shared.routing.decide.decide import threshold_of
+from upwell.shared.routing.decide.decisions import threshold_of
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import RouterState, Scored
+from upwell.shared.routing.decide.router_state import RouterState, Scored
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair

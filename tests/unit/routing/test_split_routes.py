@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, router, signals
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     LINK,
     CloudAnswered,
     CloudCallFailed,

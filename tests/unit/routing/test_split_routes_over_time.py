@@ -17,7 +17,7 @@ import pytest
 
 from tests.examples import grid
 from tests.unit.routing.asking import MODEL, router
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
     CloudCallFailed,
     CloudSent,
@@ -31,7 +31,7 @@ from upwell.shared.routing.decide.state import (
 )
 from upwell.shared.routing.policy.request_facts import RequestFacts
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.simulation.capacity import Capacity, parse_trace
+from upwell.shared.routing.simulation.link_capacity import Capacity, parse_trace
 
 FOLDER = os.environ.get("UPWELL_TRACES", "")
 RTT_S = 0.05

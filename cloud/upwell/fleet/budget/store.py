@@ -19,7 +19,7 @@ from upwell.fleet.storage.tables import BUDGET_MEMBERS, BUDGETS, DEVICES, GROUPS
 from upwell.fleet.users.audit import Actor, record
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.opamp.model_demand import ModelDemand, read_demand
-from upwell.shared.routing.estimators.budget import period_bounds
+from upwell.shared.routing.estimators.budget_ledger import period_bounds
 from upwell.shared.routing.policy.settings import Period
 
 Points = Sequence[tuple[float, float]]

@@ -18,7 +18,7 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import parse_json
 from upwell.shared.opamp.remote_configuration import digest_of
 from upwell.shared.opamp.wire_names import DIGEST_TYPE, DRIFT, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 
 MOST_ENTRIES = 64
 LONGEST_KEY, LONGEST_VALUE = 100, 500

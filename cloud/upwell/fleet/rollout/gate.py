@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from upwell.shared.routing.estimators.betting import bet, with_odds
+from upwell.shared.routing.estimators.anytime_bets import bet, with_odds
 
 Share = Literal["late", "degraded", "disagreed"]
 Signal = Literal[Share, "failed"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from upwell.shared.routing.policy.written_rules import hours_minutes
+from upwell.shared.routing.policy.rule_keys import hours_minutes
 from upwell.shared.units import parse_share
 
 MOST_WAVES = 20

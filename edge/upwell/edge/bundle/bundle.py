@@ -6,7 +6,7 @@ A bundle is a folder, or a tar file of one, with
 - `model.yaml` and what it names (labels);
 - `golden.npz`: golden vectors, run at load (`upwell.edge.bundle.golden`);
 - `calibrations.yaml`: thresholds calibrated for this model (`upwell.shared.routing.policy.calibrations`);
-- `reference.json`: statistics of reference rows, for drift (`upwell.shared.routing.drift.reference`);
+- `reference.json`: statistics of reference rows, for drift (`upwell.shared.routing.drift.drift_reference`);
 - `manifest.json`: name, version, and SHA-256 and size of every other file but the signature;
 - `model.sig`: an Ed25519 signature of all files, manifest included, in the OpenSSF model-signing format.
 

@@ -16,7 +16,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.sections import Section
+from upwell.shared.routing.policy.policy_keys import Section
 
 
 class CalibrationsFile(Section):

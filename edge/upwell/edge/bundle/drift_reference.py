@@ -8,7 +8,7 @@ from pathlib import Path
 from upwell.edge.bundle.bundle import REFERENCE_NAME
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import plain_file, read_file
-from upwell.shared.routing.drift.reference import DriftReference
+from upwell.shared.routing.drift.drift_reference import DriftReference
 
 MAX_BYTES = 1 << 20
 

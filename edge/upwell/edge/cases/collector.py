@@ -37,8 +37,8 @@ from upwell.edge.spool.item import SpoolResult
 from upwell.edge.spool.keeper import Keeper, KeptDatabase
 from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.routing.collection import EVALUATED, RowSigns, VectorReference, Why, inclusion, whys
-from upwell.shared.routing.drift.reference import DistanceFrom, VectorModel
+from upwell.shared.routing.case_selection import EVALUATED, RowSigns, VectorReference, Why, inclusion, whys
+from upwell.shared.routing.drift.drift_reference import DistanceFrom, VectorModel
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import CollectSettings, HardSettings
 from upwell.shared.signature.picture_codec import encode, in_rgb

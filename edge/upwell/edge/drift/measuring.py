@@ -10,7 +10,7 @@ import numpy as np
 
 from upwell.edge.models.scoring import Scorer
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.routing.drift.reference import Floats, RowMeasures
+from upwell.shared.routing.drift.drift_reference import Floats, RowMeasures
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of

@@ -19,8 +19,8 @@ from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.request.record import RequestRecord
 from upwell.shared.files import read_json, write_whole
 from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.routing.drift.drift_reference import DriftReference
 from upwell.shared.routing.drift.model_drift import DriftReport, ModelDrift
-from upwell.shared.routing.drift.reference import DriftReference
 from upwell.shared.tensors import Array
 
 FILE_NAME = "drift.json"

@@ -20,8 +20,8 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.folder import CutFacts
-from upwell.shared.routing.decide.state import SplitRoute
-from upwell.shared.routing.drift.reference import DriftReference
+from upwell.shared.routing.decide.router_state import SplitRoute
+from upwell.shared.routing.drift.drift_reference import DriftReference
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.scheduling.run_request import RunRequest

@@ -26,7 +26,7 @@ from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.edge.updates.update_follower import UpdateStatus
 from upwell.shared.platform.background_thread import restarts
-from upwell.shared.routing.decide.state import RouterState
+from upwell.shared.routing.decide.router_state import RouterState
 from upwell.shared.routing.reasons import DEGRADED, Reason, Route
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)

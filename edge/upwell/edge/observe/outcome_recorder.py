@@ -24,9 +24,9 @@ from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.oip.auth.caller import current_caller
 from upwell.shared.oip.dataplane import InferResponse, Parameter
-from upwell.shared.routing.decide.state import Audited
-from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.policy.rules import Verdict
+from upwell.shared.routing.decide.router_state import Audited
+from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import HardSettings, Settings
 from upwell.shared.routing.reasons import DEGRADED, Reason
 from upwell.shared.signature.correctness import Judge

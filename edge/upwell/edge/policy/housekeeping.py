@@ -11,7 +11,7 @@ from pathlib import Path
 
 from upwell.edge.policy.router_service import RouterService
 from upwell.shared.files import read_json, write_whole
-from upwell.shared.routing.estimators.budget import BudgetLedger
+from upwell.shared.routing.estimators.budget_ledger import BudgetLedger
 
 PERIOD_S = 1.0
 BUDGETS_NAME = "budgets.json"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from upwell.shared.routing.decide.decide import threshold_of
+from upwell.shared.routing.decide.decisions import threshold_of
 from upwell.shared.routing.decide.router import Router, Run
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     CloudDropped,
     CloudSent,
     Decision,
@@ -24,13 +24,13 @@ from upwell.shared.routing.decide.state import (
     RouterState,
     Signals,
 )
-from upwell.shared.routing.decide.turn import Turn, turn
-from upwell.shared.routing.estimators.audit import AuditTally
-from upwell.shared.routing.estimators.breaker import Breaker
-from upwell.shared.routing.estimators.budget import BudgetLedger
+from upwell.shared.routing.decide.send_turn import Turn, turn
+from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.routing.estimators.budget_ledger import BudgetLedger
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.policy.calibrations import Calibration
+from upwell.shared.routing.policy.compiled_policy import RequestFacts, Verdict
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Settings
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.source_address import Reference
 from upwell.edge.release.signed_document import ReleaseDocument
-from upwell.shared.routing.egress import dropped_denies
+from upwell.shared.routing.policy.dropped_denies import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
 
 

@@ -12,7 +12,7 @@ from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.request.record import RequestRecord
 from upwell.edge.request.request import Replies
 from upwell.edge.uplink.calls import CloudReply
-from upwell.shared.routing.flow.flow import RequestFlow
+from upwell.shared.routing.flow.request_flow import RequestFlow
 from upwell.shared.routing.reasons import Route
 
 UPWELL_VERSION = package_version("upwell")

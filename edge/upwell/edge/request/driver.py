@@ -29,7 +29,7 @@ from upwell.edge.uplink.calls import CloudCall, CloudReply, Message
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ModelFailed, Refused
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.routing.flow.actions import (
+from upwell.shared.routing.flow.flow_actions import (
     Admit,
     CallEnded,
     Cancel,
@@ -46,7 +46,7 @@ from upwell.shared.routing.flow.actions import (
     Send,
     Wait,
 )
-from upwell.shared.routing.flow.flow import RequestFlow
+from upwell.shared.routing.flow.request_flow import RequestFlow
 from upwell.shared.routing.policy.settings import LowerQuality
 from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, timed
 from upwell.shared.signature.uplink_pictures import at_quality, encode_for_uplink, shrink_for_uplink

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from upwell.edge.models.served import ServedModel
 from upwell.edge.request.request import RowParts
 from upwell.edge.uplink.uplink import CloudReply
-from upwell.shared.routing.decide.state import Decision, Signals
-from upwell.shared.routing.flow.actions import CloudFailure
-from upwell.shared.routing.flow.attempt import CloudAttempt
+from upwell.shared.routing.decide.router_state import Decision, Signals
+from upwell.shared.routing.flow.cloud_attempt import CloudAttempt
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes, shrink_for_uplink

@@ -16,9 +16,9 @@ from upwell.edge.models.served import ServedModel
 from upwell.edge.request.context import RequestContext
 from upwell.edge.uplink.uplink import CloudReply
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.routing.decide.state import Signals
-from upwell.shared.routing.policy.rules import RequestFacts
-from upwell.shared.routing.tags import NO_TAGS, checked_tags
+from upwell.shared.routing.decide.router_state import Signals
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
+from upwell.shared.routing.request_tags import NO_TAGS, checked_tags
 from upwell.shared.signature.signature import Signature
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes, encode_for_uplink, saved_bytes
 from upwell.shared.tensors import Array

@@ -11,7 +11,7 @@ from upwell.edge.request.answer import Answer
 from upwell.edge.request.context import RequestContext
 from upwell.edge.request.record import RequestRecord
 from upwell.edge.request.request import Request
-from upwell.shared.routing.decide.state import Decision
+from upwell.shared.routing.decide.router_state import Decision
 from upwell.shared.telemetry.tracing import Attributes, Trace
 
 REQUEST, DECIDE, EDGE, HEAD, UPLINK = (f"upwell.agent.{part}" for part in ("infer", "decide", "edge", "head", "uplink"))

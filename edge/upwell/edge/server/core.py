@@ -58,10 +58,10 @@ from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.oip.resize_parameters import Seen
-from upwell.shared.routing.decide.state import EdgeRan
-from upwell.shared.routing.egress import dropped_denies
+from upwell.shared.routing.decide.router_state import EdgeRan
+from upwell.shared.routing.policy.dropped_denies import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.tags import NO_TAGS
+from upwell.shared.routing.request_tags import NO_TAGS
 from upwell.shared.telemetry.tracing import Tracer
 from upwell.shared.tensors import Array
 

@@ -16,9 +16,9 @@ from upwell.edge.uplink.calls import REASONS, CloudReply, Message
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
-from upwell.shared.routing.decide.state import LINK, CloudAnswered, CloudDropped, CloudHeld, CloudSent, Signals
-from upwell.shared.routing.flow.actions import CloudFailure
-from upwell.shared.routing.policy.rules import RequestFacts
+from upwell.shared.routing.decide.router_state import LINK, CloudAnswered, CloudDropped, CloudHeld, CloudSent, Signals
+from upwell.shared.routing.flow.flow_actions import CloudFailure
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.reasons import Reason
 
 QUIET_S = 0.25

@@ -26,7 +26,7 @@ from upwell.edge.spool.sinks import Sink
 from upwell.edge.spool.store import Store
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.routing.policy.rules import Verdict
+from upwell.shared.routing.policy.compiled_policy import Verdict
 
 FILE_NAME = "spool.db"
 """The database's name in the agent's `state_dir`."""

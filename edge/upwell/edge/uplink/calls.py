@@ -14,7 +14,7 @@ from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Pending
-from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 REASONS: Mapping[RemoteErrorKind, Reason] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from upwell.shared.errors import UpwellError
-from upwell.shared.routing.policy.rules import Verdict
+from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.reasons import Reason
 
 Judge: TypeAlias = Callable[[], Verdict]

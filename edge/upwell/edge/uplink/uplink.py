@@ -20,8 +20,8 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
-from upwell.shared.routing.decide.state import CloudMoved, LinkProbed, Outcome
-from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.decide.router_state import CloudMoved, LinkProbed, Outcome
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.yaml import FilePart
 from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import ConfigError, Problem
-from upwell.shared.routing.tags import lowered
+from upwell.shared.routing.request_tags import lowered
 from upwell.shared.units import Seconds, Share, parse_seconds, seconds_as_written
 
 _Label = Annotated[str, Field(min_length=1)]

@@ -24,8 +24,8 @@ from upwell.pipelines.run.inference import object_tags
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.steps.geometry import Zones
-from upwell.shared.routing.decide.state import Signals
-from upwell.shared.routing.policy.rules import RequestFacts
+from upwell.shared.routing.decide.router_state import Signals
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
 
 _REQUESTS = "requests"
 """The tag of a message that holds the model and tags of each of its requests, as JSON."""

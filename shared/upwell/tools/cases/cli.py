@@ -27,7 +27,7 @@ from upwell.pipelines.sinks.store import OUTBOX_NAME
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
-from upwell.shared.routing.collection import Why
+from upwell.shared.routing.case_selection import Why
 from upwell.tools.cases.erasing import erase_lines, erase_rows
 from upwell.tools.cases.exports import forget_in_exports
 from upwell.tools.cases.labels import read_labels, write_labels

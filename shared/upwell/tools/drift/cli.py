@@ -20,9 +20,9 @@ from upwell.edge.updates.model_start import loaded
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.files import read_json
-from upwell.shared.routing.drift.detector import FALSE_ALARMS
+from upwell.shared.routing.drift.drift_reference import RowMeasures
 from upwell.shared.routing.drift.model_drift import ModelDrift
-from upwell.shared.routing.drift.reference import RowMeasures
+from upwell.shared.routing.drift.quantity_test import FALSE_ALARMS
 from upwell.shared.signature.answer_rows import label_of
 from upwell.tools.cases.source import state_dir_of
 from upwell.tools.policy.request_logs import read_log

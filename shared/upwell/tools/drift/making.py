@@ -21,7 +21,7 @@ from upwell.edge.updates.model_start import loaded
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.files import write_named
 from upwell.shared.oip.dataplane import ModelMetadata
-from upwell.shared.routing.drift.reference import DriftReference, RowMeasures, reference_of
+from upwell.shared.routing.drift.drift_reference import DriftReference, RowMeasures, reference_of
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.tensors import Array

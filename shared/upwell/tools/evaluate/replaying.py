@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.simulation.requests import prepare
-from upwell.shared.routing.simulation.runs import Scene, routed
-from upwell.shared.routing.simulation.served import SimulationReport
+from upwell.shared.routing.simulation.logged_requests import prepare
+from upwell.shared.routing.simulation.simulation_report import SimulationReport
+from upwell.shared.routing.simulation.strategies import Scene, routed
 from upwell.tools.evaluate.estimating import Floats
 from upwell.tools.evaluate.running import Answers, Judged, is_right
 

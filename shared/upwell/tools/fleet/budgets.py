@@ -10,11 +10,11 @@ import numpy as np
 import typer
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.calibration.calibrate import loss_of
-from upwell.shared.routing.calibration.choosing import Sample, operating_points
-from upwell.shared.routing.calibration.temperature import measured
+from upwell.shared.routing.calibration.logged_hardness import measured
+from upwell.shared.routing.calibration.pair_calibration import loss_of
+from upwell.shared.routing.calibration.threshold_choice import Sample, operating_points
 from upwell.shared.routing.hardness import RISING, Measure
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.units import bytes_as_written, parse_bytes, parse_rate
 from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment, shares_text
 from upwell.tools.policy.request_logs import read_log

@@ -17,13 +17,12 @@ from rich.table import Table
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.files import write_named
-from upwell.shared.routing.calibration.calibrate import CalibrationResult, Target, calibration_of
-from upwell.shared.routing.calibration.choosing import CannotCalibrate
-from upwell.shared.routing.calibration.grouping import by_model_pair
+from upwell.shared.routing.calibration.pair_calibration import CalibrationResult, Target, by_model_pair, calibration_of
+from upwell.shared.routing.calibration.threshold_choice import CannotCalibrate
 from upwell.shared.routing.hardness import RISING
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import CompiledPolicy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.tools.plot_style import check_plot
 from upwell.tools.policy.calibrate_yaml import PolicyText, as_percent, evidence

@@ -14,8 +14,8 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.calibration.calibrate import CalibrationResult, Target
-from upwell.shared.routing.calibration.choosing import Found, operating_points
+from upwell.shared.routing.calibration.pair_calibration import CalibrationResult, Target
+from upwell.shared.routing.calibration.threshold_choice import Found, operating_points
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy

@@ -12,7 +12,7 @@ from upwell.shared.config.yaml import parse_yaml, read_text
 from upwell.shared.config.yaml_tree import dotted, read_tree
 from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.review import warnings
+from upwell.shared.routing.policy.policy_warnings import warnings
 from upwell.tools.terminal import AsJson, PolicyArgument, printable
 
 

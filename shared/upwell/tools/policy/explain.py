@@ -17,11 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.routing.decide.explain import Explanation, ExplanationStep, Setting
-from upwell.shared.routing.decide.explain import explain as explained
-from upwell.shared.routing.decide.inquiry import NOW_S, Inquiry
+from upwell.shared.routing.decide.explanation import NOW_S, Explanation, ExplanationStep, Inquiry, Setting
+from upwell.shared.routing.decide.explanation import explain as explained
+from upwell.shared.routing.policy.compiled_policy import Finding, Verdict
 from upwell.shared.routing.policy.policy import Policy, Rule
-from upwell.shared.routing.policy.rules import Finding, Verdict
 from upwell.shared.routing.reasons import chance_in_words
 from upwell.tools.terminal import AsJson, PolicyArgument, finite, plain, printable
 

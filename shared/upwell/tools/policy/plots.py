@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from upwell.shared.routing.calibration.calibrate import CalibrationResult
-from upwell.shared.routing.calibration.choosing import found
+from upwell.shared.routing.calibration.pair_calibration import CalibrationResult
+from upwell.shared.routing.calibration.threshold_choice import found
 from upwell.shared.routing.reasons import DEGRADED, Route
-from upwell.shared.routing.simulation.runs import Scene
-from upwell.shared.routing.simulation.served import SimulatedOutcome
+from upwell.shared.routing.simulation.simulation_report import SimulatedOutcome
+from upwell.shared.routing.simulation.strategies import Scene
 from upwell.shared.tensors import Array
 from upwell.tools.plot_style import ALARM, CLOUD, EDGE, INK, MUTED, picture
 

@@ -20,9 +20,10 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_named
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.simulation.capacity import MOST_BITS_PER_S, Capacity, constant, parse_trace
-from upwell.shared.routing.simulation.requests import prepare
-from upwell.shared.routing.simulation.runs import (
+from upwell.shared.routing.simulation.link_capacity import MOST_BITS_PER_S, Capacity, constant, parse_trace
+from upwell.shared.routing.simulation.logged_requests import prepare
+from upwell.shared.routing.simulation.simulation_report import SimulatedOutcome, SimulationReport
+from upwell.shared.routing.simulation.strategies import (
     Scene,
     cloud_only,
     edge_only,
@@ -32,7 +33,6 @@ from upwell.shared.routing.simulation.runs import (
     routed,
     thresholds,
 )
-from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
 from upwell.shared.units import parse_bits_per_second, parse_seconds
 from upwell.tools.plot_style import check_plot
 from upwell.tools.policy.request_logs import read_log

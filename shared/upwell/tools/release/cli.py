@@ -23,8 +23,8 @@ from upwell.edge.release.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.simulation.runs import Scene, routed
-from upwell.shared.routing.simulation.served import SimulationReport
+from upwell.shared.routing.simulation.simulation_report import SimulationReport
+from upwell.shared.routing.simulation.strategies import Scene, routed
 from upwell.shared.units import parse_seconds
 from upwell.tools.bundle.cli import passphrase_of_key
 from upwell.tools.policy.simulate import START, FleetShares, read_scene, with_fleet_shares

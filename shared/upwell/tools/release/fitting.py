@@ -13,8 +13,8 @@ from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.config.signatures import SignatureFacts, signatures_of
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.egress import dropped_denies
 from upwell.shared.routing.policy.calibrations import Calibration
+from upwell.shared.routing.policy.dropped_denies import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
 
 

@@ -14,14 +14,14 @@ import pytest
 from tests.unit.routing.asking import policy
 from tests.unit.routing.simulation.scenes import line
 from upwell.shared.errors import Refused
-from upwell.shared.routing.flow.actions import CloudFailure
-from upwell.shared.routing.flow.flow import failure
+from upwell.shared.routing.flow.flow_actions import CloudFailure
+from upwell.shared.routing.flow.request_flow import failure
 from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, Reason, Route
-from upwell.shared.routing.simulation.capacity import constant
-from upwell.shared.routing.simulation.requests import prepare
-from upwell.shared.routing.simulation.runs import Scene, routed
-from upwell.shared.routing.simulation.served import SimulatedOutcome
-from upwell.shared.routing.simulation.uplink import CloudBehaviour, CloudScript
+from upwell.shared.routing.simulation.link_capacity import constant
+from upwell.shared.routing.simulation.logged_requests import prepare
+from upwell.shared.routing.simulation.simulated_uplink import CloudBehaviour, CloudScript
+from upwell.shared.routing.simulation.simulation_report import SimulatedOutcome
+from upwell.shared.routing.simulation.strategies import Scene, routed
 
 PLANS = {
     "cascade": "hard: {measure: margin, below: 0.5}",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.unit.routing.asking import policy
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.simulation.capacity import Capacity, constant
-from upwell.shared.routing.simulation.requests import prepare
-from upwell.shared.routing.simulation.runs import Scene
+from upwell.shared.routing.simulation.link_capacity import Capacity, constant
+from upwell.shared.routing.simulation.logged_requests import prepare
+from upwell.shared.routing.simulation.strategies import Scene
 
 HARD, EASY = 0.1, 0.9
 POLICY = "defaults: {deadline: 300ms, hard: {measure: margin, below: 0.5}}"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from upwell.shared.routing.simulation.capacity import PacketTrace, StepTrace, constant, parse_trace
+from upwell.shared.routing.simulation.link_capacity import PacketTrace, StepTrace, constant, parse_trace
 
 
 def test_a_packet_leaves_in_its_millisecond() -> None:

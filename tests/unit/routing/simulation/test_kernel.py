@@ -7,11 +7,15 @@ import math
 import pytest
 
 from tests.unit.routing.simulation.scenes import rules
-from upwell.shared.routing.simulation.capacity import PacketTrace, constant
-from upwell.shared.routing.simulation.kernel import Event, Kernel, Process
-from upwell.shared.routing.simulation.pilot import Habits, Pilot
-from upwell.shared.routing.simulation.prober import SimulatedProber
-from upwell.shared.routing.simulation.uplink import CloudBehaviour, SimulatedCall, SimulatedUplink
+from upwell.shared.routing.simulation.link_capacity import PacketTrace, constant
+from upwell.shared.routing.simulation.simulated_router import Habits, Pilot
+from upwell.shared.routing.simulation.simulated_time import Event, Kernel, Process
+from upwell.shared.routing.simulation.simulated_uplink import (
+    CloudBehaviour,
+    SimulatedCall,
+    SimulatedProber,
+    SimulatedUplink,
+)
 
 
 def test_processes_go_on_at_their_instants_and_in_order() -> None:

@@ -6,9 +6,9 @@ import random
 
 from tests.unit.routing.simulation.scenes import line, rules
 from upwell.shared.routing.reasons import Route
-from upwell.shared.routing.simulation.capacity import StepTrace
-from upwell.shared.routing.simulation.requests import prepare
-from upwell.shared.routing.simulation.runs import Scene, routed
+from upwell.shared.routing.simulation.link_capacity import StepTrace
+from upwell.shared.routing.simulation.logged_requests import prepare
+from upwell.shared.routing.simulation.strategies import Scene, routed
 
 OUTAGE_S, BACK_S, END_S = 15.0, 30.0, 90.0
 RTT_S = 0.06

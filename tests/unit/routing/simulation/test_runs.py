@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.routing.simulation.scenes import POLICY, easy, line, rules, scene
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import Reason, Route
-from upwell.shared.routing.simulation.capacity import StepTrace
-from upwell.shared.routing.simulation.requests import prepare, score, verdict
-from upwell.shared.routing.simulation.runs import (
+from upwell.shared.routing.simulation.link_capacity import StepTrace
+from upwell.shared.routing.simulation.logged_requests import prepare, score, verdict
+from upwell.shared.routing.simulation.simulated_uplink import CloudBehaviour, CloudScript, as_logged
+from upwell.shared.routing.simulation.simulation_report import SimulatedOutcome, SimulationReport
+from upwell.shared.routing.simulation.strategies import (
     cloud_only,
     edge_only,
     fixed,
@@ -22,8 +24,6 @@ from upwell.shared.routing.simulation.runs import (
     routed,
     thresholds,
 )
-from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
-from upwell.shared.routing.simulation.uplink import CloudBehaviour, CloudScript, as_logged
 
 
 def outcome(served: SimulatedOutcome) -> tuple[Route | None, Reason, float]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.unit.routing.simulation.scenes import line, rules, scene
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason, Route
-from upwell.shared.routing.simulation.runs import routed
-from upwell.shared.routing.simulation.served import SimulatedOutcome
+from upwell.shared.routing.simulation.simulation_report import SimulatedOutcome
+from upwell.shared.routing.simulation.strategies import routed
 
 RTT_S = 0.05
 POLICY = "defaults: {deadline: 1s, hard: {measure: margin, below: 0.9}}"

@@ -6,9 +6,9 @@ import random
 
 from tests.unit.routing.simulation.scenes import line, rules, scene
 from upwell.shared.routing.reasons import Route
-from upwell.shared.routing.simulation.capacity import StepTrace
-from upwell.shared.routing.simulation.runs import routed
-from upwell.shared.routing.simulation.served import SimulatedOutcome
+from upwell.shared.routing.simulation.link_capacity import StepTrace
+from upwell.shared.routing.simulation.simulation_report import SimulatedOutcome
+from upwell.shared.routing.simulation.strategies import routed
 
 POLICY = "defaults: {deadline: 300ms, hard: {measure: margin, below: 1.0}}"
 BACK_S, RTT_S = 13.0, 0.06

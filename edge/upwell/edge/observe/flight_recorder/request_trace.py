@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.record import RequestRecord
-from upwell.shared.routing.decide.state import Decision, RouterState, Signals
-from upwell.shared.routing.estimators.breaker import Breaker
-from upwell.shared.routing.estimators.link import LinkEstimate
-from upwell.shared.routing.flow.actions import CloudFailure
-from upwell.shared.routing.flow.attempt import LinkWait
+from upwell.shared.routing.decide.router_state import Decision, RouterState, Signals
+from upwell.shared.routing.estimators.circuit_breaker import Breaker
+from upwell.shared.routing.estimators.link_estimate import LinkEstimate
+from upwell.shared.routing.flow.cloud_attempt import LinkWait
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 
 MOST_ROWS = 16
 """Maximum number of rows recorded; for larger requests their count is recorded as well."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from datetime import timezone
 
-from upwell.shared.routing.decide.decide import before_edge
+from upwell.shared.routing.decide.decisions import before_edge
+from upwell.shared.routing.decide.edge_time import NO_EDGE_TIME
 from upwell.shared.routing.decide.offload import OffloadCase
-from upwell.shared.routing.decide.state import Decision, RouterState, Signals
-from upwell.shared.routing.estimators.edge_time import NO_EDGE_TIME
+from upwell.shared.routing.decide.router_state import Decision, RouterState, Signals
+from upwell.shared.routing.estimators.deadline_reserve import reserve_s
 from upwell.shared.routing.estimators.latency import FRESH_S
-from upwell.shared.routing.estimators.reserve import reserve_s
+from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.request_facts import RequestFacts
-from upwell.shared.routing.policy.rules import Verdict
 
 
 class FastPath:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import NamedTuple
 
-from upwell.shared.routing.decide.state import LINK, RouterState, Signals, SplitRoute
-from upwell.shared.routing.estimators.bid_price import MIDDLING, BidPrice, LinkMoment
-from upwell.shared.routing.estimators.breaker import BreakerVerdict
-from upwell.shared.routing.estimators.budget import Draw
-from upwell.shared.routing.estimators.edge_time import EdgeTime
+from upwell.shared.routing.decide.edge_time import EdgeTime
+from upwell.shared.routing.decide.router_state import LINK, RouterState, Signals, SplitRoute
+from upwell.shared.routing.estimators.budget_ledger import Draw
+from upwell.shared.routing.estimators.circuit_breaker import BreakerVerdict
 from upwell.shared.routing.estimators.hedging import hedge_after_s
-from upwell.shared.routing.estimators.link import fade
-from upwell.shared.routing.estimators.rate_belief import Chance
+from upwell.shared.routing.estimators.link_estimate import fade
+from upwell.shared.routing.estimators.uplink_bid_price import MIDDLING, BidPrice, LinkMoment
+from upwell.shared.routing.estimators.uplink_rate import Chance
+from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.request_facts import RowFacts
-from upwell.shared.routing.policy.rules import Verdict
 from upwell.shared.routing.policy.settings import Limit, LowerQuality, Prices
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.values import quick

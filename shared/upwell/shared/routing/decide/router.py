@@ -13,11 +13,12 @@ from types import MappingProxyType
 from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
-from upwell.shared.routing.decide import learning
-from upwell.shared.routing.decide.decide import after_edge, before_edge, threshold_of
+from upwell.shared.routing.decide import state_updates
+from upwell.shared.routing.decide.decisions import after_edge, before_edge, threshold_of
+from upwell.shared.routing.decide.edge_time import NO_EDGE_TIME, EdgeTime
 from upwell.shared.routing.decide.fast_path import FastPath
 from upwell.shared.routing.decide.offload import OffloadCase, chance_of, draw_of, facts, predict
-from upwell.shared.routing.decide.state import (
+from upwell.shared.routing.decide.router_state import (
     Audited,
     CloudAnswered,
     CloudCallFailed,
@@ -34,20 +35,19 @@ from upwell.shared.routing.decide.state import (
     Scored,
     Signals,
 )
-from upwell.shared.routing.estimators.allowance import Allowance
-from upwell.shared.routing.estimators.audit import AuditTally
-from upwell.shared.routing.estimators.backlog import Backlog
-from upwell.shared.routing.estimators.bid_price import BidPrice
-from upwell.shared.routing.estimators.budget import Draw
-from upwell.shared.routing.estimators.edge_time import NO_EDGE_TIME, EdgeTime
+from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.routing.estimators.budget_ledger import Draw
+from upwell.shared.routing.estimators.deadline_reserve import reserve_s
+from upwell.shared.routing.estimators.fleet_allowance import Allowance
 from upwell.shared.routing.estimators.hedging import HEDGE_BURST, NO_HEDGES, paid_hedge
 from upwell.shared.routing.estimators.latency import RunTimes
-from upwell.shared.routing.estimators.link import LinkEstimate
-from upwell.shared.routing.estimators.reserve import reserve_s
-from upwell.shared.routing.estimators.share import ShareController
+from upwell.shared.routing.estimators.link_estimate import LinkEstimate
+from upwell.shared.routing.estimators.offload_share import ShareController
+from upwell.shared.routing.estimators.uplink_backlog import Backlog
+from upwell.shared.routing.estimators.uplink_bid_price import BidPrice
 from upwell.shared.routing.hardness import is_hard
+from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Settings
 from upwell.shared.routing.reasons import Reason
 
@@ -243,11 +243,11 @@ class Router:
         if isinstance(outcome, Scored):
             return self._scored(state, outcome)
         if isinstance(outcome, CloudSent):
-            return learning.sent(_with_rows(state, outcome), outcome, now_s)
+            return state_updates.sent(_with_rows(state, outcome), outcome, now_s)
         if isinstance(outcome, CloudAnswered):
-            return learning.answered(state, outcome, now_s)
+            return state_updates.answered(state, outcome, now_s)
         if isinstance(outcome, LinkProbed):
-            return learning.probed(state, outcome, now_s)
+            return state_updates.probed(state, outcome, now_s)
         if isinstance(outcome, GaveUp):
             return replace(state, overruns=state.overruns.add(outcome.overrun_s))
         if isinstance(outcome, CloudMoved):
@@ -255,12 +255,12 @@ class Router:
             backoff_until = state.backoff_until if state.others else {}
             return replace(state, link=LinkEstimate(), backlog=Backlog(), backoff_until=backoff_until)
         if isinstance(outcome, CloudHeld):
-            return learning.held(state, outcome, now_s)
+            return state_updates.held(state, outcome, now_s)
         if isinstance(outcome, Audited):
             hard = self._hard.get(outcome.scope, HardSettings())
             tally = _tally(state, hard, outcome.scope)
             return replace(state, audits={**state.audits, outcome.scope: tally.add(outcome.disagreed)})
-        return learning.ended(state, outcome, now_s)
+        return state_updates.ended(state, outcome, now_s)
 
     def allow(self, state: RouterState, shares: Mapping[str, float]) -> RouterState:
         """The state with `shares` as limits on offloading, by model; the policy alone limits all others."""

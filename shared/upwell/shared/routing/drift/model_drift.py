@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from upwell.shared.routing.drift.detector import QuantityTest
-from upwell.shared.routing.drift.reference import (
+from upwell.shared.routing.drift.drift_reference import (
     FROZEN,
     MOVING,
     DistanceFrom,
@@ -20,6 +19,7 @@ from upwell.shared.routing.drift.reference import (
     ReferenceHistogram,
     RowMeasures,
 )
+from upwell.shared.routing.drift.quantity_test import QuantityTest
 
 WINDOW_ROWS = 64
 MOST_WINDOWS = 64

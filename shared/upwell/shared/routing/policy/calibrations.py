@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from upwell.shared.routing.hardness import RISING, Measure
-from upwell.shared.routing.policy.sections import Number, OpenShare, Section, Text, Written
+from upwell.shared.routing.policy.policy_keys import Number, OpenShare, Section, Text, Written
 from upwell.shared.routing.policy.settings import LowerQuality, ModelPair
 from upwell.shared.units import Share
 

@@ -15,11 +15,11 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from upwell.shared.config.located_errors import Location, located
 from upwell.shared.routing.policy.calibrations import Calibration
-from upwell.shared.routing.policy.consistency import Parts, disagreements, joined
-from upwell.shared.routing.policy.resolution import Resolved
-from upwell.shared.routing.policy.sections import Section, SettingsPatch, Written
+from upwell.shared.routing.policy.contradictions import Parts, disagreements, joined
+from upwell.shared.routing.policy.policy_keys import Section, SettingsPatch, Written
+from upwell.shared.routing.policy.rule_keys import Rule, hours_minutes
 from upwell.shared.routing.policy.settings import ModelPair, Settings
-from upwell.shared.routing.policy.written_rules import Rule, hours_minutes
+from upwell.shared.routing.policy.settings_resolution import Resolved
 
 __all__ = ("Policy", "Rule", "hours_minutes")
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from upwell.shared.routing.estimators.edge_time import LONG_SILENCE_S
+from upwell.shared.routing.decide.edge_time import LONG_SILENCE_S
 from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
 from upwell.shared.routing.policy.settings import RANKS, Priority
 from upwell.shared.values import quick

@@ -21,8 +21,8 @@ from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.open_client import Client, open_client
 from upwell.shared.oip.resize_parameters import read_seen
+from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.correctness import Judge
 from upwell.shared.signature.signature import UplinkEncoding

@@ -11,7 +11,7 @@ from typing import Literal
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 from upwell.tools.policy.collect.asking import Asked, Asker
 from upwell.tools.policy.collect.items import Item
 from upwell.tools.policy.collect.log_file import CLOUD_TRUTH, LogFile

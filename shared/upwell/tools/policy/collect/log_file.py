@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from upwell.edge.observe.request_log import append_line, encode_line, open_log
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.log_line import LogLine
 
 ITEM = "item"
 """The tag with the item's name."""
