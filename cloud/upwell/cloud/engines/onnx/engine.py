@@ -14,7 +14,7 @@ from upwell.cloud.engines.ort import InvalidArgument, onnxruntime
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.formats.onnx.file_checks import foreign_operators
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.shared.formats.onnx.tensor_types import DATATYPES, bytes_of, spec_of, text_of
+from upwell.shared.formats.onnx.tensor_types import DATATYPES, UnsupportedTensor, bytes_of, spec_of, text_of
 from upwell.shared.tensors import Array, TensorSpec
 
 _EXCHANGEABLE = tuple(kind for kind, datatype in DATATYPES.items() if datatype != "BF16")
@@ -108,4 +108,7 @@ def _spec(node: Any, side: str) -> TensorSpec:
             f"{side} {node.name!r} is {node.type}, which ONNX Runtime's Python API cannot exchange; "
             f"export it as one of {', '.join(_EXCHANGEABLE)}"
         )
-    return spec_of(node)
+    try:
+        return spec_of(node)
+    except UnsupportedTensor as error:
+        raise ModelFailed(f"{side} {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.tensors import Array, TensorSpec
+from upwell.shared.tensors import DTYPES, Array, TensorSpec
 
 DATATYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -31,6 +32,8 @@ DATATYPES: Mapping[str, str] = MappingProxyType(
 )
 """Maps ONNX types, as ONNX Runtime writes them, to OIP datatypes."""
 
+_MOST_BYTES = 2 << 30
+"""Size up to which a row of a tensor fits into a message of protobuf; a file may declare any size."""
 
 _ZIPMAP = (
     "; convert the model without ZipMap: `options={'zipmap': False}` of skl2onnx.to_onnx, `zipmap=False` of onnxmltools"
@@ -58,14 +61,19 @@ class Argument(Protocol):
 
 
 def spec_of(argument: Argument) -> TensorSpec:
-    """The specification of an input or output. Raises `UnsupportedTensor` if it is not a tensor of a plain datatype."""
+    """The specification of an input or output. Raises `UnsupportedTensor` unless it is a tensor of a plain datatype
+    that fits into a message."""
     datatype = DATATYPES.get(argument.type)
     if datatype is None:
         hint = _ZIPMAP if str(argument.type).startswith("seq(map(") else ""
         raise UnsupportedTensor(
             f"{argument.name!r} is {argument.type}; only tensors of plain datatypes are supported{hint}"
         )
-    return TensorSpec(argument.name, datatype, tuple(size if isinstance(size, int) else -1 for size in argument.shape))
+    shape = tuple(size if isinstance(size, int) else -1 for size in argument.shape)
+    row_bytes = math.prod(map(abs, shape)) * (DTYPES[datatype].itemsize if datatype in DTYPES else 1)
+    if row_bytes > _MOST_BYTES:
+        raise UnsupportedTensor(f"{argument.name!r} takes {row_bytes} bytes; at most {_MOST_BYTES} fit into a message")
+    return TensorSpec(argument.name, datatype, shape)
 
 
 def text_of(name: str, array: Array) -> Array:
