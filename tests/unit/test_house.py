@@ -16,6 +16,7 @@ import pytest
 
 import upwell.edge
 import upwell.pipelines
+from tests.seeded_faults import FAULTS, TESTS
 from tests.source_trees import PORTIONS, ROOT, trees
 from upwell.shared.routing import reasons
 
@@ -540,3 +541,9 @@ def test_what_a_bundle_names_is_opened_in_one_place() -> None:
             opens = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr == "open"]
             modes = [arg.value for one in opens for arg in one.args if isinstance(arg, ast.Constant)]
             assert "rb" not in modes, module
+
+
+def test_every_seeded_fault_has_its_place_and_its_tests() -> None:
+    assert [file for files in TESTS.values() for file in files if not (ROOT / file).exists()] == []
+    lost = [one for one in FAULTS if (ROOT / one.file).read_text().count(one.old) != 1]
+    assert lost == []

@@ -19,6 +19,7 @@ from tests.unit.edge.bundle.bundles import END, FILES, entry, header, plain_tar,
 from upwell.edge.bundle import archive as archive_module
 from upwell.edge.bundle.archive import unpacked, write_archive
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.bundle.folder_files import CHUNK_BYTES
 from upwell.shared.errors import ConfigError
 
 
@@ -99,6 +100,7 @@ GOOD = entry("a.txt", b"abc")
         (GOOD.replace(b"a.txt", b"b.txt", 1) + END, Refusal.MALFORMED, "bad checksum"),
         (GOOD + END + GOOD + END, Refusal.MALFORMED, "data after the end-of-archive marker"),
         (GOOD + END[:512] + GOOD + END, Refusal.MALFORMED, "data after the end-of-archive marker"),
+        (GOOD + END + bytes(CHUNK_BYTES) + GOOD, Refusal.MALFORMED, "data after the end-of-archive marker"),
         (header("folder/", 512, tarfile.DIRTYPE) + bytes(512) + END, Refusal.MALFORMED, "impossible size"),
         (entry("/etc/passwd") + END, Refusal.UNCONFINED, "points outside"),
         (entry("../x") + END, Refusal.UNCONFINED, "points outside"),
@@ -176,6 +178,23 @@ def test_too_many_files_are_not_packed(tmp_path: Path) -> None:
     with pytest.raises(BundleRefused) as caught:
         write_archive(tmp_path / "x.tar", tmp_path / "folder")
     assert caught.value.refusal is Refusal.TOO_LARGE
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_too_many_bytes_are_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "folder", {"a": b"abc", "b": b"abc"})
+    monkeypatch.setattr(archive_module, "MAX_BYTES", 5)
+    with pytest.raises(BundleRefused) as caught:
+        write_archive(tmp_path / "x.tar", folder)
+    assert caught.value.refusal is Refusal.TOO_LARGE
+    monkeypatch.setattr(archive_module, "MAX_BYTES", 6)
+    write_archive(tmp_path / "x.tar", folder)
+
+
+def test_a_file_that_shrinks_meanwhile_is_not_packed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "folder", {"a": b"abc", "b": b"abc"})
+    with pytest.raises(ConfigError, match="b: shrank while it was being read"):
+        write_archive(tmp_path / "x.tar", folder, progress=lambda _: os.truncate(folder / "b", 2))
     assert os.listdir(tmp_path) == ["folder"]
 
 

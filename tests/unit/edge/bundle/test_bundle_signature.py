@@ -170,6 +170,11 @@ def test_a_statement_says_which_files() -> None:
     assert digests_of(statement("m", DIGESTS)) == DIGESTS
 
 
+def test_files_are_in_the_order_of_their_folders_as_other_signers_have_them() -> None:
+    listed = digests_of(statement("m", dict.fromkeys(["b", "a-b", "a/c", "a/b"], "0" * 64)))
+    assert list(listed) == ["a/b", "a/c", "a-b", "b"]
+
+
 def test_the_signed_bytes_are_those_of_dsse() -> None:
     assert signed_bytes(b"hello") == b"DSSEv1 28 application/vnd.in-toto+json 5 hello"
 

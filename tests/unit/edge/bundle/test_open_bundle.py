@@ -8,18 +8,21 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.edge.bundle.bundles import END, FILES, entry, keys, make, plain_tar, signed, write
+from tests.unit.edge.bundle.bundles import END, FILES, entry, keys, make, passphrase, plain_tar, signed, write
 from upwell.edge.bundle import archive
 from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.bundle_signature import check_signature, private_key
 from upwell.edge.bundle.manifest import manifest_bytes
 from upwell.edge.bundle.open_bundle import NO_TRUST, open_archive, open_bundle
+from upwell.edge.bundle.signature_envelope import Envelope, signed_bytes, statement, write_envelope
 from upwell.shared.errors import ConfigError
 
 Fault = Callable[[Path], object]
@@ -60,9 +63,13 @@ FAULTS: dict[str, tuple[Fault, Refusal, str]] = {
     "a folder for a file": (lambda b: refolder(b / "labels.txt"), Refusal.TAMPERED, "missing"),
     "a manifest cut short": (lambda b: os.truncate(b / MANIFEST_NAME, 100), Refusal.MALFORMED, MANIFEST_NAME),
     "no manifest": (lambda b: (b / MANIFEST_NAME).unlink(), Refusal.MALFORMED, "signs nothing"),
+    "no manifest for the link": (lambda b: dangle(b / MANIFEST_NAME), Refusal.UNCONFINED, "it is a link"),
     "another manifest": (lambda b: reversion(b, 9), Refusal.WRONG_SIGNATURE, "covers other files: 'manifest.json'"),
     "nothing at all": (shutil.rmtree, Refusal.MISSING, "no such folder"),
 }
+
+
+NEVER_PACKED = ("a link", "a hidden file", "no manifest for the link", "nothing at all")
 
 
 def flip(path: Path) -> None:
@@ -74,6 +81,11 @@ def flip(path: Path) -> None:
 def relink(path: Path) -> None:
     path.rename(path.parent.parent / "elsewhere")
     path.symlink_to("../elsewhere")
+
+
+def dangle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
 
 
 def refolder(path: Path) -> None:
@@ -118,6 +130,17 @@ def test_a_signature_of_fewer_files_is_refused(tmp_path: Path) -> None:
     assert open_bundle(folder, Trust((public,))).signed_by
 
 
+def test_a_signature_of_more_files_is_refused(tmp_path: Path) -> None:
+    private, public = keys(tmp_path, "key")
+    folder = signed(tmp_path / "b", private).folder
+    found = check_signature(folder, Trust((public,)))
+    assert found is not None
+    payload = statement("digits", {**found.digests, "removed": "0" * 64})
+    signature = private_key(private, passphrase).sign(signed_bytes(payload))
+    (folder / SIGNATURE_NAME).write_bytes(write_envelope(Envelope(payload, signature, "")))
+    refused(lambda: open_bundle(folder, Trust((public,))), Refusal.WRONG_SIGNATURE, "other files: 'removed'")
+
+
 def test_a_version_must_be_greater(tmp_path: Path) -> None:
     folder = make(tmp_path / "b", version=3).folder
     assert open_bundle(folder, newer_than=2).version == 3
@@ -136,7 +159,10 @@ def test_a_plain_folder_is_a_bundle_of_no_version(tmp_path: Path) -> None:
     folder = write(tmp_path / "b", {**FILES, ".hidden": b""})
     assert open_bundle(folder) == Bundle(folder)
     refused(lambda: open_bundle(folder, Trust(require=True)), Refusal.UNSIGNED, "upwell model pack")
-    refused(lambda: open_bundle(folder, newer_than=1), Refusal.OLDER, "no version")
+    for installed in (0, 1):
+        refused(partial(open_bundle, folder, newer_than=installed), Refusal.OLDER, "no version")
+    (folder / SIGNATURE_NAME).symlink_to("nowhere")
+    refused(lambda: open_bundle(folder), Refusal.MALFORMED, "signs nothing")
 
 
 @pytest.mark.parametrize("labels", ["/etc/hostname", "../secret.txt", "a/../../secret.txt", "~/secret", "..\\secret"])
@@ -146,6 +172,7 @@ def test_a_plain_folder_is_a_bundle_of_no_version(tmp_path: Path) -> None:
         "version: 1\nsignature: {{inputs: {{}}, outputs: {{scores: {{kind: logits, labels: '{}'}}}}}}\n",
         "version: 1\npost: [{{labels: {{from: scores, labels: '{}'}}}}]\n",
         "version: 1\ngolden: {{file: '{}'}}\n",
+        "version: 1\nsignature: {{inputs: {{text: {{kind: text, tokenizer: '{}'}}}}}}\n",
         "version: 1\nruntimes: {{onnx: {{post: [{{labels: {{labels: '{}'}}}}]}}}}\n",
     ],
 )
@@ -153,6 +180,23 @@ def test_labels_come_from_the_bundle_alone(tmp_path: Path, text: str, labels: st
     """They are shown to every caller, so a bundle could show any file of the device."""
     folder = make(tmp_path / "b", {"model.yaml": text.format(labels).encode()}).folder
     refused(lambda: open_bundle(folder), Refusal.UNCONFINED, labels.replace("\\", "\\\\"))
+
+
+def test_a_name_in_braces_is_one_of_labels_and_a_whole_tokenizer(tmp_path: Path) -> None:
+    for key, is_refused in (("labels", True), ("tokenizer", False)):
+        folder = make(tmp_path / key, {"model.yaml": f"{key}: '{{/../../secret'".encode()}).folder
+        if is_refused:
+            refused(partial(open_bundle, folder), Refusal.UNCONFINED, "{/../../secret")
+        else:
+            assert open_bundle(folder).version == 3
+
+
+def test_a_description_beside_a_model_of_any_name_and_in_any_folder_names_files_of_the_bundle(tmp_path: Path) -> None:
+    text = "golden: {file: '../labels.txt'}"
+    folder = make(tmp_path / "b", {**FILES, "more/digits.onnx": b"", "more/digits.yaml": text.encode()}).folder
+    assert open_bundle(folder).version == 3
+    folder = make(tmp_path / "c", {**FILES, "digits.tflite": b"", "digits.yaml": text.encode()}).folder
+    refused(lambda: open_bundle(folder), Refusal.UNCONFINED, "'../labels.txt', which is not in the bundle")
 
 
 def test_labels_of_the_bundle_are_let_through(tmp_path: Path) -> None:
@@ -197,7 +241,7 @@ def test_an_archive_becomes_a_folder(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["into", "key.pem", "key.pub.pem", "x.bundle.tar"]
 
 
-@pytest.mark.parametrize("what", [name for name in FAULTS if name not in ("a link", "a hidden file", "nothing at all")])
+@pytest.mark.parametrize("what", [name for name in FAULTS if name not in NEVER_PACKED])
 def test_a_refused_archive_leaves_nothing_and_is_named(tmp_path: Path, what: str) -> None:
     fault, refusal, says = FAULTS[what]
     private, public = keys(tmp_path, "key")
@@ -224,6 +268,12 @@ def test_an_archive_without_a_manifest_is_malformed(tmp_path: Path) -> None:
     refused(lambda: open_archive(tmp_path / "x.tar", tmp_path / "into"), Refusal.MALFORMED, "contains no manifest.json")
     (tmp_path / "x.tar").write_bytes(entry("manifest.json/x") + END)
     refused(lambda: open_archive(tmp_path / "x.tar", tmp_path / "into"), Refusal.MALFORMED, "contains no manifest.json")
+
+
+def test_the_version_in_an_archive_must_be_greater_too(tmp_path: Path) -> None:
+    path = archive_of(tmp_path, make(tmp_path / "b", version=3))
+    refused(lambda: open_archive(path, tmp_path / "into", newer_than=3), Refusal.OLDER, "version 3 is installed")
+    assert open_archive(path, tmp_path / "into", newer_than=2).version == 3
 
 
 def test_limits_hold_for_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
