@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.unit.edge.agents import SURE, UNSURE, edge_model, rows_of
 from upwell.edge.bundle import golden as module
-from upwell.edge.bundle.golden import GoldenVectors, Labels, check_golden, read_golden, record_golden
+from upwell.edge.bundle.golden import GoldenVectors, Labels, check_golden, compare_labels, read_golden, record_golden
 from upwell.edge.bundle.output_comparison import Tolerances
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import DTYPES, Array
@@ -154,6 +154,7 @@ BYTES = {"in_bytes.x.npy": raw(np.zeros(3, np.uint8)), "out.y.npy": raw([1.0])}
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1j])}), "no Open Inference Protocol datatype"),
         (lambda path: archive(path, BYTES), "without a matching in_ends.x"),
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([2, 4])}), "do not match its bytes"),
+        (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([1, 2])}), "do not match its bytes"),
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([2, 1, 3])}), "do not match its bytes"),
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([-1, 3])}), "do not match its bytes"),
         (lambda path: archive(path, {f"in.{n}.npy": raw([1.0]) for n in range(257)}), "at most"),
@@ -245,3 +246,10 @@ def test_labels_say_what_is_right_whatever_the_model_said_before(classes: list[i
     golden = GoldenVectors(inputs, dict(edge.run_now(inputs).outputs), Labels(np.array(classes), 0.6))
     verdict = check_golden(edge.processor, edge.runtime, golden, Tolerances())
     assert (verdict.passed, said in verdict.text) == (passed, True), verdict.text
+
+
+def test_exactly_the_share_of_labels_that_is_needed_is_enough() -> None:
+    edge = edge_model()
+    for right, passed in ((0.6, True), (0.61, False)):
+        labels = Labels(np.array([0, 0, 0, 1, 1]), right)
+        assert compare_labels(edge.signature, edge.run_now(rows_of(*[SURE] * 5)).outputs, labels).passed is passed

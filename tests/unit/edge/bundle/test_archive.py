@@ -207,6 +207,13 @@ def test_names_that_fit_no_bundle_are_not_packed(tmp_path: Path, name: str) -> N
     assert os.listdir(tmp_path) == ["folder"]
 
 
+def test_names_that_clash_on_some_systems_are_not_packed(tmp_path: Path) -> None:
+    write(tmp_path / "folder", {"a": b"", "A": b""})
+    if len(os.listdir(tmp_path / "folder")) == 2:  # as here they do not
+        with pytest.raises(BundleRefused, match="the same file on some systems"):
+            write_archive(tmp_path / "x.tar", tmp_path / "folder")
+
+
 def test_links_and_pipes_are_not_packed(tmp_path: Path) -> None:
     for make in (lambda path: path.symlink_to("/etc/passwd"), os.mkfifo, lambda path: path.symlink_to(tmp_path)):
         folder = write(Path(tempfile.mkdtemp(dir=tmp_path)), {"a": b""})

@@ -179,8 +179,18 @@ def test_the_signed_bytes_are_those_of_dsse() -> None:
     assert signed_bytes(b"hello") == b"DSSEv1 28 application/vnd.in-toto+json 5 hello"
 
 
-def test_openssl_agrees_with_the_signature(tmp_path: Path) -> None:
-    private, public = keys(tmp_path, "key")
+@pytest.mark.parametrize(
+    ("key", "digest"),
+    [
+        (Ed25519PrivateKey.generate(), None),
+        (ec.generate_private_key(ec.SECP256R1()), "sha256"),
+        (ec.generate_private_key(ec.SECP384R1()), "sha384"),
+        (ec.generate_private_key(ec.SECP521R1()), "sha512"),
+    ],
+    ids=["ed25519", "p256", "p384", "p521"],
+)
+def test_openssl_agrees_with_the_signature(tmp_path: Path, key: Key, digest: str | None) -> None:
+    private, public = keys(tmp_path, "key", key)
     document = json.loads((signed(tmp_path / "b", private).folder / SIGNATURE_NAME).read_text())
     envelope = document["dsseEnvelope"]
     payload = base64.b64decode(envelope["payload"])
@@ -199,6 +209,8 @@ def test_openssl_agrees_with_the_signature(tmp_path: Path) -> None:
         "-sigfile",
         "sig",
     ]
+    if digest is not None:
+        command += ["-digest", digest]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "Verified Successfully" in done.stdout, done.stderr
 

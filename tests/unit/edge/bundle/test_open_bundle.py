@@ -60,6 +60,7 @@ FAULTS: dict[str, tuple[Fault, Refusal, str]] = {
     "a file less": (lambda b: (b / "labels.txt").unlink(), Refusal.TAMPERED, "missing"),
     "a hidden file": (lambda b: (b / ".DS_Store").touch(), Refusal.UNCONFINED, "hidden"),
     "a link": (lambda b: relink(b / "labels.txt"), Refusal.UNCONFINED, "it is a link"),
+    "a link to a folder": (lambda b: relink(b / "more"), Refusal.UNCONFINED, "it is a link"),
     "a folder for a file": (lambda b: refolder(b / "labels.txt"), Refusal.TAMPERED, "missing"),
     "a manifest cut short": (lambda b: os.truncate(b / MANIFEST_NAME, 100), Refusal.MALFORMED, MANIFEST_NAME),
     "no manifest": (lambda b: (b / MANIFEST_NAME).unlink(), Refusal.MALFORMED, "signs nothing"),
@@ -69,7 +70,7 @@ FAULTS: dict[str, tuple[Fault, Refusal, str]] = {
 }
 
 
-NEVER_PACKED = ("a link", "a hidden file", "no manifest for the link", "nothing at all")
+NEVER_PACKED = ("a link", "a link to a folder", "a hidden file", "no manifest for the link", "nothing at all")
 
 
 def flip(path: Path) -> None:
