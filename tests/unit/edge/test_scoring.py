@@ -23,6 +23,7 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
+from upwell.shared.routing.box_hardness import chance_hardness
 from upwell.shared.routing.hardness import Measure, hardness
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.model_yaml import ModelDescription
@@ -127,6 +128,23 @@ def test_boxes_are_measured_with_their_own_threshold() -> None:
     assert one.score({"boxes": made}, HardSettings("low_share", box_score=0.7), 1) == (0.5,)
     assert one.score({"boxes": made}, HardSettings("mean_score"), 1) == pytest.approx([0.75])
     assert one.score({"boxes": made}, HardSettings("count"), 1) == (2.0,)
+
+
+def test_logged_chances_give_the_hardness_and_none_crosses_the_threshold() -> None:
+    made = np.zeros((2, 9, 6), np.float32)
+    made[:, :, 5] = -1
+    made[1, 0] = (0, 0, 1, 1, 0.49999, 3)
+    made[1, 1] = (0, 0, 1, 1, 0.5, 4)
+    made[1, 2] = (0, 0, 1, 1, 0.87654, 5)
+    one, hard = scorer(BOXES), HardSettings(temperature=0.5, bias=1.0)
+    assert one.chances({"boxes": made}, hard, 0, None) == ()
+    chances = one.chances({"boxes": made}, hard, 1, None)
+    assert chances == pytest.approx((0.8765, 0.5, 0.4999), abs=1e-9)
+    (_, value) = one.score({"boxes": made}, hard, 2)
+    assert chance_hardness(np.array(chances), "margin", 0.5, 1.0) == pytest.approx(value, abs=1e-3)
+    assert scorer(SCORES).chances({"scores": np.zeros((1, 4), np.float32)}, hard, 0, None) is None
+    made[1, 0, 4] = math.nan
+    assert one.chances({"boxes": made}, hard, 1, None) is None
 
 
 def test_of_several_values_in_a_row_the_hardest_counts() -> None:

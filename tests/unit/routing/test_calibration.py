@@ -11,6 +11,7 @@ import pytest
 
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, lower_bound, upper_bound
 from upwell.shared.routing.calibration.logged_hardness import fitted_temperature, measured
+from upwell.shared.routing.calibration.object_chances import fitted_chances
 from upwell.shared.routing.calibration.pair_calibration import CalibrationResult, Target, by_model_pair, calibration_of
 from upwell.shared.routing.calibration.threshold_choice import (
     CannotCalibrate,
@@ -21,7 +22,7 @@ from upwell.shared.routing.calibration.threshold_choice import (
     requests_for_risk,
     requests_for_share,
 )
-from upwell.shared.routing.hardness import hardness
+from upwell.shared.routing.hardness import Measure, hardness
 from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
@@ -242,6 +243,44 @@ def test_hardness_comes_from_logits_where_they_are_and_else_from_the_line() -> N
     assert values[2] == pytest.approx(1 / (1 + math.exp(-0.5)) - 1 / (1 + math.exp(0.5)))
     assert math.isnan(values[3])
     assert measured([line(hardness={"count": 7})], "count", 1.0).tolist() == [7.0]
+
+
+def detected(count: int, seed: int, temperature: float, bias: float) -> list[LogLine]:
+    """Up to eight possible objects a line, each there with the chance that such a calibration gives it."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for index in range(count):
+        chances = rng.uniform(0.02, 0.98, rng.integers(0, 9))
+        there = rng.random(len(chances)) < 1 / (1 + np.exp(-(np.log(chances / (1 - chances)) / temperature + bias)))
+        is_right = bool(((chances >= 0.5) == there).all())
+        made.append(line(index, chances=chances.tolist(), edge_correct=is_right, cloud_correct=True))
+    return made
+
+
+@pytest.mark.parametrize("measure", ["margin", "doubtful"])
+def test_the_chances_of_objects_are_moved_to_where_the_cloud_finds_them(measure: Measure) -> None:
+    temperature, bias = fitted_chances(detected(2000, 1, 0.4, 1.0), measure, 1.0)
+    assert temperature == pytest.approx(0.4, rel=0.3)
+    assert bias == pytest.approx(1.0, abs=0.3)
+
+
+def test_chances_that_tell_nothing_or_too_few_lines_are_left_alone() -> None:
+    rng = np.random.default_rng(4)
+    noise = [one.model_copy(update={"edge_correct": bool(rng.random() < 0.7)}) for one in detected(400, 4, 1.0, 0.0)]
+    assert fitted_chances(detected(40, 2, 0.4, 1.0), "margin", 1.0) == (1.0, 0.0)
+    assert fitted_chances([line(chances=(0.9,), edge_correct=True)] * 100, "margin", 2.0) == (2.0, 0.0)
+    assert fitted_chances(noise, "margin", 1.0)[0] > 3 or fitted_chances(noise, "margin", 1.0) == (1.0, 0.0)
+
+
+def test_a_detector_with_moved_chances_is_calibrated_as_the_policy_will_measure_it() -> None:
+    logged = detected(1200, 3, 0.4, 1.5)
+    one = calibrated(logged, SHARE)
+    assert one.bias > 0.5
+    values = measured(logged, "margin", one.temperature, one.bias)
+    plain = measured(logged, "margin", 1.0)
+    assert (values < one.threshold).mean() == pytest.approx(0.2, abs=0.02)
+    wrong = np.array([not x.edge_correct for x in logged])
+    assert wrong[np.argsort(values)[:240]].mean() > wrong[np.argsort(plain)[:240]].mean()
 
 
 def test_lines_are_grouped_by_what_they_ran_on() -> None:

@@ -56,3 +56,4 @@ def test_a_share_buys_the_losses_among_the_hardest_and_at_random_its_part() -> N
     at_5, at_10 = worth.bought[:2]
     assert [at_5.risk, at_5.random_risk] == pytest.approx([0.05, 0.095])  # half of those that are tied
     assert [at_10.share, at_10.risk] == pytest.approx([0.1, 0])
+    assert [at_5.best_risk, at_10.best_risk] == pytest.approx([0.05, 0])

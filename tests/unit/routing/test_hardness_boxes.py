@@ -95,18 +95,25 @@ def one_value(measure: Measure, made: CandidateGroups, box_score: float = 0.5) -
     return value
 
 
-def best_and_second(chances: Sequence[float]) -> float:
-    """The margin by its definition: every set of objects with its chance."""
-    sets = [1.0]
-    for chance in chances:
-        sets = [p * q for p in sets for q in (chance, 1 - chance)]
-    second, best = sorted(sets)[-2:]
-    return best - second
-
-
 @pytest.mark.parametrize("scores", [(0.9,), (0.2,), (0.9, 0.2, 0.95), (0.5, 0.9), (0.6, 0.6, 0.3, 0.12)])
-def test_the_margin_is_the_chance_of_the_best_set_of_objects_less_that_of_the_second(scores: Sequence[float]) -> None:
-    assert one_value("margin", groups(scores)) == pytest.approx(best_and_second(scores))
+def test_the_margin_is_the_chance_that_the_boxes_shown_are_all_that_is_there(scores: Sequence[float]) -> None:
+    right = [score if score >= 0.5 else 1 - score for score in scores]
+    assert one_value("margin", groups(scores)) == pytest.approx(math.prod(right))
+
+
+def test_a_calibration_moves_the_chances_and_not_what_the_answer_shows() -> None:
+    (value,) = candidate_hardness(
+        detections(()), [groups((0.4, 0.9))], "doubtful", box_score=0.5, temperature=0.5, bias=1.0
+    )
+    shown = 1 / (1 + math.exp(-(2 * math.log(9) + 1)))
+    hidden = 1 / (1 + math.exp(-(2 * math.log(0.4 / 0.6) + 1)))
+    assert value == pytest.approx(1 - shown + hidden)
+
+
+def test_many_doubtful_objects_keep_their_order_under_any_calibration() -> None:
+    made = [groups([0.99] * count) for count in (99, 100)]
+    found = candidate_hardness(detections((), ()), made, "margin", box_score=0.5, temperature=0.05, bias=-300.0)
+    assert found[0] > found[1] > 0
 
 
 def test_the_other_measures_of_candidates_are_their_definitions() -> None:
@@ -120,7 +127,7 @@ def test_the_other_measures_of_candidates_are_their_definitions() -> None:
 def test_a_box_on_the_threshold_that_answers_are_judged_by_is_most_doubtful(
     box_score: float, min_score: float, score: float
 ) -> None:
-    assert one_value("margin", groups((score,), min_score=min_score), box_score) == pytest.approx(0, abs=1e-5)
+    assert one_value("margin", groups((score,), min_score=min_score), box_score) == pytest.approx(0.5, abs=1e-5)
 
 
 def test_where_nothing_is_possible_nothing_is_doubtful() -> None:

@@ -357,6 +357,7 @@ def _hard_facts(hard: HardSettings, threshold: float) -> HardFacts:
         measure=hard.measure,
         threshold=_finite(threshold),
         temperature=hard.temperature,
+        bias=hard.bias,
         cloud_share=_finite(hard.cloud_share),
         max_risk=_finite(hard.max_risk),
         misfit=hard.misfit,

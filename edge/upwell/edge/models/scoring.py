@@ -20,6 +20,7 @@ from upwell.shared.routing.box_hardness import (
     CandidateGroups,
     box_hardness,
     candidate_hardness,
+    object_chances,
 )
 from upwell.shared.routing.hardness import Measure, as_logits, hardness, pixel_margin
 from upwell.shared.routing.policy.settings import HardSettings
@@ -37,6 +38,8 @@ HardnessFunction: TypeAlias = Callable[[Mapping[str, Array]], Sequence[float]]
 
 _IOU = 0.45
 """Candidates of one class that overlap by more form one group."""
+_PARTS = 10_000
+"""The precision of chances in logs."""
 _MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 _log = logging.getLogger(__name__)
@@ -107,11 +110,11 @@ class Scorer:
         rows: int,
         candidates: CandidatesByOutput | None = None,
     ) -> tuple[dict[str, float], ...]:
-        """Every measure that applies to each row, at temperature 1, for request logs.
+        """Every measure that applies to each row, without a calibration's temperature and bias, for request logs.
 
         `output`, `function` and `box_score` are those of `hard`. A measure without a numeric value is left out.
         """
-        asked = [replace(hard, measure=measure, temperature=1.0) for measure in _MEASURES]
+        asked = [replace(hard, measure=measure, temperature=1.0, bias=0.0) for measure in _MEASURES]
         columns = {one.measure: self.score(outputs, one, rows, candidates) for one in asked if self.can(one)}
         return tuple(
             {name: column[row] for name, column in columns.items() if math.isfinite(column[row])} for row in range(rows)
@@ -130,6 +133,23 @@ class Scorer:
             return None
         found = as_logits(array.reshape(1, -1), logits=scores.kind == "logits")[0]
         return tuple(found.tolist()) if np.isfinite(found).all() else None
+
+    def chances(
+        self, outputs: Mapping[str, Array], hard: HardSettings, row: int, candidates: CandidatesByOutput | None
+    ) -> tuple[float, ...] | None:
+        """The chances of objects in one row of detections, before any calibration.
+
+        None unless the model's margin is that of its boxes, or if a box is not finite.
+        """
+        if self._boxes is None or not self._measures_boxes("margin"):
+            return None
+        found = self._rows(outputs, self._boxes)[row : row + 1]
+        if len(found) == 0 or not np.isfinite(found).all():
+            return None
+        possible = (candidates or {}).get(self._boxes.name)
+        one = possible[row] if possible else as_candidates(found)[0]
+        chances = object_chances(CandidateGroups(*grouped(one, _IOU), one.min_score), hard.box_score)
+        return tuple((np.floor(chances * _PARTS) / _PARTS).tolist())  # rounded down, so that none becomes 1/2
 
     def _problem(self, hard: HardSettings) -> str:
         if hard.measure in OF_CANDIDATES and self._measures_boxes(hard.measure):
@@ -184,7 +204,14 @@ class Scorer:
             found = self._rows(outputs, self._boxes)
             possible = (candidates or {}).get(self._boxes.name) or as_candidates(found)
             groups = [CandidateGroups(*grouped(one, _IOU), one.min_score) for one in possible[: len(found)]]
-            return candidate_hardness(found, groups, hard.measure, box_score=hard.box_score)
+            return candidate_hardness(
+                found,
+                groups,
+                hard.measure,
+                box_score=hard.box_score,
+                temperature=hard.temperature,
+                bias=hard.bias,
+            )
         if self._segments is not None and self._measures_pixels(hard.measure):
             return pixel_margin(self._rows(outputs, self._segments))
         scores = self._signature.scores

@@ -44,7 +44,12 @@ def log_lines(done: RequestRecord) -> dict[int, LogLine]:
         outputs, hard = run.outputs, done.settings.hard or HardSettings()
         measures = edge.scorer.score_all(outputs, hard, len(rows), run.candidates)
         for index, row in enumerate(rows):
-            line = _edge_line(done, edge, row, measures[index], edge.scorer.logits(outputs, index))
+            line = _edge_line(done, edge, row, measures[index]).model_copy(
+                update={
+                    "logits": edge.scorer.logits(outputs, index),
+                    "chances": edge.scorer.chances(outputs, hard, index, run.candidates),
+                }
+            )
             reply = done.replies.get(row)
             if reply is not None and not reply.is_degraded:
                 line = with_cloud(line, reply, _row(edge, outputs, index), _cloud_row(done, edge, row), judge)
@@ -76,9 +81,7 @@ def judge_of(edge: EdgeModel, hard: HardSettings | None) -> Judge | None:
         return None
 
 
-def _edge_line(
-    done: RequestRecord, edge: EdgeModel, row: int, measures: Mapping[str, float], logits: tuple[float, ...] | None
-) -> LogLine:
+def _edge_line(done: RequestRecord, edge: EdgeModel, row: int, measures: Mapping[str, float]) -> LogLine:
     signals = done.signals
     ran_rows = sum(len(rows) for rows, _ in done.parts.edge)
     return LogLine(
@@ -90,7 +93,6 @@ def _edge_line(
         hardness=measures,
         edge_digest=edge.digest,
         edge_runtime=runtime_name(edge.runtime),
-        logits=logits,
         deadline_s=_positive(done.first.deadline_s - signals.arrived_s),
         tags=dict(signals.request_facts.tags),
     )

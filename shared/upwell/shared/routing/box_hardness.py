@@ -12,15 +12,18 @@ Of these, with sᵢ the scores of the k boxes:
 The others read the candidates: boxes before suppression and below `min_score`, from a score of 0.1 up. They are grouped
 as suppression does it, a best box and those of its class that overlap it by more than 0.45; j counts the groups. The
 score s of the best becomes the chance that there is an object, pⱼ, by a line from 0 over 1/2 at t to 1, where t is
-`box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2.
+`box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2. A
+calibration moves the chances to σ(logit(pⱼ) / T + b), with a temperature T and a bias b (Platt 1999, "Probabilistic
+outputs for support vector machines"). The answer is right about a group with the chance qⱼ: the moved chance if it
+shows the box, else 1 less that.
 
-- `margin`: P₁ − P₂, the chances of the best and of the second best set of objects, if each is there independently of
-  the others: P₁ = Π max(pⱼ, 1 − pⱼ), and P₂ has the least sure group the other way round. It is what `margin` is of
-  classes (Scheffer et al. 2001), where the answer is a set. Hard when below.
-- `doubtful`: Σ min(pⱼ, 1 − pⱼ), the expected number of objects missed or found where there are none (the risk of a
-  Bayes classifier, Chow 1970, summed over boxes as in Brust et al. 2019). Hard when above.
-- `near`: how many groups have 1/4 < pⱼ < 3/4: those that a somewhat other picture would turn (uncertainty sampling,
-  Lewis & Gale 1994). Hard when above.
+- `margin`: Π qⱼ, the chance that the answer is right if groups are independent of each other. Hard when below. Unlike
+  the margin of classes it does not subtract the chance of the second best answer: with several doubtful groups that
+  says little, and a calibration may find another answer likelier than the one given.
+- `doubtful`: Σ (1 − qⱼ), the expected number of objects missed or found where there are none (the risk of a Bayes
+  classifier, Chow 1970, summed over boxes as in Brust et al. 2019). Hard when above.
+- `near`: how many groups have a moved chance from 1/4 to 3/4: those that a somewhat other picture would turn
+  (uncertainty sampling, Lewis & Gale 1994). Hard when above.
 - `spread`: Σ sⱼ (1 − IoUⱼ), with IoUⱼ the mean overlap of a group's best box with the boxes of its group, weighted by
   their scores: how much they disagree about where the object is (after the tightness of Kao et al. 2018, arXiv
   1801.05124). Hard when above.
@@ -45,9 +48,13 @@ OF_BOXES: frozenset[Measure] = frozenset({"mean_score", "low_share", "count"})
 """Hardness measures of detections."""
 OF_CANDIDATES: frozenset[Measure] = frozenset({"margin", "doubtful", "near", "spread"})
 """Hardness measures of a detector's candidates."""
+OF_CHANCES: frozenset[Measure] = frozenset({"margin", "doubtful", "near"})
+"""Those that need no more than the chances of its groups."""
 
 _SCORE, _CLASS = 4, 5
 _NEAR = 0.25
+_EXTREME = 7.0
+"""The largest logit of a moved chance, so that no product underflows and no single group decides."""
 
 
 @dataclass(frozen=True)
@@ -84,24 +91,28 @@ def box_hardness(detections: Array, measure: Measure, *, box_score: float) -> tu
 
 
 def candidate_hardness(
-    detections: Array, groups: Sequence[CandidateGroups], measure: Measure, *, box_score: float
+    detections: Array,
+    groups: Sequence[CandidateGroups],
+    measure: Measure,
+    *,
+    box_score: float,
+    temperature: float = 1.0,
+    bias: float = 0.0,
 ) -> tuple[float, ...]:
-    """The measure for each row, from the groups of its candidates.
+    """The measure for each row, from the groups of its candidates, their chances moved by `temperature` and `bias`.
 
     It is NaN if a box of `detections`, [rows, boxes, 6], has a NaN. Raises `KeyError` if `measure` is not a measure of
     candidates.
     """
-    compute = _MEASURES[measure]
-    measured = [compute(_chances(one, box_score), one) for one in groups]
+    if measure == "spread":
+        measured = [float((one.scores * (1 - one.overlaps)).sum()) for one in groups]
+    else:
+        measured = [chance_hardness(object_chances(one, box_score), measure, temperature, bias) for one in groups]
     return tuple(np.where(_broken(detections), np.nan, measured).tolist())
 
 
-def _broken(detections: Array) -> npt.NDArray[np.bool_]:
-    is_box = ~(detections[:, :, _CLASS] < 0)
-    return np.asarray((is_box & ~np.isfinite(detections).all(axis=2)).any(axis=1))
-
-
-def _chances(groups: CandidateGroups, box_score: float) -> Array:
+def object_chances(groups: CandidateGroups, box_score: float) -> Array:
+    """The chance pⱼ of an object in each group, FP64 [n] in 0..1, before any calibration."""
     threshold = min(max(box_score, groups.min_score, 1e-6), 1 - 1e-6)
     scores = np.clip(groups.scores, 0.0, 1.0)
     below, above = scores / threshold / 2, 1 - (1 - scores) / (1 - threshold) / 2
@@ -109,23 +120,39 @@ def _chances(groups: CandidateGroups, box_score: float) -> Array:
     return chances
 
 
-def _margin(chances: Array, _: CandidateGroups) -> float:
-    sure = np.maximum(chances, 1 - chances)
-    return float(sure.prod() * (1 - ((1 - sure) / sure).max(initial=0.0)))
+def right_chances(chances: Array, temperature: float, bias: float) -> Array:
+    """The chance qⱼ that the answer is right about each group, FP64 as `chances`."""
+    moved = chances
+    if temperature != 1.0 or bias != 0.0:
+        inside = np.clip(chances, 1e-6, 1 - 1e-6)
+        logits = np.log(inside / (1 - inside)) / temperature + bias
+        moved = 1 / (1 + np.exp(-np.clip(logits, -_EXTREME, _EXTREME)))
+    right: Array = np.where(chances >= 0.5, moved, 1 - moved)
+    return right
 
 
-def _doubtful(chances: Array, _: CandidateGroups) -> float:
-    return float(np.minimum(chances, 1 - chances).sum())
+def chance_hardness(chances: Array, measure: Measure, temperature: float, bias: float) -> float:
+    """The measure for one row from the chances of its groups. Raises `KeyError` if it is not one of `OF_CHANCES`."""
+    return _MEASURES[measure](right_chances(chances, temperature, bias))
 
 
-def _near(chances: Array, _: CandidateGroups) -> float:
-    return float((np.abs(chances - 0.5) < _NEAR).sum())
+def _broken(detections: Array) -> npt.NDArray[np.bool_]:
+    is_box = ~(detections[:, :, _CLASS] < 0)
+    return np.asarray((is_box & ~np.isfinite(detections).all(axis=2)).any(axis=1))
 
 
-def _spread(_: Array, groups: CandidateGroups) -> float:
-    return float((groups.scores * (1 - groups.overlaps)).sum())
+def _margin(right: Array) -> float:
+    return float(right.prod())
 
 
-_MEASURES: Mapping[str, Callable[[Array, CandidateGroups], float]] = MappingProxyType(
-    {"margin": _margin, "doubtful": _doubtful, "near": _near, "spread": _spread}
+def _doubtful(right: Array) -> float:
+    return float((1 - right).sum())
+
+
+def _near(right: Array) -> float:
+    return float((np.abs(right - 0.5) < _NEAR).sum())
+
+
+_MEASURES: Mapping[Measure, Callable[[Array], float]] = MappingProxyType(
+    {"margin": _margin, "doubtful": _doubtful, "near": _near}
 )

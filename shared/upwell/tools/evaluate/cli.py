@@ -174,7 +174,9 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
             "--cloud-is-right for the cloud's answers",
         )  # fmt: skip
     hard = next((case.facts.hard for case in judged if case.facts.hard is not None), None)
-    settings = HardSettings() if hard is None else HardSettings(measure=hard.measure, temperature=hard.temperature)  # type: ignore[arg-type]  # a measure of the policy
+    settings = HardSettings()
+    if hard is not None:
+        settings = HardSettings(measure=hard.measure, temperature=hard.temperature, bias=hard.bias)  # type: ignore[arg-type]  # a measure of the policy
     return models[0], judged, settings, len(found) - len(judged)
 
 

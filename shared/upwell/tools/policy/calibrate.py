@@ -184,6 +184,7 @@ def _document(one: CalibrationResult) -> dict[str, Any]:
         "measure": one.hard.measure,
         "above" if one.hard.measure in RISING else "below": one.threshold,
         "temperature": one.temperature,
+        "bias": one.bias,
         **asked,
         "evidence": evidence(one),
         "auroc": _known(one.discrimination.auroc),
@@ -228,10 +229,12 @@ def _show_worth(console: Console, one: CalibrationResult) -> None:
         plain(f"{one.hard.measure} predicts what the cloud corrects with an AUROC of {worth.auroc:.2f}{beside}")
     )
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
-    for name in ("go up", "kept and wrong", "at random"):
+    for name in ("go up", "kept and wrong", "at random", "at best"):
         table.add_column(name, justify="right")
     for bought in worth.bought:
-        table.add_row(percent(bought.share), percent(bought.risk), percent(bought.random_risk))
+        table.add_row(
+            percent(bought.share), percent(bought.risk), percent(bought.random_risk), percent(bought.best_risk)
+        )
     console.print(table)
 
 
@@ -250,6 +253,8 @@ def _show_qualities(console: Console, one: CalibrationResult) -> None:
 def _sentence(one: CalibrationResult) -> str:
     direction = "above" if one.hard.measure in RISING else "below"
     tempered = f", logits divided by {one.temperature:g}" if one.temperature != 1.0 else ""
+    if one.bias != 0.0:
+        tempered += f" and shifted by {one.bias:g}"
     rule = f"{one.hard.measure} {direction} {one.threshold:.4g} is hard{tempered}"
     if one.target.is_share:
         what = f"so {percent(one.chosen.share)} of all requests go up (asked for: {as_percent(one.target.cloud_share)})"

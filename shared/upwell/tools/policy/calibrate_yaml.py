@@ -155,6 +155,8 @@ def _entry(calibration: CalibrationResult) -> CommentedMap:
     entry["above" if hard.measure in RISING else "below"] = calibration.threshold
     if calibration.temperature != 1.0:
         entry["temperature"] = calibration.temperature
+    if calibration.bias != 0.0:
+        entry["bias"] = calibration.bias
     entry.update(_target_values(calibration.target))
     entry["evidence"] = CommentedMap(evidence(calibration))
     entry["evidence"].fa.set_flow_style()

@@ -24,11 +24,13 @@ _BETTER = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Bought:
-    """The risk if `share` of the requests is offloaded, hardest first, and if as many are drawn at random."""
+    """The risk if `share` of the requests is offloaded, hardest first; if as many are drawn at random; and if hindsight
+    draws them, which no measure can do better."""
 
     share: float
     risk: float
     random_risk: float
+    best_risk: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,4 +106,9 @@ def _bought(scores: Array, losses: Array, share: float) -> Bought:
     above, at = scores > cut, scores == cut
     part = (count - above.sum()) / at.sum()
     sent = losses[above].sum() + part * losses[at].sum()
-    return Bought(share, float((losses.sum() - sent) / len(scores)), float(losses.mean() * (1 - share)))
+    return Bought(
+        share,
+        float((losses.sum() - sent) / len(scores)),
+        float(losses.mean() * (1 - share)),
+        max(0.0, float(losses.mean()) - share),
+    )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from upwell.shared.routing.box_hardness import OF_CHANCES, chance_hardness
 from upwell.shared.routing.hardness import RISING, Measure, hardness
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.tensors import Array
@@ -19,9 +20,14 @@ TEMPERED: frozenset[str] = frozenset({"max_prob", "margin", "entropy"})
 """Measures of probabilities, to which temperature scaling applies."""
 
 
-def measured(lines: Sequence[LogLine], measure: Measure, temperature: float) -> Array:
-    """The hardness of each line, FP64 [lines]: from its logits if it has them, else as logged; NaN without either."""
+def measured(lines: Sequence[LogLine], measure: Measure, temperature: float, bias: float = 0.0) -> Array:
+    """The hardness of each line, FP64 [lines]: from its chances or logits if it has them, else as logged, else NaN."""
     values = np.array([line.hardness.get(measure, math.nan) for line in lines], np.float64)
+    if measure in OF_CHANCES:
+        for index, line in enumerate(lines):
+            if line.chances is not None:
+                chances = np.array(line.chances, np.float64)
+                values[index] = chance_hardness(chances, measure, temperature, bias)
     if measure not in FROM_LOGITS:
         return values
     by_classes: dict[int, list[int]] = defaultdict(list)

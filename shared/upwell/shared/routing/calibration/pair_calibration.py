@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from upwell.shared.routing.box_hardness import OF_CHANCES
 from upwell.shared.routing.calibration.binomial import lower_bound
 from upwell.shared.routing.calibration.discrimination import Discrimination, discrimination
 from upwell.shared.routing.calibration.logged_hardness import FROM_LOGITS, TEMPERED, fitted_temperature, measured
+from upwell.shared.routing.calibration.object_chances import fitted_chances
 from upwell.shared.routing.calibration.threshold_choice import (
     CannotCalibrate,
     Found,
@@ -75,6 +77,7 @@ class CalibrationResult:
     hard: HardSettings
     threshold: float
     temperature: float
+    bias: float
     requests: int
     unknown: int
     chosen: Found
@@ -95,15 +98,16 @@ def calibration_of(
     model. Raises `CannotCalibrate`.
 
     The lines are split by multiples of the golden ratio, which are not in step with any period of a log: a fifth is
-    held out and only checked against, a fifth fits the temperature if there is one to fit, and the rest chooses the
+    held out and only checked against, a fifth fits temperature and bias if they can be fitted, and the rest chooses the
     threshold of a risk. Separate parts keep the guarantee of Learn-then-Test exact: what it tests must not depend on
     its test data. A share, which guarantees nothing, is chosen from all lines that are not held out.
     """
     place = np.modf(np.arange(1, len(lines) + 1) * _GOLDEN)[0]
     is_held_out = place < _HELD_OUT
     hard, is_for_temperature = _tempered(lines, hard, (place >= 1 - _FOR_TEMPERATURE) & ~is_held_out)
+    hard, is_for_chances = _moved(lines, hard, ~is_held_out if target.is_share else place >= 1 - _FOR_TEMPERATURE)
     sample = as_sample(lines, policy, hard, target)
-    is_chosen_on = ~is_held_out if target.is_share else ~(is_held_out | is_for_temperature)
+    is_chosen_on = ~is_held_out if target.is_share else ~(is_held_out | is_for_temperature | is_for_chances)
     chosen_on, held_out = sample.where(is_chosen_on), sample.where(is_held_out)
     _check_scores(sample, lines, hard)
     cut = _cut(chosen_on, target, len(lines))
@@ -119,6 +123,7 @@ def calibration_of(
         hard=hard,
         threshold=cut if hard.measure in RISING else -cut,
         temperature=hard.temperature,
+        bias=hard.bias,
         requests=len(lines),
         unknown=len(sample) - len(sample.known),
         chosen=chosen,
@@ -157,7 +162,7 @@ def _cut(chosen_on: Sample, target: Target, lines: int) -> float:
 
 def as_sample(lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettings, target: Target) -> Sample:
     """The lines in the form that a threshold sees. For rules, `t_s` counts as Unix time."""
-    values = measured(lines, hard.measure, hard.temperature)
+    values = measured(lines, hard.measure, hard.temperature, hard.bias)
     values = np.where(np.isnan(values), np.inf, values if hard.measure in RISING else -values)
     fixed = [_whatever_the_threshold(line, policy, hard, target) for line in lines]
     scores = np.array([value if goes is None else goes for value, goes in zip(values, fixed, strict=True)], np.float64)
@@ -177,7 +182,7 @@ def _whatever_the_threshold(line: LogLine, policy: CompiledPolicy, hard: HardSet
     named = own.cloud_share if target.is_share else own.max_risk
     if named == (target.cloud_share if target.is_share else target.max_risk) and own.measure == hard.measure:
         return None
-    value = float(measured([line], own.measure, own.temperature)[0])
+    value = float(measured([line], own.measure, own.temperature, own.bias)[0])
     return math.inf if is_hard(value, own.measure, own.threshold) else -math.inf
 
 
@@ -194,6 +199,15 @@ def _tempered(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tupl
         return hard, np.zeros(len(lines), bool)
     fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
     return replace(hard, temperature=fitted_temperature(fit, hard.measure, hard.temperature)), part
+
+
+def _moved(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[HardSettings, Array]:
+    """`hard` with the chances of a detector's objects fitted on `part`, and that part; else an empty part."""
+    if hard.measure not in OF_CHANCES or any(line.chances is None for line in lines):
+        return hard, np.zeros(len(lines), bool)
+    fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
+    temperature, bias = fitted_chances(fit, hard.measure, hard.temperature)
+    return replace(hard, temperature=temperature, bias=bias), part
 
 
 def _check_scores(sample: Sample, lines: Sequence[LogLine], hard: HardSettings) -> None:

@@ -38,10 +38,10 @@ _EARLY_S = 0.005
 _names = itertools.count()
 
 
+@dataclass(slots=True)
 class Clock:
-    """The time of the latest event, in seconds of the driver's clock; set before any is handled."""
+    """The time of the latest event, in seconds of the driver's clock."""
 
-    __slots__ = ("now_s",)
     now_s: float
 
 

@@ -42,14 +42,16 @@ class HardSettings:
     `threshold` decides (below it for falling measures, above it for rising ones). `cloud_share` and `max_risk` are the
     targets of its calibration, NaN for a plain threshold. With a `cloud_share` the threshold is only the start of the
     controller named `scope`. `misfit` says in a sentence that a target was written but no calibration fits the models.
-    `temperature` divides the logits before any measure. `output`, `function` and `box_score` are parameters of the
-    measures that need them. `qualities` are those measured by the calibration, best first. `is_of_drift`: these are the
-    settings of `on_drift`, in force while the model's rows have drifted.
+    `temperature` divides the logits before any measure; `bias` is added to those of a detector's objects. `output`,
+    `function` and `box_score` are parameters of the measures that need them. `qualities` are those measured by the
+    calibration, best first. `is_of_drift`: these are the settings of `on_drift`, in force while the model's rows have
+    drifted.
     """
 
     measure: Measure = "margin"
     threshold: float = 0.75
     temperature: float = 1.0
+    bias: float = 0.0
     output: str = ""
     function: str = ""
     box_score: float = 0.5
@@ -59,13 +61,6 @@ class HardSettings:
     scope: str = ""
     is_of_drift: bool = False
     qualities: tuple[LowerQuality, ...] = ()
-    has_target: bool = field(init=False, compare=False, repr=False)
-    """Whether it has a `cloud_share` or a `max_risk`."""
-
-    def __post_init__(self) -> None:
-        """See whether there is a target."""
-        has_target = not (math.isnan(self.cloud_share) and math.isnan(self.max_risk))
-        object.__setattr__(self, "has_target", has_target)
 
     @property
     def calibrated(self) -> bool:

@@ -338,7 +338,7 @@ class _Resolver:
         return threshold
 
     def _with_target(self, hard: HardSettings) -> HardSettings:
-        """With the target, and threshold and temperature of the calibration that fits it.
+        """With the target, and threshold, temperature and bias of the calibration that fits it.
 
         If none fits, a share starts from the fallback: the share offloaded by a threshold depends on the edge scores
         alone, so it is the same with another cloud model. A risk depends on both.
@@ -359,10 +359,15 @@ class _Resolver:
             if index is None or math.isnan(share):
                 return replace(hard, misfit=misfit)
         found = self._calibrations[index]
-        self.calibrated = dict.fromkeys(("hard.threshold", "hard.temperature"), f"calibrations[{index}]")
+        self.calibrated = dict.fromkeys(("hard.threshold", "hard.temperature", "hard.bias"), f"calibrations[{index}]")
         qualities = () if misfit else found.qualities  # those of other models say nothing
         return replace(
-            hard, threshold=found.threshold, temperature=found.temperature, misfit=misfit, qualities=qualities
+            hard,
+            threshold=found.threshold,
+            temperature=found.temperature,
+            bias=found.bias,
+            misfit=misfit,
+            qualities=qualities,
         )
 
     def _scope(self) -> str:

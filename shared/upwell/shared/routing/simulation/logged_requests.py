@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from upwell.shared.routing.box_hardness import OF_CHANCES, chance_hardness
 from upwell.shared.routing.hardness import RISING, Measure, hardness
 from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
@@ -101,8 +102,10 @@ Score: TypeAlias = Callable[[LoggedRequest, HardSettings], float]
 
 
 def score(request: LoggedRequest, hard: HardSettings) -> float:
-    """The hardness from the line's logits if it has them, else its `hardness`; NaN, which is hard, without either."""
+    """The hardness from the line's chances or logits, else as logged; NaN, which is hard, without any of them."""
     line = request.line
+    if line.chances is not None and hard.measure in OF_CHANCES:
+        return chance_hardness(np.array(line.chances, np.float64), hard.measure, hard.temperature, hard.bias)
     if line.logits is not None and hard.measure in _FROM_LOGITS:
         return hardness(np.array([line.logits]), hard.measure, logits=True, temperature=hard.temperature)[0]
     return line.hardness.get(hard.measure, math.nan)

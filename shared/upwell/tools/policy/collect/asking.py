@@ -159,6 +159,7 @@ class Asker:
             edge_runtime=self._runtime,
             cloud_digest=_digest(cloud.answer),
             logits=self._scorer.logits(outputs, 0),
+            chances=self._scorer.chances(outputs, hard, 0, run.candidates),
             size_bytes=cloud.sent_bytes,
             reply_bytes=cloud.reply_bytes,
             edge_s=run.duration_s,
