@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 
@@ -82,3 +83,30 @@ raise KeyError("at the end")
     assert lines[0]["message"] == "serving on [x]"
     assert "in a thread" in lines[3]["error"]
     assert "at the end" in lines[4]["error"]
+
+
+@pytest.mark.parametrize("stderr", ["/dev/full", "a pipe that nobody reads", "closed"])
+def test_what_nobody_can_hear_ends_no_program(stderr: str) -> None:
+    """Else a full disk would keep an agent from starting, and end it before it has drained."""
+    script = """
+import logging
+import os
+from upwell.shared.telemetry.logs import set_up_logs
+console = set_up_logs("text")
+for _ in range(2):
+    logging.getLogger("a").warning("hello")
+    console.print("draining")
+print("drained")
+"""
+    read, write = os.pipe()
+    os.close(read)
+    with open("/dev/full", "wb") as full, open(write, "wb") as unread:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=full if stderr == "/dev/full" else unread,
+            preexec_fn=(lambda: os.close(2)) if stderr == "closed" else None,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (0, b"drained\n")

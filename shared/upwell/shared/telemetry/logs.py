@@ -7,9 +7,10 @@ import logging
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from datetime import datetime, timezone
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -31,7 +32,7 @@ def set_up_logs(format: LogFormat, level: int = logging.INFO, worker: int = 0) -
     """
     if format == "text":
         logging.basicConfig(level=level, format=f"%(levelname)s worker {worker} {_NAMED}" if worker else _TEXT)
-        return Console(stderr=True, highlight=False, soft_wrap=True)
+        return Console(file=_unfailing(sys.stderr), stderr=True, highlight=False, soft_wrap=True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(worker))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -64,6 +65,28 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["error"] = "".join(traceback.format_exception(*record.exc_info))
         return json.dumps(entry, default=str)
+
+
+def _unfailing(file: TextIO | None) -> TextIO | None:
+    """`file`, without its errors: a full disk, or a reader that is gone, must not end the program or its drain."""
+    return None if file is None else _Unfailing(file)  # type: ignore[return-value]  # the console only writes to it
+
+
+class _Unfailing:
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
 
 
 class _Lines:
