@@ -16,6 +16,7 @@ from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.fake_dataplane import FakeDataplane
+from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.routing.decide.router_state import LinkProbed
 from upwell.shared.routing.flow.flow_actions import CloudFailure
 
@@ -76,6 +77,29 @@ def test_after_a_failure_the_cloud_is_left_to_the_breaker(it: UplinkSender, clou
     it.uplink.note_candidate(allowed)
     until(lambda: it.uplink._prober._is_dormant)
     assert len(probes(it)) <= count + 1  # one may have been under way
+
+
+def test_a_probe_under_way_while_a_call_fails_starts_no_others(
+    it: UplinkSender, cloud: FakeDataplane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_go_on, server_live = threading.Event(), threading.Event(), OipClient.server_live
+
+    def ask_later(client: OipClient, timeout_s: float) -> bool:
+        asked.set()
+        assert may_go_on.wait(20.0)
+        return server_live(client, timeout_s)
+
+    it.ask(decision())
+    until(lambda: bool(probes(it)))
+    monkeypatch.setattr(OipClient, "server_live", ask_later)
+    assert asked.wait(20.0)
+    cloud.failure = Refused("full")
+    it.ask(decision())
+    count = len(probes(it))
+    may_go_on.set()
+    it.uplink.note_candidate(allowed)
+    until(lambda: it.uplink._prober._is_dormant)
+    assert len(probes(it)) == count + 1
 
 
 def test_a_probe_that_fails_says_nothing_and_is_not_repeated(it: UplinkSender) -> None:

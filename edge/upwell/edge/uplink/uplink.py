@@ -102,6 +102,7 @@ class Uplink:
         self._observe = observe
         self._wants_probe = wants_probe
         self._is_well = True
+        self._failures = 0
 
     @property
     def endpoint(self) -> str:
@@ -212,13 +213,16 @@ class Uplink:
             endpoint.close()
         self._prober.join()
 
-    def answered(self, lease: ConnectionLease, network_s: float) -> None:
-        """A call was answered, after `network_s` outside the server."""
+    def answered(self, lease: ConnectionLease, network_s: float, failures: int | None = None) -> None:
+        """A call was answered, after `network_s` outside the server.
+
+        `failures` are those before a call that says nothing where another has failed since.
+        """
         lease.endpoint.answered(lease.link, network_s)
         place = self._endpoints.index(lease.endpoint)
         with self._lock:
             self._selector = self._selector.answered(place)
-            if place == self._selector.place:
+            if place == self._selector.place and failures in (None, self._failures):
                 self._is_well = True
 
     def missed(self, lease: ConnectionLease, reason: Reason, started_s: float) -> bool:
@@ -236,7 +240,9 @@ class Uplink:
             lease.endpoint.broke()
         place = self._endpoints.index(lease.endpoint)
         if place == self._selector.place and reason is not Reason.CLOUD_DEADLINE:
-            self._is_well = False
+            with self._lock:
+                self._is_well = False
+                self._failures += 1
         self._reorder(lambda one: one.missed(place, reason, now_s), f"{lease.endpoint.address} fails ({reason})")
         return self._selector.place == place
 
@@ -259,7 +265,7 @@ class Uplink:
             lease = self._choose(None)
         except (ConfigError, RemoteError):
             return
-        started_s = time.monotonic()
+        started_s, failures = time.monotonic(), self._failures
         try:
             is_warm = lease.link.answered
             lease.link.client.server_live(ASK_TIMEOUT_S)
@@ -271,7 +277,7 @@ class Uplink:
         finally:
             lease.endpoint.give_back(lease.link)
         total_s = time.monotonic() - started_s
-        self.answered(lease, total_s)
+        self.answered(lease, total_s, failures)
         if is_warm:
             self._observe(LinkProbed(total_s, interface=self.interface))
 
