@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from random import Random
 
-from upwell.shared.partition.graph import Graph, in_order
+from upwell.shared.partition.model_graph import Graph, in_order
 
 _MAX_MISSES = 200
 """Draws in a row that give nothing new, after which there is taken to be no more."""

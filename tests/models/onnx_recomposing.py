@@ -14,12 +14,12 @@ import onnx
 import onnxruntime
 
 from tests.models.legal_cuts import prefix_cuts, random_downsets
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Halves
-from upwell.shared.partition.split.model_file import split_model
-from upwell.shared.partition.split.onnx import OnnxModelFile
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.model_graph import Graph
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.model_halves import Halves
+from upwell.shared.partition.split.onnx_halves import OnnxModelFile
+from upwell.shared.partition.split.split_model import split_model
 from upwell.shared.tensors import Array
 
 DEFAULT = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL

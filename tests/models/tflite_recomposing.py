@@ -15,12 +15,12 @@ from ai_edge_litert import schema_py_generated as schema
 from tests.models.legal_cuts import prefix_cuts, random_downsets
 from tests.models.make_mobilenet_tflite import Net, quantized
 from tests.unit.tflite_for_tests import save
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.graph import Tensor, size_of
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Halves, ModelHalf
-from upwell.shared.partition.split.model_file import split_model
-from upwell.shared.partition.split.tflite import TfliteModelFile
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.model_graph import Tensor, size_of
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.model_halves import Halves, ModelHalf
+from upwell.shared.partition.split.split_model import split_model
+from upwell.shared.partition.split.tflite_halves import TfliteModelFile
 from upwell.shared.tensors import Array
 
 XNNPACK, KERNELS, REFERENCE = "AUTO", "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "BUILTIN_REF"

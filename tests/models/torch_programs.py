@@ -10,7 +10,7 @@ from torch import nn
 
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.torch.engine import TorchEngine
-from upwell.shared.partition.split.halves import ModelHalf
+from upwell.shared.partition.split.model_halves import ModelHalf
 from upwell.shared.tensors import Array
 
 BRANCHES = Path(__file__).with_name("branches.pt2")

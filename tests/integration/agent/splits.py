@@ -18,10 +18,10 @@ from tests.integration.cloud.serving import Service, serving
 from tests.models.residual_digits import build_residual_digits
 from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.choosing import Chosen
-from upwell.shared.partition.split.writing import UnsplitModel, write_split
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.cut_choice import Chosen
+from upwell.shared.partition.split.split_writer import UnsplitModel, write_split
 from upwell.shared.tensors import Array
 
 MODEL = "residual"

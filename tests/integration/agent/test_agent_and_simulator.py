@@ -35,7 +35,7 @@ from upwell.edge.uplink.egress import check_egress
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.partition.split.folder import CutFacts, CutTensor
+from upwell.shared.partition.split.split_file import CutFacts, CutTensor
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.log_line import LogLine

@@ -21,7 +21,7 @@ from tests.integration.cloud.serving import Service
 from upwell.edge.request.answer import Answer
 from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.errors import ConfigError, ModelFailed
-from upwell.shared.partition.split.writing import half_paths
+from upwell.shared.partition.split.split_writer import half_paths
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.tensors import Array

@@ -20,11 +20,11 @@ from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.choosing import cut_at
-from upwell.shared.partition.split.folder import SplitFacts
-from upwell.shared.partition.split.writing import UnsplitModel, write_split
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.cut_choice import cut_at
+from upwell.shared.partition.split.split_file import SplitFacts
+from upwell.shared.partition.split.split_writer import UnsplitModel, write_split
 from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.tensors import Array
 

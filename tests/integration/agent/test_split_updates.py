@@ -23,10 +23,10 @@ from upwell.edge.bundle.golden import record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.choosing import cut_at
-from upwell.shared.partition.split.writing import UnsplitModel, write_split
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.cut_choice import cut_at
+from upwell.shared.partition.split.split_writer import UnsplitModel, write_split
 from upwell.shared.routing.reasons import Route
 
 MODEL = "shift"

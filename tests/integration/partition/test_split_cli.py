@@ -26,9 +26,9 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.model_digest import model_digest
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
 from upwell.shared.oip.grpc.client.client import OipClient
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.reading import read_graph
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.model_graph import Graph
+from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.tensors import Array
 from upwell.tools.partition.plan import plan
 from upwell.tools.partition.split import split

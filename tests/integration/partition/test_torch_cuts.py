@@ -16,12 +16,12 @@ from tests.models.onnx_recomposing import run as onnx_run
 from tests.models.torch_networks import SIZE, MobileNetV2, ResNet18
 from tests.models.torch_programs import run as torch_run
 from tests.models.torch_programs import saved
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.model_file import split_model
-from upwell.shared.partition.split.torch import TorchModelFile
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.split_model import split_model
+from upwell.shared.partition.split.torch_halves import TorchModelFile
 from upwell.tools.export.device import TorchNetwork, exported
-from upwell.tools.partition.torch_parts import for_device
+from upwell.tools.partition.torch_programs import for_device
 
 LARGEST_ERROR = 1e-5
 

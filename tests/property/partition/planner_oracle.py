@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink
+from upwell.shared.partition.cost_graph import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink
 from upwell.shared.tensors import Array
 
 

@@ -10,8 +10,8 @@ from random import Random
 
 from tests.examples import examples
 from tests.models.legal_cuts import can_cross, prefix_cuts, random_downsets
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.graph import Graph, Node, Tensor
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.model_graph import Graph, Node, Tensor
 
 QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 LIGHT = {"Relu", "Add", "Mul", "Cast", "ReduceMean", *QUANTIZERS}

@@ -12,10 +12,18 @@ import pytest
 from tests.examples import sampled
 from tests.unit.partition.all_placements_for_tests import all_placements, best_placement
 from tests.unit.partition.profiles_for_tests import LINK, random_profiles
-from upwell.shared.partition.arrays import total_s
-from upwell.shared.partition.combining import combine
-from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, TierLink
-from upwell.shared.partition.envelope import SLOWEST_BPS, BandwidthSweep, LabelledCost, Line, Piece, envelope, lower
+from upwell.shared.partition.bandwidth_envelope import (
+    SLOWEST_BPS,
+    BandwidthSweep,
+    LabelledCost,
+    Line,
+    Piece,
+    envelope,
+    lower,
+)
+from upwell.shared.partition.cost_arrays import total_s
+from upwell.shared.partition.cost_graph import Codec, CostGraph, CostNode, CostTensor, TierLink
+from upwell.shared.partition.measured_cost_graph import combine
 from upwell.shared.partition.objectives import LinkPrices, Objective, Power, cost, energy, latency, weighted
 from upwell.shared.partition.planner import Cutter, plan
 

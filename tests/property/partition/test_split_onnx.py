@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from tests.models.legal_cuts import can_cross
 from tests.models.onnx_recomposing import BASIC, recomposed, run, session_of
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Halves
-from upwell.shared.partition.split.model_file import split_model
-from upwell.shared.partition.split.onnx import OnnxModelFile
+from upwell.shared.partition.model_graph import Graph
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.model_halves import Halves
+from upwell.shared.partition.split.onnx_halves import OnnxModelFile
+from upwell.shared.partition.split.split_model import split_model
 
 PAIR = parser.parse_function(
     '<domain: "own", opset_import: ["" : 17]> pair (a, b) => (s, d) { s = Add (a, b)  d = Sub (a, b) }'

@@ -6,8 +6,8 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from upwell.shared.partition.arrays import total_s
-from upwell.shared.partition.costs import CostGraph, Placement
+from upwell.shared.partition.cost_arrays import total_s
+from upwell.shared.partition.cost_graph import CostGraph, Placement
 
 
 def all_placements(graph: CostGraph) -> Iterator[Placement]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.reading import read_graph
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.read_graph import read_graph
 
 
 def outcome(path: Path) -> int:

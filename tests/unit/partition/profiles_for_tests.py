@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from upwell.shared.partition.costs import TierLink
-from upwell.shared.partition.profile import (
+from upwell.shared.partition.cost_graph import TierLink
+from upwell.shared.partition.tier_profile import (
     Machine,
     ModelFacts,
     NodeFacts,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.split.halves import Halves
-from upwell.shared.partition.split.model_file import split_model
-from upwell.shared.partition.split.onnx import OnnxModelFile
-from upwell.shared.partition.split.tflite import TfliteModelFile
+from upwell.shared.partition.model_graph import Graph
+from upwell.shared.partition.split.model_halves import Halves
+from upwell.shared.partition.split.onnx_halves import OnnxModelFile
+from upwell.shared.partition.split.split_model import split_model
+from upwell.shared.partition.split.tflite_halves import TfliteModelFile
 
 
 def split_onnx(path: Path, graph: Graph, edge: frozenset[int]) -> Halves:

@@ -25,9 +25,9 @@ from tests.unit.partition.onnx_parts_for_tests import (
     weights,
 )  # fmt: skip
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.graph import Graph, Node, Tensor
-from upwell.shared.partition.reading import read_graph
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.model_graph import Graph, Node, Tensor
+from upwell.shared.partition.read_graph import read_graph
 
 ZOO = {
     "light_bvlc_alexnet": (40, 14, 0.66e9),

@@ -17,10 +17,10 @@ from tests.unit.partition.damage import outcome
 from tests.unit.tflite_for_tests import Op, T, add, linear, mul, save
 from tests.unit.tflite_graphs_for_tests import mobile
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.graph import Tensor
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.model_graph import Tensor
+from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.read_tflite import tensor_names
-from upwell.shared.partition.reading import read_graph
 
 CODES, KINDS = schema.BuiltinOperator, schema.BuiltinOptions
 

@@ -15,10 +15,10 @@ from tests.models.onnx_recomposing import BASIC, random_feed, recomposed, run, s
 from tests.unit.partition.splitting import split_onnx
 from upwell.shared.errors import ConfigError
 from upwell.shared.model_digest import model_digest
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Halves, ModelHalf
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.model_graph import Graph
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.model_halves import Halves, ModelHalf
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1], producer_name: "someone">\n'
 

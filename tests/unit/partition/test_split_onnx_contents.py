@@ -15,9 +15,9 @@ from tests.models.legal_cuts import can_cross
 from tests.models.onnx_recomposing import BASIC, random_feed, recomposed, run, session_of
 from tests.unit.partition.splitting import split_onnx
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Halves, ModelHalf
-from upwell.shared.partition.split.onnx_half import MODEL_FILE, WEIGHTS_FILE, files_of
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.model_halves import Halves, ModelHalf
+from upwell.shared.partition.split.onnx_halves import MODEL_FILE, WEIGHTS_FILE, files_of
 
 CAPTURES = """
 <ir_version: 8, opset_import: ["" : 17]>

@@ -14,10 +14,10 @@ from tests.models.tflite_recomposing import CutModel, file_of, recomposed, run
 from tests.unit.partition import tflite_parts_for_tests as parts
 from tests.unit.partition.splitting import split_tflite
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES, T, mul, save
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Halves, ModelHalf
-from upwell.shared.partition.split.tflite_half import packed
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.model_halves import Halves, ModelHalf
+from upwell.shared.partition.split.tflite_halves import packed
 from upwell.shared.tensors import Array
 
 

@@ -16,10 +16,10 @@ from tests.unit.partition.splitting import split_tflite
 from tests.unit.tflite_for_tests import Op, T, save, two_in_two_out
 from upwell.shared.errors import ConfigError
 from upwell.shared.model_digest import model_digest
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.graph import Graph, Node, Tensor
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Halves, ModelHalf
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.model_graph import Graph, Node, Tensor
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.model_halves import Halves, ModelHalf
 
 
 def halves_of(path: Path, nodes: int) -> Halves:

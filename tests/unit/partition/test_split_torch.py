@@ -21,10 +21,10 @@ from upwell.cloud.engines.torch.engine import TorchEngine
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.formats.torch_program.operators import OPERATORS
 from upwell.shared.formats.torch_program.program import GRAPH_KEY
-from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.model_file import split_model
-from upwell.shared.partition.split.torch import TorchModelFile
+from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.split_model import split_model
+from upwell.shared.partition.split.torch_halves import TorchModelFile
 
 
 def test_every_cut_gives_what_the_whole_gives_for_any_rows(tmp_path: Path) -> None:

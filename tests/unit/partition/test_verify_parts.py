@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.tensors import Array, TensorSpec
-from upwell.tools.partition.recompose import Unfit, difference, fits, join, pair
+from upwell.tools.partition.halves_check import Unfit, difference, fits, join, pair
 
 
 def spec(name: str, *shape: int, datatype: str = "FP32") -> TensorSpec:

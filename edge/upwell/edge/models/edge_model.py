@@ -19,7 +19,7 @@ from upwell.edge.models.trial import Comparison, Trial
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.shared.errors import ConfigError, ModelFailed
-from upwell.shared.partition.split.folder import CutFacts
+from upwell.shared.partition.split.split_file import CutFacts
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.drift.drift_reference import DriftReference
 from upwell.shared.routing.policy.calibrations import Calibration

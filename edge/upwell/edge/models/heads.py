@@ -14,7 +14,7 @@ from upwell.edge.models.sections import EdgeSide, ModelSection, SplitSection
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file
-from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, SplitFacts
+from upwell.shared.partition.split.split_file import FILE_NAME, CutFacts, SplitFacts
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.signature.bound_steps import sizes_fit
 from upwell.shared.tensors import TensorSpec

@@ -1,6 +1,6 @@
 """What is to be as little as possible: seconds, joules of the device, money, or a weighted sum of them.
 
-Every objective is linear in what `costs` adds up, so that a cost graph is rewritten and the planner stays the same:
+Every objective is linear in what `cost_graph` adds up, so that a graph is rewritten and the planner stays the same:
 the "seconds" of the rewritten graph are seconds, joules or money. With c_t the seconds of computing on tier t, f_k the
 fixed seconds of link k (each link used counts once), u_k and d_k the bytes up and back on link k:
 
@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from upwell.shared.partition.costs import Codec, CostGraph, CostTensor, Fused, TierLink
+from upwell.shared.partition.cost_graph import Codec, CostGraph, CostTensor, Fused, TierLink
 
 GB = 1e9
 

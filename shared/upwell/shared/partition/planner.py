@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from upwell.shared.errors import UpwellError
-from upwell.shared.partition.arcs import Arcs
-from upwell.shared.partition.arrays import Arrays, Terms, quanta_per_s
-from upwell.shared.partition.branching import Search
-from upwell.shared.partition.conflicts import conflict
-from upwell.shared.partition.costs import Alternative, CostGraph, Placement, PlacementPlan, TierLink, sent
+from upwell.shared.partition.branch_and_bound import Search
+from upwell.shared.partition.cost_arrays import Arrays, Terms, quanta_per_s
+from upwell.shared.partition.cost_graph import Alternative, CostGraph, Placement, PlacementPlan, TierLink, sent
+from upwell.shared.partition.placement_conflicts import conflict
+from upwell.shared.partition.placement_network import Arcs
 from upwell.shared.tensors import Array
 
 BANDWIDTH_FACTORS = (0.25, 4.0)

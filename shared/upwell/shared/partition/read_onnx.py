@@ -26,7 +26,7 @@ from upwell.shared.formats.onnx.file_checks import external_weights
 from upwell.shared.formats.onnx.graph import OnnxGraph, OnnxNode, read_graph
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.formats.operator_work import work_of
-from upwell.shared.partition.graph import Graph, Node, Tensor, in_order, size_of
+from upwell.shared.partition.model_graph import Graph, Node, Tensor, in_order, size_of
 from upwell.shared.partition.onnx_proto import held_tensors, load_proto
 
 _DEQUANTIZE = ("DequantizeLinear", "com.microsoft:DequantizeLinear")

@@ -15,7 +15,7 @@ from upwell.shared.formats.operator_work import work_of
 from upwell.shared.formats.torch_program.operators import OPERATORS
 from upwell.shared.formats.torch_program.program import BadProgram, ProgramNode, ProgramTensor
 from upwell.shared.formats.torch_program.pt2_archive import ProgramFile
-from upwell.shared.partition.graph import Graph, Node, Tensor, size_of
+from upwell.shared.partition.model_graph import Graph, Node, Tensor, size_of
 
 
 def open_program(path: Path) -> ProgramFile:

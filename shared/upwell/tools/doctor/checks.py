@@ -28,7 +28,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import open_plain
 from upwell.shared.oip.open_client import open_client
-from upwell.shared.partition.split.folder import FILE_NAME
+from upwell.shared.partition.split.split_file import FILE_NAME
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.model_yaml import load_description
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.loading import engine_type
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.measuring import Runner, TierOptions
-from upwell.shared.partition.profile import RuntimeFacts
+from upwell.shared.partition.part_bench import Runner, TierOptions
+from upwell.shared.partition.tier_profile import RuntimeFacts
 from upwell.shared.tensors import Array
-from upwell.tools.partition.torch_parts import SUFFIXES, as_safetensors
+from upwell.tools.partition.torch_programs import SUFFIXES, as_safetensors
 
 
 class CloudTier:

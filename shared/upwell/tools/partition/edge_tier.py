@@ -14,10 +14,10 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe import ProbeSubject, enter, survived
-from upwell.shared.partition.measuring import Runner, TierOptions
-from upwell.shared.partition.profile import RuntimeFacts
+from upwell.shared.partition.part_bench import Runner, TierOptions
+from upwell.shared.partition.tier_profile import RuntimeFacts
 from upwell.shared.tensors import Array
-from upwell.tools.partition.torch_parts import SUFFIXES, exported_program
+from upwell.tools.partition.torch_programs import SUFFIXES, exported_program
 from upwell.tools.quantize.quiet import quiet
 
 

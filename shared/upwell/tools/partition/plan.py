@@ -14,9 +14,9 @@ from rich.text import Text
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition import planner
-from upwell.shared.partition.costs import CostGraph, Placement, PlacementPlan, Sent
-from upwell.shared.partition.costs_file import read_cost_graph
-from upwell.tools.partition.advise_options import OBJECTIVES, AdviseOptions
+from upwell.shared.partition.cost_graph import CostGraph, Placement, PlacementPlan, Sent
+from upwell.shared.partition.cost_graph_file import read_cost_graph
+from upwell.tools.partition.advice_options import OBJECTIVES, AdviseOptions
 
 _MOST_NODES = 40
 _MOST_TENSORS = 20
@@ -156,7 +156,7 @@ def plan(
         return
     if edge is None or cloud is None or not uplink or rtt is None:
         raise ConfigError.at(None, "expected --graph FILE, or --edge FILE --cloud FILE --uplink RATE --rtt TIME")
-    from upwell.tools.partition.advise import advise_on
+    from upwell.tools.partition.plan_advice import advise_on
 
     advise_on(AdviseOptions(edge, cloud, uplink, rtt, as_json=as_json, **given))
 

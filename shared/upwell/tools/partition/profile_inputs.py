@@ -10,7 +10,7 @@ import numpy as np
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.npy import read_npz
-from upwell.shared.partition.graph import Graph, Tensor
+from upwell.shared.partition.model_graph import Graph, Tensor
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 MAX_BYTES = 1 << 30

@@ -18,17 +18,17 @@ from rich.text import Text
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
-from upwell.shared.partition.contraction import contract
+from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.plan_file import PlanFacts
-from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.choosing import Chosen, all_of_plan, best_of_plan, cut_at
-from upwell.shared.partition.split.folder import WHOLE, CutFacts
-from upwell.shared.partition.split.halves import Halves, ModelHalf
-from upwell.shared.partition.split.torch import TorchModelFile
-from upwell.shared.partition.split.writing import TAILS, UnsplitModel, Written, check_free, write_split
-from upwell.tools.partition.coding import Coder
+from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.cut_choice import Chosen, all_of_plan, best_of_plan, cut_at
+from upwell.shared.partition.split.model_halves import Halves, ModelHalf
+from upwell.shared.partition.split.split_file import WHOLE, CutFacts
+from upwell.shared.partition.split.split_writer import TAILS, UnsplitModel, Written, check_free, write_split
+from upwell.shared.partition.split.torch_halves import TorchModelFile
+from upwell.tools.partition.cut_coder import Coder
 from upwell.tools.partition.profile_inputs import read_given
-from upwell.tools.partition.torch_parts import for_device
+from upwell.tools.partition.torch_programs import for_device
 from upwell.tools.terminal import AsJson, progress, table_console
 
 _MOST_PLAN_BYTES = 64 << 20

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from upwell.edge.runtimes.onnx.providers import plain_text
 from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.graph import in_order
+from upwell.shared.partition.model_graph import in_order
 from upwell.shared.partition.onnx_proto import opset_of, with_bodies
 from upwell.tools.quantize.base import Arithmetic, LayerNode, own_names
 

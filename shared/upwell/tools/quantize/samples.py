@@ -11,7 +11,7 @@ import numpy as np
 from upwell.edge.runtimes.inputs import describe, shape_fits
 from upwell.shared.errors import ConfigError, InvalidRequest, Problem
 from upwell.shared.formats.npy import read_npy, read_npz
-from upwell.shared.partition.split.describing import description_of
+from upwell.shared.partition.split.halves_model_yaml import description_of
 from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.signature.signature import LogicalInput

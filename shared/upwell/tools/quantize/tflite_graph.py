@@ -20,7 +20,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
 from upwell.shared.formats.tflite.model import TfliteSubgraph, read_model
 from upwell.shared.partition.read_tflite import OPERATORS
-from upwell.shared.partition.split.tflite_half import flatbuffer_of, signature_of
+from upwell.shared.partition.split.tflite_halves import flatbuffer_of, signature_of
 from upwell.shared.tensors import Array
 from upwell.tools.quantize.base import Feed, FloatModel, Layer, LayerNode, added_error, own_names
 from upwell.tools.quantize.compare import ErrorSummary

@@ -21,10 +21,10 @@ import onnx
 from onnx import helper, numpy_helper
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.graph import Tensor
+from upwell.shared.partition.model_graph import Tensor
 from upwell.shared.partition.onnx_proto import opset_of, with_bodies
-from upwell.shared.partition.split.halves import Halves, ModelHalf
-from upwell.shared.partition.split.onnx_half import (
+from upwell.shared.partition.split.model_halves import Halves, ModelHalf
+from upwell.shared.partition.split.onnx_halves import (
     ELEMENT_TYPES,
     MODEL_FILE,
     metadata,

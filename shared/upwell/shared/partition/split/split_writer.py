@@ -1,0 +1,234 @@
+"""Writes the folder described in `split_file.py`: heads, tails ready to be served, and `split.json`.
+
+The folder is written atomically: it is made beside its place and then renamed. An earlier one is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, sync_tree
+from upwell.shared.formats.torch_program.program import FILE_NAME as PROGRAM_FILE
+from upwell.shared.partition.model_graph import Graph, Tensor
+from upwell.shared.partition.split.cut_choice import Chosen
+from upwell.shared.partition.split.halves_model_yaml import (
+    Descriptions,
+    Format,
+    describe,
+    description_of,
+    made_by_head,
+    spec_of,
+)
+from upwell.shared.partition.split.model_halves import Halves, ModelHalf, tail_name
+from upwell.shared.partition.split.split_file import FILE_NAME, WHOLE, CutFacts, CutTensor, SplitFacts
+from upwell.shared.partition.split.split_model import ModelFile, open_model_file, split_model
+from upwell.shared.signature.model_yaml import ModelDescription, load_description
+
+HEADS, TAILS = "heads", "tails"
+
+_VERSION = "1"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MOST_NAME = 72
+"""Maximum length of the name, which the cut and digest extend to at most 100 characters."""
+
+_WHOLES = (f"{WHOLE}.onnx", f"{WHOLE}.tflite")
+_MOST_FACTS_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class UnsplitModel:
+    """The model to split, its contracted graph, and its `model.yaml`, if there is one."""
+
+    file: ModelFile
+    name: str
+    graph: Graph
+    description: ModelDescription | None
+    format: Format
+    """The format of the heads: the file's, except for a program of torch.export."""
+
+    @classmethod
+    def open(cls, path: Path, graph: Graph, name: str, heads: Format = "onnx") -> UnsplitModel:
+        """Open the model at `path`, whose contracted graph is `graph`. Raises `ConfigError`.
+
+        `heads` is the format of the heads of a torch.export program.
+        """
+        if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
+            raise ConfigError.at(
+                None, f"{name!r}: expected a name of letters, digits, '.', '_' and '-', at most {_MOST_NAME}", "--name"
+            )
+        written = description_of(path)
+        description = None if written is None else load_description(written)
+        try:
+            file = open_model_file(path, graph)
+        except ModuleNotFoundError as error:
+            package = (error.name or "a package").partition(".")[0]
+            raise ConfigError.at(path, f"{package} is not installed: pip install 'upwell[partition]'") from None
+        return cls(file, name, graph, description, heads if graph.format == "torch" else graph.format)
+
+    def divide(self, edge: frozenset[int]) -> Halves:
+        """The halves of a cut; see `split_model`."""
+        return split_model(self.file, self.graph, edge)
+
+
+@dataclass(frozen=True)
+class FileSizes:
+    """Bytes of a cut's head and tail."""
+
+    head: int
+    tail: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: `sizes` by the name of a cut, and remarks for the user."""
+
+    facts: SplitFacts
+    sizes: Mapping[str, FileSizes]
+    remarks: tuple[str, ...]
+
+
+def check_free(out: Path) -> None:
+    """Raise `ConfigError`, before any work, if halves cannot or must not be written to `out`."""
+    if not out.parent.is_dir():
+        raise ConfigError.at(out, f"there is no folder {out.parent}", "--out")
+    if not os.access(out.parent, os.W_OK):
+        raise ConfigError.at(out, f"the folder {out.parent} cannot be written", "--out")
+    if not os.path.lexists(out):
+        return
+    if not out.is_dir():
+        raise ConfigError.at(out, "this is a file; --out must name a folder", "--out")
+    there = {one.name for one in out.iterdir()}
+    if there and not (there <= {FILE_NAME, HEADS, TAILS, *_WHOLES} and _is_split(out)):
+        raise ConfigError.at(
+            out,
+            "the folder contains other files; --out must name a new folder, or an earlier split to replace",
+            "--out",
+        )
+
+
+def write_split(
+    out: Path, whole: UnsplitModel, cuts: Iterable[tuple[Chosen, Halves]], device: ModelHalf | None = None
+) -> Written:
+    """Write the halves of all cuts to `out`. Raises `ConfigError` on failure, and then leaves nothing behind.
+
+    `device` is the whole model in the form that the device runs, if its own file is not.
+    """
+    check_free(out)
+    facts: list[CutFacts] = []
+    sizes: dict[str, FileSizes] = {}
+    remarks: dict[str, None] = {}
+    with _replacing(out) as draft:
+        for chosen, halves in cuts:
+            name, described = chosen.name, _described(whole, halves)
+            tail = tail_name(whole.name, name, halves.digest)
+            _put(draft / HEADS / name, {**halves.head.files, **described.head})
+            _put(draft / TAILS / tail / _VERSION, {**halves.tail.files, **described.tail})
+            facts.append(_facts(chosen, halves, tail, described))
+            sizes[name] = FileSizes(halves.head.size_bytes, halves.tail.size_bytes)
+            remarks.update(dict.fromkeys([described.left_out] if described.left_out else []))
+        own, program = whole.file.digest, ""
+        if device is not None:
+            ((name, data),) = device.files.items()
+            _put(draft, {f"{WHOLE}{Path(name).suffix}": data})
+            own, program = hashlib.sha256(data).hexdigest(), own
+        split = SplitFacts(model=whole.name, format=whole.format, whole=own, program=program, cuts=tuple(facts))
+        _put(draft, {FILE_NAME: f"{split.model_dump_json(indent=1)}\n".encode()})
+    return Written(split, sizes, tuple(remarks))
+
+
+def read_split(folder: Path) -> SplitFacts:
+    """Read `split.json` of a folder. Raises `ConfigError`."""
+    path = folder / FILE_NAME
+    try:
+        return SplitFacts.model_validate_json(read_file(path, "the list of halves", _MOST_FACTS_BYTES))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError.at(path, f"not a list of halves: {first['msg']}", where) from None
+
+
+def half_paths(folder: Path, facts: SplitFacts, cut: CutFacts) -> tuple[Path, Path]:
+    """The files of head and tail of a cut. Raises `ConfigError` if one is missing or outside the folder."""
+    file = PROGRAM_FILE if facts.program else f"model.{facts.format}"
+    head, tail = folder / cut.head, folder / TAILS / cut.tail / _VERSION / file
+    for path in (head, tail):
+        try:
+            plain_file(folder, path)
+        except Unconfined:
+            raise ConfigError.at(folder / FILE_NAME, f"there is no file {path} for cut {cut.name!r}") from None
+    return head, tail
+
+
+def _described(whole: UnsplitModel, halves: Halves) -> Descriptions:
+    inputs, outputs = (tuple(map(spec_of, side)) for side in whole.file.ends(whole.graph))
+    if whole.description is None:
+        return Descriptions({}, {}, made_by_head(halves, outputs))
+    return describe(whole.description, inputs, outputs, halves, whole.format)
+
+
+def _facts(chosen: Chosen, halves: Halves, tail: str, described: Descriptions) -> CutFacts:
+    crossing = {one.name: one for one in halves.head.outputs}
+    return CutFacts(
+        name=chosen.name,
+        head=f"{HEADS}/{chosen.name}/{next(iter(halves.head.files))}",
+        tail=tail,
+        tensors=tuple(_cut_tensor(crossing[name]) for name in halves.cut),
+        raw_inputs=tuple(one.name for one in halves.tail.inputs if one.name not in halves.cut),
+        outputs=described.outputs,
+        needs_post=bool(described.left_out),
+        edge_s=chosen.edge_s,
+        cloud_s=chosen.cloud_s,
+    )
+
+
+def _cut_tensor(tensor: Tensor) -> CutTensor:
+    return CutTensor(name=tensor.name, datatype=tensor.datatype, shape=spec_of(tensor).shape, bytes=tensor.size_bytes())
+
+
+def _put(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def _is_split(folder: Path) -> bool:
+    with contextlib.suppress(ConfigError):
+        read_split(folder)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """A new folder that replaces `out` when the block succeeds, and is removed when it fails."""
+    out = Path(os.path.realpath(out))
+    draft, old = (out.with_name(f".{out.name}.{secrets.token_hex(4)}.{kind}") for kind in ("new", "old"))
+    try:
+        draft.mkdir()
+        yield draft
+        sync_tree(draft)
+        if out.exists():
+            out.rename(old)
+        try:
+            draft.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
+        sync_folder(out.parent)
+    except OSError as error:
+        raise ConfigError.at(out, f"cannot be written: {error.strerror or error}", "--out") from None
+    finally:
+        for left in (draft, old):
+            shutil.rmtree(left, ignore_errors=True)
