@@ -248,6 +248,14 @@ def test_labels_say_what_is_right_whatever_the_model_said_before(classes: list[i
     assert (verdict.passed, said in verdict.text) == (passed, True), verdict.text
 
 
+def test_labels_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "golden.npz"
+    path.write_bytes(record_golden(lambda _: {"y": np.ones(2)}, {"x": np.ones(2)}, Labels(np.array([3, 0]), 0.5)))
+    labels = read_golden(path).labels
+    assert labels is not None
+    assert (labels.classes.tolist(), labels.right) == ([3, 0], 0.5)
+
+
 def test_exactly_the_share_of_labels_that_is_needed_is_enough() -> None:
     edge = edge_model()
     for right, passed in ((0.6, True), (0.61, False)):

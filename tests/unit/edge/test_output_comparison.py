@@ -178,6 +178,8 @@ def test_detections_agree_by_what_is_found(answer: Array, passed: bool) -> None:
 def test_of_equal_scores_each_counts() -> None:
     assert judged("detections", found(CAT), found(CAT)).passed
     assert not judged("detections", found((0.6, 0.6, 0.7, 0.7, 0.9, 2)), found(CAT)).passed
+    assert not judged("detections", found((0.9, 0.9, 1.0, 1.0, 0.9, 2)), found(CAT)).passed
+    assert not judged("detections", found(CAT), found(CAT, CAT)).passed
 
 
 def test_a_reference_that_finds_nothing_checks_nothing() -> None:

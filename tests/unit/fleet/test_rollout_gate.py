@@ -9,7 +9,7 @@ import pytest
 
 from tests.examples import sampled
 from tests.unit.fleet.simulated_fleet import BAD, FORMER, HEALTHY, NEW, Rates, SimulatedFleet, fleet
-from upwell.fleet.rollout.gate import FALSE_HALT_LEVEL, SHARES, Before, Counts, reference, threshold
+from upwell.fleet.rollout.gate import FALSE_HALT_LEVEL, SHARES, Before, Bound, Counts, reference, threshold
 from upwell.fleet.rollout.plan import RolloutWindow
 from upwell.fleet.rollout.state import Halt, NextWave, OfferRelease, RolloutPhase, Stage, TakeBack
 
@@ -204,6 +204,18 @@ def test_the_reference_is_the_devices_own_past_or_the_control_groups_present(bef
 
 def test_without_a_past_there_is_no_reference() -> None:
     assert reference("late", Before()) is None
+    assert reference("late", Before(pooled=Counts(19, 1))) is None
+    assert reference("late", Before(pooled=Counts(20, 1))) is not None
+
+
+def test_the_control_group_is_judged_by_its_present() -> None:
+    delta = Counts(100, 90)
+    assert Counts(999, 9).then(delta) == Counts(1099, 99)
+    assert Counts(1000, 10).then(delta) == Counts(600, 95)
+
+
+def test_the_evidence_is_the_average_of_all_bets() -> None:
+    assert Bound((1.0, 2.0, 3.0, 6.0)).evidence == 3.0
 
 
 def test_a_first_release_is_held_to_what_may_be_at_most(fleet_of: Callable[..., SimulatedFleet]) -> None:

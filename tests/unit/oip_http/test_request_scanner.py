@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from upwell.shared.oip.http.server.request_scanner import RequestScanner
+from upwell.shared.oip.http.server.request_scanner import MAX_HEADERS, RequestScanner
 
 HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n"
 SIZED = HEAD + b"Content-Length: 5\r\n\r\nabcde"
@@ -67,3 +67,49 @@ def test_headers_that_say_two_things_or_nothing_are_refused(lines: bytes) -> Non
     scanner = RequestScanner(100)
     assert scanner.scan(b"GET /v2 HTTP/1.1\r\n" + lines + b"\r\n") == []
     assert scanner.refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /v2 HTTP/1.1\n", 400),
+        (b"GET /v2 HTTP/1.2\r\nHost: a\r\n\r\n", 505),
+        (b"GET //v2 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"POST /v2 HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (HEAD + b"X: y\r\n" * MAX_HEADERS + b"\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nabc", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n64\r\n" + bytes(100) + b"\r\n1\r\n", 413),
+    ],
+)
+def test_what_another_server_might_read_differently_or_is_too_much_is_refused(
+    request_bytes: bytes, status: int
+) -> None:
+    scanner = RequestScanner(100)
+    scanner.scan(request_bytes)
+    assert scanner.refusal is not None
+    assert scanner.refusal.status == status
+
+
+def test_as_many_headers_as_allowed_are_read() -> None:
+    scanner = RequestScanner(100)
+    scanner.scan(HEAD + b"X: y\r\n" * (MAX_HEADERS - 1) + b"\r\n")
+    assert scanner.head is not None
+
+
+def test_chunks_of_one_byte_are_few() -> None:
+    scanner = RequestScanner(1 << 20)
+    scanner.scan(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 1003)
+    assert scanner.refusal is None
+    scanner.scan(b"1\r\na\r\n")
+    assert scanner.refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "is_kept"),
+    [(b"1.1", b"", True), (b"1.1", b"close", False), (b"1.0", b"", False), (b"1.0", b"Keep-Alive", True)],
+)
+def test_who_may_send_another_request(version: bytes, connection: bytes, is_kept: bool) -> None:
+    scanner = RequestScanner(100)
+    scanner.scan(b"GET /v2 HTTP/%s\r\nHost: a\r\nConnection: %s\r\n\r\n" % (version, connection))
+    assert scanner.head is not None
+    assert scanner.head.is_kept is is_kept

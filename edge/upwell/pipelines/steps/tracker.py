@@ -95,10 +95,7 @@ def correct(states: Array, measured: Array) -> Array:
     x, v, xx, xv, vv = np.moveaxis(states, 2, 0)
     total = xx + _std(x[:, 3], 1 / 20, 1e-1) ** 2
     gain_x, gain_v, off = xx / total, xv / total, measured - x
-    after = np.stack((x + gain_x * off, v + gain_v * off, xx - gain_x * xx, xv - gain_x * xv, vv - gain_v * xv), axis=2)
-    after[:, 2, 0] = np.maximum(after[:, 2, 0], _MIN_ASPECT)
-    after[:, 3, 0] = np.maximum(after[:, 3, 0], _MIN_HEIGHT)
-    return after
+    return np.stack((x + gain_x * off, v + gain_v * off, xx - gain_x * xx, xv - gain_x * xv, vv - gain_v * xv), axis=2)
 
 
 _NEW_SPEED = 2.5

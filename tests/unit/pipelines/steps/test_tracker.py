@@ -52,6 +52,9 @@ def test_a_new_object_may_have_gone_as_far_as_the_time_allows() -> None:
         tracker = Tracker()
         tracker.update([person(0.5)], 0.0)
         assert [found.track for found in tracker.update([person(0.59)], 1 / fps)] == ids
+    tracker = Tracker()
+    tracker.update([person(0.5)], 0.0)
+    assert tracker.update([person(0.75)], 10.0) == ()  # after a long time it is as likely another one
 
 
 def test_a_low_score_goes_on_with_a_track_but_finds_none_that_is_lost() -> None:
@@ -150,6 +153,9 @@ def test_boxes_that_are_none_and_clocks_that_go_back_do_no_harm() -> None:
     for at_s in (5.0, 5.1, 4.0, 5.2):
         found = tracker.update([*broken, person(0.3)], at_s)
     assert [(one.track, one.box) for one in found] == [(1, box_at(0.3))]
+    tracker.update([], 0.0)  # missed since 5.2
+    tracker.update([], 5.3)
+    assert [one.track for one in tracker.update([person(0.3)], 5.4)] == [1]
 
 
 def test_a_detector_gone_mad_takes_no_more_than_so_much() -> None:
