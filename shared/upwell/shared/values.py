@@ -23,12 +23,9 @@ def quick(cls: type[T]) -> type[T]:
         del frozen.__setattr__, frozen.__delattr__
         return cls
 
-    names = dict.fromkeys(one.name for one in fields(frozen)).keys()
-
     @wraps(plain.__init__)
     def take_over(self: Any, *values: Any, **named: Any) -> None:
-        is_whole = not values and named.keys() == names
-        self.__dict__.update(named if is_whole else vars(plain(*values, **named)))
+        self.__dict__.update(vars(plain(*values, **named)))
 
     frozen.__init__ = take_over
     return cls

@@ -31,7 +31,7 @@ from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
 from upwell.shared.values import quick
 
-NO_FACTS: Mapping[str, str] = {"edge_digest": "", "accelerator": "", "edge_state": ""}
+NO_FACTS = "", "", ""
 """The facts about the device in an answer in which it took no part."""
 
 _ANY = RunRequest()
@@ -191,15 +191,13 @@ class EdgeModel:
         """The load report's state; `fallback` also if an accelerator was lost since loading."""
         return "fallback" if self.report.state == "ready" and self.runtime.placement.reason else self.report.state
 
-    def facts(self, digest: str = "") -> dict[str, str]:
-        """The facts about the device that go into an answer; `digest` names the version that ran if it was another."""
+    def facts(self, digest: str = "") -> tuple[str, str, str]:
+        """The `edge_digest`, `accelerator` and `edge_state` of an answer; `digest` names the version that ran if it was
+        another."""
         placement = self.runtime.placement
         state: State = self.report.state
-        return {
-            "edge_digest": digest or self.digest,
-            "accelerator": (placement.nodes_on_accelerator and placement.accelerator) or "cpu",
-            "edge_state": "fallback" if state == "ready" and placement.reason else state,
-        }
+        accelerator = (placement.nodes_on_accelerator and placement.accelerator) or "cpu"
+        return digest or self.digest, accelerator, "fallback" if state == "ready" and placement.reason else state
 
     def check_cloud(self, outputs: Mapping[str, Array], rows: int) -> None:
         """Raise `ModelFailed` (`NotFinite`) unless the cloud's outputs match the signature for `rows` rows.

@@ -27,8 +27,8 @@ def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
     if flow.attempts:  # most have none
         answered = [(attempt, attempt.outcome) for attempt in flow.attempts if isinstance(attempt.outcome, CloudReply)]
         replies = [(attempt.rows, reply) for attempt, reply in answered]
-        route = next((attempt.decision.split_route for attempt, _ in answered if attempt.decision.split_route), None)
-        head = done.model.head(route.key) if route is not None else None
+        split_route = next((one.decision.split_route for one, _ in answered if one.decision.split_route), None)
+        head = done.model.head(split_route.key) if split_route is not None else None
         if replies and {Route.EDGE, Route.EXIT}.isdisjoint(routes):
             device = head.edge if head is not None else None
         slowest = max((reply for _, reply in answered), key=lambda reply: reply.total_s, default=None)
@@ -38,25 +38,17 @@ def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
             cloud_queue_s=slowest.queue_s if slowest else None,
             cloud_compute_s=slowest.compute_s if slowest else None,
         )
+    outputs = done.parts.merged(replies, edge.signature if edge else None)
+    route = routes[0] if routes.count(routes[0]) == len(routes) else Route.MIXED
+    facts = NO_FACTS if device is None else device.facts(done.edge_digest if device is edge else "")
+    edge_digest, accelerator, edge_state = facts
+    cloud_digest, cut = replies[0][1].digest if replies else "", head.cut.name if head is not None else ""
+    labels, hardness = edge.signature.labels if edge else {}, _hardness(done) if done.hardness else ()
+    # By position: by keyword it takes five times as long.
     return Answer(
-        outputs=done.parts.merged(replies, edge.signature if edge else None),
-        route=routes[0] if routes.count(routes[0]) == len(routes) else Route.MIXED,
-        reason=flow.answer_reason,
-        degraded=flow.is_degraded,
-        plan=flow.plan,
-        timings=timings,
-        id=done.id,
-        routes=routes,
-        spool_id="",
-        spool_rows=(),
-        cloud_digest=replies[0][1].digest if replies else "",
-        cut=head.cut.name if head is not None else "",
-        labels=edge.signature.labels if edge else {},
-        hardness=_hardness(done) if done.hardness else (),
-        agent=agent,
-        version=UPWELL_VERSION,
-        **(NO_FACTS if device is None else device.facts(done.edge_digest if device is edge else "")),
-    )
+        outputs, route, flow.answer_reason, flow.is_degraded, flow.plan, timings, done.id, routes, edge_digest,
+        cloud_digest, "", (), accelerator, edge_state, cut, labels, hardness, agent, UPWELL_VERSION,
+    )  # fmt: skip
 
 
 def _hardness(done: RequestRecord) -> tuple[float, ...]:

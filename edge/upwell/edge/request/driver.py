@@ -66,16 +66,12 @@ class _Call:
     has_ended: bool = False
 
 
+_NO_HALVES: Mapping[int, HeadOutput] = MappingProxyType({})
+_NO_CALLS: Mapping[str, _Call] = MappingProxyType({})
+
+
 class RequestDriver:
     """One request. Made and run once, in one thread."""
-
-    # Most requests never change these.
-    _edge_s: float | None = None
-    _edge_digest = ""
-    _run_request = RUN_REQUESTS["normal"]
-    _slot: AbstractContextManager[float] | None = None
-    _halves: Mapping[int, HeadOutput] = MappingProxyType({})
-    _calls: Mapping[str, _Call] = MappingProxyType({})
 
     def __init__(self, context: RequestContext, model: ServedModel, request: Request, id: str) -> None:
         self._context, self._model, self._id = context, model, id
@@ -83,6 +79,12 @@ class RequestDriver:
         signals, self._sent_inputs, self._resizes = signals_of(context, model, request)
         self._flow = RequestFlow(context.router, signals)
         self._parts = RowParts(len(signals.row_sizes_bytes))
+        self._edge_s: float | None = None
+        self._edge_digest = ""
+        self._run_request = RUN_REQUESTS["normal"]
+        self._slot: AbstractContextManager[float] | None = None
+        self._halves: Mapping[int, HeadOutput] = _NO_HALVES
+        self._calls: Mapping[str, _Call] = _NO_CALLS
 
     def run(self) -> tuple[Answer, RequestRecord]:
         """Run the request; returns the answer and the record. Raises `UpwellError` if there is no answer."""

@@ -121,7 +121,7 @@ class Signature:
                 raise InvalidRequest(f"input {check.name!r} is missing; expected {_described(check)}")
             if not _fits(array, check):
                 raise InvalidRequest(f"input {check.name!r}: expected {_described(check)}, got {_shown(array)}")
-            if self.has_rows:
+            if self.has_rows and array.shape[0] != rows:
                 rows = self._same_rows(array, rows, check.name)
         if len(inputs) != len(self._input_checks):
             unknown = sorted(set(inputs) - {check.name for check in self._input_checks})

@@ -38,10 +38,10 @@ _EARLY_S = 0.005
 _names = itertools.count()
 
 
-@dataclass(slots=True)
 class Clock:
-    """The time of the latest event, in seconds of the driver's clock."""
+    """The time of the latest event, in seconds of the driver's clock; set before any is handled."""
 
+    __slots__ = ("now_s",)
     now_s: float
 
 

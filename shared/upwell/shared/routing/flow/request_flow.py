@@ -46,6 +46,8 @@ from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 # The plan's names for a head with an early answer, which always runs.
 _EXIT_PLANS = {Plan.EDGE: Plan.EDGE, Plan.CASCADE: Plan.EXIT, Plan.CLOUD: Plan.SPLIT}
 _ONE: Rows = (0,)
+_NOT_SCORED: Mapping[int, float] = MappingProxyType({})
+_EDGE, _EASY = Plan.EDGE, Reason.EASY
 
 
 def without(rows: Rows, taken: Rows) -> Rows:
@@ -68,23 +70,21 @@ class RequestFlow:
     `edge_rows`, the rows that the device has answered, in the order of its runs.
     """
 
-    # Defaults that most requests do not change.
-    plan, reason = Plan.EDGE, Reason.EASY
-    second: Decision | None = None
-    obstacle: Reason | None = None
-    hardness: Mapping[int, float] = MappingProxyType({})
-    turned_away = False
-
     def __init__(self, router: RouterPort, signals: Signals) -> None:
         self.signals = signals
+        self.plan, self.reason = _EDGE, _EASY
         self.first: Decision | None = None
+        self.second: Decision | None = None
+        self.obstacle: Reason | None = None
+        self.hardness: Mapping[int, float] = _NOT_SCORED
+        self.turned_away = False
         self.attempts: list[CloudAttempt] = []
         self.edge_rows: list[Rows] = []
         count = len(signals.row_sizes_bytes)
         self.rows = _ONE if count == 1 else tuple(range(count))
         self._router, self._asked = router, signals
         self._has_edge = signals.has_edge
-        self._clock = Clock(signals.arrived_s)
+        self._clock = Clock()
         self._steps = self._run()
 
     def begin(self, now_s: float) -> Action | None:
@@ -206,7 +206,7 @@ class RequestFlow:
         if decision.kept_rows:
             self._note_obstacle(decision)
         hard = decision.verdict.settings.hard
-        if hard is not None and not decision.escalate:
+        if hard is not None and hard.has_target and not decision.escalate:
             wanted = len(decision.up_rows) + len(decision.kept_rows)
             self._learn_scores(hard, len(self.rows) - wanted, ())
         rest = without(self.rows, decision.up_rows) if decision.up_rows and not exits else self.rows
@@ -242,7 +242,8 @@ class RequestFlow:
         hardness = tuple(self.hardness[row] for row in rows)
         self._asked = replace(self.signals, scored_rows=rows, hardness=hardness)
         second = self.second = self._router.decide(self._asked)
-        self._learn_scores(hard, len(rows), hardness)
+        if hard.has_target:
+            self._learn_scores(hard, len(rows), hardness)
         if second.up_rows:
             second = self.second = yield from self._send(second)
         self._note_obstacle(second)
@@ -251,9 +252,8 @@ class RequestFlow:
 
     def _learn_scores(self, hard: HardSettings, scored: int, values: tuple[float, ...]) -> None:
         """Report how many rows were hard: shares and risks count every request."""
-        if not (math.isnan(hard.cloud_share) and math.isnan(hard.max_risk)):
-            rows = len(self.rows)
-            self._router.observe(Scored(self.signals.request_facts.model, hard.scope, rows, rows - scored, values))
+        rows = len(self.rows)
+        self._router.observe(Scored(self.signals.request_facts.model, hard.scope, rows, rows - scored, values))
 
     def _lift_instead(self, error: ModelFailed | Refused, rows: Rows) -> Step[None]:
         """The device failed, or has no time: offload all its rows, if allowed."""

@@ -61,6 +61,13 @@ class HardSettings:
     scope: str = ""
     is_of_drift: bool = False
     qualities: tuple[LowerQuality, ...] = ()
+    has_target: bool = field(init=False, compare=False, repr=False)
+    """Whether it has a `cloud_share` or a `max_risk`."""
+
+    def __post_init__(self) -> None:
+        """See whether there is a target."""
+        has_target = not (math.isnan(self.cloud_share) and math.isnan(self.max_risk))
+        object.__setattr__(self, "has_target", has_target)
 
     @property
     def calibrated(self) -> bool:
