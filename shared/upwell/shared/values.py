@@ -25,7 +25,7 @@ def quick(cls: type[T]) -> type[T]:
 
     @wraps(plain.__init__)
     def take_over(self: Any, *values: Any, **named: Any) -> None:
-        self.__dict__.update(vars(plain(*values, **named)))
+        object.__setattr__(self, "__dict__", vars(plain(*values, **named)))
 
     frozen.__init__ = take_over
     return cls

@@ -181,9 +181,10 @@ def signals_of(
     ahead = entry_model.scheduler.queue.ahead if entry_model else 0
     facts = RequestFacts(model.name, request.tags, max(sizes), time.time())
     signals = Signals(
-        facts, sizes, request.arrived_s, request.deadline_s, edge is not None, has_cloud, has_scores, ahead,
-        up_sizes_bytes=up_sizes,
-    )  # fmt: skip
+        facts, sizes, request.arrived_s, request.deadline_s, edge is not None, has_cloud, has_scores, ahead
+    )
+    if up_sizes:
+        signals = replace(signals, up_sizes_bytes=up_sizes)
     if (model.heads and bool(context.uplinks)) or (edge and edge.exits):
         heads = () if not context.uplinks else (head for head in model.heads if head.takes(rows))
         routes = tuple(head.split_route for head in heads)

@@ -121,8 +121,11 @@ class Signature:
                 raise InvalidRequest(f"input {check.name!r} is missing; expected {_described(check)}")
             if not _fits(array, check):
                 raise InvalidRequest(f"input {check.name!r}: expected {_described(check)}, got {_shown(array)}")
-            if self.has_rows and array.shape[0] != rows:
-                rows = self._same_rows(array, rows, check.name)
+            if self.has_rows:
+                here = array.shape[0]
+                if here != rows and (rows != -1 or here == 0):
+                    raise self._wrong_rows(here, rows, check.name)
+                rows = here
         if len(inputs) != len(self._input_checks):
             unknown = sorted(set(inputs) - {check.name for check in self._input_checks})
             known = ", ".join(check.name for check in self._input_checks)
@@ -191,13 +194,10 @@ class Signature:
     def _output_checks(self) -> tuple[_Check, ...]:
         return tuple(_check(one.spec, self.has_rows, image=False) for one in self.outputs)
 
-    def _same_rows(self, array: Array, rows: int, name: str) -> int:
-        here: int = array.shape[0]
+    def _wrong_rows(self, here: int, rows: int, name: str) -> InvalidRequest:
         if here == 0:
-            raise InvalidRequest(f"input {name!r} has no rows; expected at least one")
-        if rows not in (-1, here):
-            raise InvalidRequest(f"input {name!r} has {here} rows, but {self.inputs[0].name!r} has {rows}")
-        return here
+            return InvalidRequest(f"input {name!r} has no rows; expected at least one")
+        return InvalidRequest(f"input {name!r} has {here} rows, but {self.inputs[0].name!r} has {rows}")
 
 
 def own_signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batch: int | None = None) -> Signature:

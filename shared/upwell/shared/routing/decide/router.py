@@ -282,7 +282,7 @@ class Router:
                 allowances = {**allowances, model: allowances[model].ran(rows)}
         for model, own in by_model.items():
             edge[model] = edge.get(model, _NO_RUNS).add_all(own)
-        return replace(state, edge=edge, allowances=allowances)
+        return state.with_runs(edge, allowances)
 
     def _scored(self, state: RouterState, scored: Scored) -> RouterState:
         hard = self._hard.get(scored.scope)

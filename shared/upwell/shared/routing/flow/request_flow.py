@@ -47,7 +47,9 @@ from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 _EXIT_PLANS = {Plan.EDGE: Plan.EDGE, Plan.CASCADE: Plan.EXIT, Plan.CLOUD: Plan.SPLIT}
 _ONE: Rows = (0,)
 _NOT_SCORED: Mapping[int, float] = MappingProxyType({})
+# The members of an enum are looked up in their class each time.
 _EDGE, _EASY = Plan.EDGE, Reason.EASY
+_ONE_EDGE, _ONE_EXIT = (Route.EDGE,), (Route.EXIT,)
 
 
 def without(rows: Rows, taken: Rows) -> Rows:
@@ -89,7 +91,8 @@ class RequestFlow:
 
     def begin(self, now_s: float) -> Action | None:
         """The first action. All times are of one clock, that of the signals."""
-        return self.resume(None, now_s)
+        self._clock.now_s = now_s
+        return next(self._steps, None)
 
     def resume(self, result: Any, now_s: float) -> Action | None:
         """The next action, after the result of the previous one."""
@@ -111,7 +114,7 @@ class RequestFlow:
     def routes(self) -> tuple[Route, ...]:
         """The route of each row."""
         if not self.attempts:
-            return (Route.EXIT if self.signals.exits else Route.EDGE,) * len(self.rows)
+            return (_ONE_EXIT if self.signals.exits else _ONE_EDGE) * len(self.rows)
         here, up = (Route.EXIT, Route.SPLIT) if self.signals.exits else (Route.EDGE, Route.CLOUD)
         lifted = {row: Route.SPLIT if one.decision.split_route else up for one in self.answered for row in one.rows}
         return tuple(lifted.get(row, here) for row in self.rows)
@@ -167,7 +170,12 @@ class RequestFlow:
         return {row for part in self.edge_rows for row in part}.issuperset(rows)
 
     def _run(self) -> Step[None]:
-        decision = yield from self._decided()
+        decision = self.first = self._router.decide(self.signals)
+        ahead: int = yield Admit(decision)
+        if ahead != self.signals.edge_ahead:  # not all waiting runs go before this request
+            self._router.give_back(decision)
+            self.signals = self._asked = replace(self.signals, edge_ahead=ahead)
+            decision = self.first = self._router.decide(self.signals)
         self.plan, self.reason = decision.plan, decision.reason
         if decision.refusal:
             raise self._away(refusal(decision))
@@ -179,17 +187,6 @@ class RequestFlow:
         finally:
             for attempt in self.attempts:
                 yield from attempt.drop()
-
-    def _decided(self) -> Step[Decision]:
-        """The first decision; made again if not all waiting runs go before this request."""
-        decision = self.first = self._router.decide(self.signals)
-        ahead: int = yield Admit(decision)
-        if ahead == self.signals.edge_ahead:
-            return decision
-        self._router.give_back(decision)
-        self.signals = self._asked = replace(self.signals, edge_ahead=ahead)
-        decision = self.first = self._router.decide(self.signals)
-        return decision
 
     def _away(self, error: UpwellError) -> UpwellError:
         self.turned_away = True

@@ -143,7 +143,8 @@ class RunQueue:
         """
         is_free = len(self.running) < self.instances
         if is_free and not self.slots:  # then no run waits
-            self._run(new, now_s)
+            new.began_s = now_s
+            self.running.append(new)
             return True
         if not is_free and new.deadline_s <= now_s:
             raise new.late_error()
