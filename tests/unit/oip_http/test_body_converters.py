@@ -210,6 +210,24 @@ def test_a_key_that_stands_twice_is_refused(body: bytes) -> None:
         load_object(memoryview(body))
 
 
+def test_the_key_that_stands_twice_is_found_without_comparing_each_with_all() -> None:
+    """Else a body of half a megabyte, with its last key repeated, would keep a processor busy for a minute."""
+    comparisons = 0
+
+    class Key(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal comparisons
+            comparisons += 1
+            return str.__eq__(self, other)
+
+    pairs = [(Key(f"k{number}"), number) for number in range(500)]
+    with pytest.raises(InvalidRequest, match="'k499' is repeated"):
+        body_converters._without_doubles([*pairs, (Key("k499"), 0)])
+    assert comparisons < 100
+
+
 @pytest.mark.parametrize("value", ["cloud", True, ""])
 def test_a_tag_that_header_and_body_give_differently_is_refused(value: str | bool) -> None:
     with pytest.raises(InvalidRequest, match="different values"):

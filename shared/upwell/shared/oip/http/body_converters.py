@@ -8,6 +8,7 @@ https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/pro
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -144,8 +145,8 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse an object with a repeated key: of two tags with one name, a rule could see either."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise InvalidRequest(f"the key {next(n for n in names if names.count(n) > 1)!r} is repeated")
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise InvalidRequest(f"the key {name!r} is repeated")
     return found
 
 
