@@ -141,14 +141,29 @@ def test_a_larger_probe_than_the_one_that_was_late_waits_until_no_smaller_one_ca
     assert heartened.admit(breaker.failed_s, 0.27, 60_000) is BreakerVerdict.REFUSE
 
 
+def test_after_news_of_the_link_the_wait_begins_anew_and_larger_probes_follow_soon() -> None:
+    breaker = late(40_000)
+    for _ in range(3):
+        at_s = breaker.open_until_s
+        breaker = breaker.take_probe(at_s).failed(at_s, 0.2, 25_000)
+    assert breaker.wait_s == Breaker.LONGEST_WAIT_S
+    heard_s = breaker.failed_s + 1.0
+    heartened = breaker.heartened(heard_s)
+    assert heartened.admit(heard_s, 0.2, 90_000) is PROBE, "two doublings of half a second"
+    assert heartened.admit(heard_s, 0.2, 110_000) is REFUSE
+    again = heartened.take_probe(heard_s).failed(heard_s, 0.2, 90_000)
+    assert again.wait_s == 2 * Breaker.FIRST_WAIT_S
+
+
 def test_among_the_smallest_of_all_that_comes_a_probe_waits_for_no_smaller_one() -> None:
     breaker = late(40_000)
     for _ in range(3):
         at_s = breaker.open_until_s
         breaker = breaker.take_probe(at_s).failed(at_s, 0.2, 25_000)
-    again_s = breaker.failed_s + Breaker.FIRST_WAIT_S
+    again_s = breaker.failed_s - breaker.probed_s + Breaker.FIRST_WAIT_S
     assert breaker.admit(again_s, 0.2, 30_000) is REFUSE
-    assert breaker.admit(again_s, 0.2, 30_000, tries_link=True) is PROBE
-    assert breaker.admit(again_s - 0.1, 0.2, 30_000, tries_link=True) is REFUSE
+    assert breaker.admit(again_s + 0.01, 0.2, 30_000, tries_link=True) is PROBE
+    assert breaker.admit(again_s - 0.01, 0.2, 30_000, tries_link=True) is REFUSE
+    assert breaker.take_probe(again_s).admit(again_s + 0.01, 0.2, 30_000, tries_link=True) is REFUSE
     slow_cloud = late(1_000).take_probe(T + 0.5).failed(T + 0.5, 0.2, 1_000)
     assert slow_cloud.admit(T + 1.0, 0.2, 1_000, tries_link=True) is REFUSE, "size was not what made it late"

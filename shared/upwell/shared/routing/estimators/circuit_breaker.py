@@ -34,7 +34,8 @@ class Breaker:
     `probed_bytes`, waits no longer than `FIRST_WAIT_S` after it: a link that came back weak carries the small ones. So
     the next probe has at most `probed_bytes` · 2^(t/`wait_s`) bytes, t seconds after the last was late: smaller ones
     first, and much larger ones only where no other came. One that `tries_link`, being among the smallest of all that
-    comes, is held back for `FIRST_WAIT_S` alone: with nothing smaller to wait for, it is the best probe there is.
+    comes, is held back until `FIRST_WAIT_S` after the last probe was sent: with nothing smaller to wait for, it is the
+    best probe there is, and a larger one that was late says little about it.
     Of messages under `SIZE_MATTERS_BYTES`, which a connection sends at once, none is late for its size.
     """
 
@@ -81,7 +82,8 @@ class Breaker:
             return BreakerVerdict.PROBE
         is_smallest = tries_link and self.is_of_size
         is_smaller = is_smallest or size_bytes * self.SMALLER <= self.probed_bytes >= self.SIZE_MATTERS_BYTES
-        again_s = min(self.open_until_s, self.failed_s + self.FIRST_WAIT_S) if is_smaller else self.open_until_s
+        first_wait_s = max(0.0, self.FIRST_WAIT_S - self.probed_s) if is_smallest else self.FIRST_WAIT_S
+        again_s = min(self.open_until_s, self.failed_s + first_wait_s) if is_smaller else self.open_until_s
         is_too_large = self.is_of_size and not is_smallest and size_bytes > self._most_bytes(now_s)
         is_due = now_s >= again_s and not is_too_large
         return BreakerVerdict.PROBE if is_due else BreakerVerdict.REFUSE
@@ -123,8 +125,12 @@ class Breaker:
         )  # fmt: skip
 
     def heartened(self, now_s: float) -> Breaker:
-        """Open, but ready for a probe at once: something else showed that the cloud can be reached again."""
-        return replace(self, open_until_s=min(self.open_until_s, now_s))
+        """Open, but ready for a probe at once: something else showed that the cloud can be reached again.
+
+        The wait begins anew at `FIRST_WAIT_S`, as TCP's time-out does after a new round trip (RFC 6298, section 5): it
+        doubled for the silence, which is over. So larger messages follow soon where the link is back whole.
+        """
+        return replace(self, open_until_s=min(self.open_until_s, now_s), wait_s=self.FIRST_WAIT_S)
 
     def outlasted(self, waited_s: float, size_bytes: float = 0.0) -> Breaker:
         """With the timeout of a caller that passed an open breaker."""
