@@ -3,6 +3,7 @@ runs pipelines."""
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -86,6 +87,8 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
             console.print(f"metrics on {serve_metrics(running, settings.metrics, pages)}", markup=False)
         for health in running.health():
             console.print(summary(health), markup=False)
+        gc.collect()
+        gc.freeze()  # otherwise a full collection stops all requests while it scans what was loaded at the start
         count = len(running.models)
         console.print(
             f"serving on {', '.join(server.addresses)} ({count} model{'s' if count > 1 else ''})", markup=False

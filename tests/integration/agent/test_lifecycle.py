@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, pictures
+from tests.faults.programs import Program
 from tests.faults.scene import write_agent
 from tests.in_process import InProcess
 from tests.integration.agent.harness import (
@@ -32,6 +34,22 @@ EDGE_ONLY = {"digits": {"edge": {"bundle": str(EDGE_BUNDLE)}}}
 PATIENT = {"defaults": {"deadline": "60s"}}
 LONG = InferRequest("slow", {"x": np.ones((4000, 512), np.float32)})
 SHORT = InferRequest("slow", {"x": np.ones((1, 512), np.float32)})
+
+
+COUNTS_FROZEN = """
+import atexit, gc, sys
+from upwell.tools.entry import main
+atexit.register(lambda: print("frozen:", gc.get_freeze_count(), file=sys.stderr))
+main()
+"""
+
+
+def test_while_it_serves_no_collection_scans_what_was_loaded_at_the_start(folder: Path) -> None:
+    config = write_agent(folder, PATIENT, models=EDGE_ONLY)
+    with Program(["agent", "-c", str(config)], [sys.executable, "-c", COUNTS_FROZEN]) as program:
+        program.address()
+        program.send(signal.SIGTERM)
+        assert int(program.find(r"frozen: (\d+)")) > 10_000
 
 
 def accepted(client: OipClient) -> PendingInfer:
