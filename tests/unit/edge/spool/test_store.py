@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,36 @@ def test_results_come_in_pieces_and_the_oldest_make_room(store: Store) -> None:
         assert [result.spool_id for result in store.results(0, 1)] == ["3"]
         store.set_delivered("sink", 7)
         assert (store.delivered("sink"), store.delivered("other")) == (7, 0)
+
+
+def test_results_have_a_limit_of_their_own_and_requests_that_were_answered_take_no_room(
+    connection: sqlite3.Connection,
+) -> None:
+    store = Store(connection, replace(LIMITS, max_result_bytes=3000))
+    add(store, stored("a"), stored("b"))
+    with store.transaction():
+        store.finish("a", bytes(1000), 0.0, 0.0)
+        store.finish("b", bytes(1000), 1.0, 0.0)
+        assert store.counted["dropped_results"] == 1
+        assert [result.spool_id for result in store.results(0, 10**9)] == ["b"]
+    assert connection.execute("SELECT request FROM bodies").fetchall() == [(b"",)]
+
+
+@pytest.mark.parametrize("way", ["answered", "denied", "expired", "rolled back"])
+def test_a_case_that_is_gone_leaves_its_room(store: Store, way: str) -> None:
+    add(store, *(stored(f"{number:02}", float(number)) for number in range(FIT - (way == "rolled back"))))
+    with suppress(sqlite3.IntegrityError), store.transaction():
+        if way == "answered":
+            store.finish("00", b"x", 1.0, 2.0)
+        elif way == "denied":
+            store.remove("00", "denied")
+        elif way == "expired":
+            store.expire(100.5)
+        else:
+            store.add(stored("new"))
+            store.add(stored("00"))  # is there
+    add(store, stored("one more", 90.0))
+    assert store.counted["dropped_full"] == 0
 
 
 def test_sums_stay_true_when_somebody_else_purges(tmp_path: Path, store: Store) -> None:
