@@ -107,6 +107,32 @@ FAULTS: Sequence[Fault] = (
             "if self.is_queued:",
         ),
         ("cloud_attempt.py", "self._send(str(next(_names)), first)", "self._send(str(next(_names)))"),
+        (
+            "request_flow.py",
+            "self._clock.now_s + decision.predicted_edge_s > decision.fallback_start_s",
+            "self._clock.now_s > decision.fallback_start_s",
+        ),
+        (
+            "request_flow.py",
+            "if not isinstance(error, ModelFailed | Refused):",
+            "if not isinstance(error, ModelFailed):",
+        ),
+        (
+            "request_flow.py",
+            "                self._router.give_back(decision)\n                return (yield from self._send_otherwise",
+            "                return (yield from self._send_otherwise",
+        ),
+        (
+            "request_flow.py",
+            "BaseException:\n                self._router.give_back(decision)\n                raise",
+            "BaseException:\n                raise",
+        ),
+        ("request_flow.py", "self._router.ran(split_route.key,", "self._router.ran(model,"),
+        (
+            "request_flow.py",
+            "self._router.ran(self.signals.request_facts.model, len(rows),",
+            "self._router.ran(self.signals.request_facts.model, len(self.rows),",
+        ),
     ),
     *_of(
         "flow",
@@ -264,6 +290,23 @@ FAULTS: Sequence[Fault] = (
         ("drainer.py", "if attempts >= self._limits.attempts:", "if attempts > self._limits.attempts:"),
         ("drainer.py", 'if response.id not in ("", request.id):', "if response.id and not request.id:"),
         ("delivering.py", "known if known <= store.last_sequence() else 0", "known"),
+        ("store.py", "        self._connection.execute(\"UPDATE bodies SET request = x'' WHERE id = ?\", (id,))\n", ""),
+        ("store.py", "self._bytes(_WAITING) - row[1], self", "self._bytes(_WAITING), self"),
+        (
+            "store.py",
+            "_make_room(_RESULTS, self._limits.max_result_bytes",
+            "_make_room(_RESULTS, self._limits.max_bytes",
+        ),
+        (
+            "store.py",
+            "        if gone.rowcount:\n            self._held_bytes = {}\n            self",
+            "        if gone.rowcount:\n            self",
+        ),
+        (
+            "store.py",
+            "            self._held_bytes, self.counted = {}, Counter()\n            if",
+            "            self.counted = Counter()\n            if",
+        ),
         (
             "keeper.py",
             "if len(group) > 1 and self._store is not None",

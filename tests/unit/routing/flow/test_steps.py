@@ -31,6 +31,7 @@ from upwell.shared.routing.decide.router_state import (
     Decision,
     Outcome,
     RouterState,
+    Scored,
     Signals,
     SplitRoute,
 )
@@ -47,12 +48,13 @@ from upwell.shared.routing.flow.flow_actions import (
     Reserve,
     RunEdge,
     RunHead,
+    Score,
     Send,
     Wait,
 )
 from upwell.shared.routing.flow.request_flow import RequestFlow, failure, refusal
 from upwell.shared.routing.policy.compiled_policy import Verdict
-from upwell.shared.routing.policy.settings import Settings
+from upwell.shared.routing.policy.settings import HardSettings, Settings
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Plan, Reason
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 from upwell.shared.routing.simulation.simulated_device import SimulatedReply
@@ -361,6 +363,33 @@ def test_two_that_are_late_end_as_one_failure_and_one_drop() -> None:
         driven.flow.resume(driven.ended(call, late)[0], NOW_S + 0.19)
     assert [one.call for one in driven.told(CloudDropped)] == [hedge]
     assert [one.call for one in driven.told(CloudCallFailed)] == [call]
+
+
+def test_rows_that_an_obstacle_keeps_count_as_candidates() -> None:
+    share = Settings(hard=HardSettings(cloud_share=0.2))
+    kept = decided(kept_rows=(0,), obstacle=Reason.CLOUD_TOO_SLOW, settings=share)
+    driven = Driven(kept, rows=3)
+    driven.to(RunEdge)
+    assert [(one.rows, one.large, one.hardness) for one in driven.told(Scored)] == [(3, 1, ())]
+
+
+def test_the_reason_of_rows_that_went_up_at_once_is_that_of_the_answer() -> None:
+    driven = Driven(decided(0, escalate=True), replace(decided(1), reason=Reason.HARD), rows=2)
+    driven.sent()
+    assert driven.to(RunEdge, MessageSent(300)).rows == (1,)
+    driven.to(Score, 0.01)
+    driven.to(Encode, (0.1,))
+    assert driven.router.asked[-1].scored_rows == (1,)
+    assert driven.flow.reason is Reason.LARGE
+
+
+def test_where_the_head_of_hard_rows_fails_they_are_decided_on_as_hard_rows_again() -> None:
+    driven = Driven(decided(escalate=True), decided(0, split_route=CUT), decided(), split_routes=(CUT,))
+    driven.to(RunEdge)
+    driven.to(Score, 0.01)
+    driven.to(RunHead, (0.1,))
+    assert driven.fails(ModelFailed("")) is None
+    assert (driven.router.asked[-1].hardness, driven.router.asked[-1].split_routes) == ((0.1,), ())
 
 
 @pytest.mark.parametrize(
