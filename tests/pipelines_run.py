@@ -20,14 +20,19 @@ from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.pipelines.run.runner import PipelineRunner
 from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
 from upwell.shared.tensors import Array
-from upwell.tools.demo import cards
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo import card_video
+from upwell.tools.demo.digit_data import ASSETS
 
 LIMIT_S = 30.0
 FOLLOWED: tuple[Mapping[str, Any], ...] = (
     {"infer": {"model": "cards"}},
     {"track": {}},
-    {"zones": {"upper": [list(point) for point in cards.ZONE], "middle": {"line": [list(p) for p in cards.LINE]}}},
+    {
+        "zones": {
+            "upper": [list(point) for point in card_video.ZONE],
+            "middle": {"line": [list(p) for p in card_video.LINE]},
+        }
+    },
 )
 """Cards found, followed, and placed."""
 READ: Mapping[str, Any] = {"infer": {"model": "digits", "on": "objects", "once": "track", "margin": "0%"}}
@@ -65,11 +70,16 @@ class MadeSource:
         self.is_closed = True
 
 
-def write_video(path: Path, pictures: Iterable[Array], fps: int = cards.FPS) -> Path:
+def write_video(path: Path, pictures: Iterable[Array], fps: int = card_video.FPS) -> Path:
     """The pictures as a video, so good that digits stay readable."""
     with av.open(str(path), "w") as file:
         stream = file.add_stream("mpeg4", rate=fps)
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = cards.WIDTH, cards.HEIGHT, "yuv420p", 8_000_000
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = (
+            card_video.WIDTH,
+            card_video.HEIGHT,
+            "yuv420p",
+            8_000_000,
+        )
         for picture in pictures:
             file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         file.mux(stream.encode())

@@ -32,8 +32,8 @@ from rich.console import Console
 
 from upwell.edge import Agent
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import ASSETS
-from upwell.tools.demo.service import CloudProcess
+from upwell.tools.demo.cloud_process import CloudProcess
+from upwell.tools.demo.digit_data import ASSETS
 from upwell.tools.plot_style import ALARM, CLOUD, EDGE, MUTED, picture
 
 BOXES = ("box-1", "box-2", "box-3")

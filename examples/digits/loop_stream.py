@@ -9,7 +9,7 @@ from PIL import Image
 
 from upwell.edge import Agent
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import digit_png, heldout
+from upwell.tools.demo.digit_data import digit_png, heldout
 
 LOOP_SEED = 11
 TURN_DEGREES = 18.0

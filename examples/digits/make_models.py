@@ -28,7 +28,7 @@ from training import SEED, EdgeNet, EdgePageNet, train
 
 from upwell.cloud.engines.torch.demo import LargeNet, LargePageNet
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import ASSETS, heldout, pages
+from upwell.tools.demo.digit_data import ASSETS, heldout, pages
 
 ZOOM = 4
 """The cloud's network reads pictures four times as wide and high: 32 pixels a digit."""

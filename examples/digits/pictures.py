@@ -13,7 +13,7 @@ from sklearn.model_selection import train_test_split
 from torch.nn import functional
 
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import CELL_PX, CELLS, COLUMNS, ROWS, page_picture
+from upwell.tools.demo.digit_data import CELL_PX, CELLS, COLUMNS, ROWS, page_picture
 
 
 @dataclass(frozen=True)

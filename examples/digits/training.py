@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import CELL_PX, CELLS, COLUMNS, ROWS
+from upwell.tools.demo.digit_data import CELL_PX, CELLS, COLUMNS, ROWS
 
 SEED = 0
 BATCH = 64

@@ -23,9 +23,9 @@ from onnx import helper
 from tests.unit import models_for_tests as in_onnx
 from tests.unit import tflite_for_tests as in_tflite
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import ASSETS as DEMO
-from upwell.tools.demo.data import heldout
-from upwell.tools.devices.samples import ASSETS
+from upwell.tools.demo.digit_data import ASSETS as DEMO
+from upwell.tools.demo.digit_data import heldout
+from upwell.tools.devices.sample_models import ASSETS
 
 DIGITS = 10
 FEATURES, HIDDEN, CLASSES = 8, 16, 4

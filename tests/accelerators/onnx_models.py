@@ -11,7 +11,7 @@ import onnx
 from onnx import helper
 
 from tests.unit.models_for_tests import save, tensor
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 ROWS, WIDTH = 4, 8
 _TAKEN = ("Sigmoid", "Tanh", "MatMul")

@@ -27,7 +27,7 @@ from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions  # n
 from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (as above)
 from upwell.edge.runtimes.tflite.compiled import runs_on_npu  # noqa: E402  (as above)
 from upwell.shared.errors import InvalidRequest, ModelFailed  # noqa: E402  (as above)
-from upwell.tools.demo.data import ASSETS  # noqa: E402  (as above)
+from upwell.tools.demo.digit_data import ASSETS  # noqa: E402  (as above)
 
 ROW = "LiteRT NPU dispatch onto OpenVINO's CPU device"
 DIGITS = ASSETS / "edge" / "digits" / "model.tflite"

@@ -27,8 +27,8 @@ from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import Digits, heldout
-from upwell.tools.devices.samples import samples
+from upwell.tools.demo.digit_data import Digits, heldout
+from upwell.tools.devices.sample_models import samples
 
 HERE = os.environ.get(VARIABLE, "")
 if not HERE:

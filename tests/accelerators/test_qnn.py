@@ -33,7 +33,7 @@ from upwell.edge.runtimes.onnx.coverage import survey  # noqa: E402  (as above)
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime  # noqa: E402  (as above)
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
 from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (as above)
-from upwell.tools.demo.data import ASSETS, heldout  # noqa: E402  (as above)
+from upwell.tools.demo.digit_data import ASSETS, heldout  # noqa: E402  (as above)
 
 ROW = "QNN, HTP backend on x86-64 (no device)"
 QNN = "QNNExecutionProvider"

@@ -27,7 +27,7 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions, usable_cores
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 COUNTS = (2, 4)
 ROUND_S = 0.1

@@ -22,7 +22,7 @@ from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import ASSETS, heldout
+from upwell.tools.demo.digit_data import ASSETS, heldout
 
 LOGS = 200
 ALLOWED = 16

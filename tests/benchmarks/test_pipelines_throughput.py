@@ -41,7 +41,7 @@ from upwell.pipelines.steps.change import ChangeDetector
 from upwell.pipelines.steps.geometry import Zones
 from upwell.pipelines.steps.tracker import Tracker
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 FRAMES, ROUNDS, TARGET = 250, 9, 0.9
 ABOVE = 0.001

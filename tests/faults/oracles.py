@@ -12,7 +12,7 @@ import onnxruntime
 from PIL import Image
 
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import ASSETS, digit_png, heldout
+from upwell.tools.demo.digit_data import ASSETS, digit_png, heldout
 
 EDGE_BUNDLE = ASSETS / "edge" / "digits"
 CLOUD_MODELS = ASSETS / "cloud"

@@ -10,7 +10,7 @@ from typing import Any
 from tuf.api.metadata import Metadata, MetaFile, Snapshot, Timestamp
 
 from tests.faults.bundles_for_tests import Signer
-from upwell.tools.release.making import ReleaseContents, made
+from upwell.tools.release.release_maker import ReleaseContents, made
 from upwell.tools.release.repository_editor import RepositoryEditor, RoleKeys, in_days, signer_of
 
 

@@ -23,7 +23,7 @@ from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.shared.model_digest import model_digest
 from upwell.tools.bundle.cli import PASSPHRASE_VARIABLE
 from upwell.tools.cli import main
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from upwell.edge.runtimes.coverage import Coverage, NodeCover
 from upwell.shared.errors import ConfigError
 from upwell.tools.bundle.coverage_cli import coverage
-from upwell.tools.devices.samples import samples
+from upwell.tools.devices.sample_models import samples
 
 CONVOLUTIONS = f"{BuiltinOperator.CONV_2D},{BuiltinOperator.DEPTHWISE_CONV_2D}"
 DIGITS = samples(".tflite")[0].path
@@ -98,7 +98,7 @@ def test_what_a_library_prints_is_no_part_of_the_json(software_delegate: Path) -
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["nodes_on_accelerator"] == 10
     script = (
-        "import ctypes; from upwell.tools.quantize.quiet import quiet\nwith quiet(): ctypes.CDLL(None).puts(b'hello')"
+        "import ctypes; from upwell.tools.library_output import quiet\nwith quiet(): ctypes.CDLL(None).puts(b'hello')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == ""

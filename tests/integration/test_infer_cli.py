@@ -27,7 +27,7 @@ from upwell.shared.oip.grpc.server.server import Connections, start_server
 from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.cli import main
-from upwell.tools.demo.data import ASSETS, digit_png, heldout, pages
+from upwell.tools.demo.digit_data import ASSETS, digit_png, heldout, pages
 
 pytest.importorskip("onnxruntime")
 

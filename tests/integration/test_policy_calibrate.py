@@ -25,7 +25,7 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.tools.policy.calibrate import calibrate
 from upwell.tools.policy.check import check
-from upwell.tools.policy.request_logs import MAX_LINE_BYTES, read_log
+from upwell.tools.policy.request_log_reader import MAX_LINE_BYTES, read_log
 from upwell.tools.policy.simulate import simulate
 
 POLICY = """\

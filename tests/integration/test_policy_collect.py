@@ -30,9 +30,9 @@ from upwell.shared.routing.calibration.pair_calibration import quality_costs
 from upwell.shared.routing.hardness import hardness
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import heldout, pages
+from upwell.tools.demo.digit_data import heldout, pages
 from upwell.tools.policy.collect.cli import collect
-from upwell.tools.policy.collect.collecting import CloudSilent
+from upwell.tools.policy.collect.collection_run import CloudSilent
 
 pytest.importorskip("onnxruntime")
 COUNT = 12

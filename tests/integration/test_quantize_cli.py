@@ -25,7 +25,7 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx.saturation import saturates_here
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.tools.cli import main
-from upwell.tools.demo.data import ASSETS, heldout
+from upwell.tools.demo.digit_data import ASSETS, heldout
 
 PAGE = Path(__file__).parents[2] / "docs" / "partitioning.md"
 

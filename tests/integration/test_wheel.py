@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = "version: 1\nagent: {{listen: ['127.0.0.1:0']}}\nmodels: {{digits: {{edge: {{bundle: '{bundle}'}}}}}}\n"

@@ -18,7 +18,7 @@ from tests.faults.oracles import cloud_scores, edge_scores, margins, pictures
 from tests.faults.programs import Program
 from tests.faults.scene import write_agent
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import heldout
+from upwell.tools.demo.digit_data import heldout
 
 POLICY = {
     "defaults": {"deadline": "5s", "hard": {"measure": "margin", "below": 0.9}},

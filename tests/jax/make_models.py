@@ -17,8 +17,8 @@ import torch
 from tests.jax.torch_networks import LargeNetTail
 from upwell.cloud.engines.torch.demo import LargeNet
 from upwell.shared.files import write_whole
-from upwell.tools.export.jax import PLATFORMS, exported, largest_error
-from upwell.tools.export.network import load_module
+from upwell.tools.export.torch_network import load_module
+from upwell.tools.export.torch_to_jax import PLATFORMS, exported, largest_error
 
 FOLDER = Path(__file__).with_name("models")
 WEIGHTS = Path(__file__).parents[2] / "shared/upwell/tools/demo/assets/cloud/digits-large/1/model.safetensors"

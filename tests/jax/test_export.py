@@ -28,8 +28,8 @@ from upwell.cloud.engines.base import ModelSettings
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.oip.dataplane import Call
 from upwell.tools.export.cli import export_jax
-from upwell.tools.export.jax import PLATFORMS, exported
-from upwell.tools.export.network import load_module
+from upwell.tools.export.torch_network import load_module
+from upwell.tools.export.torch_to_jax import PLATFORMS, exported
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("export-jax")(export_jax)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from upwell.tools.quantize.base import QuantizeSettings
-from upwell.tools.quantize.quantizing import open_float_model, quantizer_of
+from upwell.tools.quantize.model_quantization import open_float_model, quantizer_of
+from upwell.tools.quantize.quantizer import QuantizeSettings
 
 
 def quantized(

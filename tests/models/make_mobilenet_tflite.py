@@ -17,8 +17,8 @@ from ai_edge_litert import schema_py_generated as schema
 
 from tests.unit.tflite_for_tests import Op, T, save
 from upwell.shared.tensors import Array
-from upwell.tools.quantize.base import QuantizeSettings
-from upwell.tools.quantize.quantizing import open_float_model, quantizer_of
+from upwell.tools.quantize.model_quantization import open_float_model, quantizer_of
+from upwell.tools.quantize.quantizer import QuantizeSettings
 
 PATH = Path(__file__).with_name("mobilenet_v2_int8.tflite")
 

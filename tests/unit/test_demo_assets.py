@@ -20,7 +20,7 @@ from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import Signature, UplinkEncoding
 from upwell.shared.signature.uplink_pictures import encode_for_uplink
 from upwell.shared.tensors import Array, TensorSpec
-from upwell.tools.demo.data import ASSETS, Page, digit_png, heldout, pages
+from upwell.tools.demo.digit_data import ASSETS, Page, digit_png, heldout, pages
 
 tflite = pytest.importorskip("ai_edge_litert.interpreter")
 TASKS = ("digits", "pages")

@@ -14,8 +14,8 @@ from tests.in_process import InProcess
 from tests.unit.models_for_tests import linear
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import start_server
-from upwell.tools.doctor.certificates import ends
-from upwell.tools.doctor.checks import DoctorFinding, conflicts, disk, expiry, ports
+from upwell.tools.doctor.certificate_expiry import ends
+from upwell.tools.doctor.doctor_checks import DoctorFinding, conflicts, disk, expiry, ports
 
 DAY_S = 86400.0
 

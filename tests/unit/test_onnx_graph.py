@@ -15,7 +15,7 @@ from tests.unit.models_for_tests import linear, linear_elsewhere, refer, save, t
 from upwell.shared.formats.onnx.file_checks import ExternalData
 from upwell.shared.formats.onnx.graph import named_apart, read_graph
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 LIGHT = sorted((Path(onnx_tests.__path__[0]) / "data" / "light").glob("*.onnx"))
 DEMO = sorted(ASSETS.glob("**/*.onnx"))

@@ -16,7 +16,7 @@ from upwell.edge.runtimes.load import coverage_of
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 DIGITS = ASSETS / "edge" / "digits" / "model.tflite"
 SUBSETS = examples(100)

@@ -25,7 +25,7 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason
 from upwell.tools.policy.calibrate import calibrate
-from upwell.tools.policy.request_logs import read_log
+from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.policy.simulate import simulate
 
 LOG = Path("state", "requests.jsonl")

@@ -22,7 +22,7 @@ from upwell.edge import Agent
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.tensors import TensorSpec
-from upwell.tools.demo.data import heldout
+from upwell.tools.demo.digit_data import heldout
 
 MARGINS = margins(edge_scores(pictures(range(300))))
 HARD, EASY = int(MARGINS.argmin()), int(MARGINS.argmax())

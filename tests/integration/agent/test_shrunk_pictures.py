@@ -28,7 +28,7 @@ from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.resize_parameters import Seen
 from upwell.shared.routing.decide.router_state import CloudAnswered
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import ASSETS, pages
+from upwell.tools.demo.digit_data import ASSETS, pages
 
 PHOTO = Image.fromarray(photograph("flower.jpg")).resize((1280, 854), Image.Resampling.BICUBIC)
 GRID = 24, 32

@@ -23,7 +23,7 @@ from upwell.edge.spool.database import open_database
 from upwell.pipelines.run.amendments import AMENDMENTS_NAME, _open
 from upwell.pipelines.sinks.store import OUTBOX_NAME, SCHEMA
 from upwell.shared.routing.policy.settings import CollectSettings
-from upwell.tools.cases.source import CaseDatabase
+from upwell.tools.cases.case_source import CaseDatabase
 from upwell.tools.cli import build_app
 
 HARD_HALF = {"deadline": "5s", "hard": {"measure": "margin", "below": 0.9}}

@@ -25,7 +25,7 @@ from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import ConfigError
 from upwell.tools.cli import build_app
-from upwell.tools.demo.data import heldout
+from upwell.tools.demo.digit_data import heldout
 
 POLLED_S = 60.0
 

@@ -21,9 +21,9 @@ from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.cases.case import CaseSignature
 from upwell.shared.errors import ConfigError
-from upwell.tools.cases.labels import Label, write_labels
+from upwell.tools.cases.case_labels import Label, write_labels
 from upwell.tools.cli import build_app
-from upwell.tools.demo.data import ASSETS, heldout
+from upwell.tools.demo.digit_data import ASSETS, heldout
 
 CLOUD_BUNDLE = ASSETS / "cloud" / "digits-large" / "1"
 COUNT = 200

@@ -38,8 +38,8 @@ from tests.integration.cases.made_cases import (
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.tensors import Array
-from upwell.tools.cases.labels import LABELS_NAME, read_labels
-from upwell.tools.cases.source import CaseDatabase, open_source
+from upwell.tools.cases.case_labels import LABELS_NAME, read_labels
+from upwell.tools.cases.case_source import CaseDatabase, open_source
 from upwell.tools.cli import build_app
 
 ROOT = Path(__file__).parents[3]

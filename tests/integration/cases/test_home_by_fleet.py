@@ -35,7 +35,7 @@ from upwell.fleet.cases.signing import Credentials, ObjectRequest, read_credenti
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.http.client.https_call import HttpsCaller
-from upwell.tools.cases.source import CaseFolder
+from upwell.tools.cases.case_source import CaseFolder
 
 ID = "0123456789abcdef" * 2
 BODY = b"x" * 5000

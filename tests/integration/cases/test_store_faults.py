@@ -13,7 +13,7 @@ from tests.faults.oracles import picture
 from tests.faults.scene import until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, scraped
 from tests.integration.agent.kept import EASY, STATE
-from upwell.tools.cases.source import CaseDatabase
+from upwell.tools.cases.case_source import CaseDatabase
 
 MEASURED = {**STATE, "metrics": "127.0.0.1:0"}
 ALL = {"defaults": {**EASY, "collect": {"random": 1.0}}}

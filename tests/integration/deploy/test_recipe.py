@@ -18,7 +18,7 @@ from tests.integration.cloud.serving import Service, serving
 from tests.unit.deploy.manifests import DEPLOY, ROOT
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("openssl") is None, reason="the recipe is for Linux with OpenSSL"

@@ -17,7 +17,7 @@ from upwell.fleet.config import FleetConfig
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.tools.cli import build_app
-from upwell.tools.fleet.client import CallFailed
+from upwell.tools.fleet.fleet_client import CallFailed
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.bundle import MANIFEST_NAME
 from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 LIMIT_S = 60.0
 SERVES = "upwell fleet serve -c fleet.yaml\n"

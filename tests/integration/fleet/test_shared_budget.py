@@ -16,7 +16,7 @@ from tests.faults.scene import write_agent
 from tests.fleet_service import Service, service
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact
 from tests.integration.fleet.test_agents import named, within
-from upwell.tools.demo.data import heldout
+from upwell.tools.demo.digit_data import heldout
 
 CURVES = {
     "steep": [[0.0, 0.4], [0.3, 0.05], [1.0, 0.0]],

@@ -24,7 +24,7 @@ from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_whole
 from upwell.shared.model_digest import model_digest
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 from upwell.tools.release import repository_editor
 
 OTHER = f"sha256:{'0' * 64}"

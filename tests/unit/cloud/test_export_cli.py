@@ -13,7 +13,7 @@ from upwell.tools.export.cli import export_jax
 
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
-    monkeypatch.delitem(sys.modules, "upwell.tools.export.jax", raising=False)
+    monkeypatch.delitem(sys.modules, "upwell.tools.export.torch_to_jax", raising=False)
     app = typer.Typer()
     app.command()(export_jax)
     result = CliRunner().invoke(app, ["package.Class", "weights.safetensors", str(tmp_path / "1")])

@@ -17,10 +17,10 @@ from tests.unit.test_docs import SPAN, table
 from upwell.edge.config import AgentConfig
 from upwell.edge.runtimes import device_lock
 from upwell.shared.config.yaml import load_yaml
-from upwell.tools.devices import probe, system
+from upwell.tools.devices import runtime_probe, system_findings
 from upwell.tools.devices.cli import RECIPES, missing, missing_packages
-from upwell.tools.devices.rows import DeviceCheck, Row, judged, with_options
-from upwell.tools.devices.samples import ASSETS, _reason_in, samples
+from upwell.tools.devices.device_rows import DeviceCheck, Row, judged, with_options
+from upwell.tools.devices.sample_models import ASSETS, _reason_in, samples
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "engines.md"
@@ -137,14 +137,14 @@ def test_the_reason_is_the_last_line_that_names_a_cause(log: bytes, reason: str)
 def test_libraries_are_found_and_not_opened(tmp_path: Path) -> None:
     (tmp_path / "libedgetpu.so.1").write_text("no library at all")
     (tmp_path / "libother.so").write_text("")
-    found = system.libraries([str(tmp_path)])
+    found = system_findings.libraries([str(tmp_path)])
     assert [(one.path, one.means) for one in found] == [(str(tmp_path / "libedgetpu.so.1"), "Coral Edge TPU")]
 
 
 def test_the_processor_counts_what_this_process_may_use() -> None:
-    found = system.processor()
+    found = system_findings.processor()
     assert found.cores >= 1
-    assert set(found.features) <= set(system.FEATURES.values())
+    assert set(found.features) <= set(system_findings.FEATURES.values())
 
 
 # --- What could be installed
@@ -183,7 +183,7 @@ def test_a_package_that_crashes_is_a_row_and_the_rest_is_tried(tmp_path: Path, m
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     asked: list[str] = []
-    rows = list(probe.rows_of("ai_edge_litert", asked.append))
+    rows = list(runtime_probe.rows_of("ai_edge_litert", asked.append))
     assert [(row.accelerator, row.status) for row in rows] == [("CPU", "not usable"), ("XNNPACK", "not usable")]
     assert {row.reason for row in rows} == {"trying it crashed its process with SIGABRT"}
     assert asked == ["ai_edge_litert"] * 3
@@ -196,7 +196,7 @@ def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     (package / "__init__.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     asked: list[str] = []
-    (row,) = probe.rows_of("ai_edge_litert", asked.append, timeout_s=2.0)
+    (row,) = runtime_probe.rows_of("ai_edge_litert", asked.append, timeout_s=2.0)
     assert (row.status, row.reason) == ("not usable", "trying it took longer than 2 s")
 
 
@@ -204,14 +204,14 @@ def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_library_that_crashes_when_it_is_loaded_is_a_row(tmp_path: Path) -> None:
     library = tmp_path / "libboom.so"
     compile_library("#include <stdlib.h>\n__attribute__((constructor)) static void boom(void) { abort(); }\n", library)
-    row = probe.row_of_library(library, ["ai_edge_litert"])
+    row = runtime_probe.row_of_library(library, ["ai_edge_litert"])
     assert (row.accelerator, row.reason) == ("libboom.so", "trying it crashed its process with SIGABRT")
 
 
 def test_a_library_whose_device_is_open_is_left_alone(software_delegate: Path) -> None:
     held = device_lock.hold(str(software_delegate), {}, 1.0)
     try:
-        row = probe.row_of_library(software_delegate, ["ai_edge_litert"])
+        row = runtime_probe.row_of_library(software_delegate, ["ai_edge_litert"])
     finally:
         held.release()
     assert row.status == "found, not probed"
@@ -219,7 +219,7 @@ def test_a_library_whose_device_is_open_is_left_alone(software_delegate: Path) -
 
 
 def test_a_delegate_that_takes_nothing_says_so(software_delegate: Path) -> None:
-    row = probe.row_of_library(software_delegate, ["ai_edge_litert"])
+    row = runtime_probe.row_of_library(software_delegate, ["ai_edge_litert"])
     assert row.status == "not usable"
     assert "took none of the 10 nodes" in row.reason
 
@@ -228,7 +228,7 @@ def test_a_delegate_that_takes_nothing_says_so(software_delegate: Path) -> None:
 def test_a_library_that_is_neither_says_so(tmp_path: Path) -> None:
     library = tmp_path / "libother.so"
     compile_library("int other(void) { return 0; }", library)
-    row = probe.row_of_library(library, ["ai_edge_litert"])
+    row = runtime_probe.row_of_library(library, ["ai_edge_litert"])
     assert (row.status, row.reason.partition(" (")[0]) == ("not usable", "it is neither a provider plugin")
 
 

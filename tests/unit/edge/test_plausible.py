@@ -16,7 +16,7 @@ from upwell.edge.observe.health import document, summary
 from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.signature.signature import LogicalOutput, OutputKind
 from upwell.shared.tensors import TensorSpec
-from upwell.tools.bundle.packing import PackRequest, packed
+from upwell.tools.bundle.bundle_packing import PackRequest, packed
 
 
 def said(numbers: Any, kind: OutputKind = "probabilities") -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature
 from upwell.shared.tensors import Array, TensorSpec
-from upwell.tools.demo.data import ASSETS, digit_png, heldout
+from upwell.tools.demo.digit_data import ASSETS, digit_png, heldout
 
 OF_SCORES: tuple[Measure, ...] = ("max_prob", "margin", "entropy", "energy", "logit_norm")
 OF_BOXES: tuple[Measure, ...] = ("mean_score", "low_share", "count", "doubtful", "near", "spread")

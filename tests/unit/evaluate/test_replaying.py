@@ -11,9 +11,9 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.simulation.link_capacity import constant
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.strategies import Scene
-from upwell.tools.cases.labels import Label
-from upwell.tools.evaluate.replaying import Replay, replayed
-from upwell.tools.evaluate.running import Answers, Judged
+from upwell.tools.cases.case_labels import Label
+from upwell.tools.evaluate.evaluation_run import Answers, Judged
+from upwell.tools.evaluate.log_replay import Replay, replayed
 
 SIGNATURE = CaseSignature(has_rows=True, inputs=(), outputs=())
 COUNT = 400

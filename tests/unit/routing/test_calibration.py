@@ -27,7 +27,7 @@ from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import ModelPair
-from upwell.tools.policy.calibrate_yaml import evidence
+from upwell.tools.policy.policy_yaml_writer import evidence
 
 
 def line(t_s: float = 0.0, **fields: Any) -> LogLine:

@@ -22,7 +22,7 @@ from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.graph import read_graph
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 with_azure = pytest.mark.skipif(
     "AzureExecutionProvider" not in onnxruntime.get_available_providers(), reason="this onnxruntime has no Azure"

@@ -17,7 +17,7 @@ from tests.unit.models_for_tests import linear, save, tensor
 from upwell.edge.runtimes.onnx import sessions
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
 from upwell.edge.runtimes.onnx.saturation import saturates_here, saturation
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 OLD = {"sse4_1", "avx2", "fma"}
 """The flags of a CPU without VNNI."""

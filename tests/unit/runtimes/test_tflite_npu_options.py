@@ -12,7 +12,7 @@ from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.tflite.compiled import CompiledRuntime
 from upwell.edge.runtimes.tflite.npu_options import npu_options
 from upwell.shared.errors import ConfigError
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 
 def npu(**options: Any) -> AcceleratorOptions:

@@ -13,7 +13,7 @@ from tests.unit.weights_for_tests import linear_weights
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.digit_data import ASSETS
 
 pytestmark = pytest.mark.tflite_runtime
 

@@ -14,7 +14,7 @@ from upwell.edge.models.sections import EdgeSide, ModelSection, SplitSection
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file
-from upwell.shared.partition.split.split_file import FILE_NAME, CutFacts, SplitFacts
+from upwell.shared.partition.split.split_file import FILE_NAME, CutFacts, SplitFacts, split_file_of
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.signature.bound_steps import sizes_fit
 from upwell.shared.tensors import TensorSpec
@@ -77,8 +77,7 @@ def load_heads(
 def _place(section: ModelSection, bundle: Path | None) -> Path | None:
     """The path of `split.json`; None if the model is not split."""
     if isinstance(section.split, SplitSection):
-        plan = section.split.plan
-        return plan / FILE_NAME if plan.is_dir() else plan
+        return split_file_of(section.split.plan)
     if section.split == "off":
         return None
     file = section.edge.file if section.edge else None

@@ -20,9 +20,9 @@ from upwell.edge.bundle.bundle import SIGNATURE_NAME, Bundle, BundleRefused, Tru
 from upwell.edge.bundle.bundle_signature import private_key, sign_bundle
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.shared.errors import EXIT_FAILED, ConfigError
-from upwell.tools.bundle.inputs import read_labelled
-from upwell.tools.bundle.packing import Packed, PackRequest, default_name, packed, put_in_place
-from upwell.tools.bundle.variants import Disagreement
+from upwell.tools.bundle.bundle_packing import Packed, PackRequest, default_name, packed, put_in_place
+from upwell.tools.bundle.golden_requests import read_labelled
+from upwell.tools.bundle.runnable_variants import Disagreement
 from upwell.tools.terminal import AsJson, plain, print_error, progress, stdout_console
 
 PASSPHRASE_VARIABLE = "UPWELL_KEY_PASSPHRASE"  # noqa: S105  the name of a variable

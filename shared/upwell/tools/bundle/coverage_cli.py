@@ -20,7 +20,7 @@ from upwell.edge.runtimes.load import coverage_of
 from upwell.edge.runtimes.options import MAX_BATCH, AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import EXIT_FAILED, ConfigError
-from upwell.tools.quantize.quiet import quiet
+from upwell.tools.library_output import quiet
 from upwell.tools.terminal import AsJson, finite, key_values, percent, print_error, share, table_console
 
 _MAX_LISTED = 50

@@ -18,8 +18,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.cases.exporting import Exported, ExportTask, Picture, class_names, exported, write_json
-from upwell.tools.cases.labels import Label, LabelledBox
+from upwell.tools.cases.case_labels import Label, LabelledBox
+from upwell.tools.cases.export_folder import Exported, ExportTask, Picture, class_names, exported, write_json
 
 LeftOut: TypeAlias = Counter[str]
 """The number of cases left out of an export, by reason."""

@@ -19,7 +19,17 @@ from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from upwell.shared.errors import ConfigError
 from upwell.tools.demo.demonstration import FULL, QUICK, DemoReport, demonstrate
-from upwell.tools.demo.folder import AGENT, CARDS_AGENT, HARD, LISTEN, PIPELINES, PLOT, POLICY, REPORT, DemoFolder
+from upwell.tools.demo.output_folder import (
+    AGENT,
+    CARDS_AGENT,
+    HARD,
+    LISTEN,
+    PIPELINES,
+    PLOT,
+    POLICY,
+    REPORT,
+    DemoFolder,
+)
 from upwell.tools.demo.summary import outage_table, runs_table, video_table
 from upwell.tools.terminal import AsJson, print_error, progress
 

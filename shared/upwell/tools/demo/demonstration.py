@@ -18,12 +18,12 @@ from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import Settings
-from upwell.tools.demo import folder as names
-from upwell.tools.demo.cards import video
-from upwell.tools.demo.data import DIGITS, PAGES, demo_cases
-from upwell.tools.demo.folder import DemoFolder
-from upwell.tools.demo.runs import DemoOutcome, DemoRun, Outage, run, run_through_outage
-from upwell.tools.demo.service import CloudProcess
+from upwell.tools.demo import output_folder as names
+from upwell.tools.demo.card_video import video
+from upwell.tools.demo.case_runs import DemoOutcome, DemoRun, Outage, run, run_through_outage
+from upwell.tools.demo.cloud_process import CloudProcess
+from upwell.tools.demo.digit_data import DIGITS, PAGES, demo_cases
+from upwell.tools.demo.output_folder import DemoFolder
 from upwell.tools.demo.summary import (
     OutageSummary,
     Summary,
@@ -89,7 +89,7 @@ def demonstrate(place: DemoFolder, engine: str, runtime: str, length: Length, pr
     example = _write_pictures(place, edge.outcomes, runs["hybrid"].outcomes, settings)
     has_plot = find_spec("matplotlib") is not None
     if has_plot:
-        from upwell.tools.demo.plot import draw
+        from upwell.tools.demo.demo_plot import draw
 
         progress.add_task("drawing", total=None)
         every = sweep(edge.outcomes, cloud.outcomes, settings)
@@ -125,7 +125,7 @@ def _record(
 
 def _show_video(place: DemoFolder, engine: str, runtime: str, cards: int, progress: Progress) -> VideoSummary:
     """The second act, with its own cloud service."""
-    from upwell.tools.demo.second_act import frames_of, run_video, shown_cards, write_video
+    from upwell.tools.demo.video_run import frames_of, run_video, shown_cards, write_video
 
     shown = shown_cards(cards)
     frames = frames_of(shown)

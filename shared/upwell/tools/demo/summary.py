@@ -17,8 +17,8 @@ from rich.text import Text
 from upwell.shared.routing.hardness import RISING, hardness
 from upwell.shared.routing.policy.settings import HardSettings, Settings
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import DIGITS, PAGES
-from upwell.tools.demo.runs import DemoOutcome, DemoRun, Outage
+from upwell.tools.demo.case_runs import DemoOutcome, DemoRun, Outage
+from upwell.tools.demo.digit_data import DIGITS, PAGES
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ from upwell.shared.signature.model_yaml_draft import (
 )
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
-from upwell.tools.describe.evidence import shown_boxes, takes_pixels
-from upwell.tools.describe.exporters import facts_of, own_metadata, tflite_facts
-from upwell.tools.describe.foreign import model_file
-from upwell.tools.describe.scores import scores_of
-from upwell.tools.describe.trial import TrialResult, try_sample
+from upwell.tools.describe.box_evidence import shown_boxes, takes_pixels
+from upwell.tools.describe.exporter_metadata import facts_of, own_metadata, tflite_facts
+from upwell.tools.describe.foreign_formats import model_file
+from upwell.tools.describe.sample_trial import TrialResult, try_sample
+from upwell.tools.describe.scores_kind import scores_of
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
 MAX_LABELS_BYTES = 1 << 20

@@ -11,8 +11,8 @@ from typing import Any
 
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.ort import onnxruntime
-from upwell.tools.devices.rows import DeviceAttempt, Row, judged, with_options
-from upwell.tools.devices.samples import try_samples
+from upwell.tools.devices.device_rows import DeviceAttempt, Row, judged, with_options
+from upwell.tools.devices.sample_models import try_samples
 
 _CPU = "CPUExecutionProvider"
 _OPTIONS = RuntimeOptions(threads=1)

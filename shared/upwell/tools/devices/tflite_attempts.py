@@ -14,8 +14,8 @@ from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.nodes import walk
 from upwell.edge.runtimes.tflite.package import TflitePackage, find_package
 from upwell.shared.tensors import Array
-from upwell.tools.devices.rows import DeviceAttempt, DeviceCheck, Row, judged, with_options
-from upwell.tools.devices.samples import SampleModel, logged, samples, try_samples
+from upwell.tools.devices.device_rows import DeviceAttempt, DeviceCheck, Row, judged, with_options
+from upwell.tools.devices.sample_models import SampleModel, logged, samples, try_samples
 
 NPU = "litert_npu"
 DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = MappingProxyType(

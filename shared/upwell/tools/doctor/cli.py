@@ -16,8 +16,8 @@ from rich.text import Text
 
 from upwell.shared.errors import EXIT_FAILED
 from upwell.tools.devices.cli import evidence, folded
-from upwell.tools.devices.probe import installed, rows_of
-from upwell.tools.doctor.checks import DoctorFinding, Level, configuration, machine, packages
+from upwell.tools.devices.runtime_probe import installed, rows_of
+from upwell.tools.doctor.doctor_checks import DoctorFinding, Level, configuration, machine, packages
 from upwell.tools.terminal import AsJson, plain, stderr_console, table_console
 
 _MARKS: Mapping[Level, str] = MappingProxyType({"ok": "  ", "warning": "? ", "problem": "! "})

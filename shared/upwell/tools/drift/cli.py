@@ -24,8 +24,8 @@ from upwell.shared.routing.drift.drift_reference import RowMeasures
 from upwell.shared.routing.drift.model_drift import ModelDrift
 from upwell.shared.routing.drift.quantity_test import FALSE_ALARMS
 from upwell.shared.signature.answer_rows import label_of
-from upwell.tools.cases.source import state_dir_of
-from upwell.tools.policy.request_logs import read_log
+from upwell.tools.cases.case_source import state_dir_of
+from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.terminal import AsJson, plain, printable, table_console
 
 

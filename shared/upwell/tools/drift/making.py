@@ -26,8 +26,8 @@ from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.tensors import Array
 from upwell.shared.units import parse_seconds
-from upwell.tools.infer.inputs import read_inputs
-from upwell.tools.policy.collect.items import find_items, read_item
+from upwell.tools.infer.request_inputs import read_inputs
+from upwell.tools.policy.collect.input_items import find_items, read_item
 from upwell.tools.terminal import AsJson, parsed, plain, printable, progress, table_console
 
 MOST_ROWS = 50_000

@@ -21,12 +21,12 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.tools.cases.labels import read_labels
-from upwell.tools.cases.source import open_source
-from upwell.tools.evaluate.comparing import compare
-from upwell.tools.evaluate.estimating import weights_of
-from upwell.tools.evaluate.replaying import Replay, replayed
-from upwell.tools.evaluate.running import EvaluationRun, Judged, answers_of, truths
+from upwell.tools.cases.case_labels import read_labels
+from upwell.tools.cases.case_source import open_source
+from upwell.tools.evaluate.bundle_comparison import compare
+from upwell.tools.evaluate.evaluation_run import EvaluationRun, Judged, answers_of, truths
+from upwell.tools.evaluate.log_replay import Replay, replayed
+from upwell.tools.evaluate.weighted_means import weights_of
 from upwell.tools.policy.simulate import START, read_scene
 from upwell.tools.terminal import AsJson, plain, printable, progress, share, table_console
 
@@ -135,7 +135,7 @@ def _sides(paths: tuple[Path, Path], model: str, releases: _Releases, unpacked: 
     if releases.root is None:
         return _Side(paths[0]), _Side(paths[1])
     try:
-        from upwell.tools.release.checking import checked
+        from upwell.tools.release.release_check import checked
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("upwell"):
             raise

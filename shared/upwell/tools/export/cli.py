@@ -21,7 +21,7 @@ from upwell.shared.files import sync_folder, sync_tree, write_named
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
 if TYPE_CHECKING:
-    from upwell.tools.export.jax import Program
+    from upwell.tools.export.torch_to_jax import Program
 
 _ROWS = (1, 3)
 
@@ -57,11 +57,11 @@ def export(
     if not out.parent.is_dir():
         raise ConfigError.at(out, f"there is no folder {out.parent}")
     try:
-        from upwell.tools.export import device
-        from upwell.tools.export.network import load_module
+        from upwell.tools.export import torch_to_device
+        from upwell.tools.export.torch_network import load_module
 
-        exported = device.TorchNetwork.of(load_module(network, weights, keywords))
-        data = device.exported(exported, out.suffix)
+        exported = torch_to_device.TorchNetwork.of(load_module(network, weights, keywords))
+        data = torch_to_device.exported(exported, out.suffix)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("upwell"):
             raise
@@ -75,7 +75,7 @@ def export(
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
             draft = Path(folder) / out.name
             draft.write_bytes(data)
-            worst = device.largest_error(exported, draft, _ROWS)
+            worst = torch_to_device.largest_error(exported, draft, _ROWS)
     except OSError as error:
         raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
     holds = worst <= at_most  # False for NaN
@@ -124,19 +124,19 @@ def export_jax(
     if os.path.lexists(out):
         raise ConfigError.at(out, "already exists; name a new folder, such as that of the next version")
     try:
-        from upwell.tools.export import jax
-        from upwell.tools.export.network import load_module
+        from upwell.tools.export import torch_to_jax
+        from upwell.tools.export.torch_network import load_module
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("upwell"):
             raise
         raise ExtraMissing("upwell model export-jax", error.name, "jax-export") from None
-    platforms = _platforms(platform, jax.PLATFORMS)
+    platforms = _platforms(platform, torch_to_jax.PLATFORMS)
     module = load_module(network, weights, keywords)
-    program = jax.exported(module, platforms, is_exact=not fast_matmul)
-    worst = jax.largest_error(program, module, _ROWS)
+    program = torch_to_jax.exported(module, platforms, is_exact=not fast_matmul)
+    worst = torch_to_jax.largest_error(program, module, _ROWS)
     holds = worst <= at_most  # False for NaN
     if holds:
-        jax.check_rows(program, at_most)
+        torch_to_jax.check_rows(program, at_most)
     if holds:
         _write(out, program)
     _show(_report(out, program, platforms, worst, holds), at_most, as_json)

@@ -16,8 +16,18 @@ from upwell.shared.routing.calibration.threshold_choice import Sample, operating
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.units import bytes_as_written, parse_bytes, parse_rate
-from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment, shares_text
-from upwell.tools.policy.request_logs import read_log
+from upwell.tools.fleet.fleet_client import (
+    At,
+    Ca,
+    FleetClient,
+    TokenFile,
+    ago,
+    print_json,
+    print_table,
+    segment,
+    shares_text,
+)
+from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.terminal import AsJson, key_values, parsed, percent, plain, share, stdout_console
 
 budget = typer.Typer(no_args_is_help=True, help="Budgets shared by devices, divided by what each gains.")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.fleet.client import (
+from upwell.tools.fleet.fleet_client import (
     At,
     Ca,
     CallFailed,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, print_json, print_table, segment
+from upwell.tools.fleet.fleet_client import At, Ca, FleetClient, TokenFile, print_json, print_table, segment
 from upwell.tools.terminal import AsJson
 
 group = typer.Typer(no_args_is_help=True, help="Groups of devices, by an expression over their labels.")

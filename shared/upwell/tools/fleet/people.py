@@ -14,7 +14,7 @@ import typer
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import parse_seconds
-from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
+from upwell.tools.fleet.fleet_client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
 from upwell.tools.terminal import AsJson, key_values, parsed, plain, stdout_console
 
 user = typer.Typer(no_args_is_help=True, help="Users of the fleet service.")

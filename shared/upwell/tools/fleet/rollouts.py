@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
+from upwell.tools.fleet.fleet_client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
 from upwell.tools.terminal import AsJson, plain, progress, stdout_console
 
 RolloutArgument = Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
-from upwell.tools.fleet.client import At, Ca, CallFailed, FleetClient, TokenFile, print_json, print_table
+from upwell.tools.fleet.fleet_client import At, Ca, CallFailed, FleetClient, TokenFile, print_json, print_table
 from upwell.tools.terminal import AsJson
 
 shadow = typer.Typer(no_args_is_help=True, help="Shadow releases, for calibration before a roll-out.")

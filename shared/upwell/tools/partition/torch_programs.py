@@ -38,7 +38,7 @@ def exported_program(path: Path, kind: DeviceFormat) -> bytes:
     try:
         from upwell.cloud.engines.torch.modules import declared_specs
         from upwell.cloud.engines.torch.program import ProgramModule
-        from upwell.tools.export.device import TorchNetwork, exported
+        from upwell.tools.export.torch_to_device import TorchNetwork, exported
 
         with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
             module = ProgramModule.open(as_safetensors(path, Path(folder)))

@@ -25,8 +25,8 @@ from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.tools.plot_style import check_plot
-from upwell.tools.policy.calibrate_yaml import PolicyText, as_percent, evidence
-from upwell.tools.policy.request_logs import read_log
+from upwell.tools.policy.policy_yaml_writer import PolicyText, as_percent, evidence
+from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.terminal import AsJson, PolicyArgument, percent, plain, share, stderr_console, stdout_console
 
 _LONGEST_S = 1e10
@@ -74,7 +74,7 @@ def calibrate(
     if not left_out:
         _write(text, found, policy, out)
         if plot is not None:
-            from upwell.tools.policy.plots import draw_calibrations
+            from upwell.tools.policy.policy_plots import draw_calibrations
 
             write_named(plot, draw_calibrations(found, plot.suffix), "--plot", like=policy)
     for one in refused:

@@ -35,7 +35,7 @@ from upwell.shared.routing.simulation.strategies import (
 )
 from upwell.shared.units import parse_bits_per_second, parse_seconds
 from upwell.tools.plot_style import check_plot
-from upwell.tools.policy.request_logs import read_log
+from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.terminal import AsJson, PolicyArgument, key_values, parsed, progress, share
 
 _TITLES = MappingProxyType(
@@ -145,7 +145,7 @@ def simulate(
     reports = _reports(rules, other, scene, run, seed)
     swept = _swept(rules, scene) if sweep else None
     if plot is not None:
-        from upwell.tools.policy.plots import draw_simulation
+        from upwell.tools.policy.policy_plots import draw_simulation
 
         write_named(plot, draw_simulation(scene, run, plot.suffix), "--plot")
     if as_json:

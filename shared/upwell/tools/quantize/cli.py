@@ -13,10 +13,10 @@ from rich.console import Console
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
-from upwell.tools.quantize.base import Interface, Method, QuantizeSettings, T, Target, Weights
-from upwell.tools.quantize.quantizing import check_model, quantize_model
-from upwell.tools.quantize.quiet import quiet
-from upwell.tools.quantize.report import show
+from upwell.tools.library_output import quiet
+from upwell.tools.quantize.model_quantization import check_model, quantize_model
+from upwell.tools.quantize.quantize_report import show
+from upwell.tools.quantize.quantizer import Interface, Method, QuantizeSettings, T, Target, Weights
 from upwell.tools.terminal import AsJson, progress, stdout_console
 
 

@@ -16,7 +16,7 @@ from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.model_graph import in_order
 from upwell.shared.partition.onnx_proto import opset_of, with_bodies
-from upwell.tools.quantize.base import Arithmetic, LayerNode, own_names
+from upwell.tools.quantize.quantizer import Arithmetic, LayerNode, own_names
 
 LEAST_OPSET = 13
 """The first opset in which DequantizeLinear has an axis, needed for per-channel weights."""

@@ -20,7 +20,7 @@ from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array, numpy_dtype
-from upwell.tools.quantize.base import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
+from upwell.tools.quantize.quantizer import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
 from upwell.tools.quantize.tflite_graph import layers_of, read_graph, real, stored
 
 _MAX_TEXT = 300

@@ -28,7 +28,7 @@ from upwell.shared.routing.simulation.strategies import Scene, routed
 from upwell.shared.units import parse_seconds
 from upwell.tools.bundle.cli import passphrase_of_key
 from upwell.tools.policy.simulate import START, FleetShares, read_scene, with_fleet_shares
-from upwell.tools.release.fitting import ReleaseParts, misfits
+from upwell.tools.release.release_misfits import ReleaseParts, misfits
 from upwell.tools.terminal import (
     AsJson,
     key_values,
@@ -117,7 +117,7 @@ def add(
     with `egress: deny` is lost by accident.
     """
     with _needs():
-        from upwell.tools.release.making import ReleaseContents, made
+        from upwell.tools.release.release_maker import ReleaseContents, made
         from upwell.tools.release.repository_editor import RepositoryEditor, in_days, sequences
     editor = RepositoryEditor(folder)
     editor.root(with_draft=True)
@@ -277,7 +277,7 @@ def verify(
 ) -> None:
     """Download and check a release like a device that trusts ROOT. Exit code 1 if it is refused."""
     with _needs():
-        from upwell.tools.release.checking import checked
+        from upwell.tools.release.release_check import checked
     check_repository(source)
     trust = Trust(tuple(key or ()), bool(key))
     with _refused(as_json), tempfile.TemporaryDirectory() as temporary, progress() as bar:
@@ -325,7 +325,7 @@ def _refused(as_json: bool) -> Iterator[None]:
 
 def _named_bundles(texts: Sequence[str]) -> dict[str, str]:
     """`[NAME=]BUNDLE` -> by name. Raises `ConfigError`."""
-    from upwell.tools.release.making import name_of
+    from upwell.tools.release.release_maker import name_of
 
     found: dict[str, str] = {}
     for text in texts:
@@ -341,7 +341,7 @@ def _named_bundles(texts: Sequence[str]) -> dict[str, str]:
 @contextlib.contextmanager
 def _former(editor: RepositoryEditor, known: Sequence[int]) -> Iterator[StoredRelease | None]:
     """The last published release, opened; None if there is none."""
-    from upwell.tools.release.making import opened
+    from upwell.tools.release.release_maker import opened
 
     targets = editor.targets()
     if targets is None or not known:

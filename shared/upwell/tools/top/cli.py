@@ -23,8 +23,8 @@ from upwell.edge.observe.flight_recorder.words import outcome
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Unavailable
 from upwell.tools.terminal import AsJson, finite, percent, plain, stdout_console
+from upwell.tools.top.metrics_scrape import Scrape, page_url, scrape
 from upwell.tools.top.overview import ModelRow, Overview, overview
-from upwell.tools.top.scrape import Scrape, page_url, scrape
 
 _RECENT, _SLOWEST = 500, 5
 _REASONS = 6

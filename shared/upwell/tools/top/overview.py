@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from upwell.tools.top.scrape import Scrape
+from upwell.tools.top.metrics_scrape import Scrape
 
 _DEADLINE = "DeadlineExceeded"
 _NOT_GIVEN = math.nan

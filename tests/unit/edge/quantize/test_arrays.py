@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.quantize import samples
-from upwell.tools.quantize.samples import UNNAMED, read_arrays
+from upwell.tools.quantize import data_files
+from upwell.tools.quantize.data_files import UNNAMED, read_arrays
 
 
 def test_what_numpy_writes_is_read(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_bad_array_is_one_error(tmp_path: Path, content: bytes, said: str) -> 
 
 def test_arrays_larger_than_the_limit_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros(1_000_000, np.uint8))
-    monkeypatch.setattr(samples, "MAX_BYTES", 1 << 19)
+    monkeypatch.setattr(data_files, "MAX_BYTES", 1 << 19)
     with pytest.raises(ConfigError, match="bytes are allowed"):
         read_arrays(tmp_path / "zeros.npz")
     np.save(tmp_path / "zeros.npy", np.zeros(1_000_000, np.uint8))

@@ -15,9 +15,9 @@ from tests.unit import models_for_tests as onnx_models
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.tensors import Array
-from upwell.tools.quantize.base import LayerNode, QuantizeSettings, detector_parts
-from upwell.tools.quantize.compare import SCORE_ERROR
-from upwell.tools.quantize.quantizing import Quantized, quantize_model
+from upwell.tools.quantize.model_quantization import Quantized, quantize_model
+from upwell.tools.quantize.output_comparison import SCORE_ERROR
+from upwell.tools.quantize.quantizer import LayerNode, QuantizeSettings, detector_parts
 
 SIDE, CELLS, CLASSES = 32, 8, 2
 MODEL_YAML = f"""\

@@ -18,10 +18,10 @@ from tests.unit.edge.quantize import digit_models
 from tests.unit.tflite_for_tests import Op, T
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array
-from upwell.tools.quantize import quantizing
-from upwell.tools.quantize.base import QuantizeSettings, Target
-from upwell.tools.quantize.quantizing import Quantized, quantize_model
-from upwell.tools.quantize.quiet import quiet
+from upwell.tools.library_output import quiet
+from upwell.tools.quantize import model_quantization
+from upwell.tools.quantize.model_quantization import Quantized, quantize_model
+from upwell.tools.quantize.quantizer import QuantizeSettings, Target
 
 RANDOM = np.random.default_rng(0)
 ROWS, WIDTH = 200, 8
@@ -189,6 +189,6 @@ def test_an_output_that_is_read_stays_one_with_int8_interfaces(tmp_path: Path) -
 
 def test_too_little_room_for_temporary_files_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = digit_models.write_onnx(tmp_path / "digits.onnx")
-    monkeypatch.setattr(quantizing, "_ROOM", 1 << 50)
+    monkeypatch.setattr(model_quantization, "_ROOM", 1 << 50)
     with pytest.raises(ConfigError, match=r"no room for .* MiB of temporary files; set TMPDIR to another folder"):
         quantized(path, {"x": digit_models.digits()[0][:ROWS]})

@@ -10,12 +10,18 @@ for the device.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 FILE_NAME = "split.json"
 WHOLE = "whole"
+
+
+def split_file_of(plan: Path) -> Path:
+    """The path of `split.json`, for the path of the file or of its folder."""
+    return plan / FILE_NAME if plan.is_dir() else plan
 
 
 class _Part(BaseModel):

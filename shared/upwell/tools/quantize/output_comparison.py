@@ -11,8 +11,8 @@ import numpy as np
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.correctness import matched_boxes
 from upwell.shared.tensors import Array
-from upwell.tools.quantize.base import Run
-from upwell.tools.quantize.samples import LABELS, SampleRow, Samples
+from upwell.tools.quantize.data_files import LABELS, SampleRow, Samples
+from upwell.tools.quantize.quantizer import Run
 
 
 @dataclass

@@ -13,7 +13,7 @@ from upwell.edge.server.core import AgentCore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.reasons import Route
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import DemoCase
+from upwell.tools.demo.digit_data import DemoCase
 
 
 @dataclass(frozen=True)

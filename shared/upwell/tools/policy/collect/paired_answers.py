@@ -24,8 +24,8 @@ from upwell.shared.signature.correctness import Judge
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.signature.uplink_pictures import Resizes, encode_for_uplink, shrink_for_uplink, with_uplink
 from upwell.shared.tensors import Array
-from upwell.tools.policy.collect.items import Item, read_item
-from upwell.tools.policy.collect.log_file import CLOUD_TRUTH, ITEM
+from upwell.tools.policy.collect.collection_log import CLOUD_TRUTH, ITEM
+from upwell.tools.policy.collect.input_items import Item, read_item
 
 ANSWER_S = 60.0
 """Time limit of the cloud; nothing waits for these answers."""

@@ -20,7 +20,7 @@ from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import sync_folder, sync_tree
 from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.picture_codec import decode
-from upwell.tools.cases.labels import Label, answer_label
+from upwell.tools.cases.case_labels import Label, answer_label
 
 Side: TypeAlias = Literal["cloud", "edge", "none"]
 

@@ -14,8 +14,8 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import Scene, routed
-from upwell.tools.evaluate.estimating import Floats
-from upwell.tools.evaluate.running import Answers, Judged, is_right
+from upwell.tools.evaluate.evaluation_run import Answers, Judged, is_right
+from upwell.tools.evaluate.weighted_means import Floats
 
 
 @dataclass(frozen=True)

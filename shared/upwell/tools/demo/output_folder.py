@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.demo.data import ASSETS, DIGITS, PAGES
+from upwell.tools.demo.digit_data import ASSETS, DIGITS, PAGES
 
 AGENT, EDGE_ONLY, CLOUD_ONLY = "agent.yaml", "agent-edge-only.yaml", "agent-cloud-only.yaml"
 POLICY = "policy.yaml"

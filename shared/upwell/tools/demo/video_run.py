@@ -17,9 +17,9 @@ from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.run.annotated import annotated, jpeg
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.shared.tensors import Array
-from upwell.tools.demo import folder as names
-from upwell.tools.demo.cards import FPS, HEIGHT, WIDTH, Card, cards, length_s
-from upwell.tools.demo.folder import DemoFolder
+from upwell.tools.demo import output_folder as names
+from upwell.tools.demo.card_video import FPS, HEIGHT, WIDTH, Card, cards, length_s
+from upwell.tools.demo.output_folder import DemoFolder
 from upwell.tools.demo.summary import VideoSummary
 
 

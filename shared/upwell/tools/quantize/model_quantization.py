@@ -17,7 +17,10 @@ from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.formats.onnx.file_checks import external_weights
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.tools.quantize.base import (
+from upwell.tools.quantize.data_files import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
+from upwell.tools.quantize.output_comparison import SCORE_ERROR, OutputComparison, compared
+from upwell.tools.quantize.quantize_report import DataUsed, QuantizeReport, Suggestion, Times
+from upwell.tools.quantize.quantizer import (
     Arithmetic,
     FloatModel,
     Format,
@@ -27,9 +30,6 @@ from upwell.tools.quantize.base import (
     check_kept,
     detector_parts,
 )
-from upwell.tools.quantize.compare import SCORE_ERROR, OutputComparison, compared
-from upwell.tools.quantize.report import DataUsed, QuantizeReport, Suggestion, Times
-from upwell.tools.quantize.samples import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
 
 MAX_BYTES = (1 << 31) - (1 << 24)
 """Neither a protobuf message nor a flatbuffer can exceed 2 GiB; some is reserved for what quantizing adds."""

@@ -17,7 +17,7 @@ from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.signature.step_values import Geometry
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
-from upwell.tools.quantize.base import Feed, FloatModel
+from upwell.tools.quantize.quantizer import Feed, FloatModel
 
 MAX_BYTES = 8 << 30
 UNNAMED = "arr_0"

@@ -21,7 +21,7 @@ from upwell.cloud.engines.checks import reason_of
 from upwell.cloud.engines.torch.modules import declared_specs
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
-from upwell.tools.export.network import random_rows, relative_error, to_numpy, to_torch
+from upwell.tools.export.torch_network import random_rows, relative_error, to_numpy, to_torch
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """The platforms of jax.export; one program may support several."""

@@ -1,8 +1,8 @@
 """Tries what each installed runtime offers, in child processes, so that no vendor's library can end this one.
 
 Providers and delegates are native code of vendors, which may crash its process or hang. So the child (`python -m
-upwell.tools.devices.probe FILE PACKAGE LEFT_OUT LIBRARY`, which skips the first LEFT_OUT attempts) writes each line,
-one JSON object, as soon as it is known: `{"trying": name}` before an attempt, the row after it.
+upwell.tools.devices.runtime_probe FILE PACKAGE LEFT_OUT LIBRARY`, which skips the first LEFT_OUT attempts) writes each
+line, one JSON object, as soon as it is known: `{"trying": name}` before an attempt, the row after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from upwell.edge.runtimes import device_lock
 from upwell.shared.errors import ConfigError
-from upwell.tools.devices.rows import DeviceAttempt, DeviceCheck, Row
+from upwell.tools.devices.device_rows import DeviceAttempt, DeviceCheck, Row
 
 PACKAGES = ("onnxruntime", "ai_edge_litert", "tflite_runtime")
 TIMEOUT_S = 120.0
@@ -74,7 +74,15 @@ def _ask(package: str, left_out: int, library: str, timeout_s: float) -> tuple[S
     """
     with tempfile.TemporaryDirectory(prefix="upwell-devices-") as folder:
         answer = Path(folder) / "rows.jsonl"
-        command = [sys.executable, "-m", "upwell.tools.devices.probe", str(answer), package, str(left_out), library]
+        command = [
+            sys.executable,
+            "-m",
+            "upwell.tools.devices.runtime_probe",
+            str(answer),
+            package,
+            str(left_out),
+            library,
+        ]
         try:
             # In the root folder, since Python looks for modules where it is started.
             done = subprocess.run(  # noqa: S603  no shell; the library is a path that the user named

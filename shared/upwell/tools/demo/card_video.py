@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from upwell.shared.tensors import Array
-from upwell.tools.demo.data import heldout
+from upwell.tools.demo.digit_data import heldout
 
 HEIGHT, WIDTH, FPS = 480, 640, 10
 FRAME_PX, INSIDE_PX = 52, 40

@@ -13,7 +13,7 @@ from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.signature.tokenization import synthetic_bytes
 from upwell.shared.tensors import Array, numpy_dtype
-from upwell.tools.infer.inputs import read_inputs
+from upwell.tools.infer.request_inputs import read_inputs
 from upwell.tools.terminal import share
 
 _ROWS = 8

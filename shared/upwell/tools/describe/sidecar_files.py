@@ -69,7 +69,7 @@ def _torchvision(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
 
 
 def _normalized(text: str) -> PictureFacts:
-    """Of a preset that keeps a picture's shape: what pixels become, and not their size."""
+    """What pixels become by a preset; its sizes are left out."""
     keys = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[\w.]+)", text))
     mean, std = _numbers(keys.get("mean")) or (0.0,), _numbers(keys.get("std")) or (1.0,)
     return PictureFacts(scale=1 / 255, mean=mean, std=std)
@@ -80,9 +80,8 @@ def _preset(text: str) -> tuple[PictureFacts, str]:
     size, crop = _numbers(keys.get("resize_size")), _numbers(keys.get("crop_size"))
     if len(size) != 1 or len(crop) != 1:
         return PictureFacts(), "expected resize_size and crop_size of one number each"
-    mean, std = _numbers(keys.get("mean")) or (0.0,), _numbers(keys.get("std")) or (1.0,)
     side, inner = int(size[0]), int(crop[0])
-    found = PictureFacts((side, side), "cover", (inner, inner), scale=1 / 255, mean=mean, std=std)
+    found = replace(_normalized(text), size=(side, side), fit="cover", crop=(inner, inner))
     return _filtered(found, keys.get("interpolation", "bilinear"))
 
 

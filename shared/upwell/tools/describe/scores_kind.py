@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -26,9 +25,6 @@ _CLASSIFIERS = ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
 _REGRESSORS = ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor", "TreeEnsemble")
 _CONVERTERS = ("skl2onnx", "OnnxMLTools")
 
-_Seen = Literal["", "sum to 1", "within 0 and 1", "neither"]
-_Made = Literal["", "softmax", "each", "raw", "numbers"]
-
 
 def scores_of(runtime: Runtime, quantization: Mapping[str, tuple[float, int]], model: Path) -> ScoresKind:
     """The kind of the scores. Empty if there are several outputs, or if neither runs nor the graph decide.
@@ -41,19 +37,13 @@ def scores_of(runtime: Runtime, quantization: Mapping[str, tuple[float, int]], m
         return ""
     name = outputs[0].name
     seen, made = _seen(runtime, name, quantization.get(name, (1.0, 0))), _made_by(model, name)
-    if made == "numbers":
-        return "tensor"
-    if seen == "sum to 1" or (not seen and made == "softmax"):
-        return "probabilities"
-    if made == "raw":
-        return "raw"
-    if made == "each":
-        return "each"
-    return {"": "", "within 0 and 1": "shares"}.get(seen, "unlike")  # type: ignore[return-value]  # of its words
+    if made == "tensor" or (made in ("raw", "each") and seen != "probabilities"):
+        return made
+    return seen or made
 
 
-def _seen(runtime: Runtime, name: str, quantization: tuple[float, int]) -> _Seen:
-    """What holds for every finite row from random inputs; empty if there is none."""
+def _seen(runtime: Runtime, name: str, quantization: tuple[float, int]) -> ScoresKind:
+    """What every finite row from random inputs is: probabilities, shares or unlike them; empty if there is none."""
     chance = np.random.default_rng(0)
     scale, zero_point = quantization
     found = []
@@ -69,10 +59,10 @@ def _seen(runtime: Runtime, name: str, quantization: tuple[float, int]) -> _Seen
     if not found:
         return ""
     if min(rows.min() for rows in found) < -_SLACK:
-        return "neither"
+        return "unlike"
     if all(np.abs(rows.sum(axis=1) - 1).max() <= _SLACK for rows in found):
-        return "sum to 1"
-    return "within 0 and 1" if max(rows.max() for rows in found) <= 1 + _SLACK else "neither"
+        return "probabilities"
+    return "shares" if max(rows.max() for rows in found) <= 1 + _SLACK else "unlike"
 
 
 def random_input(spec: TensorSpec, chance: np.random.Generator, factor: float = 1.0) -> Array:
@@ -90,7 +80,7 @@ def random_input(spec: TensorSpec, chance: np.random.Generator, factor: float = 
     return np.full(shape, b"", object) if dtype == np.object_ else np.zeros(shape, dtype)
 
 
-def _made_by(model: Path, name: str) -> _Made:
+def _made_by(model: Path, name: str) -> ScoresKind:
     """The operation that makes the output in an ONNX graph, behind operations that keep its numbers."""
     if model.suffix != ".onnx":
         return ""
@@ -99,7 +89,7 @@ def _made_by(model: Path, name: str) -> _Made:
     except (BadOnnxFile, OSError):
         return ""  # the runtime has read it, so this is no error here
     if converter and not NAMED_AS_PROBABILITIES.search(name):
-        return "numbers"  # their scores always have such names; others are distances, regressions, components
+        return "tensor"  # their scores always have such names; others are distances, regressions, components
     return _of_node(_maker(nodes, name)) or ("raw" if converter else "")
 
 
@@ -111,14 +101,14 @@ def _maker(nodes: Sequence[OnnxNode], name: str) -> OnnxNode | None:
     return node
 
 
-def _of_node(node: OnnxNode | None) -> _Made:
+def _of_node(node: OnnxNode | None) -> ScoresKind:
     if node is None:
         return ""
     ends = node.settings.get("post_transform", b"NONE")
     if node.operator == "Softmax" or ends.startswith(b"SOFTMAX"):
-        return "softmax"
+        return "probabilities"
     if node.operator == "Sigmoid" or ends == b"LOGISTIC":
         return "each"
     if node.operator in _REGRESSORS:
-        return "numbers"
+        return "tensor"
     return "raw" if node.operator in _CLASSIFIERS or node.operator == "LogSoftmax" else ""

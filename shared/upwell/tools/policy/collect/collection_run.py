@@ -12,9 +12,9 @@ from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.routing.log_line import LogLine
-from upwell.tools.policy.collect.asking import Asked, Asker
-from upwell.tools.policy.collect.items import Item
-from upwell.tools.policy.collect.log_file import CLOUD_TRUTH, LogFile
+from upwell.tools.policy.collect.collection_log import CLOUD_TRUTH, LogFile
+from upwell.tools.policy.collect.input_items import Item
+from upwell.tools.policy.collect.paired_answers import Asked, Asker
 
 SILENT_LIMIT = 5
 """Number of items in a row without a cloud answer that ends a collection: the cloud is down, or the configuration is

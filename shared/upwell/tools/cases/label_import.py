@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from upwell.edge.cases.case import CaseFacts
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import parse_json, read_file
-from upwell.tools.cases.labels import Label, LabelledBox, unfit
+from upwell.tools.cases.case_labels import Label, LabelledBox, unfit
 
 _MAX_BYTES = 1 << 30
 _SHOWN = 20

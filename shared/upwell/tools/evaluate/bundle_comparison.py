@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from upwell.tools.cases.labels import Label
-from upwell.tools.evaluate.estimating import Estimate, Floats, average, no_difference, share, share_up, weights_of
-from upwell.tools.evaluate.running import Answers, Judged, is_right
+from upwell.tools.cases.case_labels import Label
+from upwell.tools.evaluate.evaluation_run import Answers, Judged, is_right
+from upwell.tools.evaluate.weighted_means import Estimate, Floats, average, no_difference, share, share_up, weights_of
 
 RESAMPLES = 200
 

@@ -21,8 +21,8 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.tensors import TensorSpec, numpy_dtype
-from upwell.tools.export.network import random_rows, relative_error, to_numpy, to_torch
-from upwell.tools.quantize.quiet import quiet
+from upwell.tools.export.torch_network import random_rows, relative_error, to_numpy, to_torch
+from upwell.tools.library_output import quiet
 
 OPSET, IR_VERSION = 18, 10
 """The opset that ONNX Runtime 1.23 reads, the version in JetPack 6."""

@@ -28,7 +28,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import open_plain
 from upwell.shared.oip.open_client import open_client
-from upwell.shared.partition.split.split_file import FILE_NAME
+from upwell.shared.partition.split.split_file import split_file_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.model_yaml import load_description
 
@@ -196,7 +196,7 @@ def _agent(config: AgentConfig, now_s: float) -> Iterator[DoctorFinding]:
             yield _model(name, model.edge, config.agent.trust.trust)
         if isinstance(model.split, SplitSection):
             plan = model.split.plan
-            unreadable = _unreadable(plan / FILE_NAME if plan.is_dir() else plan)
+            unreadable = _unreadable(split_file_of(plan))
             yield DoctorFinding("split", "problem" if unreadable else "ok", f"{name}: {unreadable or plan}")
     if config.policy is not None and (unreadable := _unreadable(config.policy)):
         yield DoctorFinding("policy", "problem", unreadable)
@@ -292,7 +292,7 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[D
     if files is None:
         return
     try:
-        from upwell.tools.doctor.certificates import ends
+        from upwell.tools.doctor.certificate_expiry import ends
     except ImportError:
         yield DoctorFinding(
             what, "warning", "checking when certificates expire needs an extra: pip install 'upwell[bundle]'"

@@ -23,7 +23,7 @@ from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
 from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
-from upwell.tools.bundle.inputs import random_requests
+from upwell.tools.bundle.golden_requests import random_requests
 
 MODEL_NAMES = ("model.onnx", "model.tflite")
 _REMEDY = (

@@ -28,7 +28,14 @@ from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import write_named
 from upwell.shared.model_digest import model_digest
 from upwell.shared.tensors import Array
-from upwell.tools.bundle.variants import Models, VariantCheck, are_own_answers, check_all, opened_models, record
+from upwell.tools.bundle.runnable_variants import (
+    Models,
+    VariantCheck,
+    are_own_answers,
+    check_all,
+    opened_models,
+    record,
+)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile, Flatbuffer
 from upwell.shared.formats.tflite.model import read_model
 from upwell.shared.tensors import Array
-from upwell.tools.describe.scores import random_input
+from upwell.tools.describe.scores_kind import random_input
 
 _RUNS = 3
 _FEW = 32

@@ -22,7 +22,7 @@ from upwell.edge.spool.database import connect, opened
 from upwell.edge.spool.schema import version_of
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Problem, UpwellError
-from upwell.tools.cases.erasing import erase_rows
+from upwell.tools.cases.case_erasure import erase_rows
 from upwell.tools.terminal import printable
 
 KEY_VARIABLE = "UPWELL_CASES_KEY_FILE"
