@@ -193,6 +193,30 @@ def test_a_jpeg_of_endless_scans() -> None:
         decode(data[:-2] + scan * 100 + data[-2:], "rgb", LIMIT)
 
 
+@pytest.mark.parametrize("part", [b"\xff\xe1\x00\x02", b"\xff\xff\xff\xff", b"\xff\xed\x00\x10Photoshop 3.0\0"])
+def test_a_jpeg_of_endless_segments(part: bytes) -> None:
+    """Each costs the decoder some microseconds, and four bytes."""
+    data = encoded(Image.fromarray(noise(8, 8)), "JPEG")
+    assert decode(data[:2] + part * 200 + data[2:], "rgb", LIMIT).shape == (8, 8, 3)
+    with pytest.raises(InvalidRequest, match="segments, which take too long"):
+        decode(data[:2] + part * 1100 + data[2:], "rgb", LIMIT)
+
+
+@pytest.mark.parametrize("kind", [b"abCd", b"IDAT"])
+def test_a_png_of_endless_chunks(kind: bytes) -> None:
+    pixels = (b"IDAT", zlib.compress(bytes(3)))
+    assert decode(png(2, 1, *[(kind, b"")] * 900, pixels) + bytes(20_000), "gray", LIMIT).shape == (1, 2, 1)
+    with pytest.raises(InvalidRequest, match="segments, which take too long"):
+        decode(png(2, 1, *[(kind, b"")] * 1100, pixels), "gray", LIMIT)
+
+
+def test_a_long_picture_may_have_as_many_more_segments() -> None:
+    """Such as IDAT chunks of 8 KiB, as libpng writes them."""
+    data = encoded(Image.fromarray(noise(8, 8)), "JPEG")
+    comment = b"\xff\xfe\x08\x02" + bytes(2048)
+    assert decode(data[:2] + comment * 1500 + data[2:], "rgb", LIMIT).shape == (8, 8, 3)
+
+
 def test_what_follows_a_jpeg_or_lies_in_its_segments_is_no_scan() -> None:
     """Phones append a film to a photo, and put a thumbnail into it."""
     data = encoded(Image.fromarray(noise(8, 8)), "JPEG", comment=b"\xff\xda" * 100)

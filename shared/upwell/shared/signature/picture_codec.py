@@ -39,6 +39,9 @@ _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 _NO_FRAMES = (0xFFC4, 0xFFC8, 0xFFCC)
 _MAX_SEGMENTS = 1000
+_LEAST_SEGMENT_BYTES = 2048
+"""Minimum average size of segments or chunks beyond `_MAX_SEGMENTS` (bytes): each costs Pillow some microseconds, so
+64 MiB of empty ones would take a minute."""
 _MAX_ENCODED_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 65_535}
 
 Box = tuple[float, float, float, float]
@@ -207,10 +210,11 @@ def _opened(data: bytes, max_pixels: int) -> ImageFile:
         raise InvalidRequest(f"expected an encoded picture as bytes, got {type(data).__name__}")
     file = io.BytesIO(data)
     if data.startswith(b"\xff\xd8\xff"):
-        _check_scans(data)
+        _check_segments(data)
         image: ImageFile = JpegImageFile(file)
     elif data.startswith(b"\x89PNG\r\n\x1a\n"):
         _check_size(_png_size(data), max_pixels)
+        _check_chunks(data)
         image = PngImageFile(file)
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         _check_size(_webp_size(data), max_pixels)
@@ -221,16 +225,35 @@ def _opened(data: bytes, max_pixels: int) -> ImageFile:
     return image
 
 
-def _check_scans(data: bytes) -> None:
-    """Refuse JPEGs with many scans: each costs a pass over all pixels, and may take only a few bytes."""
-    scans, position = 0, 2
+def _check_segments(data: bytes) -> None:
+    """Refuse JPEGs with too many segments, or fill bytes before the first scan, and with many scans: each scan costs a
+    pass over all pixels, and may take only a few bytes.
+    """
+    scans, segments, position = 0, 0, 2
     while (marker := _MARKER.search(data, position)) is not None and marker[0] != _END_OF_IMAGE:
+        segments += 1 if scans else 1 + marker.start() - position
+        _check_count(segments, data)
         scans += marker[0] == _START_OF_SCAN
         if scans > _MAX_SCANS:
             raise InvalidRequest(
                 f"the picture is a JPEG of more than {_MAX_SCANS} scans, which takes too long to decode"
             )
         position = marker.end() + max(2, int.from_bytes(data[marker.end() : marker.end() + 2], "big"))
+
+
+def _check_chunks(data: bytes) -> None:
+    """Refuse PNGs with too many chunks (PNG, 5.3: length, type, data and checksum)."""
+    chunks, position = 0, 8
+    while position < len(data) and data[position + 4 : position + 8] != b"IEND":
+        chunks += 1
+        _check_count(chunks, data)
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+
+
+def _check_count(segments: int, data: bytes) -> None:
+    most = _MAX_SEGMENTS + len(data) // _LEAST_SEGMENT_BYTES
+    if segments > most:
+        raise InvalidRequest(f"the picture has more than {most} segments, which take too long to read")
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
