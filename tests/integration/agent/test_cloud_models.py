@@ -6,9 +6,10 @@ import json
 import logging
 import re
 import socket
+import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,21 @@ def proxy(fake: FakeDataplane) -> Iterator[Proxy]:
     server.stop(0.0)
 
 
-def agent(folder: Path, endpoint: str, cloud_model: str, *rules: dict[str, Any], edge: bool = True) -> AgentCore:
+def agent(
+    folder: Path,
+    endpoint: str,
+    cloud_model: str,
+    *rules: dict[str, Any],
+    edge: bool = True,
+    interfaces: Sequence[str] = (),
+) -> AgentCore:
     """An agent of one model, which is called `cloud_model` up there."""
     identity(folder).rename(folder / "model.onnx")
     sides: dict[str, Any] = {"cloud": {"model": cloud_model}} | ({"edge": {"file": "model.onnx"}} if edge else {})
     (folder / "policy.yaml").write_text(json.dumps({"defaults": {"deadline": "20s"}, "rules": rules}))
     whole = {
-        "agent": {"metrics": "127.0.0.1:0"}, "cloud": {"endpoint": endpoint}, "policy": "policy.yaml",
-        "models": {"m": sides},
+        "agent": {"metrics": "127.0.0.1:0"}, "cloud": {"endpoint": endpoint, "interfaces": list(interfaces)},
+        "policy": "policy.yaml", "models": {"m": sides},
     }  # fmt: skip
     (folder / "agent.yaml").write_text(json.dumps(whole))
     return embedded_agent(folder / "agent.yaml")
@@ -90,6 +98,15 @@ def test_a_wrong_name_is_said_at_start(
         assert "expected 'echo'" in line, "what the cloud has"
         assert health(caplog) == {"m": "ecko"}
     assert (fake.requests, asking()) == ([], [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="connections are bound to an interface on Linux alone")
+def test_a_wrong_name_is_said_over_the_first_interface_that_reaches_the_cloud(
+    tmp_path: Path, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with agent(tmp_path, proxy.address, "ecko", interfaces=["absent0", "lo"]):
+        until(lambda: bool(told(caplog)))
+        assert "has no model 'ecko'" in told(caplog)[0]
 
 
 def test_a_right_name_needs_no_word(tmp_path: Path, proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,15 +52,15 @@ class CloudModels:
 
     def __init__(
         self,
-        uplink: Uplink | None,
+        uplinks: Sequence[Uplink],
         models: Mapping[str, ServedModel],
         router: RouterService,
         seen: MutableMapping[str, Seen],
     ) -> None:
-        self._uplink, self._models, self._router, self._seen = uplink, models, router, seen
+        self._uplinks, self._models, self._router, self._seen = uplinks, models, router, seen
         self._asking: set[str] = set()
         self._asked_at_s: dict[str, float] = {}
-        self._unasked = {served.name for served in models.values() if uplink is not None and _names(served)}
+        self._unasked = {served.name for served in models.values() if uplinks and _names(served)}
         self._missing: dict[str, str] = {}
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -123,7 +123,7 @@ class CloudModels:
                 if self._stopped.is_set():
                     return
                 try:
-                    self._ask_about(model, asked)
+                    self._ask_over_first(model, asked)
                 except RemoteError as error:
                     if error.kind is RemoteErrorKind.NOT_FOUND:
                         self._miss(model, asked, str(error))
@@ -133,17 +133,27 @@ class CloudModels:
                     _log.debug("model %s: the cloud was not asked: %s", model, error)
             self._asking.discard(model)
 
-    def _ask_about(self, model: str, asked: str) -> None:
-        assert self._uplink is not None  # noqa: S101  or there would be nothing to ask about
+    def _ask_over_first(self, model: str, asked: str) -> None:
+        """Ask over the first network interface by which the cloud can be reached."""
+        *preferred, last = self._uplinks
+        for uplink in preferred:
+            try:
+                return self._ask_about(uplink, model, asked)
+            except RemoteError as error:
+                if error.kind in _SAID:
+                    raise
+        return self._ask_about(last, model, asked)
+
+    def _ask_about(self, uplink: Uplink, model: str, asked: str) -> None:
         judge = partial(self._router.verdict, model, {}, (METADATA_BYTES,))
-        self._uplink.metadata(asked, judge, TIMEOUT_S)
+        uplink.metadata(asked, judge, TIMEOUT_S)
         if asked != self._models[model].cloud_model or not self._takes_pictures(model):
             return
         try:
-            seen = read_seen(self._uplink.config_parameters(asked, judge, TIMEOUT_S))
+            seen = read_seen(uplink.config_parameters(asked, judge, TIMEOUT_S))
         except RemoteError as error:  # an extension that other servers may lack
             if error.kind not in _SAID:
-                return
+                raise
             seen = Seen()
         self._seen[model] = seen
         for name, resize in seen.resizes.items():

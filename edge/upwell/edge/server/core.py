@@ -151,7 +151,7 @@ class AgentCore:
             if self.uplink is not None:
                 self.spool = self._new_spool(folder, self.uplink, self._log, self.collector, drift)
             self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router, self.collector, drift)
-        self._cloud_models = CloudModels(self.uplink, self.models, self.router, seen)
+        self._cloud_models = CloudModels(list(self.uplinks.values()), self.models, self.router, seen)
         self._export(parts)
         self._ids = Ids()
         self._health_parts: dict[str, Callable[[], HealthPart]] = {}
