@@ -5,7 +5,8 @@
 For each set a small and a larger detector are trained (`tests/models/detectors.py`; some minutes on a CPU) and asked
 about pictures that neither has seen. The answers agree where their boxes pair off, as `upwell policy collect` has it.
 Told are, for each measure, the AUROC against disagreement, and how much of the disagreement that sending 20 % at random
-leaves is gone when the hardest 20 % are sent: by pictures, and by boxes without a partner. DIR keeps the detectors.
+leaves is gone when the hardest 20 % are sent: by pictures, and by boxes without a partner; `margin, calibrated` is that
+of the second half of the pictures after a calibration on the first. DIR keeps the detectors.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.routing.calibration.discrimination import auroc
+from upwell.shared.routing.calibration.logged_hardness import measured
+from upwell.shared.routing.calibration.object_chances import fitted_chances
 from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.correctness import matched_boxes
 from upwell.shared.signature.model_yaml import load_description
@@ -35,7 +39,7 @@ from upwell.tools.terminal import stdout_console
 
 SHARE = 0.2
 BOX_SCORE = 0.5
-EDGE_STEPS, CLOUD_STEPS = 700, 450
+EDGE_STEPS, CLOUD_STEPS = 500, 300
 SEED = 99
 
 
@@ -71,6 +75,7 @@ def compared(of: DetectionSet, folder: Path, pictures: int) -> Comparison:
     settings = [hard for hard in settings if hard.measure not in ("output", "function") and edge.scorer.can(hard)]
     values: dict[Measure, list[float]] = {hard.measure: [] for hard in settings}
     alone: list[int] = []
+    lines: list[LogLine] = []
     for scene in track(scenes(of, pictures, SEED), of.name, transient=True):
         inputs = {"image": scene.picture[None]}
         run, truth = edge.run_now(inputs), cloud.run_now(inputs)
@@ -78,8 +83,13 @@ def compared(of: DetectionSet, folder: Path, pictures: int) -> Comparison:
             (value,) = edge.scorer.score(run.outputs, hard, 1, run.candidates)
             values[hard.measure].append(value if hard.measure in RISING else -value)
         alone.append(_partnerless(run.outputs["detections"][0], truth.outputs["detections"][0]))
+        chances = edge.scorer.chances(run.outputs, settings[0], 0, run.candidates)
+        lines.append(LogLine(t_s=len(lines), model=of.name, size_bytes=1, chances=chances, edge_correct=alone[-1] == 0))
     counts = np.array(alone)
-    worths = {measure: _worth(np.array(found), counts) for measure, found in values.items()}
+    worths: dict[str, Worth] = {measure: _worth(np.array(found), counts) for measure, found in values.items()}
+    half = pictures // 2
+    calibrated = measured(lines[half:], "margin", *fitted_chances(lines[:half], "margin", 1.0))
+    worths["margin, calibrated"] = _worth(-calibrated, counts[half:])
     return Comparison(float((counts > 0).mean()), float(counts.mean()), dict(_best_first(worths)))
 
 
@@ -90,7 +100,7 @@ def _partnerless(edge: Array, cloud: Array) -> int:
     return len(ours) + len(theirs) - 2 * len(matched_boxes(ours, theirs))
 
 
-def _best_first(worths: dict[Measure, Worth]) -> list[tuple[str, Worth]]:
+def _best_first(worths: dict[str, Worth]) -> list[tuple[str, Worth]]:
     return sorted(worths.items(), key=lambda one: -one[1].auroc)
 
 

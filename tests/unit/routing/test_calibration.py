@@ -264,6 +264,15 @@ def test_the_chances_of_objects_are_moved_to_where_the_cloud_finds_them(measure:
     assert bias == pytest.approx(1.0, abs=0.3)
 
 
+def test_scores_that_all_look_sure_are_moved_to_where_the_doubts_lie() -> None:
+    logged = detected(2000, 5, 1.0, 0.0)
+    squeezed = [one.model_copy(update={"chances": tuple(0.9 + x / 10 for x in one.chances or ())}) for one in logged]
+    shown = [one.model_copy(update={"edge_correct": all(x > 0.5 for x in one.chances or ())}) for one in logged]
+    lines = [a.model_copy(update={"edge_correct": b.edge_correct}) for a, b in zip(squeezed, shown, strict=True)]
+    temperature, bias = fitted_chances(lines, "margin", 1.0)
+    assert -bias * temperature == pytest.approx(math.log(0.95 / 0.05), abs=0.2)
+
+
 def test_chances_that_tell_nothing_or_too_few_lines_are_left_alone() -> None:
     rng = np.random.default_rng(4)
     noise = [one.model_copy(update={"edge_correct": bool(rng.random() < 0.7)}) for one in detected(400, 4, 1.0, 0.0)]

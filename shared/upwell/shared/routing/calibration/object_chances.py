@@ -18,7 +18,7 @@ _AT_LEAST_LINES = 50
 _AT_MOST_LINES = 2000
 _STIFFNESS = 1e-3
 _SLOPES = (0.05, 20.0)
-_FARTHEST = 6.0
+_FARTHEST = 8.0
 _FIRST_STEP, _LAST_STEP = 1.0, 0.02
 _UNSEEN = np.array([0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 """Expected numbers of wrong boxes of which no candidate tells, among which the likeliest is taken."""
@@ -30,10 +30,11 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float) ->
     Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") of the chances pⱼ, fitted to the
     outcome y of whole answers, since a log does not say which box was wrong: the answer is right with the chance
     P = e⁻ᵘ Π qⱼ (`right_chances`; u stands for objects without any candidate), and T and b maximize the mean of
-    y ln P + (1 − y) ln(1 − P), less 0.001 (ln² T + b²). Found by compass search (Kolda, Lewis & Torczon 2003,
-    "Optimization by direct search") in (−ln T, b). A fit is kept only if fits on either half of the lines improve the
-    likelihood on the other half and make the order of hardness no worse, in the sum (two-fold cross-validation);
-    otherwise, and with fewer than 50 usable lines, the result is `before` and no bias.
+    y ln P + (1 − y) ln(1 − P), less 0.001 (ln² T + μ²) with μ = −T b, the logit of a chance that is moved to 1/2. Found
+    by compass search (Kolda, Lewis & Torczon 2003, "Optimization by direct search") in (−ln T, μ). A fit is kept only
+    if fits on either half of the lines improve the likelihood on the other half and make the order of hardness no
+    worse, in the sum (two-fold cross-validation); otherwise, and with fewer than 50 usable lines, the result is
+    `before` and no bias.
     """
     usable = [line for line in lines if line.chances is not None and line.edge_correct is not None][:_AT_MOST_LINES]
     right = np.array([bool(line.edge_correct) for line in usable])
@@ -72,7 +73,7 @@ def _best(chances: Array, right: Array, start: float) -> tuple[tuple[float, floa
     """The temperature and the bias, and the unseen that goes with them."""
 
     def loss(at: tuple[float, float]) -> float:
-        losses, _ = _losses(chances, right, math.exp(-at[0]), at[1])
+        losses, _ = _losses(chances, right, *_moves(at))
         return float(losses.mean()) + _STIFFNESS * (at[0] ** 2 + at[1] ** 2)
 
     at, step = (-math.log(start), 0.0), _FIRST_STEP
@@ -85,8 +86,13 @@ def _best(chances: Array, right: Array, start: float) -> tuple[tuple[float, floa
             lowest, at = value, best
         else:
             step /= 2
-    found = (math.exp(-at[0]), at[1])
+    found = _moves(at)
     return found, _losses(chances, right, *found)[1]
+
+
+def _moves(at: tuple[float, float]) -> tuple[float, float]:
+    """T and b at (−ln T, μ)."""
+    return math.exp(-at[0]), -at[1] * math.exp(at[0])
 
 
 def _losses(
