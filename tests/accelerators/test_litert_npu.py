@@ -22,10 +22,10 @@ from ai_edge_litert.options import HardwareAccelerator, Options  # noqa: E402  (
 
 from tests.unit.tflite_for_tests import Op, T, add, linear, mul, save, two_in_two_out  # noqa: E402  (as above)
 from tests.unit.tflite_graphs_for_tests import mobile  # noqa: E402  (as above)
-from upwell.edge.runtimes.load import coverage_of, load_runtime  # noqa: E402  (as above)
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
 from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (as above)
-from upwell.edge.runtimes.tflite.compiled import runs_on_npu  # noqa: E402  (as above)
+from upwell.edge.runtimes.runtime_loader import coverage_of, load_runtime  # noqa: E402  (as above)
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
+from upwell.edge.runtimes.tflite.npu_runtime import runs_on_npu  # noqa: E402  (as above)
 from upwell.shared.errors import InvalidRequest, ModelFailed  # noqa: E402  (as above)
 from upwell.tools.demo.digit_data import ASSETS  # noqa: E402  (as above)
 

@@ -22,9 +22,9 @@ import pytest
 from tests.accelerators.environment import VARIABLE
 from tests.accelerators.record import record
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.load import coverage_of, load_runtime
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_loader import coverage_of, load_runtime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array
 from upwell.tools.demo.digit_data import Digits, heldout

@@ -17,11 +17,11 @@ from tests.accelerators.record import record
 needs("openvino")
 
 from tests.accelerators.onnx_models import chain, fixed_digits  # noqa: E402  (where it is not skipped)
-from upwell.edge.runtimes.load import coverage_of  # noqa: E402  (as above)
-from upwell.edge.runtimes.onnx.evidence import records_assignment  # noqa: E402  (as above)
+from upwell.edge.runtimes.onnx.node_assignment import records_assignment  # noqa: E402  (as above)
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime  # noqa: E402  (as above)
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
 from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (as above)
+from upwell.edge.runtimes.runtime_loader import coverage_of  # noqa: E402  (as above)
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
 
 if records_assignment():
     pytest.skip("this ONNX Runtime records the assignment", allow_module_level=True)

@@ -23,10 +23,10 @@ import onnxruntime  # noqa: E402  (only where the module is not skipped)
 
 from tests.accelerators.onnx_models import chain, fixed_digits, mixed_chain  # noqa: E402  (as above)
 from upwell.edge.runtimes.base import Placement  # noqa: E402  (as above)
-from upwell.edge.runtimes.onnx.coverage import survey  # noqa: E402  (as above)
+from upwell.edge.runtimes.onnx.node_coverage import survey  # noqa: E402  (as above)
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime  # noqa: E402  (as above)
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
 from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (as above)
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
 from upwell.tools.demo.digit_data import ASSETS, heldout  # noqa: E402  (as above)
 
 ROW = "OpenVINO provider, CPU device"

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from tests.models.detectors import SETS, DetectionSet, scenes, write_pair
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.calibration.object_chances import fitted_chances

@@ -17,7 +17,7 @@ import pytest
 from tests.unit.models_for_tests import identity
 from upwell.edge import Agent
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.routing.decide.router import Router
 from upwell.shared.routing.decide.router_state import CloudAnswered, EdgeRan, Outcome, RouterState, Signals

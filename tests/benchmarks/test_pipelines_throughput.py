@@ -25,7 +25,7 @@ import pytest
 from PIL import Image
 
 from tests.benchmarks.pipelines_live import bare_session, h264_video
-from upwell.edge.runtimes.options import usable_cores
+from upwell.edge.runtimes.runtime_options import usable_cores
 from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
 from upwell.pipelines.config.check import parse_pipelines

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from upwell.edge.admission.rate_limits import Admission
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.observe.metrics import AgentMetrics
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.context import RequestContext

@@ -15,7 +15,7 @@ from tests.faults.certificates import Authority
 from tests.faults.proxy import Fault, Proxy
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
-from upwell.edge.models.sections import UpdatesSection
+from upwell.edge.models.model_config import UpdatesSection
 from upwell.edge.updates.sources.open_source import open_source
 from upwell.edge.updates.update_follower import UpdateFollower
 from upwell.edge.updates.update_poller import UpdatePoller

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.loads import bundle, requests, side, software
-from upwell.edge.models.loading import Loader
-from upwell.edge.models.sections import EdgeSide
-from upwell.edge.models.served import ServedModel
-from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.models.model_config import EdgeSide
+from upwell.edge.models.model_loader import Loader
+from upwell.edge.models.served_model import ServedModel
+from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.server.core import AgentCore
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array

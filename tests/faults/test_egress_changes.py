@@ -22,7 +22,7 @@ from tests.faults.oracles import CLOUD_MODEL, edge_scores, picture, pictures
 from tests.faults.proxy import Proxy
 from tests.faults.scene import HARD_ALWAYS, ONE, assert_from_cloud, scene, until, write_agent
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore

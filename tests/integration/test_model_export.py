@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.in_process import InProcess
-from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.tensors import Array
 
 

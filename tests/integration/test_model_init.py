@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
-from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor

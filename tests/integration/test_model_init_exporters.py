@@ -19,7 +19,7 @@ from PIL import Image
 from tests.in_process import CommandResult, InProcess
 from tests.models.make_described import FOLDER, LABELS, TEXTS
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.signature.model_yaml import ModelDescription, load_description
 from upwell.shared.signature.processor import Processor

@@ -21,9 +21,9 @@ import pytest
 from tests.page_reader import Reader, blocks
 from tests.unit import models_for_tests as onnx_models
 from tests.unit.edge.quantize import digit_models
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.onnx.saturation import saturates_here
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.onnx.int8_saturation import saturates_here
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.tools.cli import main
 from upwell.tools.demo.digit_data import ASSETS, heldout
 

@@ -132,7 +132,7 @@ BASE = {
 
 NEEDS_AN_EXTRA = {
     "upwell.cloud.engines.ort": {"onnxruntime"},
-    "upwell.edge.runtimes.ort": {"onnxruntime"},
+    "upwell.edge.runtimes.onnxruntime_import": {"onnxruntime"},
     "upwell.cloud.engines.weights": {"safetensors"},
     "upwell.cloud.engines.jax.engine": {"flatbuffers", "jax"},
     "upwell.tools.export.torch_to_device": {
@@ -169,7 +169,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.quantize.onnx_qdq": {"onnx", "onnxruntime"},
     "upwell.tools.quantize.tflite_graph": {"ai_edge_litert"},
     "upwell.tools.quantize.tflite_int8": {"ai_edge_quantizer"},
-    "upwell.edge.runtimes.onnx.coverage": {"onnx"},
+    "upwell.edge.runtimes.onnx.node_coverage": {"onnx"},
     "upwell.shared.partition.mincut": {"scipy"},
     "upwell.shared.signature.tokenization": {"tokenizers"},
     "upwell.shared.partition.read_onnx": {"onnx"},
@@ -233,7 +233,7 @@ IMPORTED_LATER = {
     "upwell.tools.cases.export_formats",
     "upwell.tools.export.cli",
     "upwell.cloud.ray.serve",
-    "upwell.edge.models.candidates",
+    "upwell.edge.models.runtime_candidates",
     "upwell.shared.partition.mincut",
     "upwell.shared.signature.tokenization",
     "upwell.tools.plot_style",
@@ -253,10 +253,10 @@ ALSO_NEED_ONE = {
     "upwell.tools.devices.onnx_attempts",
     "upwell.edge.runtimes.onnx.runtime",
     "upwell.edge.runtimes.onnx.compiled_cache",
-    "upwell.edge.runtimes.onnx.evidence",
+    "upwell.edge.runtimes.onnx.node_assignment",
     "upwell.edge.runtimes.onnx.providers",
     "upwell.edge.runtimes.onnx.sessions",
-    "upwell.edge.runtimes.onnx.tensors",
+    "upwell.edge.runtimes.onnx.tensor_conversion",
     "upwell.pipelines.commands.run",
     "upwell.pipelines.run.assembly",
     "upwell.edge.fleet.conversation",
@@ -533,7 +533,8 @@ def test_what_a_bundle_names_is_opened_in_one_place() -> None:
     """A plain `open` follows any link and waits at a pipe; `open_plain` and `load_description` do neither."""
     readers = ("edge/bundle", "edge/models", "edge/runtimes", "cloud/engines", "cloud/repository")
     own = {  # what the device keeps itself, and the libraries and keys that its operator names
-        "upwell.edge.models.candidates", "upwell.edge.runtimes.onnx.compiled_cache", "upwell.edge.runtimes.probe",
+        "upwell.edge.models.runtime_candidates", "upwell.edge.runtimes.probe",
+        "upwell.edge.runtimes.onnx.compiled_cache",
         "upwell.edge.bundle.archive", "upwell.edge.bundle.signing_keys", "upwell.edge.updates.version_state",
         "upwell.edge.updates.rollback",
     }  # fmt: skip

@@ -9,7 +9,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported when an agent is made, since that takes a second
-    from upwell.edge.models.report import ModelHealth
+    from upwell.edge.models.load_report import ModelHealth
     from upwell.edge.request.answer import Answer
     from upwell.edge.server.core import AgentCore
     from upwell.edge.spool.item import SpoolResult

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.cases.home import CasesSection
 from upwell.edge.fleet.sections import FleetSection
-from upwell.edge.models.sections import ModelSection
+from upwell.edge.models.model_config import ModelSection
 from upwell.edge.release.release_config import ReleaseSection
 from upwell.shared.config.addresses import Endpoint, InterfaceName, ListenAddress
 from upwell.shared.config.located_errors import Location, located

@@ -16,8 +16,8 @@ from tests.unit import tflite_for_tests as tflite_models
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.fake import FakeRuntime
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import DTYPES, Array, TensorSpec
 

@@ -11,10 +11,10 @@ import pytest
 from tests.examples import examples
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES, linear, two_in_two_out
 from tests.unit.tflite_graphs_for_tests import mobile
-from upwell.edge.runtimes.coverage import Coverage
-from upwell.edge.runtimes.load import coverage_of
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.node_coverage import Coverage
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_loader import coverage_of
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.tools.demo.digit_data import ASSETS
 

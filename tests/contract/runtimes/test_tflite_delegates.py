@@ -13,9 +13,9 @@ from ai_edge_litert.schema_py_generated import BuiltinOperator
 
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES, T, add, mul, save, two_in_two_out
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.tensors import Array
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES, two_in_two_out
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import InvalidRequest, ModelFailed
 

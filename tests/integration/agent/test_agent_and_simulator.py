@@ -24,7 +24,7 @@ from tests.examples import sampled
 from tests.unit.edge.agents import CLOUD_MODEL, MODEL, edge_model, policy, rows_of
 from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.models.edge_model import EdgeModel, Head, ModelSource
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request import driver as driver_module
 from upwell.edge.request.context import RequestContext

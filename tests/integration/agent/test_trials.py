@@ -25,7 +25,7 @@ from upwell.edge.bundle.bundle_signature import sign_bundle
 from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.golden import answer_function, record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
-from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import FakeDataplane

@@ -20,8 +20,8 @@ from tests.models.int8 import quantized
 from tests.models.make_mobilenet_tflite import PATH as MOBILENET
 from tests.models.residual_digits import build_residual_digits
 from tests.models.tflite_recomposing import towers
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.model_digest import model_digest
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata

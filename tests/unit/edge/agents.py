@@ -16,7 +16,7 @@ import numpy as np
 
 from upwell.edge import Answer
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.fake import Behaviour, FakeRuntime
 from upwell.edge.server.core import AgentCore

@@ -9,8 +9,8 @@ import numpy as np
 
 from tests.unit import models_for_tests, tflite_for_tests
 from upwell.edge.bundle.golden import record_golden
-from upwell.edge.models.sections import EdgeSide
-from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.models.model_config import EdgeSide
+from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.tensors import Array
 
 FEATURES, CLASSES = 64, 64

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import identity, linear, save, tensor
-from upwell.edge.models.sections import ModelSection
-from upwell.edge.runtimes import options
+from upwell.edge.models.model_config import ModelSection
+from upwell.edge.runtimes import runtime_options
 from upwell.edge.server import assembly
 from upwell.edge.server.assembly import WARM_UP_RUNS, embedded_agent
 from upwell.shared.errors import ConfigError
@@ -190,7 +190,7 @@ def test_the_cores_are_divided_among_the_models(
     written: list[int | None], expected: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "usable_cores", lambda: 8)
-    monkeypatch.setattr(options, "usable_cores", lambda: 8)
+    monkeypatch.setattr(runtime_options, "usable_cores", lambda: 8)
     sections = {
         f"m{index}": ModelSection.model_validate({"edge": {"file": "m.onnx", "threads": threads}})
         for index, threads in enumerate(written)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.models.sections import ModelSection
+from upwell.edge.models.model_config import ModelSection
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError

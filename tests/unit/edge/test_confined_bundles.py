@@ -20,11 +20,11 @@ from tests.unit.tflite_for_tests import TFLITE_PACKAGES
 from tests.unit.tflite_for_tests import linear as tflite_linear
 from upwell.edge.bundle.bundle import BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import open_bundle
-from upwell.edge.models.loading import Loader
-from upwell.edge.models.sections import ModelSection
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.onnx.saturation import saturation
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.models.model_config import ModelSection
+from upwell.edge.models.model_loader import Loader
+from upwell.edge.runtimes.onnx.int8_saturation import saturation
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.edge.updates.model_start import loaded
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.file_checks import external_weights

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import linear
-from upwell.edge.models.plausible import implausible
+from upwell.edge.models.answer_checks import implausible
 from upwell.edge.observe.health import document, summary
 from upwell.edge.server.assembly import embedded_agent
 from upwell.shared.signature.signature import LogicalOutput, OutputKind

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.request_traces import NOT_FINITE, ROUTER, STATE, answer, request_trace, signals
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.observe.flight_recorder.request_trace import (
     LONGEST_ID,
     LONGEST_TAG,

@@ -18,7 +18,7 @@ from tests.faults.bundles_for_tests import Signer, bundle_archive, bundle_folder
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import open_bundle
-from upwell.edge.models.sections import UpdatesSection
+from upwell.edge.models.model_config import UpdatesSection
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.open_source import open_source
 from upwell.edge.updates.update_follower import UpdateFollower
@@ -127,7 +127,7 @@ from pathlib import Path
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.updates.update_follower import UpdateFollower
 from upwell.edge.updates.sources.open_source import open_source
-from upwell.edge.models.sections import UpdatesSection
+from upwell.edge.models.model_config import UpdatesSection
 from upwell.edge.updates.version_store import VersionStore
 
 for _ in range(5):

@@ -12,9 +12,9 @@ import pytest
 from tests.faults.scene import until
 from tests.unit.edge.agents import busy, edge_model, rows_of
 from tests.unit.test_docs import ROOT, prose
-from upwell.edge.models import trial as trials
+from upwell.edge.models import version_trial as trials
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
-from upwell.edge.models.trial import Trial
+from upwell.edge.models.version_trial import Trial
 from upwell.edge.updates import version_comparison
 from upwell.edge.updates.version_comparison import Versions
 from upwell.shared.routing.policy.settings import HardSettings

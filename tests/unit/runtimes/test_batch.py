@@ -13,13 +13,13 @@ from onnx import helper
 from tests.unit import models_for_tests, tflite_for_tests
 from tests.unit.models_for_tests import save, tensor
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES
-from upwell.edge.models.loading import Loader
-from upwell.edge.models.sections import EdgeSide
+from upwell.edge.models.model_config import EdgeSide
+from upwell.edge.models.model_loader import Loader
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx.sessions import hint
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.probe import ProbeSubject
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.formats.onnx.graph import read_graph
 

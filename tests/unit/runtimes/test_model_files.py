@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 
 ONNX = RuntimeOptions(runtime="onnx")

@@ -14,7 +14,7 @@ from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx import compiled_cache
 from upwell.edge.runtimes.onnx.compiled_cache import COMPILED_CACHES, CacheEntry, entry_for
 from upwell.edge.runtimes.onnx.providers import OPENVINO, QNN, Provider
-from upwell.edge.runtimes.options import AcceleratorOptions
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions
 
 PLACED = Placement("npu", 3, 2, ("nms (NonMaxSuppression)",))
 MUST = AcceleratorOptions(provider="npu", require="must")

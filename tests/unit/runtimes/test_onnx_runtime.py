@@ -19,10 +19,10 @@ from tests.unit.models_for_tests import (
     two_in_two_out,
     with_ir_version,
 )
-from upwell.edge.runtimes.onnx.evidence import records_assignment
+from upwell.edge.runtimes.onnx.node_assignment import records_assignment
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
 from upwell.edge.runtimes.onnx.sessions import session_options
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import TensorSpec
 

@@ -19,7 +19,6 @@ from tests.integration.agent.versions import write_endless
 from tests.unit.tflite_for_tests import linear
 from upwell.edge.runtimes import probe
 from upwell.edge.runtimes.device_lock import DeviceBusy, hold, try_out
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe import (
     RESULTS_NAME,
@@ -30,7 +29,8 @@ from upwell.edge.runtimes.probe import (
     survived,
     try_on_cpu,
 )
-from upwell.edge.runtimes.tflite.package import find_package
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.tflite.tflite_package import find_package
 
 DEADLINE_S = 60.0
 
@@ -174,7 +174,7 @@ def test_a_suspect_is_tried_out_once_the_device_is_free(tmp_path: Path, software
 ORPHAN = """
 import json, sys, upwell.edge.runtimes.probe as probe
 from pathlib import Path
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 accelerator = AcceleratorOptions.model_validate(json.loads(sys.argv[2]))
 subject = probe.ProbeSubject(Path(sys.argv[1]), RuntimeOptions(package="ai_edge_litert"), accelerator, "")
 probe.enter(subject, None)

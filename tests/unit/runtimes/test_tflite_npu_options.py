@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.tflite.compiled import CompiledRuntime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.npu_options import npu_options
+from upwell.edge.runtimes.tflite.npu_runtime import CompiledRuntime
 from upwell.shared.errors import ConfigError
 from upwell.tools.demo.digit_data import ASSETS
 

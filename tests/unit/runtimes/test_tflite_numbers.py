@@ -10,7 +10,7 @@ import pytest
 from tests.in_process import InProcess
 from tests.unit.tflite_for_tests import linear
 from tests.unit.weights_for_tests import linear_weights
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.tensors import Array
 from upwell.tools.demo.digit_data import ASSETS

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES, Op, T, add, identity, linear, save, two_in_two_out
-from upwell.edge.runtimes.options import RuntimeOptions
-from upwell.edge.runtimes.tflite.package import find_package
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
+from upwell.edge.runtimes.tflite.tflite_package import find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import TensorSpec
 

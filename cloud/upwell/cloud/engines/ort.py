@@ -1,6 +1,7 @@
 """The only import of ONNX Runtime in the service: its telemetry is disabled before it is loaded.
 
-See `upwell.edge.runtimes.ort`, which the service must not import. Only this module uses private names of ONNX Runtime.
+See `upwell.edge.runtimes.onnxruntime_import`, which the service must not import. Only this module uses private names of
+ONNX Runtime.
 """
 
 from __future__ import annotations

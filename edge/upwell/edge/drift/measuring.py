@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from upwell.edge.models.scoring import Scorer
+from upwell.edge.models.hardness_scorer import Scorer
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.drift.drift_reference import Floats, RowMeasures
 from upwell.shared.routing.hardness import Measure

@@ -13,9 +13,9 @@ import numpy as np
 
 from upwell.edge.admission.scheduler import EdfScheduler
 from upwell.edge.bundle.bundle import Bundle
-from upwell.edge.models.report import LoadReport, State
-from upwell.edge.models.scoring import Scorer
-from upwell.edge.models.trial import Comparison, Trial
+from upwell.edge.models.hardness_scorer import Scorer
+from upwell.edge.models.load_report import LoadReport, State
+from upwell.edge.models.version_trial import Comparison, Trial
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.shared.errors import ConfigError, ModelFailed

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.record import RequestRecord

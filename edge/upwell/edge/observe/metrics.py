@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from upwell.edge.cases.collector import CaseCollector
 from upwell.edge.drift.watch import DriftWatch
-from upwell.edge.models.report import ModelHealth
+from upwell.edge.models.load_report import ModelHealth
 from upwell.edge.observe.health import health_families
 from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.spool.item import SpoolUnavailable

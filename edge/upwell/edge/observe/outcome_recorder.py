@@ -12,7 +12,7 @@ from types import MappingProxyType
 from upwell.edge.cases.collector import CaseCollector, SentLater
 from upwell.edge.drift.watch import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from upwell.edge.models.scoring import hardness_function
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.hardness_scorer import hardness_function
+from upwell.edge.models.served_model import ServedModel
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import Settings

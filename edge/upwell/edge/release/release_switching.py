@@ -13,8 +13,8 @@ from typing import Protocol
 
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.served import ServedModel
-from upwell.edge.models.trial import DURATION_S
+from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.version_trial import DURATION_S
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.release.device_floor import DeviceFloor
 from upwell.edge.release.stored_release import StoredRelease, open_release

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from upwell.edge.models.edge_model import HeadOutput, NotFinite
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.build_answer import build_answer
 from upwell.edge.request.context import RequestContext

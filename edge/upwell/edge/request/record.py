@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.request.request import RowParts
 from upwell.edge.uplink.uplink import CloudReply
 from upwell.shared.routing.decide.router_state import Decision, Signals

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from upwell.edge.models.edge_model import EdgeRun
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.request.context import RequestContext
 from upwell.edge.uplink.uplink import CloudReply
 from upwell.shared.errors import InvalidRequest

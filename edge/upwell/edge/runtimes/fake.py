@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.inputs import InputCheck
+from upwell.edge.runtimes.input_check import InputCheck
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement, Runtime
-from upwell.edge.runtimes.options import AcceleratorOptions
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.tensors import Array
 

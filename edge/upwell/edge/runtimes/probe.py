@@ -26,8 +26,8 @@ from typing import IO
 
 from upwell.edge.runtimes import device_lock
 from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.files import parse_json, read_json, write_whole
 from upwell.shared.model_digest import model_digest, sha256_of
 

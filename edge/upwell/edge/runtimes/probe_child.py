@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from upwell.edge.runtimes.inputs import blank
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.input_check import blank
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import UpwellError
 
 try:

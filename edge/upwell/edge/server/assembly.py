@@ -23,9 +23,9 @@ from upwell.edge.cases.store import FILE_NAME as CASES_NAME
 from upwell.edge.config import AgentConfig
 from upwell.edge.fleet.facts import AgentView, DemandView, resource_attributes
 from upwell.edge.fleet.sections import FleetSection
+from upwell.edge.models.answer_checks import implausible
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
-from upwell.edge.models.plausible import implausible
-from upwell.edge.models.sections import ModelSection
+from upwell.edge.models.model_config import ModelSection
 from upwell.edge.observe.flight_recorder.words import tell_elsewhere
 from upwell.edge.observe.health import release_part
 from upwell.edge.observe.metrics import counter_by, release_families
@@ -33,8 +33,8 @@ from upwell.edge.policy.housekeeping import Housekeeping
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.release.release_start import ReleaseStart
-from upwell.edge.runtimes.inputs import blank
-from upwell.edge.runtimes.options import MAX_DEFAULT_THREADS, usable_cores
+from upwell.edge.runtimes.input_check import blank
+from upwell.edge.runtimes.runtime_options import MAX_DEFAULT_THREADS, usable_cores
 from upwell.edge.server.core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.item import SpoolLimits, SpoolResult, SpoolUnavailable

@@ -20,8 +20,8 @@ from upwell.edge.cases.store import FILE_NAME as CASES_NAME
 from upwell.edge.drift.watch import FILE_NAME as DRIFT_NAME
 from upwell.edge.drift.watch import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.report import ModelHealth
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.load_report import ModelHealth
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.observe.cloud_models import CloudModels
 from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, FlightRecorder
 from upwell.edge.observe.flight_recorder.request_trace import RequestTrace

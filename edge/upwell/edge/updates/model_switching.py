@@ -13,8 +13,8 @@ from functools import partial
 from typing import Protocol
 
 from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.served import ServedModel
-from upwell.edge.models.trial import Trial
+from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.version_trial import Trial
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.updates.version_comparison import Versions
 from upwell.edge.updates.version_store import VersionStore

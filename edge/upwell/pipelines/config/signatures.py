@@ -11,7 +11,7 @@ from pathlib import Path
 from upwell.edge.bundle.archive import unpacked
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME
 from upwell.edge.config import AgentConfig
-from upwell.edge.models.sections import EdgeSide
+from upwell.edge.models.model_config import EdgeSide
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.signature.model_yaml import ImageInput, ModelDescription, TensorInput, load_description
 from upwell.shared.signature.signature import OutputKind

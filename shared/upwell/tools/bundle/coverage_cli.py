@@ -15,10 +15,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.edge.runtimes import device_lock, probe
-from upwell.edge.runtimes.coverage import Coverage, NodeCover
-from upwell.edge.runtimes.load import coverage_of
-from upwell.edge.runtimes.options import MAX_BATCH, AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.node_coverage import Coverage, NodeCover
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_loader import coverage_of
+from upwell.edge.runtimes.runtime_options import MAX_BATCH, AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.tools.library_output import quiet
 from upwell.tools.terminal import AsJson, finite, key_values, percent, print_error, share, table_console

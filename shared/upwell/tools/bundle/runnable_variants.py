@@ -14,11 +14,11 @@ import numpy as np
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME, GOLDEN_NAME
 from upwell.edge.bundle.golden import Labels, answer_function, check_golden, compare_labels, read_golden, record_golden
 from upwell.edge.bundle.output_comparison import Agreement, Tolerances
-from upwell.edge.models.plausible import implausible
+from upwell.edge.models.answer_checks import implausible
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
-from upwell.edge.runtimes.tflite.package import PREFERRED, find_package
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
+from upwell.edge.runtimes.tflite.tflite_package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
 from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_named

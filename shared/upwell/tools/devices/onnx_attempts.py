@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.onnxruntime_import import onnxruntime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.tools.devices.device_rows import DeviceAttempt, Row, judged, with_options
 from upwell.tools.devices.sample_models import try_samples
 

@@ -19,9 +19,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.tensors import Array
 from upwell.tools.devices.device_rows import DeviceCheck

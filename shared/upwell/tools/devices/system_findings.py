@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from upwell.edge.runtimes.options import usable_cores
+from upwell.edge.runtimes.runtime_options import usable_cores
 
 FEATURES: Mapping[str, str] = MappingProxyType(
     {

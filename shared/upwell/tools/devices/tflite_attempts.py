@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.tflite.nodes import walk
-from upwell.edge.runtimes.tflite.package import TflitePackage, find_package
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.tflite.delegate_nodes import walk
+from upwell.edge.runtimes.tflite.tflite_package import TflitePackage, find_package
 from upwell.shared.tensors import Array
 from upwell.tools.devices.device_rows import DeviceAttempt, DeviceCheck, Row, judged, with_options
 from upwell.tools.devices.sample_models import SampleModel, logged, samples, try_samples

@@ -21,8 +21,8 @@ from upwell.cloud.repository.repository import scan
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.config import AgentConfig
-from upwell.edge.models.candidates import files_of
-from upwell.edge.models.sections import EdgeSide, SplitSection
+from upwell.edge.models.model_config import EdgeSide, SplitSection
+from upwell.edge.models.runtime_candidates import files_of
 from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, UpwellError

@@ -15,7 +15,7 @@ from rich.table import Table
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.config import AgentConfig
 from upwell.edge.drift.watch import FILE_NAME, MAX_BYTES
-from upwell.edge.models.sections import EdgeSide, ModelSection
+from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.updates.model_start import loaded
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase
-from upwell.edge.models.sections import EdgeSide, ModelSection
+from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.updates.model_start import loaded
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.routing.hardness import RISING

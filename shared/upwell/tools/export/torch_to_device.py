@@ -17,8 +17,8 @@ import torch
 
 from upwell.cloud.engines.checks import reason_of
 from upwell.cloud.engines.torch.modules import declared_specs
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.tensors import TensorSpec, numpy_dtype
 from upwell.tools.export.torch_network import random_rows, relative_error, to_numpy, to_torch

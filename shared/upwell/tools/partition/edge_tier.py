@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from upwell.edge.runtimes.base import Placement, Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe import ProbeSubject, enter, survived
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.partition.part_bench import Runner, TierOptions
 from upwell.shared.partition.tier_profile import RuntimeFacts
 from upwell.shared.tensors import Array

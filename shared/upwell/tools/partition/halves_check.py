@@ -17,9 +17,9 @@ import numpy as np
 from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.loading import engine_type
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.inputs import describe, shape_fits
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.input_check import describe, shape_fits
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.bound_steps import sizes_fit
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype

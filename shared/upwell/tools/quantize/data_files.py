@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from upwell.edge.runtimes.inputs import describe, shape_fits
+from upwell.edge.runtimes.input_check import describe, shape_fits
 from upwell.shared.errors import ConfigError, InvalidRequest, Problem
 from upwell.shared.formats.npy import read_npy, read_npz
 from upwell.shared.partition.split.halves_model_yaml import description_of

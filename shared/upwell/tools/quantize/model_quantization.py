@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from upwell.edge.runtimes.inputs import check_file
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.onnx.saturation import saturation
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.input_check import check_file
+from upwell.edge.runtimes.onnx.int8_saturation import saturation
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.formats.onnx.file_checks import external_weights
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from upwell.edge.runtimes.onnx.providers import plain_text
-from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.model_graph import in_order
 from upwell.shared.partition.onnx_proto import opset_of, with_bodies

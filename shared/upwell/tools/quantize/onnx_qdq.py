@@ -14,10 +14,10 @@ from onnxruntime.quantization.calibrate import TensorsData, create_calibrator
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
-from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx.providers import plain_text
-from upwell.edge.runtimes.onnx.tensors import caller_for
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.onnx.tensor_conversion import caller_for
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.tensor_types import text_of
 from upwell.shared.partition.onnx_proto import opset_of

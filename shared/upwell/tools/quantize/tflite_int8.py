@@ -16,7 +16,7 @@ from ai_edge_quantizer.qtyping import TFLOperationName
 from ai_edge_quantizer.utils.qsv_utils import min_max_update
 from ai_edge_quantizer.utils.tfl_flatbuffer_utils import TFL_OP_CODE_TO_NAME
 
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array, numpy_dtype

@@ -12,8 +12,8 @@ import pytest
 from onnx import helper
 
 from tests.unit import models_for_tests as onnx_models
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.tensors import Array
 from upwell.tools.quantize.model_quantization import Quantized, quantize_model
 from upwell.tools.quantize.output_comparison import SCORE_ERROR

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx.providers import OPENVINO, QNN, Provider
-from upwell.edge.runtimes.options import AcceleratorOptions
-from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.onnxruntime_import import onnxruntime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions
 from upwell.shared.files import read_json
 from upwell.shared.model_digest import model_digest, sha256_of
 

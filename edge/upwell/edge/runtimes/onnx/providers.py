@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from upwell.edge.runtimes.options import AcceleratorOptions
-from upwell.edge.runtimes.ort import onnxruntime, openvino_devices
+from upwell.edge.runtimes.onnxruntime_import import onnxruntime, openvino_devices
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions
 
 CPU = "CPUExecutionProvider"
 QNN = "QNNExecutionProvider"

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.inputs import InputCheck, check_file
+from upwell.edge.runtimes.input_check import InputCheck, check_file
 from upwell.edge.runtimes.onnx.providers import plain_text
 from upwell.edge.runtimes.onnx.sessions import open_on_accelerator, open_on_cpu
-from upwell.edge.runtimes.onnx.tensors import Call, caller_for, symbols_of
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.onnx.tensor_conversion import Call, caller_for, symbols_of
+from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.edge.runtimes.placement import AcceleratorFailed
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.formats.onnx.file_checks import external_weights
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile

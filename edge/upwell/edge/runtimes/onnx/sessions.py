@@ -15,15 +15,21 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.inputs import unkept_batch
+from upwell.edge.runtimes.input_check import unkept_batch
 from upwell.edge.runtimes.onnx.compiled_cache import CacheEntry, entry_for
-from upwell.edge.runtimes.onnx.evidence import RECORD_KEY, assigned_nodes, from_profile, records_assignment
-from upwell.edge.runtimes.onnx.partitions import AssignedNode, constant_tensors
+from upwell.edge.runtimes.onnx.int8_saturation import saturation
+from upwell.edge.runtimes.onnx.node_assignment import (
+    RECORD_KEY,
+    AssignedNode,
+    assigned_nodes,
+    constant_tensors,
+    from_profile,
+    records_assignment,
+)
 from upwell.edge.runtimes.onnx.providers import CPU, OPENVINO, Provider, find_provider, plain_text
-from upwell.edge.runtimes.onnx.saturation import saturation
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.graph import read_graph
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.coverage import NodeCover
-from upwell.edge.runtimes.inputs import InputCheck, blank, check_file, unkept_batch
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.input_check import InputCheck, blank, check_file, unkept_batch
+from upwell.edge.runtimes.node_coverage import NodeCover
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
-from upwell.edge.runtimes.tflite.nodes import apply_delegates, walk
-from upwell.edge.runtimes.tflite.package import TflitePackage
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.tflite.delegate_nodes import apply_delegates, walk
+from upwell.edge.runtimes.tflite.tflite_package import TflitePackage
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import open_plain
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile

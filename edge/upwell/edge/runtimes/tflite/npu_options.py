@@ -9,9 +9,9 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.tflite.package import TflitePackage, find_package
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.tflite.tflite_package import TflitePackage, find_package
 from upwell.shared.errors import ConfigError
 
 _LITERT = "ai_edge_litert"

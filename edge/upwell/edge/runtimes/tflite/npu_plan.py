@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from upwell.edge.runtimes.coverage import NodeCover
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.node_coverage import NodeCover
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, left_behind
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.interpreter import describe
 from upwell.edge.runtimes.tflite.npu_options import litert, litert_module, npu_options
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorFailed, AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.interpreter import INTERPRETER_ERRORS, OpenModel, ShapesRefused, one_line, open_model
-from upwell.edge.runtimes.tflite.package import find_package
+from upwell.edge.runtimes.tflite.tflite_package import find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.request.request import as_arrays
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.oip.dataplane import ModelMetadata

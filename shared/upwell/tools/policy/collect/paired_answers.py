@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
-from upwell.edge.models.scoring import Scorer
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.hardness_scorer import Scorer
+from upwell.edge.models.served_model import ServedModel
 from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.codec.converters import serialize_infer_request

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from upwell.edge.bundle.source_address import check_source, names_folder
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.config.yaml import FilePart, RelativePath, resolve
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Bytes, Seconds

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from upwell.edge.runtimes.coverage import Coverage
-from upwell.edge.runtimes.options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.node_coverage import Coverage
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.interpreter import describe, open_nodes
-from upwell.edge.runtimes.tflite.package import find_package
+from upwell.edge.runtimes.tflite.tflite_package import find_package
 
 
 def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
@@ -29,9 +29,9 @@ def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOpt
 
 
 def _compiled(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
-    from upwell.edge.runtimes.tflite.compiled import Incomplete, compile_for_npu, runs_on_npu
     from upwell.edge.runtimes.tflite.npu_options import litert
     from upwell.edge.runtimes.tflite.npu_plan import planned
+    from upwell.edge.runtimes.tflite.npu_runtime import Incomplete, compile_for_npu, runs_on_npu
 
     package = litert(options)
     _, _, nodes = describe(package, path)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from upwell.edge.bundle.bundle import Bundle
-from upwell.edge.models.candidates import accelerated, files_of, on_cpu
-from upwell.edge.models.sections import EdgeSide
+from upwell.edge.models.model_config import EdgeSide
+from upwell.edge.models.runtime_candidates import accelerated, files_of, on_cpu
 from upwell.shared.errors import ConfigError
 
 

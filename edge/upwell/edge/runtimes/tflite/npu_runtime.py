@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.inputs import InputCheck, blank
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.input_check import InputCheck, blank
 from upwell.edge.runtimes.placement import AcceleratorFailed, AcceleratorNotUsable, from_nodes
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.interpreter import INTERPRETER_ERRORS, describe, one_line
 from upwell.edge.runtimes.tflite.npu_options import litert, litert_module, npu_options, unloadable
 from upwell.edge.runtimes.tflite.npu_plan import explained

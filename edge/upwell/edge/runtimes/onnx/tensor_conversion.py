@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.shared.formats.onnx.tensor_types import UnsupportedTensor, bytes_of, text_of
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 

@@ -13,10 +13,10 @@ from ai_edge_quantizer import quantizer, recipe
 from tests.unit.edge.loads import CLASSES, FEATURES, bundle, make, record, requests, side, software
 from tests.unit.models_for_tests import identity
 from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.loading import COMPILED_NAME, Loader
+from upwell.edge.models.model_loader import COMPILED_NAME, Loader
 from upwell.edge.runtimes.device_lock import DeviceBusy, try_out
-from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.probe import RESULTS_NAME
+from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.process_memory import resident_bytes
 from upwell.shared.tensors import Array

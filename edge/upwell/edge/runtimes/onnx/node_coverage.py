@@ -9,14 +9,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from upwell.edge.runtimes.coverage import Coverage
-from upwell.edge.runtimes.inputs import check_file
-from upwell.edge.runtimes.onnx.evidence import parts_of, records_assignment
-from upwell.edge.runtimes.onnx.partitions import CAST_FOR_CPU, GraphPart, covers
+from upwell.edge.runtimes.input_check import check_file
+from upwell.edge.runtimes.node_coverage import Coverage
+from upwell.edge.runtimes.onnx.node_assignment import CAST_FOR_CPU, GraphPart, covers, parts_of, records_assignment
 from upwell.edge.runtimes.onnx.providers import CPU, plain_text
 from upwell.edge.runtimes.onnx.sessions import Opening, session_options
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.onnxruntime_import import onnxruntime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.file_checks import external_weights
 from upwell.shared.formats.onnx.graph import named_apart, read_graph

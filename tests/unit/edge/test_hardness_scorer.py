@@ -16,11 +16,11 @@ from ai_edge_litert import schema_py_generated as schema
 from onnx import helper
 
 from tests.unit import models_for_tests, tflite_for_tests
-from upwell.edge.models import scoring
+from upwell.edge.models import hardness_scorer
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.models.scoring import Scorer, hardness_function
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.models.hardness_scorer import Scorer, hardness_function
+from upwell.edge.runtimes.runtime_loader import load_runtime
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.box_hardness import chance_hardness
@@ -57,8 +57,10 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Install functions as entry points of the group; each is `name=module:attribute` of this module."""
 
     def install(**found: str) -> None:
-        entries = [importlib.metadata.EntryPoint(name, value, scoring.GROUP) for name, value in found.items()]
-        monkeypatch.setattr(scoring, "entry_points", lambda group: entries if group == scoring.GROUP else [])
+        entries = [importlib.metadata.EntryPoint(name, value, hardness_scorer.GROUP) for name, value in found.items()]
+        monkeypatch.setattr(
+            hardness_scorer, "entry_points", lambda group: entries if group == hardness_scorer.GROUP else []
+        )
         hardness_function.cache_clear()
 
     yield install

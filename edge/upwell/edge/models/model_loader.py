@@ -1,8 +1,8 @@
 """Loading and testing a model from the edge side of its configuration, until it can be served.
 
-The ways to run it are tried in order (`upwell.edge.models.candidates`). Each is opened, run once, and must answer the
-golden vectors; an accelerator without golden vectors must answer as the CPU does. What fails is skipped, with the
-reason. Some accelerators compile a model for minutes; the CPU may serve meanwhile.
+The ways to run it are tried in order (`upwell.edge.models.runtime_candidates`). Each is opened, run once, and must
+answer the golden vectors; an accelerator without golden vectors must answer as the CPU does. What fails is skipped,
+with the reason. Some accelerators compile a model for minutes; the CPU may serve meanwhile.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.bundle.drift_reference import load_reference
 from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.bundle.output_comparison import Tolerances
-from upwell.edge.models.candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
+from upwell.edge.models.answer_checks import check_with_cpu
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.models.report import CheckedBy, LoadReport, RuntimeAttempt, State
-from upwell.edge.models.sections import EdgeSide
-from upwell.edge.models.synthetic_check import check_with_cpu
+from upwell.edge.models.load_report import CheckedBy, LoadReport, RuntimeAttempt, State
+from upwell.edge.models.model_config import EdgeSide
+from upwell.edge.models.runtime_candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
-from upwell.edge.runtimes.inputs import blank
-from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.onnx.saturation import saturation
+from upwell.edge.runtimes.input_check import blank
+from upwell.edge.runtimes.onnx.int8_saturation import saturation
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe import TIMEOUT_S, ProbeSubject, enter, survived, try_on_cpu
+from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.model_digest import model_digest

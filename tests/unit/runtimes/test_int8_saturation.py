@@ -15,8 +15,8 @@ from onnx import helper, numpy_helper
 
 from tests.unit.models_for_tests import linear, save, tensor
 from upwell.edge.runtimes.onnx import sessions
+from upwell.edge.runtimes.onnx.int8_saturation import saturates_here, saturation
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
-from upwell.edge.runtimes.onnx.saturation import saturates_here, saturation
 from upwell.tools.demo.digit_data import ASSETS
 
 OLD = {"sse4_1", "avx2", "fma"}

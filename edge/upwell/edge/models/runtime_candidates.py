@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME, Bundle
-from upwell.edge.models.sections import EdgeSide
-from upwell.edge.runtimes.inputs import check_file
-from upwell.edge.runtimes.load import needs_onnxruntime, runtime_of
-from upwell.edge.runtimes.options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
+from upwell.edge.models.model_config import EdgeSide
+from upwell.edge.runtimes.input_check import check_file
+from upwell.edge.runtimes.runtime_loader import needs_onnxruntime, runtime_of
+from upwell.edge.runtimes.runtime_options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.interpreter import XNNPACK
-from upwell.edge.runtimes.tflite.package import PREFERRED, find_package
+from upwell.edge.runtimes.tflite.tflite_package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file
 
@@ -56,7 +56,7 @@ class Candidate:
         if self.runtime == "tflite":
             return find_package(self.options.package).version
         with needs_onnxruntime(self.path):
-            from upwell.edge.runtimes.ort import onnxruntime
+            from upwell.edge.runtimes.onnxruntime_import import onnxruntime
         return f"onnxruntime {onnxruntime.__version__}"
 
 

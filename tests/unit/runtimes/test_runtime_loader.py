@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
-from upwell.edge.runtimes.load import coverage_of, load_runtime
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions, usable_cores
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_loader import coverage_of, load_runtime
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions, usable_cores
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 
@@ -39,7 +39,7 @@ def test_a_missing_onnxruntime_names_the_extra(tmp_path: Path, monkeypatch: pyte
     for name in [name for name in sys.modules if name.startswith("upwell.edge.runtimes.onnx.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.delitem(sys.modules, "upwell.edge.runtimes.ort", raising=False)
+    monkeypatch.delitem(sys.modules, "upwell.edge.runtimes.onnxruntime_import", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'upwell\[onnx\]'"):
         load_runtime(onnx_models.linear(tmp_path))
 
@@ -48,14 +48,14 @@ def test_coverage_names_the_extra_too(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in [name for name in sys.modules if name.startswith("upwell.edge.runtimes.onnx.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.delitem(sys.modules, "upwell.edge.runtimes.ort", raising=False)
+    monkeypatch.delitem(sys.modules, "upwell.edge.runtimes.onnxruntime_import", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'upwell\[onnx\]'"):
         coverage_of(onnx_models.linear(tmp_path), RuntimeOptions(), AcceleratorOptions(provider="qnn"))
 
 
 def test_no_runtime_is_imported_before_one_is_needed() -> None:
     code = (
-        "import sys, upwell.edge.runtimes.load, upwell.edge.runtimes.fake\n"
+        "import sys, upwell.edge.runtimes.runtime_loader, upwell.edge.runtimes.fake\n"
         "print([name for name in ('onnxruntime', 'ai_edge_litert', 'tflite_runtime', 'torch') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

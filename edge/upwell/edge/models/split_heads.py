@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from upwell.edge.models.edge_model import EdgeModel, FullModel, Head, row_bytes
-from upwell.edge.models.loading import Loader
-from upwell.edge.models.sections import EdgeSide, ModelSection, SplitSection
+from upwell.edge.models.model_config import EdgeSide, ModelSection, SplitSection
+from upwell.edge.models.model_loader import Loader
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file

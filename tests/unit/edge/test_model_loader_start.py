@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.loads import bundle, requests, side, software
-from upwell.edge.models import loading as loading_module
-from upwell.edge.models.loading import Loader
+from upwell.edge.models import model_loader as loading_module
+from upwell.edge.models.model_loader import Loader
 from upwell.edge.runtimes.device_lock import hold, try_out
 from upwell.shared.errors import ConfigError
 
@@ -125,7 +125,7 @@ END = """
 import sys
 from pathlib import Path
 from tests.unit.edge.loads import side, software
-from upwell.edge.models.loading import Loader
+from upwell.edge.models.model_loader import Loader
 folder, library = map(Path, sys.argv[1:])
 slow = side(folder, software(library, delay_us=600_000_000), package="ai_edge_litert")
 loading = Loader("m", slow).start(0.0)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.coverage import Coverage
-from upwell.edge.runtimes.options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.node_coverage import Coverage
 from upwell.edge.runtimes.placement import FallbackRuntime
+from upwell.edge.runtimes.runtime_options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError
 
 _BY_SUFFIX = {".onnx": "onnx", ".tflite": "tflite"}
@@ -60,7 +60,7 @@ def _open(
             from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
         return OnnxRuntime(path, options, accelerator, cache_dir=cache_dir)
     if accelerator is not None and accelerator.provider == LITERT_NPU:
-        from upwell.edge.runtimes.tflite.compiled import CompiledRuntime
+        from upwell.edge.runtimes.tflite.npu_runtime import CompiledRuntime
 
         return CompiledRuntime(path, options, accelerator)
     from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
@@ -75,11 +75,11 @@ def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOpt
     refuses the model; if it takes no node, the coverage says so.
     """
     if runtime_of(path, options) == "tflite":
-        from upwell.edge.runtimes.tflite.coverage import coverage_of as tflite_coverage_of
+        from upwell.edge.runtimes.tflite.node_coverage import coverage_of as tflite_coverage_of
 
         return tflite_coverage_of(path, options, accelerator)
     with needs_onnxruntime(path):
-        from upwell.edge.runtimes.onnx.coverage import coverage_of as onnx_coverage_of
+        from upwell.edge.runtimes.onnx.node_coverage import coverage_of as onnx_coverage_of
     return onnx_coverage_of(path, options, accelerator)
 
 
