@@ -12,8 +12,8 @@ from typing import Any
 
 import av
 
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.run.assembly import LateResults, build_pipelines

@@ -28,7 +28,7 @@ from rich.table import Table
 from sklearn.datasets import load_sample_image
 
 from tests.models.mobilenet import build_mobilenet_v2
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.tensors import Array
 from upwell.tools.terminal import stdout_console
 

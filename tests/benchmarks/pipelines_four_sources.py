@@ -34,7 +34,7 @@ import numpy as np
 from tests.benchmarks.pipelines_live import h264_video, live_servers
 from tests.pipelines_run import FOLLOWED, pipelines_text
 from upwell.edge.runtimes.runtime_options import usable_cores
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.pipelines.run.pipeline import Pipeline

@@ -25,8 +25,8 @@ from onnx import helper
 from tests.unit import models_for_tests, tflite_for_tests
 from tests.unit.tflite_for_tests import Op, T
 from upwell.edge.runtimes.runtime_options import usable_cores
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.tensors import Array
 
 ROUNDS = 60

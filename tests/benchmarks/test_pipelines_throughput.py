@@ -26,8 +26,8 @@ from PIL import Image
 
 from tests.benchmarks.pipelines_live import bare_session, h264_video
 from upwell.edge.runtimes.runtime_options import usable_cores
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.events.rules import EventRule, EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene

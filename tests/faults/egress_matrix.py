@@ -29,9 +29,9 @@ from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, picture
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.integration.telemetry.collector import Collector, collecting
-from upwell.edge.server.assembly import embedded_agent, serve_metrics
-from upwell.edge.server.core import AgentCore
-from upwell.edge.server.dataplane import AgentDataplane
+from upwell.edge.server.agent_assembly import embedded_agent, serve_metrics
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec import converters

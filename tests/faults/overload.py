@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tests.faults.slow_edge import slow_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import Refused, Superseded, UpwellError
 
 PICTURE = np.array([b"frame"], dtype=np.object_)

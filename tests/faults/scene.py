@@ -17,9 +17,9 @@ from tests.faults.clouds import ScriptedCloud
 from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, pictures
 from tests.faults.proxy import Proxy
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
-from upwell.edge.server.dataplane import AgentDataplane
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.oip.grpc.server.server import start_server

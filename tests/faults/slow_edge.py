@@ -12,7 +12,7 @@ from tests.faults.oracles import CLOUD_MODEL
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.runtimes.fake import Behaviour, FakeRuntime
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.routing.policy.policy import Policy

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.integration.spool.harness import ALLOWED, FAST, WAIT_S, case
-from upwell.edge.spool.drainer import CaseSender
-from upwell.edge.spool.sinks import JsonlSink
+from upwell.edge.spool.result_sinks import JsonlSink
 from upwell.edge.spool.spool import FILE_NAME, Spool
+from upwell.edge.spool.spool_drainer import CaseSender
 from upwell.shared.oip.grpc.client.client import OipClient
 
 LIMITS = replace(FAST, send_timeout_s=60.0)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from upwell.edge.admission.rate_limits import Admission
+from upwell.edge.admission.request_admission import Admission
 from upwell.edge.models.served_model import ServedModel
-from upwell.edge.observe.metrics import AgentMetrics
+from upwell.edge.observe.agent_metrics import AgentMetrics
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.request.context import RequestContext
-from upwell.edge.request.driver import PERFORM, RequestDriver
 from upwell.edge.request.request import Request
-from upwell.edge.uplink.calls import CloudCall, CloudReply
+from upwell.edge.request.request_context import RequestContext
+from upwell.edge.request.request_driver import PERFORM, RequestDriver
+from upwell.edge.uplink.cloud_call import CloudCall, CloudReply
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml

@@ -14,7 +14,7 @@ from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.model_loader import Loader
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.runtimes.runtime_loader import load_runtime
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array
 

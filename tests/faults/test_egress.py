@@ -30,7 +30,7 @@ from tests.faults.scene import (
     within,
 )
 from tests.faults.slow_edge import slow_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import ModelFailed, NoAllowedRoute, Refused, UpwellError
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.tensors import Array

@@ -24,11 +24,11 @@ from tests.faults.scene import HARD_ALWAYS, ONE, assert_from_cloud, scene, until
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
-from upwell.edge.server.dataplane import AgentDataplane
-from upwell.edge.uplink.prober import Prober
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import UplinkSettings
+from upwell.edge.uplink.uplink_prober import Prober
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, NoAllowedRoute
 from upwell.shared.oip.dataplane import InferRequest

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from upwell.edge.fleet import poller
-from upwell.edge.fleet.facts import AgentView, DemandView
-from upwell.edge.fleet.poller import FleetPoller
-from upwell.edge.fleet.sections import FleetSection
+from upwell.edge.fleet import fleet_poller
+from upwell.edge.fleet.device_facts import AgentView, DemandView
+from upwell.edge.fleet.fleet_config import FleetSection
+from upwell.edge.fleet.fleet_poller import FleetPoller
 from upwell.fleet.config import AuthoritySection, FleetServiceSection
 from upwell.fleet.enrolment.authority import Authority, open_authority, read_request
 from upwell.fleet.service.server import server_context
@@ -130,8 +130,8 @@ def device(
     hostile: Hostile, chooser: Chooser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FleetPoller]:
     """A device that has enrolled, and polls ten times a second."""
-    monkeypatch.setattr(poller, "pause_s", lambda *_: 0.1)
-    monkeypatch.setattr(poller, "CALL_S", 1.0)
+    monkeypatch.setattr(fleet_poller, "pause_s", lambda *_: 0.1)
+    monkeypatch.setattr(fleet_poller, "CALL_S", 1.0)
     (tmp_path / "token").write_text("upwe_token")
     section = FleetSection.model_validate(
         {"endpoint": f"https://127.0.0.1:{hostile.server.server_port}", "ca": tmp_path / "ca.pem",
@@ -264,7 +264,7 @@ def test_nothing_but_a_release_can_be_wished(
 def test_a_service_that_always_has_news_does_not_make_the_device_poll_without_pause(
     hostile: Hostile, device: FleetPoller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(poller, "pause_s", lambda *_: 60.0)
+    monkeypatch.setattr(fleet_poller, "pause_s", lambda *_: 60.0)
     numbers = iter(range(10, 10_000))
     hostile.answer = lambda handler, message: hostile.reply(
         handler, message, wishing(b'{"release": %d}' % next(numbers))
@@ -272,5 +272,5 @@ def test_a_service_that_always_has_news_does_not_make_the_device_poll_without_pa
     before, polls = len(hostile.said), -1
     while polls != len(hostile.said):
         polls = len(hostile.said)
-        time.sleep(8 * poller.SOON_S)
-    assert polls - before <= poller.MOST_SOON + 3
+        time.sleep(8 * fleet_poller.SOON_S)
+    assert polls - before <= fleet_poller.MOST_SOON + 3

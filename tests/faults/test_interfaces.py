@@ -27,7 +27,7 @@ from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.scene import BESIDE_OTHERS, CASCADE, ONE, assert_from_cloud, assert_from_edge, in_process, write_agent
 from tests.faults.two_links import DEADLINE_S, RETURN_S, Came
 from upwell.edge.config import CloudSection
-from upwell.edge.server.assembly import _link_and_spool, embedded_agent
+from upwell.edge.server.agent_assembly import _link_and_spool, embedded_agent
 from upwell.shared.config.security import ClientSecurity, parse_address
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError

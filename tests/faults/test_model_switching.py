@@ -21,8 +21,8 @@ from upwell.edge.models.model_loader import Loader
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.models.version_trial import MIN_FAILURES
 from upwell.edge.request.answer import Answer
-from upwell.edge.server.assembly import warm_up
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import warm_up
+from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.updates.model_switching import ModelSwitching
 from upwell.shared.platform.process_memory import resident_bytes
 from upwell.shared.routing.policy.policy import Policy

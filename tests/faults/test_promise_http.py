@@ -36,7 +36,7 @@ from tests.faults.test_promise import (
     STATUSES,
     breaks_and_heals,
 )
-from upwell.edge.uplink.calls import REASONS
+from upwell.edge.uplink.cloud_call import REASONS
 from upwell.shared.routing.reasons import Reason
 
 

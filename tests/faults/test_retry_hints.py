@@ -12,8 +12,8 @@ import pytest
 
 from tests.faults.oracles import CLOUD_MODEL, cloud_scores, edge_scores
 from tests.faults.scene import ONE, write_agent
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import CloudFailed, Refused
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane

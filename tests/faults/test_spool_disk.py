@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.spool.harness import ALLOWED, FAST, case, scene, until
-from upwell.edge.spool import drainer, keeper
+from upwell.edge.spool import database_keeper, spool_drainer
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,8 +22,8 @@ CHILD = """
 import json, resource, sys, time
 from pathlib import Path
 from tests.integration.spool.harness import ALLOWED, case
-from upwell.edge.spool.item import SpoolLimits
-from upwell.edge.spool.drainer import CaseSender
+from upwell.edge.spool.spool_case import SpoolLimits
+from upwell.edge.spool.spool_drainer import CaseSender
 from upwell.edge.spool.spool import Spool
 
 def put(number):
@@ -52,7 +52,7 @@ print(json.dumps({"full": full, "again": again, "kept": counts.kept, "failed": c
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (keeper, drainer):
+    for module in (database_keeper, spool_drainer):
         monkeypatch.setattr(module, "REOPEN_S", 0.05)
 
 
@@ -92,7 +92,7 @@ def test_a_read_only_file_system_costs_no_answer() -> None:
 
 
 def test_the_old_go_though_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "EXPIRE_S", 0.05)
+    monkeypatch.setattr(database_keeper, "EXPIRE_S", 0.05)
     with scene(tmp_path, is_open=False, limits=replace(FAST, max_age_s=0.2)) as it:
         assert it.put(1)
         until(lambda: it.spool.counts().dropped_old == 1)

@@ -32,7 +32,7 @@ from tests.faults.scene import (
     within,
     write_agent,
 )
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.errors import CloudFailed, ConfigError
 
 CLOUD = "cloud.test"

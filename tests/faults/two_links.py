@@ -18,7 +18,7 @@ from tests.faults.clouds import ScriptedCloud
 from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.oracles import pictures
 from tests.faults.scene import Ask, in_process, write_agent
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 
 SERVER = "10.9.0.1"
 NAMES = ("wlan0", "wwan0")

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from tests.faults.certificates import Authority
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
-from upwell.edge.server.dataplane import AgentDataplane
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata
 from upwell.shared.oip.fake_dataplane import FakeDataplane

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from upwell.edge.observe.metrics import AgentMetrics
+from upwell.edge.observe.agent_metrics import AgentMetrics
 from upwell.shared.platform.background_thread import BackgroundThread, restarts
 from upwell.shared.routing.decide.router_state import RouterState
 

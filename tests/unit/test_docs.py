@@ -24,7 +24,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.edge.bundle.calibrations import CalibrationsFile
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.load_report import LoadReport, ModelHealth
-from upwell.edge.observe.metrics import AgentMetrics
+from upwell.edge.observe.agent_metrics import AgentMetrics
 from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.runtimes.base import Placement
 from upwell.fleet.config import FleetConfig

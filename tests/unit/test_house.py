@@ -155,7 +155,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.export.cli": {"safetensors"},
     "upwell.cloud.ray.serve": {"ray"},
     "upwell.edge.bundle.signing_keys": {"cryptography"},
-    "upwell.edge.cases.parcel": {"cryptography"},
+    "upwell.edge.cases.case_parcel": {"cryptography"},
     "upwell.tools.doctor.certificate_expiry": {"cryptography"},
     "upwell.tools.cases.export_formats": {"pyarrow"},
     "upwell.tools.demo.demo_plot": {"matplotlib"},
@@ -196,7 +196,7 @@ NEEDS_AN_EXTRA = {
     "upwell.shared.telemetry.otlp_spans": {"opentelemetry"},
     "upwell.tools.wheelhouse.collect": {"packaging"},
     "upwell.shared.telemetry.otlp_metrics": {"opentelemetry", "requests"},
-    "upwell.edge.fleet.identity": {"cryptography"},
+    "upwell.edge.fleet.device_identity": {"cryptography"},
     "upwell.fleet.api.routes": {"starlette"},
     "upwell.fleet.cases.intake": {"starlette"},
     "upwell.fleet.dashboard.pages": {"jinja2", "starlette"},
@@ -228,7 +228,7 @@ NEEDS_AN_EXTRA = {
 """The modules that name a package of an extra, and which."""
 
 IMPORTED_LATER = {
-    "upwell.edge.cases.parcel",
+    "upwell.edge.cases.case_parcel",
     "upwell.edge.release.repository_transport",
     "upwell.tools.cases.export_formats",
     "upwell.tools.export.cli",
@@ -259,8 +259,8 @@ ALSO_NEED_ONE = {
     "upwell.edge.runtimes.onnx.tensor_conversion",
     "upwell.pipelines.commands.run",
     "upwell.pipelines.run.assembly",
-    "upwell.edge.fleet.conversation",
-    "upwell.edge.fleet.poller",
+    "upwell.edge.fleet.fleet_conversation",
+    "upwell.edge.fleet.fleet_poller",
     "upwell.fleet.api.fleet",
     "upwell.fleet.api.operations",
     "upwell.fleet.api.budgets",

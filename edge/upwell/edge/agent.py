@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # imported when an agent is made, since that takes a second
     from upwell.edge.models.load_report import ModelHealth
     from upwell.edge.request.answer import Answer
-    from upwell.edge.server.core import AgentCore
-    from upwell.edge.spool.item import SpoolResult
+    from upwell.edge.server.agent_core import AgentCore
+    from upwell.edge.spool.spool_case import SpoolResult
     from upwell.shared.tensors import Array
 
 _NO_TAGS: Mapping[str, str] = MappingProxyType({})
@@ -32,7 +32,7 @@ class Agent:
         It serves `agent.metrics` and ignores what concerns other callers (`listen` and the like), with a log line.
         `on_result` is called on one of the agent's threads with each cloud answer to a spooled case.
         """
-        from upwell.edge.server.assembly import embedded_agent
+        from upwell.edge.server.agent_assembly import embedded_agent
 
         return cls(embedded_agent(Path(path), on_result))
 

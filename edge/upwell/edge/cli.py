@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.observe.health import summary
+from upwell.edge.observe.agent_health import summary
+from upwell.edge.server.agent_assembly import assemble, serve_metrics
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.server.agent_service import MAX_STREAMS, add_agent_service
-from upwell.edge.server.assembly import assemble, serve_metrics
-from upwell.edge.server.core import AgentCore
-from upwell.edge.server.dataplane import AgentDataplane
-from upwell.edge.spool.item import SpoolResult
+from upwell.edge.spool.spool_case import SpoolResult
 from upwell.shared.oip.auth.client_quotas import limited
 from upwell.shared.oip.grpc.server.introspection_methods import add_introspection_methods
 from upwell.shared.oip.grpc.server.model_repository import refuse_repository_methods

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from upwell.edge.bundle.bundle import Trust
-from upwell.edge.cases.home import CasesSection
-from upwell.edge.fleet.sections import FleetSection
+from upwell.edge.cases.case_home import CasesSection
+from upwell.edge.fleet.fleet_config import FleetSection
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.release.release_config import ReleaseSection
 from upwell.shared.config.addresses import Endpoint, InterfaceName, ListenAddress

@@ -19,12 +19,12 @@ from tests.faults.oracles import pictures
 from tests.faults.proxy import Proxy
 from tests.faults.scene import HARD_ALWAYS, write_agent
 from upwell.edge import Answer
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.server.agent_service import add_agent_service
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
-from upwell.edge.server.dataplane import AgentDataplane
-from upwell.edge.spool.item import SPOOL_ID, SpoolResult
 from upwell.edge.spool.spool import Spool
+from upwell.edge.spool.spool_case import SPOOL_ID, SpoolResult
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2
 from upwell.shared.oip.dataplane import InferRequest

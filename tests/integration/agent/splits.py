@@ -16,8 +16,8 @@ import onnxruntime
 from tests.integration.agent.harness import write
 from tests.integration.cloud.serving import Service, serving
 from tests.models.residual_digits import build_residual_digits
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.cut_choice import Chosen

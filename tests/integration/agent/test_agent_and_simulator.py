@@ -22,16 +22,16 @@ import pytest
 
 from tests.examples import sampled
 from tests.unit.edge.agents import CLOUD_MODEL, MODEL, edge_model, policy, rows_of
-from upwell.edge.admission.rate_limits import Admission
+from upwell.edge.admission.request_admission import Admission
 from upwell.edge.models.edge_model import EdgeModel, Head, ModelSource
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.request import driver as driver_module
-from upwell.edge.request.context import RequestContext
-from upwell.edge.request.driver import RequestDriver
+from upwell.edge.request import request_driver as driver_module
 from upwell.edge.request.request import Request
-from upwell.edge.uplink.calls import CloudReply, Message
-from upwell.edge.uplink.egress import check_egress
+from upwell.edge.request.request_context import RequestContext
+from upwell.edge.request.request_driver import RequestDriver
+from upwell.edge.uplink.cloud_call import CloudReply, Message
+from upwell.edge.uplink.egress_check import check_egress
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse

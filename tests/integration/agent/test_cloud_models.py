@@ -20,8 +20,8 @@ from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.unit.edge.agents import CLOUD_MODEL, MODEL, SURE, rows_of, scene
 from tests.unit.models_for_tests import identity
-from upwell.edge.server.assembly import embedded_agent, serve_metrics
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent, serve_metrics
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import ModelNotFound
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import start_server

@@ -15,7 +15,7 @@ from tests.faults.oracles import CLOUD_MODELS, EDGE_BUNDLE, pictures
 from tests.faults.programs import Program
 from tests.faults.scene import until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, write
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind

@@ -23,9 +23,9 @@ from tests.integration.agent.harness import Running, agent_process, ask, client_
 from tests.integration.agent.kept import EASY, SPOOLED, STATE, kept_ids, put, spooling_agent
 from tests.unit.models_for_tests import linear
 from upwell.edge.policy import housekeeping
-from upwell.edge.server import assembly
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.spool.item import SPOOL_ID
+from upwell.edge.server import agent_assembly
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.spool.spool_case import SPOOL_ID
 from upwell.shared.errors import CloudFailed, ConfigError
 from upwell.shared.routing.reasons import Reason
 
@@ -201,13 +201,13 @@ def test_a_changed_policy_that_needs_a_folder_is_refused_where_there_is_none(
 def test_a_policy_written_while_the_models_were_loaded_is_not_missed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = assembly.load_models
+    load = agent_assembly.load_models
 
     def load_and_write(*how: Any) -> Any:
         put(folder / "policy.yaml", json.dumps({"version": 1, "defaults": {"deadline": "3s"}}))
         return load(*how)
 
-    monkeypatch.setattr(assembly, "load_models", load_and_write)
+    monkeypatch.setattr(agent_assembly, "load_models", load_and_write)
     with embedded_agent(write_agent(folder, {"defaults": EASY})) as agent:
         assert agent.router.settings("digits").deadline_s == 3.0
 

@@ -26,7 +26,7 @@ from tests.integration.agent.harness import (
     scores,
 )
 from tests.unit.models_for_tests import slow
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
 

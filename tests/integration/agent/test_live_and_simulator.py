@@ -20,9 +20,9 @@ from tests.integration.agent.test_agent_and_simulator import cut_of, log_of, pro
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_model, policy, rows_of
 from upwell.edge.models.edge_model import EdgeModel, Head
 from upwell.edge.models.served_model import ServedModel
-from upwell.edge.server import core
-from upwell.edge.server.core import AgentCore
-from upwell.edge.uplink.calls import CloudCall, CloudReply
+from upwell.edge.server import agent_core
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.uplink.cloud_call import CloudCall, CloudReply
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CallerLeft, ModelFailed, Unavailable, UpwellError
@@ -169,7 +169,7 @@ def live(lines: list[LogLine]) -> tuple[list[Measured], float, float]:
         cloud = UplinkSettings(server.addresses[0], ClientSecurity(), MAX_MESSAGE_BYTES)
         heads = (Head(cut_of(), head, SplitRoute("model/c1", ROW_BYTES, HEAD_S)),)
         model = ServedModel(MODEL, whole, CLOUD_MODEL, heads)
-        with patch.object(core, "Uplink", MeasuredUplink), AgentCore([model], cloud, policy(POLICY)) as agent:
+        with patch.object(agent_core, "Uplink", MeasuredUplink), AgentCore([model], cloud, policy(POLICY)) as agent:
             uplink = agent.uplink
             assert isinstance(uplink, MeasuredUplink)
             connect(uplink)

@@ -14,7 +14,7 @@ from tests.integration.agent.kept import EASY, spooling_agent
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.model_config import ModelSection
-from upwell.edge.observe.shadow import FILE_NAME, ReleaseShadow, ShadowNews
+from upwell.edge.observe.release_shadow import FILE_NAME, ReleaseShadow, ShadowNews
 from upwell.edge.updates.model_start import loaded
 
 RELEASE = 7

@@ -19,7 +19,7 @@ from tests.integration.agent.harness import write
 from tests.integration.agent.splits import CUTS, INPUT, MODEL, OUTPUT, Split, by_split, cut_names, picture
 from tests.integration.cloud.serving import Service
 from upwell.edge.request.answer import Answer
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.split_writer import half_paths
 from upwell.shared.routing.policy.policy import Policy

@@ -16,9 +16,9 @@ from PIL import Image
 
 from tests.integration.agent.harness import write
 from tests.integration.cloud.serving import Service, serving
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
-from upwell.edge.server.dataplane import AgentDataplane
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph

@@ -19,8 +19,8 @@ from tests.integration.agent.splits import by_split
 from tests.models.int8 import quantized
 from tests.models.mobilenet import build_mobilenet_v2
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.partition.cost_graph import TierLink
 from upwell.shared.partition.cut_candidates import cuts_of
 from upwell.shared.routing.reasons import Route

@@ -21,8 +21,8 @@ from upwell.edge.bundle.bundle_signature import sign_bundle
 from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.golden import record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.cut_choice import cut_at

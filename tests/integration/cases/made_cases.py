@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase, answer_bytes, request_bytes
-from upwell.edge.cases.store import FILE_NAME, CaseStore
+from upwell.edge.cases.case_store import FILE_NAME, CaseStore
 from upwell.shared.routing.case_selection import Why
 from upwell.shared.routing.policy.settings import CollectSettings
 from upwell.shared.tensors import Array

@@ -18,8 +18,8 @@ from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, spooling_agent
 from tests.integration.cases.made_cases import Made, encoded
 from upwell.edge.cases.case import CollectedCase
-from upwell.edge.cases.store import FILE_NAME, CaseStore
-from upwell.edge.spool.database import open_database
+from upwell.edge.cases.case_store import FILE_NAME, CaseStore
+from upwell.edge.spool.open_database import open_database
 from upwell.pipelines.run.amendments import AMENDMENTS_NAME, _open
 from upwell.pipelines.sinks.store import OUTBOX_NAME, SCHEMA
 from upwell.shared.routing.policy.settings import CollectSettings

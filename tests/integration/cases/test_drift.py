@@ -20,9 +20,9 @@ from tests.faults.oracles import EDGE_BUNDLE, picture
 from tests.faults.scene import until, write_agent
 from tests.fleet_service import service
 from tests.integration.agent.kept import EASY, STATE, Kept, spooling_agent
-from upwell.edge.fleet.facts import within_bytes
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.fleet.device_facts import within_bytes
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import ConfigError
 from upwell.tools.cli import build_app
 from upwell.tools.demo.digit_data import heldout

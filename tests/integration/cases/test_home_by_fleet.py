@@ -25,12 +25,12 @@ from tests.faults.scene import until
 from tests.fleet_service import FakeDevice, Service, service
 from tests.integration.agent.kept import EASY
 from tests.s3_server import KEY_ID, REGION, SECRET, ObjectStorage, object_storage
-from upwell.edge.cases.home import CaseAway, CaseRefused, CasesSection
-from upwell.edge.cases.parcel import unpack
+from upwell.edge.cases.case_home import CaseAway, CaseRefused, CasesSection
+from upwell.edge.cases.case_parcel import unpack
 from upwell.edge.fleet import case_homes
 from upwell.edge.fleet.case_homes import FleetHome, StorageHome
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.fleet.cases.signing import Credentials, ObjectRequest, read_credentials, sign_url
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.faults.oracles import EDGE_BUNDLE, picture, pictures
 from tests.page_reader import ROOT, blocks
 from upwell.edge.bundle.bundle import MANIFEST_NAME
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.routing.policy.policy import Policy
 from upwell.tools.cli import build_app

@@ -6,7 +6,7 @@ import json
 
 from tests.integration.oip_http.harness import Serve, ask
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, rows_of, scene
-from upwell.edge.server.dataplane import AgentDataplane
+from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.shared.oip.http.json_tensors import encode_json
 from upwell.shared.oip.http.server.extension_routes import Extensions
 

@@ -13,7 +13,7 @@ from tests.in_process import InProcess
 from tests.integration.agent.harness import write
 from tests.integration.cloud.serving import serving
 from tests.models.torch_programs import BRANCHES, branches
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.routing.reasons import Route
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.unit import models_for_tests
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.events.rules import EventRule, EventRules
 from upwell.pipelines.frame import Frame

@@ -22,8 +22,8 @@ from upwell.edge.bundle.bundle import MANIFEST_NAME
 from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.release.release_control import ReleaseControl
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.server.agent_core import AgentCore
 
 WARD = "rules: [{name: ward, match: {tags: {room: ward}}, egress: deny}]\n"
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.integration.spool.harness import Scene, scene, until
-from upwell.edge.spool import database, drainer
-from upwell.edge.spool.drainer import Drainer
+from upwell.edge.spool import open_database, spool_drainer
 from upwell.edge.spool.spool import FILE_NAME
+from upwell.edge.spool.spool_drainer import Drainer
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 
@@ -38,7 +38,7 @@ def test_a_full_disk_that_is_read_in_between_is_said_once(
         assert it.put(10, size=LARGE)
         assert caplog.text.count("cannot be used") == 1
         assert "can be written again" not in caplog.text  # a disk that is nearly full takes the small, now and then
-        monkeypatch.setattr(database, "WELL_AFTER_S", 0.0)
+        monkeypatch.setattr(open_database, "WELL_AFTER_S", 0.0)
         assert it.put(11)
         until(lambda: "can be written again" in caplog.text)
         assert it.put(12)
@@ -55,7 +55,7 @@ def test_cases_go_up_as_soon_as_the_disk_takes_something(tmp_path: Path, monkeyp
         pause(self, pause_s)
 
     monkeypatch.setattr(Drainer, "_pause", noted)
-    monkeypatch.setattr(drainer, "REOPEN_S", 0.05)
+    monkeypatch.setattr(spool_drainer, "REOPEN_S", 0.05)
     tries: list[str] = []
     with sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None, check_same_thread=False) as blocker:
 

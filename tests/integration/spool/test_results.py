@@ -15,8 +15,8 @@ import pytest
 
 from tests.integration.spool.harness import Scene, scene, until
 from upwell.edge.server.agent_service import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
-from upwell.edge.spool.item import SpoolResult
-from upwell.edge.spool.sinks import CallbackSink, JsonlSink
+from upwell.edge.spool.result_sinks import CallbackSink, JsonlSink
+from upwell.edge.spool.spool_case import SpoolResult
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.shared.oip.codec.converters import parse_infer_response
 from upwell.shared.oip.dataplane import InferRequest

@@ -179,7 +179,7 @@ def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
     script = (
         "import sys\n"
         "import upwell.cloud.workers.process, upwell.cloud.observe.telemetry\n"
-        "import upwell.edge.cli, upwell.edge.server.assembly\n"
+        "import upwell.edge.cli, upwell.edge.server.agent_assembly\n"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

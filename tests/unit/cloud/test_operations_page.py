@@ -7,7 +7,7 @@ from pathlib import Path
 
 from upwell.cloud.observe.families import FAMILIES
 from upwell.cloud.observe.request_counters import MAX_CLIENTS
-from upwell.edge.request import spans
+from upwell.edge.request import request_spans
 from upwell.shared.telemetry.otlp_spans import MAX_WAITING
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +30,13 @@ def test_every_metric_is_in_the_table_as_it_is() -> None:
 def test_every_span_is_in_the_tree_and_the_limits_are_these() -> None:
     sources = [ROOT / "cloud/upwell/cloud" / name for name in ("observe/observer.py", "service/service.py")]
     of_cloud = set(re.findall(r'"(upwell\.cloud\.[a-z]+)"', "".join(path.read_text() for path in sources)))
-    of_agent = {spans.REQUEST, spans.DECIDE, spans.EDGE, spans.HEAD, spans.UPLINK}
+    of_agent = {
+        request_spans.REQUEST,
+        request_spans.DECIDE,
+        request_spans.EDGE,
+        request_spans.HEAD,
+        request_spans.UPLINK,
+    }
     assert set(re.findall(r"upwell\.(?:agent|cloud)\.[a-z]+", PAGE)) == of_cloud | of_agent
     assert f"queue of {MAX_WAITING} requests" in " ".join(PAGE.split())
     assert f"After {MAX_CLIENTS} names" in " ".join(PAGE.split())

@@ -19,7 +19,7 @@ from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.fake import Behaviour, FakeRuntime
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml

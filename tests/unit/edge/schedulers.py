@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
-from upwell.edge.admission.scheduler import EdfScheduler
+from upwell.edge.admission.edf_scheduler import EdfScheduler
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.scheduling.run_request import RunRequest
 

@@ -151,7 +151,7 @@ def imported_by(statement: str) -> set[str]:
 def test_importing_the_agent_is_light() -> None:
     modules = imported_by("from upwell.edge import Agent")
     assert "upwell.edge.agent" in modules
-    assert not modules & {"numpy", "grpc", "pydantic", "prometheus_client", "upwell.edge.server.core"}
+    assert not modules & {"numpy", "grpc", "pydantic", "prometheus_client", "upwell.edge.server.agent_core"}
 
 
 def test_what_an_agent_is_made_of_imports_no_runtime_and_no_terminal() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.faults.stalling import INPUTS, SentAttempt, StallingCloud, UplinkSender, decision, sender, serving
-from upwell.edge.uplink.calls import CloudReply
+from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.http.server.server import start_http_server

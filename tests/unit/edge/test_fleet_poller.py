@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from upwell.edge.fleet.facts import ReleaseCounts
-from upwell.edge.fleet.identity import FleetIdentity
-from upwell.edge.fleet.poller import LONGEST_PAUSE_S, pause_s
+from upwell.edge.fleet.device_facts import ReleaseCounts
+from upwell.edge.fleet.device_identity import FleetIdentity
+from upwell.edge.fleet.fleet_poller import LONGEST_PAUSE_S, pause_s
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])

@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.models_for_tests import linear
 from upwell.edge.models.answer_checks import implausible
-from upwell.edge.observe.health import document, summary
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.observe.agent_health import document, summary
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.signature.signature import LogicalOutput, OutputKind
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.bundle.bundle_packing import PackRequest, packed

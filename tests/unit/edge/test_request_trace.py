@@ -22,9 +22,9 @@ from upwell.edge.observe.flight_recorder.request_trace import (
     RequestTrace,
     to_line,
 )
-from upwell.edge.observe.flight_recorder.words import meanings, outcome, tell
-from upwell.edge.request.record import RequestRecord
+from upwell.edge.observe.flight_recorder.trace_text import meanings, outcome, tell
 from upwell.edge.request.request import RowParts
+from upwell.edge.request.request_record import RequestRecord
 from upwell.shared.errors import Refused
 from upwell.shared.routing import reasons
 from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, RouterState, SplitRoute

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.unit.edge.schedulers import PATIENT_S, assert_free, running, soon, waiting
-from upwell.edge.admission.scheduler import EdfScheduler
+from upwell.edge.admission.edf_scheduler import EdfScheduler
 from upwell.shared.errors import Refused, Superseded, UpwellError
 from upwell.shared.routing.scheduling.run_request import RunRequest
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.edge.agents import SURE, edge_model, rows_of
 from tests.unit.edge.schedulers import PATIENT_S, STRESS_THREADS, running, soon, stressed, until, waiting
-from upwell.edge.admission.scheduler import EdfScheduler
+from upwell.edge.admission.edf_scheduler import EdfScheduler
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.errors import Refused
 from upwell.shared.routing.policy.settings import Priority

@@ -13,9 +13,9 @@ from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_m
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.policy import router_service
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.spool import sender as sender_module
-from upwell.edge.spool.item import Later
-from upwell.edge.spool.sender import PATIENCE_S, QUIET_S, SpoolSender
+from upwell.edge.spool import spool_sender as sender_module
+from upwell.edge.spool.spool_case import Later
+from upwell.edge.spool.spool_sender import PATIENCE_S, QUIET_S, SpoolSender
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused

@@ -11,7 +11,7 @@ from tests.unit.edge.agents import policy
 from upwell.edge.observe.flight_recorder.recorder import UnknownRequest, find
 from upwell.edge.policy.housekeeping import BudgetFile
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.spool.sinks import JsonlSink
+from upwell.edge.spool.result_sinks import JsonlSink
 
 DEEP = b"[" * 200_000 + b"]" * 200_000
 BROKEN = [

@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, UNSURE, edge_model, policy, rows_of
 from upwell.edge import Answer
 from upwell.edge.models.served_model import ServedModel
-from upwell.edge.server.core import AgentCore, AgentParts
+from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ModelFailed, UpwellError
@@ -86,7 +86,7 @@ def test_a_request_that_may_leave_keeps_its_id_but_no_text_of_an_error(cloud: tu
 
 
 def test_ids_of_denied_requests_are_alike_where_the_ids_are(cloud: tuple[FakeDataplane, str]) -> None:
-    from upwell.edge.request.spans import hashed
+    from upwell.edge.request.request_spans import hashed
 
     assert hashed(ID) == hashed(ID) != hashed(ID + "x")
     assert ID not in hashed(ID)

@@ -12,8 +12,8 @@ import pytest
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
-from upwell.edge.server.core import AgentCore
-from upwell.edge.server.dataplane import AgentDataplane
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import InvalidRequest

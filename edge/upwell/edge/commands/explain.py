@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.observe.flight_recorder.frame_words import tell_frame
+from upwell.edge.observe.flight_recorder.log_segments import newest_lines
 from upwell.edge.observe.flight_recorder.recorder import (
     FOLDER_NAME,
     FRAMES_NAME,
@@ -24,8 +24,7 @@ from upwell.edge.observe.flight_recorder.recorder import (
     last,
     local_time,
 )
-from upwell.edge.observe.flight_recorder.segments import newest_lines
-from upwell.edge.observe.flight_recorder.words import ms, outcome, tell
+from upwell.edge.observe.flight_recorder.trace_text import ms, outcome, tell, tell_frame
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 

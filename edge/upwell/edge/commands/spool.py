@@ -15,7 +15,7 @@ import typer
 
 from upwell.edge.commands.explain import printable
 from upwell.edge.config import AgentConfig
-from upwell.edge.spool.database import opened
+from upwell.edge.spool.open_database import opened
 from upwell.edge.spool.spool import FILE_NAME
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from upwell.edge.admission.scheduler import EdfScheduler
+from upwell.edge.admission.edf_scheduler import EdfScheduler
 from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.models.hardness_scorer import Scorer
 from upwell.edge.models.load_report import LoadReport, State

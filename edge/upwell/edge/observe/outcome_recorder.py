@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from upwell.edge.cases.collector import CaseCollector, SentLater
-from upwell.edge.drift.watch import DriftWatch
+from upwell.edge.cases.case_collector import CaseCollector, SentLater
+from upwell.edge.drift.drift_watch import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
-from upwell.edge.request.record import RequestRecord
+from upwell.edge.request.request_record import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
-from upwell.edge.spool.item import Case, Kind, SpoolResult
 from upwell.edge.spool.spool import Spool
-from upwell.edge.uplink.calls import CloudReply
+from upwell.edge.spool.spool_case import Case, Kind, SpoolResult
+from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.oip.auth.caller import current_caller
 from upwell.shared.oip.dataplane import InferResponse, Parameter

@@ -9,9 +9,9 @@ from importlib.metadata import version as package_version
 
 from upwell.edge.models.edge_model import NO_FACTS, Head
 from upwell.edge.request.answer import Answer, Timings
-from upwell.edge.request.record import RequestRecord
 from upwell.edge.request.request import Replies
-from upwell.edge.uplink.calls import CloudReply
+from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.shared.routing.flow.request_flow import RequestFlow
 from upwell.shared.routing.reasons import Route
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from upwell.edge.models.edge_model import EdgeRun
 from upwell.edge.models.served_model import ServedModel
-from upwell.edge.request.context import RequestContext
+from upwell.edge.request.request_context import RequestContext
 from upwell.edge.uplink.uplink import CloudReply
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.decide.router_state import Signals

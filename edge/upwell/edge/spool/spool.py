@@ -8,10 +8,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # differs from the built-in class before 3.11
 from pathlib import Path
 
-from upwell.edge.spool.database import open_database
-from upwell.edge.spool.delivering import Deliverer, News
-from upwell.edge.spool.drainer import CaseSender, Drainer
-from upwell.edge.spool.item import (
+from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
+from upwell.edge.spool.open_database import open_database
+from upwell.edge.spool.result_delivery import Deliverer, News
+from upwell.edge.spool.result_sinks import Sink
+from upwell.edge.spool.spool_case import (
     Case,
     SpoolCounts,
     SpoolHeld,
@@ -21,10 +22,9 @@ from upwell.edge.spool.item import (
     SpoolUnavailable,
     Stored,
 )
-from upwell.edge.spool.keeper import Keeper, KeptDatabase
-from upwell.edge.spool.sinks import Sink
-from upwell.edge.spool.store import Store
-from upwell.edge.uplink.egress import EgressForbidden
+from upwell.edge.spool.spool_drainer import CaseSender, Drainer
+from upwell.edge.spool.spool_store import Store
+from upwell.edge.uplink.egress_check import EgressForbidden
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.policy.compiled_policy import Verdict
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from upwell.edge.uplink.calls import REASONS, CloudCall, CloudReply, ConnectionLease, FailedCall, Message
-from upwell.edge.uplink.egress import Judge, check_egress
+from upwell.edge.uplink.cloud_call import REASONS, CloudCall, CloudReply, ConnectionLease, FailedCall, Message
+from upwell.edge.uplink.egress_check import Judge, check_egress
 from upwell.edge.uplink.endpoint import Connection, Endpoint
 from upwell.edge.uplink.endpoint_selector import EndpointSelector, Sources, source_addresses
-from upwell.edge.uplink.prober import Prober
+from upwell.edge.uplink.uplink_prober import Prober
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata

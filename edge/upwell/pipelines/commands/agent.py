@@ -11,7 +11,7 @@ import typer
 
 from upwell.edge.cli import Companion, run_agent
 from upwell.edge.config import AgentConfig
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.telemetry.page_server import Page

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.observe.health import summary
-from upwell.edge.server.assembly import assemble, serve_metrics
+from upwell.edge.observe.agent_health import summary
+from upwell.edge.server.agent_assembly import assemble, serve_metrics
 from upwell.pipelines.preview.pages import preview_pages
 from upwell.pipelines.run.assembly import LateResults
 from upwell.pipelines.run.file import load, running_file

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from upwell.edge.spool.database import is_damage, set_aside
-from upwell.edge.spool.item import SpoolClock, SpoolResult
-from upwell.edge.spool.sinks import TakeLater
+from upwell.edge.spool.open_database import is_damage, set_aside
+from upwell.edge.spool.result_sinks import TakeLater
+from upwell.edge.spool.spool_case import SpoolClock, SpoolResult
 
 AMENDMENTS_NAME = "amendments.db"
 """The file in the agent's `state_dir`."""

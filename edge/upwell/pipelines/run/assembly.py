@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from upwell.edge.observe.flight_recorder.recorder import FRAMES_NAME, FlightRecorder
-from upwell.edge.server.core import AgentCore
-from upwell.edge.spool.item import SpoolResult
-from upwell.edge.spool.sinks import TakeLater
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.spool.result_sinks import TakeLater
+from upwell.edge.spool.spool_case import SpoolResult
 from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
 from upwell.pipelines.config.sections import (
     InferSection,

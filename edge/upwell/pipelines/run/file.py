@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.observe.health import HealthPart
+from upwell.edge.observe.agent_health import HealthPart
 from upwell.edge.policy.housekeeping import Housekeeping
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.pipelines.config.signatures import signatures_of

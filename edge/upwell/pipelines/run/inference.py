@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from upwell.edge.request.answer import Answer
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.frame import Box, FoundObject, Scene
 from upwell.pipelines.run.answers import AnswerReader
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.server.assembly import assemble
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_assembly import assemble
+from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.answered import AnsweredFrame, PipelineStatus
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.config.signatures import signatures_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.spool.item import SpoolResult
+from upwell.edge.spool.spool_case import SpoolResult
 from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.events.event import Event
 from upwell.pipelines.events.rules import FiredEvent

@@ -13,7 +13,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from upwell.edge.observe.health import HealthPart
+from upwell.edge.observe.agent_health import HealthPart
 from upwell.pipelines.answered import percentile
 from upwell.pipelines.config.sections import PipelinesConfig, PipelineSection
 from upwell.pipelines.preview.preview import Preview

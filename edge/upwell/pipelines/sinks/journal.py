@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
-from upwell.edge.spool.database import REOPEN_S, DatabaseHealth, is_damage, open_database, set_aside
-from upwell.edge.spool.item import SpoolClock
+from upwell.edge.spool.open_database import REOPEN_S, DatabaseHealth, is_damage, open_database, set_aside
+from upwell.edge.spool.spool_case import SpoolClock
 from upwell.pipelines.sinks.store import SCHEMA, OutboxStore, Outcome
 from upwell.shared.errors import UpwellError
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
 
-from upwell.edge.spool.database import REOPEN_S
+from upwell.edge.spool.open_database import REOPEN_S
 from upwell.pipelines.sinks.base import Message, Poisonous, Sink, SinkUnavailable
 from upwell.pipelines.sinks.journal import Journal, OutboxLimits, OutboxUnavailable
 from upwell.pipelines.sinks.store import OutboxStore, Outcome, PendingMessage

@@ -16,11 +16,11 @@ import typer
 from rich.table import Table
 
 from upwell.edge.cases.case import CaseFacts
-from upwell.edge.cases.store import FILE_NAME
+from upwell.edge.cases.case_store import FILE_NAME
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME as FLIGHTS_NAME
 from upwell.edge.observe.outcome_recorder import LOG_NAME
-from upwell.edge.spool.database import connect
+from upwell.edge.spool.open_database import connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.pipelines.run.amendments import AMENDMENTS_NAME
 from upwell.pipelines.sinks.store import OUTBOX_NAME

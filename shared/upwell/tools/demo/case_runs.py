@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from upwell.edge.request.answer import Answer
-from upwell.edge.server.core import AgentCore
+from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.reasons import Route
 from upwell.shared.tensors import Array

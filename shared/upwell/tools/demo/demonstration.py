@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from rich.progress import Progress
 
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import Settings

@@ -11,7 +11,7 @@ from typing import Any
 
 import av
 
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.pipelines.answered import AnsweredFrame, percentile
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.run.annotated import annotated, jpeg

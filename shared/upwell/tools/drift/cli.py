@@ -14,7 +14,7 @@ from rich.table import Table
 
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.config import AgentConfig
-from upwell.edge.drift.watch import FILE_NAME, MAX_BYTES
+from upwell.edge.drift.drift_watch import FILE_NAME, MAX_BYTES
 from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.updates.model_start import loaded
 from upwell.shared.config.yaml import load_yaml

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from upwell.edge.bundle.bundle import MANIFEST_NAME, REFERENCE_NAME, Trust
-from upwell.edge.drift.measuring import measured
+from upwell.edge.drift.row_measures import measured
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.models.served_model import ServedModel

@@ -14,7 +14,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from upwell.edge.server.assembly import assemble
+from upwell.edge.server.agent_assembly import assemble
 from upwell.pipelines.answered import PipelineStatus, percentile
 from upwell.pipelines.commands.run import agent_config_of
 from upwell.pipelines.config.check import parse_pipelines

@@ -17,9 +17,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.edge.config import AgentConfig
+from upwell.edge.observe.flight_recorder.log_segments import newest_lines
 from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, last, local_time
-from upwell.edge.observe.flight_recorder.segments import newest_lines
-from upwell.edge.observe.flight_recorder.words import outcome
+from upwell.edge.observe.flight_recorder.trace_text import outcome
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Unavailable
 from upwell.tools.terminal import AsJson, finite, percent, plain, stdout_console

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from tests.unit.edge.agents import scene
 from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, person, picture
-from upwell.edge.server.assembly import serve_metrics
+from upwell.edge.server.agent_assembly import serve_metrics
 from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
 from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.preview.pages import preview_pages

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from upwell.edge.spool.item import SpoolResult
-from upwell.edge.spool.sinks import TakeLater
+from upwell.edge.spool.result_sinks import TakeLater
+from upwell.edge.spool.spool_case import SpoolResult
 from upwell.pipelines.run import amendments
 from upwell.pipelines.run.amendments import Amendments, WaitingEvent
 

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from upwell.edge.spool.item import SpoolResult
-from upwell.edge.spool.sinks import TakeLater
+from upwell.edge.spool.result_sinks import TakeLater
+from upwell.edge.spool.spool_case import SpoolResult
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.run import assembly
 from upwell.pipelines.run.assembly import LateResults, Where

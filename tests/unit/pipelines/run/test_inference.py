@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.pipelines_run import MadeSource, write_agent
-from upwell.edge.server.assembly import embedded_agent
+from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
 from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene

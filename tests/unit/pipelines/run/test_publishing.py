@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests.pipelines_run import write_agent
-from upwell.edge.server.assembly import embedded_agent
-from upwell.edge.spool.item import SpoolResult
+from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.spool.spool_case import SpoolResult
 from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.events.rules import FiredEvent
 from upwell.pipelines.frame import FoundObject, Frame, Scene

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from upwell.edge.admission.rate_limits import Admission
+from upwell.edge.admission.request_admission import Admission
 from upwell.edge.policy.router_service import RouterService
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy

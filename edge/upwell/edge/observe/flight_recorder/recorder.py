@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from upwell.edge.observe.flight_recorder.log_segments import Segments, newest_lines
 from upwell.edge.observe.flight_recorder.request_trace import LONGEST_ID, USUAL_BYTES, RequestTrace, is_usual, to_line
-from upwell.edge.observe.flight_recorder.segments import Segments, newest_lines
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import parse_json
 from upwell.shared.platform.background_thread import BackgroundThread

@@ -1,0 +1,253 @@
+"""Delivering cases: each is copied, once complete, to a folder, a fleet service or object storage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Protocol
+
+from pydantic import AfterValidator, Field, model_validator
+
+from upwell.edge.cases.case import CollectedCase
+from upwell.edge.cases.case_parcel import SUFFIX, pack, read_key
+from upwell.edge.cases.case_store import READ, SCHEMA, read_case
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.spool.open_database import opened
+from upwell.shared.config.addresses import Endpoint
+from upwell.shared.config.security import parse_endpoint
+from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.errors import UpwellError
+from upwell.shared.files import read_json, write_whole
+from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.units import Seconds
+
+FILE_NAME = "cases-home.json"
+"""Record of the delivered cases, in the agent's `state_dir`."""
+
+_MAX_BYTES = 64 << 20
+_AT_ONCE = 200
+_CLOSE_S = 5.0
+_LONGEST_PAUSE_S = 3600.0
+_log = logging.getLogger(__name__)
+
+
+class CaseAway(UpwellError):
+    """The case cannot be delivered for now. `retry_after_s` says when to try again, if known; `is_said`, that another
+    part of the agent has logged it already."""
+
+    def __init__(self, text: str, retry_after_s: float | None = None, *, is_said: bool = False) -> None:
+        super().__init__(text)
+        self.retry_after_s, self.is_said = retry_after_s, is_said
+
+
+class CaseRefused(UpwellError):
+    """The destination refuses this case for good; it may accept others."""
+
+
+Put = Callable[[bytes], None]
+
+
+class CaseHome(Protocol):
+    """A destination for cases; `where` is its name in messages."""
+
+    where: str
+
+    def ready(self, id: str, size_bytes: int) -> Put:
+        """A function that stores a case of this size; called before bytes are taken from a budget.
+
+        Both raise `CaseAway` and `CaseRefused`.
+        """
+
+
+class FolderHome:
+    """The agent's own folder within a folder, a share or a USB stick."""
+
+    def __init__(self, to: Path, agent: str) -> None:
+        self._target = to / _folder_name(agent)
+        self.where = str(self._target)
+
+    def ready(self, id: str, size_bytes: int) -> Put:  # noqa: ARG002  every home is asked so
+        """Create it if its parent exists."""
+        try:
+            self._target.mkdir(exist_ok=True)
+        except OSError as error:
+            raise CaseAway(error.strerror or type(error).__name__) from None
+        return partial(self._put, id)
+
+    def _put(self, id: str, data: bytes) -> None:
+        try:
+            write_whole(self._target / f"{id}{SUFFIX}", data, 0o600)
+        except OSError as error:
+            raise CaseAway(error.strerror or type(error).__name__) from None
+
+
+def _is_https(text: str) -> str:
+    if parse_endpoint(text).scheme != "https":
+        raise ValueError("expected https://HOST/BUCKET, or https://BUCKET.HOST")
+    return text
+
+
+class CasesSection(FilePart):
+    """Where the cases of `collect` are brought: one of `to`, `fleet` and `storage`; needs `state_dir`."""
+
+    to: RelativePath | None = Field(None, description="A folder, a network share or a USB stick.")
+    fleet: bool = Field(False, description="The fleet service stores them.")
+    storage: Annotated[Endpoint, AfterValidator(_is_https)] | None = Field(
+        None,
+        description="S3-compatible storage, https://HOST/BUCKET; the fleet service signs the addresses.",
+    )
+    storage_ca: RelativePath | None = Field(None, description="Issuers of its certificate; default: the system's.")
+    key_file: RelativePath | None = Field(
+        None,
+        description="A file with a key, 32 bytes or 64 hexadecimal digits, that encrypts each case (AES-256-GCM).",
+    )
+    every: Seconds = Field(60.0, ge=1, le=86400, description="How often to look for new ones.")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> CasesSection:
+        if sum((self.to is not None, self.fleet, self.storage is not None)) != 1:
+            raise ValueError("expected one of `to`, `fleet` and `storage`")
+        if self.storage_ca is not None and self.storage is None:
+            raise ValueError("`storage_ca` needs `storage`")
+        return self
+
+
+class CaseCarrier:
+    """Delivers each case once, and again if the cloud's answer comes later. Closes with the agent.
+
+    What the policy denies at that time stays, and bytes are taken from its budgets. An unreachable destination is tried
+    again, so a case whose receipt was lost arrives twice, under the same name; delivered cases are recorded in the file
+    `FILE_NAME`. Raises `ConfigError` for a wrong key.
+    """
+
+    def __init__(self, section: CasesSection, home: CaseHome, database: Path, router: RouterService) -> None:
+        self._section, self._home, self._database, self._router = section, home, database, router
+        self._key = None if section.key_file is None else read_key(section.key_file)
+        self._memory = database.with_name(FILE_NAME)
+        self._refused: set[tuple[str, bool]] = set()
+        self._retry_after_s = 0.0
+        self._sent: dict[str, bool] = self._load()
+        self._counts: Counter[str] = Counter()
+        self._stop = threading.Event()
+        self._failed = False
+        self._thread = BackgroundThread("cases-home", self._run, self._stop.is_set)
+        self._thread.start()
+
+    def counts(self) -> Mapping[str, int]:
+        """The outcomes of cases: `sent`, `denied`, `over_budget`, `refused`, `failed`."""
+        return Counter(self._counts)
+
+    def close(self) -> None:
+        """Stop. A share that hangs is abandoned with its thread. Calling it twice is harmless."""
+        self._stop.set()
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                self._carry()
+            if self._stop.wait(max(self._section.every, self._retry_after_s)):
+                return
+            self._retry_after_s = 0.0
+
+    def _carry(self) -> None:
+        try:
+            with opened(self._database, len(SCHEMA)) as connection:
+                waiting = connection.execute(
+                    "SELECT id, length(cloud) > 0 FROM cases JOIN bodies USING (id) ORDER BY kept_s, cases.rowid"
+                ).fetchall()
+        except sqlite3.Error as error:
+            if self._database.exists():
+                self._complain(f"the cases cannot be read: {error}")
+            return
+        here = {id for id, _ in waiting}
+        self._sent = {id: done for id, done in self._sent.items() if id in here}
+        self._refused = {(id, done) for id, done in self._refused if id in here}
+        news = [
+            id for id, has_cloud in waiting
+            if self._sent.get(id) is not bool(has_cloud) and (id, bool(has_cloud)) not in self._refused
+        ]  # fmt: skip
+        for start in range(0, len(news), _AT_ONCE):
+            if self._stop.is_set() or not self._carry_some(news[start : start + _AT_ONCE]):
+                return
+
+    def _carry_some(self, ids: list[str]) -> bool:
+        """Whether to go on."""
+        goes_on = True
+        for id in ids:
+            case = self._read(id)
+            goes_on = case is None or self._carry_one(case)
+            if not goes_on or self._stop.is_set():
+                break
+        self._save()
+        return goes_on
+
+    def _carry_one(self, case: CollectedCase) -> bool:
+        facts = case.facts
+        data = pack(case, self._key)
+        verdict = self._router.verdict(facts.model, facts.tags, (len(data),))
+        if verdict.denial is not None or verdict.collect_rule:
+            self._counts["denied"] += 1
+            return True
+        try:
+            put = self._home.ready(facts.id, len(data))
+            if not self._router.charge(facts.model, len(data)):
+                self._counts["over_budget"] += 1
+                return False
+            put(data)
+        except CaseRefused as error:
+            self._refused.add((facts.id, bool(case.cloud)))
+            self._counts["refused"] += 1
+            _log.warning("case %s was refused by %s: %s", facts.id, self._home.where, error)
+            return True
+        except CaseAway as error:
+            self._retry_after_s = min(error.retry_after_s or 0.0, _LONGEST_PAUSE_S)
+            if not error.is_said:
+                self._counts["failed"] += 1
+                self._complain(f"{self._home.where}: {error}")
+            return False
+        self._failed = False
+        self._counts["sent"] += 1
+        self._sent[facts.id] = bool(case.cloud)
+        return True
+
+    def _read(self, id: str) -> CollectedCase | None:
+        try:
+            with opened(self._database, len(SCHEMA)) as connection:
+                row = connection.execute(f"{READ} WHERE cases.id = ?", (id,)).fetchone()
+            return None if row is None else read_case(row)
+        except (sqlite3.Error, ValueError):
+            return None
+
+    def _complain(self, text: str) -> None:
+        if not self._failed:
+            _log.warning("cases cannot be delivered for now: %s", text)
+        self._failed = True
+
+    def _load(self) -> dict[str, bool]:
+        try:
+            found = read_json(self._memory, _MAX_BYTES)
+            return {str(id): bool(done) for id, done in found["sent"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            _log.warning("%s: cannot be read, so every case is delivered again", self._memory)
+            return {}
+
+    def _save(self) -> None:
+        try:
+            write_whole(self._memory, json.dumps({"version": 1, "sent": self._sent}).encode(), 0o600)
+        except OSError as error:
+            self._complain(f"{self._memory}: {error.strerror}")
+
+
+def _folder_name(agent: str) -> str:
+    """A separate folder name for each agent."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in agent).strip(".") or "agent"

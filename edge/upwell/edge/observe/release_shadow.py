@@ -1,0 +1,262 @@
+"""The shadow release: its models answer the same requests as the served ones, and the answers are only recorded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from upwell.edge.models.edge_model import EdgeModel, EdgeRun
+from upwell.edge.observe.outcome_recorder import LINE_FACT, SHADOW_FACT, case_of, judge_of, with_cloud
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.runtimes.base import runtime_name
+from upwell.edge.spool.spool import Spool
+from upwell.shared.errors import UpwellError
+from upwell.shared.files import read_json, write_whole
+from upwell.shared.oip.dataplane import Parameter
+from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.policy.compiled_policy import Verdict
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.scheduling.run_request import RunRequest
+from upwell.shared.tensors import Array
+
+EVERY_S = 0.1
+"""Pause between two requests that the shadow models answer, since consecutive frames are much alike."""
+MOST_AUDITS = 2000
+"""Number of its answers that are audited, if the policy audits at all."""
+MOST_LINES = 2000
+"""Maximum number of unreported lines; the oldest are dropped first."""
+MOST_BYTES = 4 << 20
+"""Maximum bytes of unreported lines."""
+SAVE_S = 30.0
+"""Time between saves; a crash loses the lines since the last one."""
+FILE_NAME = "shadow.json"
+"""The file of unreported lines, in the agent's `state_dir`."""
+TOLD_BYTES = 32 << 10
+"""Maximum bytes of lines reported in one poll."""
+
+_WAITS_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ShadowNews:
+    """Unreported lines of the request log, or why the shadow release does not run."""
+
+    release: int
+    lines: tuple[str, ...]
+    problem: str = ""
+
+
+class ReleaseShadow:
+    """Runs the shadow release. Thread-safe; no request waits for it, and no caller gets its answers.
+
+    A row is run when the device is idle, is sent as an audit if the policy says so, and becomes one line without tags
+    or tensors. Nothing is recorded of a request with denied egress. With a `folder` unreported lines survive a restart,
+    and so do spooled audits.
+    """
+
+    def __init__(self, router: RouterService, folder: Path | None = None) -> None:
+        self._router = router
+        self._path = None if folder is None else folder / FILE_NAME
+        self._lock = threading.Lock()
+        self._edges: Mapping[str, EdgeModel] = {}
+        self._kept = self._load()
+        self._is_changed, self._saved_at_s, self._has_failed = False, time.monotonic(), False
+        self._problem = ""
+        self._is_busy = False
+        self._next_s = -math.inf
+        self.release = 0
+        """The shadow release; 0 for none."""
+
+    def begin(self, release: int, edges: Mapping[str, EdgeModel], problem: str = "") -> None:
+        """Run these models in shadow, or report why none runs."""
+        with self._lock:
+            if release != self._kept.release:
+                self._kept, self._is_changed = _Kept(release), True
+            if edges:
+                self._kept.digests = frozenset(edge.digest for edge in edges.values())
+            self.release, self._edges, self._problem = release, edges, problem
+
+    def end(self) -> None:
+        """Stop the shadow release."""
+        self.begin(0, {})
+
+    def news(self) -> ShadowNews | None:
+        """The next report; None if there is none."""
+        with self._lock:
+            lines: list[str] = []
+            size_bytes = 0
+            for line in self._kept.lines:
+                size_bytes += len(line)
+                if size_bytes > TOLD_BYTES:
+                    break
+                lines.append(line)
+            is_news = self.release and (lines or self._problem)
+            return ShadowNews(self.release, tuple(lines), self._problem) if is_news else None
+
+    def told(self, news: ShadowNews) -> None:
+        """Mark the report as received."""
+        with self._lock:
+            if news.release == self.release:
+                self._problem = ""
+                for line in news.lines:
+                    if self._kept.lines and self._kept.lines[0] == line:
+                        self._kept.drop()
+                self._is_changed, self._saved_at_s = True, -math.inf
+
+    def offer(self, done: RequestRecord, spool: Spool | None) -> None:
+        """Have the shadow models answer a finished request as well, if one is due. Returns at once."""
+        edge, now_s = self._edges.get(done.model.name), time.monotonic()
+        if edge is None or done.model.edge is None:
+            return
+        if any(one is not None and one.verdict.denial is not None for one in (done.first, done.second)):
+            return
+        with self._lock:
+            if self._is_busy or now_s < self._next_s:
+                return
+            self._is_busy, self._next_s = True, now_s + EVERY_S
+        inputs = {
+            name: array.copy() for name, array in done.inputs_of((0,)).items()
+        }  # the caller may change its arrays
+        threading.Thread(target=self._answer, args=(edge, done, inputs, spool), name="shadow", daemon=True).start()
+
+    def audited(self, line: LogLine) -> None:
+        """Complete the line of a row that the cloud has now answered."""
+        with self._lock:
+            if line.edge_digest in self._kept.digests:
+                self._kept.add(_text(line))
+                self._is_changed = True
+
+    def save(self) -> None:
+        """Save unreported lines from time to time. A failing disk is logged once."""
+        with self._lock:
+            if self._path is None or not self._is_changed or time.monotonic() - self._saved_at_s < SAVE_S:
+                return
+            self._is_changed, self._saved_at_s = False, time.monotonic()
+            text = json.dumps(self._kept.document()) if self._kept.release else ""
+        try:
+            if text:
+                write_whole(self._path, text.encode(), 0o600)
+            else:
+                self._path.unlink(missing_ok=True)
+        except OSError as error:
+            if not self._has_failed:
+                _log.warning("%s: records of the shadow release cannot be saved: %s", self._path, error.strerror)
+            self._has_failed = True
+
+    def close(self) -> None:
+        """Save the unreported lines."""
+        self._saved_at_s = -math.inf
+        self.save()
+
+    def _load(self) -> _Kept:
+        try:
+            return _Kept() if self._path is None else _Kept.of(read_json(self._path, 2 * MOST_BYTES))
+        except FileNotFoundError:
+            return _Kept()
+        except (OSError, ValueError, KeyError, TypeError):
+            _log.warning("%s cannot be read: the shadow release's records from before the restart are lost", self._path)
+            return _Kept()
+
+    def _answer(self, edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array], spool: Spool | None) -> None:
+        try:
+            verdict = self._router.judge(done.signals)
+            run = _run_aside(edge, done, inputs) if verdict.denial is None else None
+            if run is not None:
+                self._record(edge, done, run, (spool, verdict))
+        finally:
+            with self._lock:
+                self._is_busy = False
+
+    def _record(self, edge: EdgeModel, done: RequestRecord, run: EdgeRun, way_up: tuple[Spool | None, Verdict]) -> None:
+        spool, verdict = way_up
+        hard = done.settings.hard or HardSettings()
+        line = LogLine(
+            t_s=done.signals.request_facts.wall_time_s, model=done.model.name,
+            size_bytes=done.signals.row_sizes_bytes[0], edge_s=run.duration_s,
+            hardness=edge.scorer.score_all(run.outputs, hard, 1, run.candidates)[0], edge_digest=edge.digest,
+            edge_runtime=runtime_name(edge.runtime), logits=edge.scorer.logits(run.outputs, 0),
+            chances=edge.scorer.chances(run.outputs, hard, 0, run.candidates),
+        )  # fmt: skip
+        outputs = {name: array[:1] for name, array in run.outputs.items()} if edge.signature.has_rows else run.outputs
+        reply = done.replies.get(0)
+        if reply is not None and not reply.is_degraded:
+            attempt = next(one for one in done.attempts if 0 in one.rows)
+            cloud = reply.response.outputs
+            row = {name: array[attempt.rows.index(0)][None] for name, array in cloud.items()}
+            judge = judge_of(edge, done.settings.hard)
+            self.audited(with_cloud(line, reply, outputs, row if edge.signature.has_rows else cloud, judge))
+        elif spool is not None and done.settings.audit and done.model.cloud_model and self._kept.audits < MOST_AUDITS:
+            self._kept.audits += 1
+            facts: dict[str, Parameter] = {LINE_FACT: _text(line), SHADOW_FACT: True}
+            spool.put(case_of(done, "audit", (0,), "shadow", outputs, facts), verdict, 0.0)
+        else:
+            self.audited(line)
+
+
+class _Kept:
+    """The unreported lines of one release, within `MOST_LINES` and `MOST_BYTES`, and its number of audits."""
+
+    def __init__(self, release: int = 0, digests: frozenset[str] = frozenset(), audits: int = 0) -> None:
+        self.release, self.digests, self.audits = release, digests, audits
+        self.lines: deque[str] = deque()
+        self._size_bytes = 0
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> _Kept:
+        """Read it from a file's content. Raises `ValueError`, `KeyError` and `TypeError` if that is malformed."""
+        kept = cls(int(found["release"]), frozenset(map(str, found["digests"])), int(found["audits"]))
+        for line in found["lines"]:
+            kept.add(_text(LogLine.model_validate_json(line)))
+        return kept
+
+    def document(self) -> dict[str, Any]:
+        """The content for JSON."""
+        lines = [*self.lines]
+        return {"release": self.release, "digests": sorted(self.digests), "audits": self.audits, "lines": lines}
+
+    def add(self, line: str) -> None:
+        """Add a line, dropping the oldest if there is no room."""
+        self.lines.append(line)
+        self._size_bytes += len(line)
+        while len(self.lines) > MOST_LINES or self._size_bytes > MOST_BYTES:
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop the oldest line."""
+        self._size_bytes -= len(self.lines.popleft())
+
+
+def _text(line: LogLine) -> str:
+    """The line as text, without logits and chances if it would be too long."""
+    text = line.model_dump_json(exclude_defaults=True)
+    return (
+        text
+        if len(text) <= TOLD_BYTES
+        else line.model_copy(update={"logits": None, "chances": None}).model_dump_json(exclude_defaults=True)
+    )
+
+
+def _run_aside(edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array]) -> EdgeRun | None:
+    """The model's answer if the device is idle; None if it is not, or the model fails."""
+    served = done.model.edge
+    assert served is not None  # noqa: S101  asked before
+    try:
+        run_s = math.nan if done.edge_s is None else done.edge_s
+        request = RunRequest(run_s=run_s, priority="low")
+        with served.scheduler.acquire(time.monotonic() + _WAITS_S, request):
+            return edge.run_now(inputs)
+    except UpwellError as error:
+        _log.debug("no shadow answer: %s", error)
+    except Exception:  # noqa: BLE001  whatever a runtime throws: the request itself was answered
+        _log.debug("no shadow answer", exc_info=True)
+    return None

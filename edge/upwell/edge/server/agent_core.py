@@ -1,0 +1,426 @@
+"""The core of an agent: its parts, and the handling of a request."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from upwell.edge.admission.request_admission import Admission
+from upwell.edge.cases.case_collector import CaseCollector
+from upwell.edge.cases.case_store import FILE_NAME as CASES_NAME
+from upwell.edge.drift.drift_watch import FILE_NAME as DRIFT_NAME
+from upwell.edge.drift.drift_watch import DriftWatch
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.load_report import ModelHealth
+from upwell.edge.models.served_model import ServedModel
+from upwell.edge.observe.agent_health import HealthPart, document, drift_part, health_of
+from upwell.edge.observe.agent_metrics import (
+    AgentMetrics,
+    case_families,
+    counter_by,
+    drift_families,
+    spool_families,
+    update_families,
+)
+from upwell.edge.observe.cloud_models import CloudModels
+from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, FlightRecorder
+from upwell.edge.observe.flight_recorder.request_trace import RequestTrace
+from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
+from upwell.edge.observe.release_shadow import ReleaseShadow
+from upwell.edge.observe.request_log import RequestLog
+from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
+from upwell.edge.policy.policy_check import check_policy
+from upwell.edge.policy.policy_file import PolicyFile
+from upwell.edge.policy.router_service import ModelChange, RouterService
+from upwell.edge.release.release_control import ReleaseControl
+from upwell.edge.request.answer import Answer
+from upwell.edge.request.request import Ids, Request, as_arrays, as_tags
+from upwell.edge.request.request_context import RequestContext
+from upwell.edge.request.request_driver import RequestDriver
+from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.request_spans import end_request
+from upwell.edge.server.state_dir import StateDir
+from upwell.edge.spool.result_sinks import CallbackSink, Sink
+from upwell.edge.spool.spool import FILE_NAME, Spool
+from upwell.edge.spool.spool_case import SpoolLimits
+from upwell.edge.spool.spool_drainer import CaseSender
+from upwell.edge.spool.spool_sender import SpoolSender
+from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
+from upwell.edge.uplink.uplink import Uplink, UplinkSettings
+from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
+from upwell.shared.oip.resize_parameters import Seen
+from upwell.shared.routing.decide.router_state import EdgeRan
+from upwell.shared.routing.policy.dropped_denies import dropped_denies
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.request_tags import NO_TAGS
+from upwell.shared.telemetry.tracing import Tracer
+from upwell.shared.tensors import Array
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AgentParts:
+    """The parts of an agent besides its models, cloud and policy. The agent closes `state_dir` and `tracer`."""
+
+    name: str = "agent"
+    state_dir: StateDir | None = None
+    """The folder for state that survives a restart; without it nothing is stored."""
+    recorder_limit: int | None = None
+    spool: SpoolLimits = field(default_factory=SpoolLimits)
+    sinks: Sequence[Sink] = ()
+    """The sinks of the cloud's answers to spooled cases."""
+    tracer: Tracer | None = None
+    policy_file: Path | None = None
+    """The policy file; its changes take effect."""
+    followers: Sequence[UpdateFollower] = ()
+    """The followers that look for new versions of the models."""
+
+
+class AgentCore:
+    """Serves models in this process. Thread-safe; close it, or use it as a context manager.
+
+    Raises `ConfigError` for a wrong cloud section or policy file.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        cloud: UplinkSettings | None,
+        policy: Policy,
+        parts: AgentParts = AgentParts(),
+    ) -> None:
+        self.name = parts.name
+        self._parts = parts
+        self._models = {model.name: model for model in models}
+        self.models: Mapping[str, ServedModel] = MappingProxyType(self._models)
+        """The models served now. A request keeps the version that it found here."""
+        self.release: ReleaseControl | None = None
+        """The device's releases if agent.yaml has `release`; set at the start."""
+        self._switching = threading.Lock()
+        self.router = RouterService(
+            policy,
+            {model.name: model.model_pair for model in models},
+            {
+                model.name: model.edge.source.calibrations
+                for model in models
+                if model.edge and model.edge.source.calibrations
+            },
+            () if cloud is None else cloud.interfaces,
+        )
+        for ran in _warm_up_runs(models):
+            self.router.observe(ran)
+        self._policy_file = None if parts.policy_file is None else PolicyFile(parts.policy_file, self._take_policy)
+        if self._policy_file is not None and self._policy_file.policy != policy:  # changed while the models were loaded
+            self._policy_file.problem = self._take_policy(self._policy_file.policy)
+        self.uplinks: Mapping[str, Uplink] = {} if cloud is None else _uplinks(cloud, self.router)
+        """The ways to the cloud, by network interface, the preferred one first."""
+        self.uplink = next(iter(self.uplinks.values()), None)
+        self.metrics = AgentMetrics(lambda: self.router.state, self.health, parts.name, self._policy_problem)
+        seen: dict[str, Seen] = {}
+        self._context = RequestContext(
+            self.router, self.uplinks, self.metrics, Admission(), parts.tracer, parts.name, seen=seen
+        )
+        folder = None if parts.state_dir is None else parts.state_dir.path
+        self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
+        self.spool: Spool | None = None
+        self.shadow: ReleaseShadow = ReleaseShadow(self.router, folder)
+        """The shadow release."""
+        self._log: RequestLog | None = None
+        self.collector: CaseCollector | None = None
+        self.drift: DriftWatch | None = None
+        self._outcome_recorder: OutcomeRecorder | None = None
+        jobs = [] if self._policy_file is None else [self._policy_file.poll]
+        jobs.append(self.shadow.save)
+        jobs += [uplink.heed_policy for uplink in self.uplinks.values()]  # after the policy, so in the same round
+        if folder is not None:
+            # Before anything is sent, so that cases found in the spool after a restart are not charged twice.
+            jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
+            self._log = RequestLog(folder / LOG_NAME)
+            self.collector = CaseCollector(folder / CASES_NAME, parts.name, self.router)
+            self.drift = drift = DriftWatch(folder / DRIFT_NAME, self.router.set_drifted)
+            if self.uplink is not None:
+                self.spool = self._new_spool(folder, self.uplink, self._log, self.collector, drift)
+            self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router, self.collector, drift)
+        self._cloud_models = CloudModels(list(self.uplinks.values()), self.models, self.router, seen)
+        self._export(parts)
+        self._ids = Ids()
+        self._health_parts: dict[str, Callable[[], HealthPart]] = {}
+        self._on_close = ExitStack()
+        self._closed = False
+        self._housekeeping = Housekeeping(*jobs)
+        self._cloud_models.start()
+
+    def _new_spool(
+        self, folder: Path, uplink: Uplink, log: RequestLog, collector: CaseCollector, drift: DriftWatch
+    ) -> Spool:
+        sender = SpoolSender(self.router, uplink, self.models)
+
+        def audited(model: str, agrees: bool) -> None:
+            self.metrics.audited(model, agrees=agrees)
+            drift.audited(model, not agrees)
+
+        audits = AuditResults(log, self.models, self.router, collector, audited, self.shadow.audited)
+        return Spool(
+            folder / FILE_NAME,
+            limits=self._parts.spool,
+            sender=CaseSender(sender.send, sender.may_send, sender.left_alone, sender.still_allowed),
+            sinks=[*self._parts.sinks, CallbackSink(audits.take, "agent")],
+        )
+
+    def _export(self, parts: AgentParts) -> None:
+        """Export the metrics of the parts that exist."""
+        export, log, spool, tracer = self.metrics.export, self._log, self.spool, parts.tracer
+        if log is not None:
+            text = "Lines of the request log."
+            export(lambda: [counter_by("upwell_log_lines", text, "became", log.counts)])
+        if spool is not None:
+            export(lambda: spool_families(spool))
+        if (collector := self.collector) is not None:
+            export(lambda: case_families(collector))
+        if (drift := self.drift) is not None:
+            export(lambda: drift_families(drift))
+        if tracer is not None:
+            none = dict.fromkeys(("sent", "dropped", "failed"), 0)
+            traces = "Requests recorded for traces."
+            export(lambda: [counter_by("upwell_traces", traces, "became", {**none, **tracer.delivery.became})])
+        export(lambda: update_families(self._updates()))
+
+    def _take_policy(self, policy: Policy) -> str:
+        """Use this policy from now on; returns why not, or ""."""
+        former = self.router.policy
+        dropped = dropped_denies(former, policy)
+        if dropped and policy.replaces != former.digest:
+            return (
+                f"without {', '.join(map(repr, dropped))}, data kept on the device by egress: deny could leave it; "
+                f"if that is intended, write `replaces: {former.digest}` into the file"
+            )
+        try:
+            check_policy(policy, self.models.values(), None, has_state_dir=self._parts.state_dir is not None)
+        except ConfigError as error:
+            return str(error)
+        self.router.replace_policy(policy)
+        for name in dropped:
+            _log.warning("the policy no longer has the egress rule %r, as allowed by its `replaces`", name)
+        _log.info("the policy has changed: %s", self.router.digest)
+        return ""
+
+    def _policy_problem(self) -> str:
+        """Why the policy file is not in force; empty if it is."""
+        return "" if self._policy_file is None else self._policy_file.problem
+
+    def _updates(self) -> Mapping[str, UpdateStatus]:
+        return {follower.store.model: follower.status for follower in self._parts.followers}
+
+    def health_document(self) -> dict[str, Any]:
+        """The content of `/health`, ready for JSON."""
+        state_dir, problem = self._parts.state_dir, self._policy_problem()
+        problems = [state_dir.explained] if state_dir is not None and state_dir.problem else []
+        problems += [f"the policy file is not in force: {problem}"] if problem else []
+        parts = {name: part() for name, part in self._health_parts.items()}
+        if self.drift is not None and (reports := self.drift.reports()):
+            parts["drift"] = drift_part(reports)
+        return document(self.health(), self._updates(), problems, self._cloud_models.missing, parts)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array | bytes],
+        *,
+        deadline_s: float = math.inf,
+        tags: Mapping[str, str] = NO_TAGS,
+        id: str = "",
+        traceparent: str = "",
+    ) -> Answer:
+        """Answer one request on the best route: see `upwell.edge.Agent.infer`."""
+        arrived_s = time.monotonic()
+        served = self._models.get(model) or self.model(model)
+        arrays = as_arrays(inputs, served)
+        own_tags = as_tags(tags) if tags else NO_TAGS
+        request = Request(model, arrays, arrived_s, arrived_s + deadline_s, own_tags, id, traceparent)
+        return self._handle(served, request)
+
+    def handle(self, request: Request) -> Answer:
+        """Answer one request."""
+        return self._handle(self.model(request.model), replace(request, tags=as_tags(request.tags)))
+
+    def _handle(self, served: ServedModel, request: Request) -> Answer:
+        if self._closed:
+            raise Unavailable("the agent is closed")
+        driver: RequestDriver | None = None
+        context = self._context
+        if request.traceparent or context.tracer is not None:
+            context = context.placed(request.traceparent, request.arrived_s)
+        try:
+            if not request.arrived_s < request.deadline_s:  # written so that a NaN deadline is refused too
+                raise DeadlineExceeded("the deadline had passed when the request arrived")
+            driver = RequestDriver(context, served, request, request.id or self._ids.new())
+            answer, done = driver.run()
+        except UpwellError as error:
+            self.metrics.failed(served.name, error)
+            failed = None if driver is None else driver.record()
+            end_request(context, request, failed, error)
+            if failed is not None:
+                self.flight_recorder.note(
+                    RequestTrace.of(failed, error, self.router.recent, time.monotonic(), self.router.digest)
+                )
+            raise
+        return self._kept(done, answer, context, request)
+
+    def _kept(self, done: RequestRecord, answer: Answer, context: RequestContext, request: Request) -> Answer:
+        """The answer, after everything to be stored about the request is queued for the disk."""
+        if self._outcome_recorder is not None:
+            answer = self._outcome_recorder.keep(done, answer)
+        if self.shadow.release:
+            self.shadow.offer(done, self.spool)
+        model, now_s = done.model.name, time.monotonic()
+        self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
+        if now_s > done.first.deadline_s:
+            self.metrics.late(model)
+        if self.uplink is not None:
+            self._cloud_models.learn(done, answer)
+        if done.first.verdict.failed_rule:
+            self.metrics.rule_failed(done.first.verdict.failed_rule)
+        self.flight_recorder.note(RequestTrace.of(done, answer, self.router.recent, now_s, self.router.digest))
+        if answer.cloud_digest:
+            if not answer.cut:  # a tail is not the cloud model that calibrations refer to
+                self.router.identify_cloud(model, answer.cloud_digest)
+            if self.spool is not None:
+                self.spool.cloud_answered()
+        if answer.degraded:
+            self.metrics.degraded(model, answer.reason)
+            _log.debug("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
+        if context.trace is not None:
+            end_request(context, request, done, answer)
+        return answer
+
+    def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
+        """Serve this edge side from now on; requests in progress finish with the one they started with.
+
+        It must be loaded, tested and warmed up. Nothing is closed: the previous one is freed after its last request.
+        With `former`, does nothing and returns False unless that is served now.
+        """
+        with self._switching:
+            if former is not None and self.model(name).edge is not former:
+                return False
+            self._replace({name: edge}, None)
+        return True
+
+    def replace_release(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+        """Serve these edge sides with this policy from the next request on."""
+        with self._switching:
+            self._replace(edges, policy)
+
+    def _replace(self, edges: Mapping[str, EdgeModel], policy: Policy | None) -> None:
+        """Replace edge sides and policy; call it under the switching lock."""
+        changed: dict[str, ServedModel] = {}
+        for name, edge in edges.items():
+            served = self.model(name)
+            if served.edge is not None:
+                edge.scheduler = served.edge.scheduler
+                edge.scheduler.resize(edge.runtime.instances)
+            heads = served.heads if edge.heads is None else edge.heads
+            for head in heads:
+                head.edge.scheduler = edge.scheduler
+            changed[name] = replace(served, edge=edge, heads=heads)
+        self.router.replace_models(
+            [
+                ModelChange(name, changed[name].model_pair, edge.source.calibrations, edge.durations_s)
+                for name, edge in edges.items()
+            ],
+            policy,
+        )
+        self._models.update(changed)
+
+    def health(self) -> Sequence[ModelHealth]:
+        """The health of each model on the device: where it runs, the evidence, and why it is not where it should be."""
+        return health_of(self.models.values(), self.router.misfit)
+
+    def model(self, name: str) -> ServedModel:
+        """The model of that name. Raises `ModelNotFound`, which lists the models."""
+        try:
+            return self.models[name]
+        except KeyError:
+            raise ModelNotFound.unknown(name, self.models) from None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def describe_with(self, name: str, part: Callable[[], HealthPart]) -> None:
+        """Add this part to `/health` under `name`."""
+        self._health_parts[name] = part
+
+    def close_with(self, part: Callable[[], None]) -> None:
+        """Call this first when the agent is closed."""
+        self._on_close.callback(part)
+
+    def close(self) -> None:
+        """Free models and channels. Requests after it raise `Unavailable`; calling it twice is harmless."""
+        self._closed = True
+        self._cloud_models.stop()
+        self._on_close.close()
+        if self.spool is not None:
+            self.spool.news.close()
+        for uplink in self.uplinks.values():
+            uplink.close()  # first, since it ends a call of the spool in progress
+        # The spool may still spend a budget, which housekeeping saves.
+        for part in (
+            self._cloud_models,
+            self.spool,
+            self.collector,
+            self.drift,
+            self._log,
+            self.shadow,
+            self._housekeeping,
+            self.flight_recorder,
+        ):
+            if part is not None:
+                part.close()
+        for model in self.models.values():
+            if model.edge is not None:
+                model.edge.close()
+            for head in model.heads:
+                head.edge.close()
+        if self._parts.tracer is not None:
+            self._parts.tracer.delivery.close()
+        if self._parts.state_dir is not None:
+            self._parts.state_dir.close()
+
+    def __enter__(self) -> AgentCore:
+        """The agent itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+def _uplinks(cloud: UplinkSettings, router: RouterService) -> Mapping[str, Uplink]:
+    """An uplink for each network interface; one named "" if the system chooses."""
+    return {
+        name: Uplink(cloud, router.observe, partial(router.wants_probe, name), interface=name)
+        for name in cloud.interfaces or ("",)
+    }
+
+
+def _warm_up_runs(models: Sequence[ServedModel]) -> Iterator[EdgeRan]:
+    """The run times known before the first request, of each model and its heads."""
+    for model in models:
+        for duration_s in model.edge.durations_s if model.edge else ():
+            yield EdgeRan(model.name, 1, duration_s)
+        for head in model.heads:
+            for duration_s in head.edge.durations_s:
+                yield EdgeRan(head.split_route.key, 1, duration_s)

@@ -1,0 +1,145 @@
+"""Opening a database file: private, durable, migrated and checked; a damaged one is set aside."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from upwell.edge.spool.schema_migrations import STEPS, VERSION, Migration, migrate, version_of
+
+REOPEN_S = 5.0
+"""Pause before a database that could not be opened is tried again."""
+
+WELL_AFTER_S = 60.0
+"""How long writes must succeed before a disk counts as healthy again: a nearly full one accepts small writes but not
+large ones."""
+
+_BUSY_TIMEOUT_S = 1.0
+_WAL_LIMIT_BYTES = 16 << 20
+_SIDE_FILES = ("-wal", "-shm")
+_log = logging.getLogger(__name__)
+
+
+def open_database(path: Path, steps: Sequence[Migration] = STEPS) -> sqlite3.Connection:
+    """Open the database at `path`, created if missing (folder 0700, file 0600), migrated to the newest version of
+    `steps`.
+
+    Every commit is on disk when it returns (`synchronous=FULL`). Raises `OSError` and `sqlite3.OperationalError` if the
+    path cannot be used, and plain `sqlite3.DatabaseError` if the file is damaged or not a database.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Created here, since SQLite would make it readable by all; its side files inherit the mode.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+    path.chmod(0o600)
+    connection = connect(path)
+    try:
+        if version_of(connection) == 0:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
+        _check(connection)
+        migrate(connection, steps)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Connect to the database at `path`, which must exist, in any version. Raises `sqlite3.Error`."""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=_BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,  # used by one thread at a time, but not always the same one
+    )
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA foreign_keys = ON")
+        # Deleted data is private too, so it is overwritten.
+        connection.execute("PRAGMA secure_delete = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def opened(path: Path, version: int = VERSION) -> Iterator[sqlite3.Connection]:
+    """Open a second connection to a database of this version, which a running agent may use; closed after the block.
+
+    Raises `sqlite3.DatabaseError` for a database of another version.
+    """
+    connection = connect(path)
+    try:
+        found = version_of(connection)
+        if found != version:
+            raise sqlite3.DatabaseError(f"it has version {found}; this software reads version {version}")
+        yield connection
+    finally:
+        connection.close()
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """Raise `sqlite3.DatabaseError` for a damaged database."""
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found is None or found[0] != "ok":
+        raise sqlite3.DatabaseError(f"damaged: {found[0] if found else 'no answer'}")
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the error means a damaged file rather than a disk that is full, locked or read-only."""
+    # SQLite's error code needs Python 3.11; in 3.10 only these two cases have the plain class.
+    return type(error) is sqlite3.DatabaseError
+
+
+def set_aside(name: str, path: Path, error: Exception) -> None:
+    """Move a damaged database and its side files away, replacing an earlier one, and log it. Raises `OSError`."""
+    target = path.with_name(path.name + ".damaged")
+    for suffix in _SIDE_FILES:
+        side = path.with_name(path.name + suffix)
+        if side.exists():
+            os.replace(side, target.with_name(target.name + suffix))
+        else:
+            target.with_name(target.name + suffix).unlink(missing_ok=True)
+    if path.exists():
+        os.replace(path, target)
+    _log.error("the %s %s cannot be read (%s): moved to %s, and a new one was started", name, path, error, target)
+
+
+class DatabaseHealth:
+    """Logs once that a database cannot be used, and once that it can be again.
+
+    `name` is its name in messages, `loss` the consequence while it cannot be used.
+    """
+
+    def __init__(self, name: str, path: Path, loss: str) -> None:
+        self._name = f"the {name} {path}"
+        self._loss = loss
+        self._is_well = True
+        self._failed_at_s = 0.0
+
+    @property
+    def problem(self) -> str:
+        """The problem; empty if there is none."""
+        return "" if self._is_well else f"{self._name} cannot be written; {self._loss}"
+
+    def note_failed(self, error: Exception) -> None:
+        """Note that it could not be used."""
+        self._failed_at_s = time.monotonic()
+        if self._is_well:
+            self._is_well = False
+            _log.error("%s cannot be used: %s; %s", self._name, error, self._loss)
+
+    def note_written(self) -> None:
+        """Note that a write succeeded. Reading proves nothing, since a full disk can be read."""
+        if not self._is_well and time.monotonic() - self._failed_at_s >= WELL_AFTER_S:
+            self._is_well = True
+            _log.warning("%s can be written again", self._name)

@@ -1,0 +1,250 @@
+"""The cases and results in the database. Every method runs inside `transaction`, only in the keeper's thread."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from upwell.edge.spool.spool_case import OVERHEAD_BYTES, SpoolHeld, SpoolLimits, SpoolResult, SpoolUnavailable, Stored
+
+_WAITING = "state != 'done'"
+_RESULTS = "state = 'done'"
+_SUM = "SELECT total(size_bytes) FROM items WHERE"
+_OLD = f"DELETE FROM items WHERE (kept_s < ? AND {_WAITING}) OR (next_s < ? AND {_RESULTS})"  # noqa: S608 (constants of this module)
+_STORED = """SELECT items.id, kind, model, cloud_model, request_id, tags, reason, created_wall_s, kept_s, next_s,
+    attempts, edge_answer_digest, request, edge_answer, owner FROM items JOIN bodies USING (id)"""
+_RESULT = """SELECT sequence, items.id, request_id, kind, model, cloud_model, tags, reason, created_wall_s,
+    answered_wall_s, edge_answer_digest, answer, edge_answer, owner, length(answer) + length(edge_answer)
+    FROM results JOIN items USING (id) JOIN bodies USING (id)"""
+
+
+class TransactionalStore:
+    """One connection to a database. `counted` collects a transaction's counts, which are valid once it is on disk."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._held_bytes: dict[str, int] = {}
+        self._foreign_changes = -1
+        self.counted: Counter[str] = Counter()
+
+    def close(self) -> None:
+        """Close the connection, after moving the whole log into the database."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction that is on disk when it ends. Raises `sqlite3.Error`; `SpoolUnavailable` if it cannot begin."""
+        self.counted = Counter()
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:  # locked, or the disk is gone: not the fault of the work
+            raise SpoolUnavailable(str(error)) from None
+        try:
+            changes = self._number("PRAGMA data_version")
+            if changes != self._foreign_changes:  # another process purged cases: the sums are no longer valid
+                self._held_bytes, self._foreign_changes = {}, changes
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._held_bytes, self.counted = {}, Counter()
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    @property
+    def rows_written(self) -> int:
+        """The number of rows changed by this connection so far."""
+        return self._connection.total_changes
+
+    def latest_s(self) -> float:
+        """The latest time on the spool's clock at which something was stored; 0 without any."""
+        raise NotImplementedError
+
+    def expire(self, now_s: float) -> None:
+        """Drop expired entries."""
+        raise NotImplementedError
+
+    def _number(self, query: str, *values: Any) -> int:
+        value: Any = self._connection.execute(query, values).fetchone()[0]
+        return int(value)
+
+
+class Store(TransactionalStore):
+    """The store of the spool."""
+
+    def __init__(self, connection: sqlite3.Connection, limits: SpoolLimits) -> None:
+        super().__init__(connection)
+        self._limits = limits
+
+    def latest_s(self) -> float:
+        """The latest time on the spool's clock at which a case was stored; 0 without any."""
+        return float(self._connection.execute("SELECT coalesce(max(kept_s), 0) FROM items").fetchone()[0])
+
+    def add(self, item: Stored) -> bool:
+        """Store a case, dropping others to make room; returns whether it was stored."""
+        if item.size_bytes > self._limits.max_bytes:
+            self.counted["refused_large"] += 1
+            return False
+        held_bytes = self._bytes(_WAITING) + item.size_bytes
+        if item.kind == "audit" and held_bytes > self._limits.max_bytes:
+            spool_bytes = self._number(f"{_SUM} {_WAITING} AND kind = 'spool'")
+            if spool_bytes + item.size_bytes > self._limits.max_bytes:  # it would itself be dropped first
+                self.counted["refused_large"] += 1
+                return False
+        self._connection.execute(
+            "INSERT INTO items VALUES (?, ?, 'waiting', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?)",
+            (
+                item.id, item.kind, item.model, item.cloud_model, item.request_id, json.dumps(dict(item.tags)),
+                item.reason, item.created_wall_s, item.kept_s, item.next_s, item.attempts, item.edge_answer_digest,
+                item.size_bytes, item.owner,
+            ),
+        )  # fmt: skip
+        self._connection.execute("INSERT INTO bodies VALUES (?, ?, ?)", (item.id, item.request, item.edge_answer))
+        self._held_bytes[_WAITING] = held_bytes
+        self.counted["kept"] += 1
+        self._make_room(_WAITING, self._limits.max_bytes, "dropped_full", "kind, kept_s, rowid")
+        return True
+
+    def next_due(self, now_s: float, apart_from: Collection[str] = ()) -> Stored | None:
+        """The case to send now: spooled ones before audits, the one due longest first.
+
+        Excludes the models in `apart_from`.
+        """
+        others = _other_than(apart_from)
+        for kind in ("spool", "audit"):
+            row = self._connection.execute(
+                f"{_STORED} WHERE state = 'waiting' AND kind = ? AND next_s <= ? AND {others} "
+                "ORDER BY next_s, items.rowid LIMIT 1",
+                (kind, now_s, *apart_from),
+            ).fetchone()
+            if row is not None:
+                return Stored(*_with_tags(row, 5))
+        return None
+
+    def next_due_s(self) -> float | None:
+        """When the next case is due; None if none waits."""
+        row = self._connection.execute("SELECT min(next_s) FROM items WHERE state = 'waiting'").fetchone()
+        return None if row[0] is None else float(row[0])
+
+    def finish(self, id: str, answer: bytes, now_s: float, wall_s: float) -> int:
+        """Replace the request by the cloud's answer; returns the result's number, 0 if the case is gone."""
+        row = self._connection.execute(
+            "SELECT length(edge_answer), size_bytes FROM bodies JOIN items USING (id) WHERE id = ? AND state != 'done'",
+            (id,),
+        ).fetchone()
+        if row is None:
+            return 0
+        size_bytes = len(answer) + row[0] + OVERHEAD_BYTES
+        waiting_bytes, result_bytes = self._bytes(_WAITING) - row[1], self._bytes(_RESULTS) + size_bytes
+        self._connection.execute("UPDATE bodies SET request = x'' WHERE id = ?", (id,))
+        self._connection.execute(
+            "UPDATE items SET state = 'done', next_s = ?, size_bytes = ?, error = '' WHERE id = ?",
+            (now_s, size_bytes, id),
+        )
+        added = self._connection.execute(
+            "INSERT INTO results (id, answered_wall_s, answer) VALUES (?, ?, ?)", (id, wall_s, answer)
+        )
+        self._held_bytes = {_WAITING: waiting_bytes, _RESULTS: result_bytes}
+        self.counted["answered"] += 1
+        self._make_room(_RESULTS, self._limits.max_result_bytes, "dropped_results", "kind, next_s, rowid")
+        return int(added.lastrowid or 0)
+
+    def postpone(self, id: str, next_s: float, attempts: int, error: str) -> None:
+        """Try a case again at `next_s`, not before."""
+        self._connection.execute(
+            "UPDATE items SET next_s = ?, attempts = ?, error = ? WHERE id = ?", (next_s, attempts, error, id)
+        )
+
+    def set_aside(self, id: str, attempts: int, error: str) -> None:
+        """Never send a case again, but keep it for inspection."""
+        self._connection.execute(
+            "UPDATE items SET state = 'poisoned', attempts = ?, error = ? WHERE id = ?", (attempts, error, id)
+        )
+        self.counted["poisoned"] += 1
+
+    def remove(self, id: str, count: str) -> None:
+        """Drop a case, counted under that name."""
+        self.counted[count] += self._connection.execute("DELETE FROM items WHERE id = ?", (id,)).rowcount
+        self._held_bytes = {}
+
+    def expire(self, now_s: float) -> None:
+        """Drop expired entries."""
+        # For a result, `next_s` is the time of its arrival.
+        oldest_s = now_s - self._limits.max_age_s
+        gone = self._connection.execute(_OLD, (oldest_s, oldest_s))
+        if gone.rowcount:
+            self._held_bytes = {}
+            self.counted["dropped_old"] += gone.rowcount
+
+    def results(self, since: int, max_bytes: int) -> list[SpoolResult]:
+        """The results after number `since`, in order: at least one if there is one, and about `max_bytes` at most."""
+        found: list[SpoolResult] = []
+        total_bytes = 0
+        for row in self._connection.execute(f"{_RESULT} WHERE sequence > ? ORDER BY sequence", (since,)):
+            total_bytes += row[14]
+            if found and total_bytes > max_bytes:
+                break
+            found.append(SpoolResult(*_with_tags(row[:14], 6)))
+        return found
+
+    def last_sequence(self) -> int:
+        """The number of the latest result ever stored."""
+        return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'results'")
+
+    def delivered(self, sink: str) -> int:
+        """The number of the last result delivered to the sink; 0 for a new sink."""
+        row = self._connection.execute("SELECT delivered FROM sinks WHERE name = ?", (sink,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def set_delivered(self, sink: str, sequence: int) -> None:
+        """Note that the sink has all results up to this one."""
+        self._connection.execute("INSERT OR REPLACE INTO sinks VALUES (?, ?)", (sink, sequence))
+
+    def held(self, now_s: float) -> SpoolHeld:
+        """The contents of the store."""
+        rows: list[tuple[str, int, int]] = self._connection.execute(
+            "SELECT state, count(*), sum(size_bytes) FROM items GROUP BY state"
+        ).fetchall()
+        counts = {state: count for state, count, _ in rows}
+        oldest = self._connection.execute("SELECT min(kept_s) FROM items WHERE state = 'waiting'").fetchone()[0]
+        return SpoolHeld(
+            waiting=counts.get("waiting", 0),
+            poisoned=counts.get("poisoned", 0),
+            results=counts.get("done", 0),
+            size_bytes=sum(size_bytes for *_, size_bytes in rows),
+            oldest_waiting_s=0.0 if oldest is None else max(0.0, now_s - oldest),
+        )
+
+    def _make_room(self, which: str, max_bytes: int, count: str, order: str) -> None:
+        excess_bytes = self._bytes(which) - max_bytes
+        if excess_bytes <= 0:
+            return
+        doomed: list[str] = []
+        query = f"SELECT id, size_bytes FROM items WHERE {which} ORDER BY {order}"  # noqa: S608 (constants of this module)
+        for id, size_bytes in self._connection.execute(query):
+            doomed.append(id)
+            excess_bytes -= size_bytes
+            if excess_bytes <= 0:
+                break
+        self._connection.executemany("DELETE FROM items WHERE id = ?", [(id,) for id in doomed])
+        self._held_bytes[which] = max_bytes + excess_bytes
+        self.counted[count] += len(doomed)
+
+    def _bytes(self, which: str) -> int:
+        if which not in self._held_bytes:
+            self._held_bytes[which] = self._number(f"{_SUM} {which}")
+        return self._held_bytes[which]
+
+
+def _other_than(models: Collection[str]) -> str:
+    """The SQL condition that excludes these models, with a placeholder for each name."""
+    return f"model NOT IN ({', '.join('?' * len(models))})"
+
+
+def _with_tags(row: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+    """The row with its tags parsed."""
+    return (*row[:index], json.loads(row[index]), *row[index + 1 :])

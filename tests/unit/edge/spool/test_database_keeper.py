@@ -1,0 +1,33 @@
+"""Work on a database in groups: all of a group in one transaction, and yet none for another's sake."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from upwell.edge.cases.case_store import CaseStore
+from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
+
+
+def test_work_that_fails_does_not_take_with_it_what_is_done_in_the_same_group(tmp_path: Path) -> None:
+    keeper = Keeper(KeptDatabase("cases", tmp_path / "cases.db", CaseStore.open, lambda _: None, "nothing is kept"))
+    may_go_on = threading.Event()
+
+    def bad(store: CaseStore) -> None:
+        raise ZeroDivisionError(f"not this one, at {store.latest_s()}")
+
+    try:
+        first = keeper.submit(lambda _: may_go_on.wait(60))  # what comes meanwhile is one group
+        good = [keeper.submit(CaseStore.latest_s) for _ in range(3)]
+        broken = keeper.submit(bad)
+        last = keeper.submit(CaseStore.latest_s)
+        may_go_on.set()
+        assert first.result(60)
+        assert [one.result(60) for one in (*good, last)] == [0.0] * 4
+        with pytest.raises(ZeroDivisionError):
+            broken.result(60)
+    finally:
+        may_go_on.set()
+        keeper.close()
