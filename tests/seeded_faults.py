@@ -34,9 +34,9 @@ TESTS: Mapping[str, Sequence[str]] = {
     "batching": (
         *(
             f"{UNIT}/cloud/test_{name}.py"
-            for name in ("choosing", "shares", "run_times", "model_queue", "buckets", "batcher")
+            for name in ("batch_choice", "fair_shares", "run_times", "model_queue", "buckets", "batcher")
         ),
-        *(f"{UNIT}/cloud/test_{name}.py" for name in ("batches_filled_up", "batching_simulated", "service")),
+        *(f"{UNIT}/cloud/test_{name}.py" for name in ("batches_filled_up", "batching_simulated", "cloud_service")),
         f"{PROPERTY}/test_buckets.py",
     ),
     "spool": (f"{UNIT}/edge/spool", f"{UNIT}/edge/test_spool_sender.py", "tests/integration/spool"),
@@ -246,27 +246,27 @@ FAULTS: Sequence[Fault] = (
         "batching",
         "cloud/upwell/cloud/batching",
         (
-            "queue.py",
+            "model_queue.py",
             "return 0 if now_s - queued.arrived_s >= PATIENCE_S else queued.priority",
             "return queued.priority",
         ),
         (
-            "queue.py",
+            "model_queue.py",
             "self._clients[crowd] < self._clients[client] + 2",
             "self._clients[crowd] < self._clients[client] + 1",
         ),
-        ("queue.py", "min(queued.deadline_s, queued.arrived_s + PATIENCE_S)", "queued.deadline_s"),
-        ("queue.py", "runs = -(-rows // largest)", "runs = rows // largest"),
-        ("queue.py", "if left_s < wait_s + needed_s + ", "if left_s < needed_s + "),
-        ("choosing.py", "if one.rows <= lost and", "if one.rows < lost and"),
-        ("choosing.py", "if rate > best_rate and batch[:must] == mates[:must]:", "if rate > best_rate:"),
-        ("choosing.py", "if one.group == group", "if one.rank"),
-        ("shares.py", "+ max(slack_s, _EQUAL_S)", "+ _EQUAL_S"),
-        ("shares.py", "max(self._account_s(claimant), self._clock_s)", "self._account_s(claimant)"),
+        ("model_queue.py", "min(queued.deadline_s, queued.arrived_s + PATIENCE_S)", "queued.deadline_s"),
+        ("model_queue.py", "runs = -(-rows // largest)", "runs = rows // largest"),
+        ("model_queue.py", "if left_s < wait_s + needed_s + ", "if left_s < needed_s + "),
+        ("batch_choice.py", "if one.rows <= lost and", "if one.rows < lost and"),
+        ("batch_choice.py", "if rate > best_rate and batch[:must] == mates[:must]:", "if rate > best_rate:"),
+        ("batch_choice.py", "if one.group == group", "if one.rank"),
+        ("fair_shares.py", "+ max(slack_s, _EQUAL_S)", "+ _EQUAL_S"),
+        ("fair_shares.py", "max(self._account_s(claimant), self._clock_s)", "self._account_s(claimant)"),
         ("batcher.py", "queued.error = self._hopeless(queued, queued.rows)", "queued.error = None"),
         ("batcher.py", "        check_rows(outputs, size)\n", ""),
-        ("device.py", "hopeless(call, 1, now_s, start_s)", "hopeless(call, 1, now_s, now_s)"),
-        ("request.py", "return value or DEFAULT_PRIORITY", "return value"),
+        ("device_scheduler.py", "hopeless(call, 1, now_s, start_s)", "hopeless(call, 1, now_s, now_s)"),
+        ("queued_request.py", "return value or DEFAULT_PRIORITY", "return value"),
     ),
     *_of(
         "spool",

@@ -35,7 +35,7 @@ from safetensors.torch import save_file
 
 from tests.benchmarks.resnet50_torch import ResNet50, SmallResNet50, seeded
 from upwell.cloud.engines.buckets import buckets_for
-from upwell.cloud.engines.torch.steps import PRECISIONS
+from upwell.cloud.engines.torch.network_calls import PRECISIONS
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteError

@@ -25,9 +25,9 @@ from tests.unit.cloud.simulated_time import CAPACITY, LARGEST, pace_s
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
-from upwell.cloud.service.loading import CloudModel
-from upwell.cloud.service.service import CloudService
-from upwell.cloud.workers.process import AT_WORK
+from upwell.cloud.service.cloud_service import CloudService
+from upwell.cloud.service.model_loader import CloudModel
+from upwell.cloud.workers.serving_process import AT_WORK
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.platform.call_threads import CallThreads

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.service.loading import BrokenModel, CloudModel
+from upwell.cloud.service.model_loader import BrokenModel, CloudModel
 from upwell.cloud.service.model_versions import ModelVersions, offered
 
 VERSIONS = st.integers(1, 12).map(str)

@@ -131,9 +131,9 @@ BASE = {
 """What the base installation brings, as it is imported."""
 
 NEEDS_AN_EXTRA = {
-    "upwell.cloud.engines.ort": {"onnxruntime"},
+    "upwell.cloud.engines.onnxruntime_import": {"onnxruntime"},
     "upwell.edge.runtimes.onnxruntime_import": {"onnxruntime"},
-    "upwell.cloud.engines.weights": {"safetensors"},
+    "upwell.cloud.engines.safetensors_weights": {"safetensors"},
     "upwell.cloud.engines.jax.engine": {"flatbuffers", "jax"},
     "upwell.tools.export.torch_to_device": {
         "ai_edge_litert",
@@ -148,10 +148,10 @@ NEEDS_AN_EXTRA = {
     "upwell.cloud.engines.torch.engine": {"torch"},
     "upwell.cloud.engines.torch.demo": {"torch"},
     "upwell.cloud.engines.torch.devices": {"torch"},
-    "upwell.cloud.engines.torch.modules": {"torch"},
-    "upwell.cloud.engines.torch.program": {"torch"},
-    "upwell.cloud.engines.torch.steps": {"torch"},
-    "upwell.cloud.workers.probes": {"grpc_health", "grpc_reflection"},
+    "upwell.cloud.engines.torch.network_class": {"torch"},
+    "upwell.cloud.engines.torch.program_module": {"torch"},
+    "upwell.cloud.engines.torch.network_calls": {"torch"},
+    "upwell.cloud.workers.health_and_reflection": {"grpc_health", "grpc_reflection"},
     "upwell.tools.export.cli": {"safetensors"},
     "upwell.cloud.ray.serve": {"ray"},
     "upwell.edge.bundle.signing_keys": {"cryptography"},
@@ -246,8 +246,8 @@ IMPORTED_LATER = {
 ALSO_NEED_ONE = {
     "upwell.tools.release.release_check",
     "upwell.tools.release.release_maker",
-    "upwell.cloud.workers.process",
-    "upwell.cloud.workers.worker",
+    "upwell.cloud.workers.serving_process",
+    "upwell.cloud.workers.worker_child",
     "upwell.cloud.engines.onnx.engine",
     "upwell.cloud.engines.onnx.sessions",
     "upwell.tools.devices.onnx_attempts",

@@ -13,7 +13,7 @@ import typer
 from ruamel.yaml import YAML
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.loading import ExtraMissing
+from upwell.cloud.engines.engine_registry import ExtraMissing
 from upwell.shared.config.security import parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
@@ -137,7 +137,7 @@ def _resolved(config: CloudConfig) -> CloudConfig:
     """The configuration with `workers: auto` resolved for this machine."""
     if config.serve.workers != "auto":
         return config
-    from upwell.cloud.workers.trial import resolved
+    from upwell.cloud.workers.worker_count import resolved
 
     return resolved(config)
 
@@ -145,7 +145,7 @@ def _resolved(config: CloudConfig) -> CloudConfig:
 def _run(config: CloudConfig, path: Path | None) -> None:
     """Serve. Errors in keys that appear only then name the file at `path`, if there is one."""
     try:
-        from upwell.cloud.workers.process import run
+        from upwell.cloud.workers.serving_process import run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("upwell"):
             raise

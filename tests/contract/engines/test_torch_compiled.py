@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.torch.engine import TorchEngine
-from upwell.cloud.repository.repository import ModelFolder
-from upwell.cloud.service.loading import CloudModel, load_model
+from upwell.cloud.repository.model_folders import ModelFolder
+from upwell.cloud.service.model_loader import CloudModel, load_model
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import Call
 

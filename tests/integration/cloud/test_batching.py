@@ -19,8 +19,8 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.engines.onnx.engine import OnnxEngine
-from upwell.cloud.service.loading import CloudModel, find_models, load_model
-from upwell.cloud.service.service import CloudService
+from upwell.cloud.service.cloud_service import CloudService
+from upwell.cloud.service.model_loader import CloudModel, find_models, load_model
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.models_for_tests import linear_weights
-from upwell.cloud.workers.probes import MAX_REFLECTIONS, MAX_WATCHES
+from upwell.cloud.workers.health_and_reflection import MAX_REFLECTIONS, MAX_WATCHES
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind

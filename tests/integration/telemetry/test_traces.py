@@ -178,7 +178,7 @@ def test_a_collector_that_fails_costs_no_request(tmp_path: Path, collector: Coll
 def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
     script = (
         "import sys\n"
-        "import upwell.cloud.workers.process, upwell.cloud.observe.telemetry\n"
+        "import upwell.cloud.workers.serving_process, upwell.cloud.observe.telemetry\n"
         "import upwell.edge.cli, upwell.edge.server.agent_assembly\n"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))\n"
     )

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from upwell.cloud.batching.choosing import RunSizes
-from upwell.cloud.batching.device import Device
-from upwell.cloud.batching.queue import ModelQueue
-from upwell.cloud.batching.request import DEFAULT_PRIORITY, Batch, QueuedRequest
+from upwell.cloud.batching.batch_choice import RunSizes
+from upwell.cloud.batching.device_scheduler import Device
+from upwell.cloud.batching.model_queue import ModelQueue
+from upwell.cloud.batching.queued_request import DEFAULT_PRIORITY, Batch, QueuedRequest
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call
 

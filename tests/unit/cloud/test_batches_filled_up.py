@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tests.unit.cloud.test_batcher import LIMIT_S, until, x
 from tests.unit.models_for_tests import linear
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.batching.device import device_for
-from upwell.cloud.batching.request import RunResult
+from upwell.cloud.batching.device_scheduler import device_for
+from upwell.cloud.batching.queued_request import RunResult
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.buckets import by_rows
 from upwell.cloud.engines.fake import FakeEngine

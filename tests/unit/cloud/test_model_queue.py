@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from upwell.cloud.batching.choosing import RunSizes
-from upwell.cloud.batching.device import Device
-from upwell.cloud.batching.queue import ModelQueue
-from upwell.cloud.batching.request import QueuedRequest
+from upwell.cloud.batching.batch_choice import RunSizes
+from upwell.cloud.batching.device_scheduler import Device
+from upwell.cloud.batching.model_queue import ModelQueue
+from upwell.cloud.batching.queued_request import QueuedRequest
 from upwell.shared.errors import DeadlineExceeded, Refused
 from upwell.shared.oip.dataplane import Call
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from upwell.cloud.observe.families import FAMILIES
+from upwell.cloud.observe.metric_families import FAMILIES
 from upwell.cloud.observe.request_counters import MAX_CLIENTS
 from upwell.edge.request import request_spans
 from upwell.shared.telemetry.otlp_spans import MAX_WAITING

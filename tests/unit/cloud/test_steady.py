@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from upwell.cloud.engines import steady as steady_module
-from upwell.cloud.engines.steady import steady
+from upwell.cloud.engines.model_files import steady
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd_create")

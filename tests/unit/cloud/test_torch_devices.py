@@ -97,7 +97,10 @@ def test_a_slow_precision_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 @pytest.mark.parametrize(
     "first",
-    ["upwell.cloud.service.loading", pytest.param("upwell.cloud.engines.torch.engine", marks=pytest.mark.exhaustive)],
+    [
+        "upwell.cloud.service.model_loader",
+        pytest.param("upwell.cloud.engines.torch.engine", marks=pytest.mark.exhaustive),
+    ],
 )
 @pytest.mark.slow
 def test_a_broken_plugin_of_another_accelerator_does_not_break_the_service(tmp_path: Path, first: str) -> None:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from upwell.cloud.batching.request import Run
+from upwell.cloud.batching.queued_request import Run
 from upwell.cloud.observe.request_counters import ANONYMOUS, ModelCounts, RequestCounters, RequestEnd
-from upwell.cloud.service.loading import BrokenModel
+from upwell.cloud.service.model_loader import BrokenModel
 from upwell.cloud.service.model_versions import ModelVersions
 from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.auth.client_quotas import size_bytes

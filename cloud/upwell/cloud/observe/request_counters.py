@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from upwell.cloud.observe.families import ROWS, SECONDS, Histogram, Snapshot
+from upwell.cloud.observe.metric_families import ROWS, SECONDS, Histogram, Snapshot
 from upwell.shared.oip.error_counter import errors_by_status
 from upwell.shared.platform.background_thread import restarts
 from upwell.shared.platform.process_memory import resident_bytes

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from upwell.cloud.observe.families import FAMILIES, Labels, Snapshot, counted, merged
+from upwell.cloud.observe.metric_families import FAMILIES, Labels, Snapshot, counted, merged
 from upwell.shared.platform.background_thread import BackgroundThread
 
 EVERY_S = 1.0

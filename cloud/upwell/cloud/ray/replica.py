@@ -20,8 +20,8 @@ import grpc
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.telemetry import Telemetry
-from upwell.cloud.service.loading import BrokenModel, attempt, calls_at_once, find_models
-from upwell.cloud.service.service import CloudService
+from upwell.cloud.service.cloud_service import CloudService
+from upwell.cloud.service.model_loader import BrokenModel, attempt, calls_at_once, find_models
 from upwell.shared.errors import ModelFailed, Refused, Unavailable
 from upwell.shared.oip.auth.client_quotas import limited
 from upwell.shared.oip.codec import converters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from upwell.cloud.service.loading import BrokenModel, CloudModel
+from upwell.cloud.service.model_loader import BrokenModel, CloudModel
 
 UNLOADED = "unloaded"
 

@@ -20,9 +20,11 @@ from rich.console import Console
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.telemetry import serve_metrics
 from upwell.cloud.observe.worker_metrics import WorkerMetrics
-from upwell.cloud.workers.banner import Listening, ModelLine, announce
-from upwell.cloud.workers.changes import Changes
-from upwell.cloud.workers.messages import (
+from upwell.cloud.workers.repository_changes import Changes
+from upwell.cloud.workers.shared_statistics import GatheredStatistics
+from upwell.cloud.workers.startup_banner import Listening, ModelLine, announce
+from upwell.cloud.workers.worker_handle import Phase, Restarts, WorkerHandle
+from upwell.cloud.workers.worker_messages import (
     Ask,
     AskStatistics,
     Counted,
@@ -35,8 +37,6 @@ from upwell.cloud.workers.messages import (
     Serving,
     Statistics,
 )
-from upwell.cloud.workers.statistics import GatheredStatistics
-from upwell.cloud.workers.worker_handle import Phase, Restarts, WorkerHandle
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.grpc.server.server import check_free

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from upwell.cloud.workers.messages import Channel, Message
+from upwell.cloud.workers.worker_messages import Channel, Message
 from upwell.shared.platform.stop_signals import stop_signals
 
 
@@ -72,7 +72,7 @@ class WorkerHandle:
         ours.settimeout(_SEND_S)
         self.channel = Channel(ours)
         # The same interpreter and the same modules: a plain `-c` would put the current folder first on the path.
-        program = f"import sys; sys.path[:] = {sys.path!r}; from upwell.cloud.workers.worker import main; main()"
+        program = f"import sys; sys.path[:] = {sys.path!r}; from upwell.cloud.workers.worker_child import main; main()"
         # The supervisor tells a worker over the socket when to end. Signals of a terminal or a service manager reach
         # the worker too, and one that came a moment later would kill it with requests in progress; so they are blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())

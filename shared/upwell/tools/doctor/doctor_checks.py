@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.repository.repository import scan
+from upwell.cloud.repository.model_folders import scan
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.config import AgentConfig

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from upwell.cloud.engines.checks import reason_of
-from upwell.cloud.engines.torch.modules import declared_specs
+from upwell.cloud.engines.error_text import reason_of
+from upwell.cloud.engines.torch.network_class import declared_specs
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, ModelFailed

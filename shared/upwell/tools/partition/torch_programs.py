@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from upwell.cloud.engines.loading import ExtraMissing
+from upwell.cloud.engines.engine_registry import ExtraMissing
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.read_torch import read_torch
 from upwell.shared.partition.split.model_halves import ModelHalf
@@ -36,8 +36,8 @@ def for_device(half: ModelHalf, kind: DeviceFormat) -> ModelHalf:
 def exported_program(path: Path, kind: DeviceFormat) -> bytes:
     """The program in a file of either suffix, as ONNX or TFLite. Raises `UpwellError`."""
     try:
-        from upwell.cloud.engines.torch.modules import declared_specs
-        from upwell.cloud.engines.torch.program import ProgramModule
+        from upwell.cloud.engines.torch.network_class import declared_specs
+        from upwell.cloud.engines.torch.program_module import ProgramModule
         from upwell.tools.export.torch_to_device import TorchNetwork, exported
 
         with tempfile.TemporaryDirectory(prefix="upwell-") as folder:

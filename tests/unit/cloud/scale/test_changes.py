@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from upwell.cloud.workers.changes import Changes
-from upwell.cloud.workers.messages import Ask, Change, Done, Message, StartWorker, WorkerReply
+from upwell.cloud.workers.repository_changes import Changes
+from upwell.cloud.workers.worker_messages import Ask, Change, Done, Message, StartWorker, WorkerReply
 
 BROKEN = ("NotLoaded", "it is broken")
 

@@ -7,25 +7,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from upwell.cloud.workers import messages
-from upwell.cloud.workers.banner import ModelLine
-from upwell.cloud.workers.messages import Channel, Message, error_from_wire, error_to_wire
+from upwell.cloud.workers import worker_messages
+from upwell.cloud.workers.startup_banner import ModelLine
+from upwell.cloud.workers.worker_messages import Channel, Message, error_from_wire, error_to_wire
 from upwell.shared.errors import InvalidRequest, NotLoaded
 
 SAID: list[Message] = [
-    messages.StartWorker(1, {"serve": {"listen": ["127.0.0.1:1"]}}, ("m",), {"m": ("1", "2"), "n": ()}),
-    messages.StartWorker(2, {}),
-    messages.Loaded((ModelLine("m", "1", "onnx", 2, 4, "sha256:0"), ModelLine("m", "2", reason="brøken\n"))),
-    messages.Listen(),
-    messages.Serving(),
-    messages.Failed("two\nlines", True),
-    messages.Ask(1, "m", True),
-    messages.Change(2, "m", False),
-    messages.Done(2, ("NotLoaded", "broken"), ("1",)),
-    messages.Done(3),
-    messages.WorkerReply(1, ("", "")),
-    messages.WorkerReply(2),
-    messages.Drain(),
+    worker_messages.StartWorker(1, {"serve": {"listen": ["127.0.0.1:1"]}}, ("m",), {"m": ("1", "2"), "n": ()}),
+    worker_messages.StartWorker(2, {}),
+    worker_messages.Loaded((ModelLine("m", "1", "onnx", 2, 4, "sha256:0"), ModelLine("m", "2", reason="brøken\n"))),
+    worker_messages.Listen(),
+    worker_messages.Serving(),
+    worker_messages.Failed("two\nlines", True),
+    worker_messages.Ask(1, "m", True),
+    worker_messages.Change(2, "m", False),
+    worker_messages.Done(2, ("NotLoaded", "broken"), ("1",)),
+    worker_messages.Done(3),
+    worker_messages.WorkerReply(1, ("", "")),
+    worker_messages.WorkerReply(2),
+    worker_messages.Drain(),
 ]
 
 
@@ -49,7 +49,7 @@ def test_every_message_arrives_as_it_was_sent(ends: tuple[Channel, Channel]) -> 
 
 def test_a_message_may_come_in_pieces(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
-    data = messages.encode(SAID[0]) + messages.encode(SAID[3])
+    data = worker_messages.encode(SAID[0]) + worker_messages.encode(SAID[3])
     one.socket.sendall(data[:10])
     assert other.receive() == []
     one.socket.sendall(data[10:])

@@ -24,10 +24,11 @@ import numpy as np
 from jax import export
 
 from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.batch_checks import check_batch, zeros
 from upwell.cloud.engines.buckets import buckets_for
-from upwell.cloud.engines.checks import check_batch, reason_of, zeros
-from upwell.cloud.engines.trusted import read_trusted
-from upwell.cloud.engines.weights import misfits, open_weights, refuse_misfits
+from upwell.cloud.engines.error_text import reason_of
+from upwell.cloud.engines.model_files import read_trusted
+from upwell.cloud.engines.safetensors_weights import misfits, open_weights, refuse_misfits
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, oip_datatype
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.checks import check_batch, zero_batch
-from upwell.cloud.engines.onnx.errors import told_by
+from upwell.cloud.engines.batch_checks import check_batch, zero_batch
+from upwell.cloud.engines.error_text import onnxruntime_reason
 from upwell.cloud.engines.onnx.sessions import open_session
-from upwell.cloud.engines.ort import InvalidArgument, onnxruntime
+from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.formats.onnx.file_checks import foreign_operators
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
@@ -66,9 +66,9 @@ class OnnxEngine:
         try:
             results = session.run(self._output_names, feed)
         except InvalidArgument as error:  # shared dimensions of two inputs, which their specs cannot express
-            raise InvalidRequest(f"the model rejected the inputs: {told_by(error)}") from error
+            raise InvalidRequest(f"the model rejected the inputs: {onnxruntime_reason(error)}") from error
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise ModelFailed(f"ONNX Runtime failed: {told_by(error)}") from error
+            raise ModelFailed(f"ONNX Runtime failed: {onnxruntime_reason(error)}") from error
         answer = dict(zip(self._output_names, results, strict=True))
         for name in self._texts_out:
             answer[name] = bytes_of(answer[name])

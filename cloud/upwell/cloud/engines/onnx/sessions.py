@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.onnx.errors import told_by
+from upwell.cloud.engines.error_text import onnxruntime_reason
+from upwell.cloud.engines.model_files import MAX_COPIED_BYTES
 from upwell.cloud.engines.onnx.providers import (
     CPU,
     CUDA,
@@ -28,8 +29,7 @@ from upwell.cloud.engines.onnx.providers import (
     wanted_providers,
     why_skipped,
 )
-from upwell.cloud.engines.ort import onnxruntime, openvino_devices
-from upwell.cloud.engines.steady import MAX_COPIED_BYTES
+from upwell.cloud.engines.onnxruntime_import import onnxruntime, openvino_devices
 from upwell.shared.errors import ModelFailed
 from upwell.shared.files import open_plain
 from upwell.shared.formats.onnx.file_checks import external_places
@@ -160,7 +160,7 @@ def _create(path: Path, settings: ModelSettings, chain: Sequence[str]) -> Any:
         try:
             return onnxruntime.InferenceSession(str(path), options, providers=providers, **_NO_FALLBACK)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {told_by(error, path)}") from error
+            raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {onnxruntime_reason(error, path)}") from error
 
 
 def _options_of(provider: str, device: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import torch
 
-from upwell.cloud.engines.checks import reason_of
+from upwell.cloud.engines.error_text import reason_of
 from upwell.shared.errors import ModelFailed
 
 AUTOMATIC = "auto"

@@ -20,16 +20,15 @@ import numpy as np
 import torch
 
 from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.batch_checks import check_batch, shape_fits, zero_batch
 from upwell.cloud.engines.buckets import buckets_for, only_rows_vary
-from upwell.cloud.engines.checks import check_batch, reason_of, shape_fits, tellable, zero_batch
+from upwell.cloud.engines.error_text import reason_of, tellable
 from upwell.cloud.engines.torch.devices import open_device, warn_of_slow_precision
-from upwell.cloud.engines.torch.modules import build, declared_specs, find_class
-from upwell.cloud.engines.torch.program import ProgramModule
-from upwell.cloud.engines.torch.steps import (
+from upwell.cloud.engines.torch.network_calls import (
     PRECISIONS,
     Forward,
-    GraphStep,
-    Step,
+    GraphCall,
+    NetworkCall,
     check_compiler,
     check_graphs,
     compiled,
@@ -38,6 +37,8 @@ from upwell.cloud.engines.torch.steps import (
     forward_of,
     record_on,
 )
+from upwell.cloud.engines.torch.network_class import build, declared_specs, find_class
+from upwell.cloud.engines.torch.program_module import ProgramModule
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import DTYPES, Array, numpy_dtype
 
@@ -62,7 +63,7 @@ class TorchEngine:
         self._device = device
         self._settings = settings
         self._kinds = {spec.name: _torch_dtype(spec.datatype) for spec in self.inputs}
-        self._steps: dict[tuple[torch.Size, ...], Step] = {}
+        self._steps: dict[tuple[torch.Size, ...], NetworkCall] = {}
         self._preparing = threading.Lock()
         self._is_prepared = settings.compile or settings.graphs
         self.buckets = self._needed_buckets(settings) if self._is_prepared else ()
@@ -114,7 +115,7 @@ class TorchEngine:
             raise ModelFailed(f"the network returned {_kinds(results)}; expected tensors in the order of its `outputs`")
         return self._checked(arrays)
 
-    def _step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Step:
+    def _step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> NetworkCall:
         """The step for tensors of these shapes, created the first time."""
         key = tuple(one.shape for one in tensors) if self._is_prepared else ()
         step = self._steps.get(key)
@@ -124,11 +125,11 @@ class TorchEngine:
                 self._steps[key] = step
         return step
 
-    def _new_step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Step:
+    def _new_step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> NetworkCall:
         if self._settings.compile:
             forward = compiled(forward, self._device)
         if self._settings.graphs:
-            return GraphStep(forward, [one.to(self._device) for one in tensors], record_on(self._device))
+            return GraphCall(forward, [one.to(self._device) for one in tensors], record_on(self._device))
         return eager(forward, self._device)
 
     def _needed_buckets(self, settings: ModelSettings) -> tuple[int, ...]:

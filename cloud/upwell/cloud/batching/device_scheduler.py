@@ -1,0 +1,173 @@
+"""Scheduling a device: the queues of the models that share it, and the running batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from upwell.cloud.batching.fair_shares import FairShares
+from upwell.cloud.batching.model_queue import ModelQueue
+from upwell.cloud.batching.queued_request import Batch, QueuedRequest, raise_if, wake
+from upwell.shared.errors import UpwellError
+from upwell.shared.oip.dataplane import Call
+
+
+class Device:
+    """A device that runs batches of one model or of several, `places` at a time.
+
+    An accelerator is shared by all of its models; on the CPU each model has its own instances. `places` is the largest
+    number of instances of any of its models, by default 1 for an accelerator; more let one run's copying overlap with
+    another's computing.
+
+    It has no thread: the end of a run calls `done`, which gives the slot to the next queue: among the models that are
+    not ahead of their share of device seconds (`FairShares`), the one with the earliest deadline. The batch is chosen
+    only then, from all waiting requests.
+
+    Thread-safe. Time is an argument, on the clock of the deadlines.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places = 0
+        self._running: dict[Batch[ModelQueue], None] = {}
+        self._queues: dict[ModelQueue, None] = {}  # queues with waiting requests
+        self._shares: FairShares[ModelQueue] = FairShares()
+
+    def admit(self, queue: ModelQueue) -> None:
+        """Add a model to the device."""
+        with self._lock:
+            self._places = max(self._places, queue.instances)
+
+    def check(self, queue: ModelQueue, call: Call, client: str, priority: int, now_s: float) -> None:
+        """Raise what `enter` would raise now for at least one row."""
+        with self._lock:
+            is_free = self._is_free(queue)
+            start_s = now_s if is_free else self._free_s(now_s)
+            raise_if(queue.hopeless(call, 1, now_s, start_s))
+            if not is_free:
+                queue.make_room(client, priority, now_s, start_s)
+
+    def enter(self, queue: ModelQueue, queued: QueuedRequest, now_s: float) -> Batch[ModelQueue] | None:
+        """The entry's own batch, for its caller to run at once; None if it must wait for its `wake_up`.
+
+        Raises if it can do neither.
+        """
+        with self._lock:
+            is_free = self._is_free(queue)
+            start_s = now_s if is_free else self._free_s(now_s)
+            raise_if(queue.hopeless(queued.call, queued.rows, now_s, start_s))
+            if is_free:
+                return self._begin(queue, (queued,), now_s)
+            less_entitled = queue.make_room(queued.client, queued.priority, now_s, start_s)
+            if less_entitled is not None:
+                queue.displace(less_entitled, now_s, start_s)
+            queued.wake_up = threading.Event()
+            queue.add(queued)
+            if queue not in self._queues:
+                self._queues[queue] = None
+                self._shares.join(queue)
+            return None
+
+    def leave(self, queue: ModelQueue, queued: QueuedRequest) -> bool:
+        """Stop waiting. False if the entry was already notified, or must notify its batch."""
+        with self._lock:
+            if queued.wake_up is None or queued.wake_up.is_set() or queued.notifies is not None:
+                return False
+            if not queue.remove(queued):  # its batch is running, and the answer will be discarded
+                queued.has_left = True
+            return True
+
+    def done(self, batch: Batch[ModelQueue], now_s: float) -> Sequence[Batch[ModelQueue]]:
+        """End a batch and give its slot to the next. Returns the batches that begin now, for threads to run.
+
+        One of the batch's callers notifies the others, once the slot is busy again or nothing is next.
+        """
+        with self._lock:
+            del self._running[batch]
+            batch.queue.running -= 1
+            batch.notifier = next((one for one in batch.entries if one.wake_up is not None and not one.has_left), None)
+            if batch.notifier is not None:
+                batch.notifier.notifies = batch
+            run_s = now_s - batch.started_s
+            batch.queue.charge(batch.entries, run_s)
+            if not self._queues:
+                batch.ends()
+                return ()
+            self._shares.charge({batch.queue: run_s}, [queue for queue in self._queues if len(queue)])
+            next_batches = []
+            while len(self._running) < self._places and (batch_begun := self._begin_next(now_s)) is not None:
+                next_batches.append(batch_begun)
+            if next_batches:
+                next_batches[0].former = batch
+            else:
+                batch.ends()
+            return next_batches
+
+    def hopeless(self, queue: ModelQueue, queued: QueuedRequest, rows: int, now_s: float) -> UpwellError | None:
+        """Why running `rows` rows of the entry now would be useless; None if it would not."""
+        with self._lock:
+            return queue.hopeless(queued.call, rows, now_s, now_s)
+
+    def needed_s(self, queue: ModelQueue, rows: int, now_s: float) -> float:
+        """The estimated time of a run of a model (s), 0 if unknown."""
+        with self._lock:
+            return queue.needed_s(rows, now_s)
+
+    def observe(self, queue: ModelQueue, rows: int, run_s: float, now_s: float) -> None:
+        """Learn from the time of a run of a model."""
+        with self._lock:
+            queue.observe(rows, run_s, now_s)
+
+    def observe_delay(self, queue: ModelQueue, delay_s: float, now_s: float) -> None:
+        """Learn from the delay between the end of a run and its last request's answer."""
+        with self._lock:
+            queue.observe_delay(delay_s, now_s)
+
+    def _is_free(self, queue: ModelQueue) -> bool:
+        """Whether the queue may begin a run now. Requests that could run before it would have begun."""
+        return len(self._running) < self._places and queue.running < queue.instances
+
+    def _free_s(self, now_s: float) -> float:
+        """The earliest time at which a slot may be free, as far as known."""
+        ends = (one.started_s + one.queue.needed_s(one.rows, now_s) for one in self._running)
+        return max(now_s, min(ends, default=now_s))
+
+    def _begin_next(self, now_s: float) -> Batch[ModelQueue] | None:
+        """Give a free slot to the next queue; None if nothing waits."""
+        self._queues = dict.fromkeys(queue for queue in self._queues if len(queue))
+        ready = [queue for queue in self._queues if queue.running < queue.instances]
+        if len(ready) > 1:
+            ahead = self._shares.ahead(self._queues.keys(), slack_s=0.0)
+            ready.sort(key=lambda queue: (queue in ahead, queue.due_s()))
+        for queue in ready:
+            entries, dropped = queue.take(now_s)
+            if entries:
+                entries[-1].is_last = len(entries) > 1
+                batch = self._begin(queue, entries, now_s)
+                batch.dropped = dropped
+                return batch
+            wake(dropped)
+        return None
+
+    def _begin(self, queue: ModelQueue, entries: Sequence[QueuedRequest], now_s: float) -> Batch[ModelQueue]:
+        batch = Batch(queue, entries, sum(queued.rows for queued in entries), now_s)
+        queue.running += 1
+        self._running[batch] = None
+        return batch
+
+
+_shared: WeakValueDictionary[str, Device] = WeakValueDictionary()
+_shared_lock = threading.Lock()
+
+
+def device_for(name: str) -> Device:
+    """The device of that name: on the CPU a new one for each model, otherwise shared by all models of this process."""
+    if name == "cpu":
+        return Device()
+    key = name if ":" in name else f"{name}:0"
+    with _shared_lock:
+        device = _shared.get(key)
+        if device is None:
+            device = _shared[key] = Device()
+        return device

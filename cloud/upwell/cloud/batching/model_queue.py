@@ -1,0 +1,219 @@
+"""The queue of one model: its order, its limits, and what is dropped."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
+
+from upwell.cloud.batching.batch_choice import RunSizes, choose
+from upwell.cloud.batching.fair_shares import FairShares
+from upwell.cloud.batching.queued_request import QueuedRequest, wake
+from upwell.cloud.batching.run_times import BatchRunTimes, Delays
+from upwell.shared.errors import CallerLeft, DeadlineExceeded, Refused, UpwellError
+from upwell.shared.oip.dataplane import Call
+
+PATIENCE_S = 10.0
+
+
+_URGENCY = attrgetter("rank", "due_s")
+
+
+class ModelQueue:
+    """The waiting requests of one model, and its run times. Time is an argument.
+
+    Order: first the requests of clients that are not ahead of their share of device time (`FairShares`), then the lower
+    priority number, then the earlier deadline, which is taken as at most 10 s after arrival. Who has waited for 10 s
+    goes before every priority. So nobody waits for ever: a client that is ahead is not so for long, since others are
+    served meanwhile; within what is not ahead, whoever is 10 s old has only older requests before it, of which there
+    are at most `max_queue`.
+
+    Room: `max_queue` requests. A client may fill it while nobody else comes. When it is full, whoever has fewest
+    waiting takes the place of a request of the client that has most waiting, if that has still no fewer afterwards
+    (McKenney 1990: drop from the longest queue), and of that client the least urgent; a request takes the place of a
+    less urgent one of its own client.
+
+    Not safe for several threads: the device that it waits for holds a lock.
+    """
+
+    def __init__(self, sizes: RunSizes, *, instances: int = 1, max_queue: int = 64) -> None:
+        self.instances = instances
+        self.running = 0
+        """Runs under way, at most `instances`."""
+        self._sizes = sizes
+        self._max_queue = max_queue
+        self._times = BatchRunTimes(sizes.buckets)
+        self._delays = Delays()
+        self._waiting: list[QueuedRequest] = []  # in the order of arrival
+        self._clients: Counter[str] = Counter()
+        self._shares: FairShares[str] = FairShares()
+        self._has_classes = False  # whether any rank is another than its own priority
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def needed_s(self, rows: int, now_s: float) -> float:
+        """Seconds of the engine for a request or batch of `rows` rows, in pieces if need be; 0 where not known."""
+        largest = self._sizes.largest
+        if rows <= largest or not self._sizes.is_bound:
+            return self._times.estimate_s(self._sizes.of_run(rows), now_s)
+        return -(-rows // largest) * self._times.estimate_s(largest, now_s)
+
+    def observe(self, rows: int, run_s: float, now_s: float) -> None:
+        """Learn how long a run took."""
+        self._times.observe(rows, run_s, now_s)
+
+    def observe_delay(self, delay_s: float, now_s: float) -> None:
+        """Learn how long it took after a run until the last of those that shared it could go on."""
+        self._delays.observe(delay_s, now_s)
+
+    def hopeless(self, call: Call, rows: int, now_s: float, start_s: float) -> UpwellError | None:
+        """Why a run of `rows` rows for `call`, which begins at `start_s` at the earliest, would be for nothing.
+
+        None where it would not. What waits before it does not count: some of that may leave or be too late itself,
+        and it may share a batch with the rest.
+        """
+        if call.cancelled.is_set():
+            return CallerLeft("the caller has left")
+        if call.deadline_s == math.inf:
+            return None
+        left_s = call.deadline_s - now_s
+        if left_s <= 0:
+            return DeadlineExceeded("the deadline has passed")
+        wait_s, needed_s = start_s - now_s, self.needed_s(rows, now_s)
+        if left_s < wait_s + needed_s + self._delays.estimate_s(now_s):
+            busy = f", busy for {1e3 * wait_s:.1f} ms more," if wait_s > 0 else ""
+            return DeadlineExceeded(f"{1e3 * left_s:.1f} ms are left and the model{busy} takes {1e3 * needed_s:.1f} ms")
+        return None
+
+    def make_room(self, client: str, priority: int, now_s: float, start_s: float) -> QueuedRequest | None:
+        """The request to displace for another one of `client`, None if there is room. Raises `Refused`."""
+        if len(self._waiting) < self._max_queue:
+            return None
+        wake(self._sweep(now_s))
+        if len(self._waiting) < self._max_queue:
+            return None
+        found = self._less_entitled(client, priority, now_s)
+        if found is None:
+            text = f"the model's queue is full ({self._max_queue} waiting); try again later"
+            raise Refused(text, retry_after_s=self._drained_in_s(now_s, start_s))
+        return found
+
+    def displace(self, queued: QueuedRequest, now_s: float, start_s: float) -> None:
+        """Refuse a waiting request, since another takes its place."""
+        self.remove(queued)
+        text = "the model's queue is full; a request of another client or of higher priority took this one's place"
+        queued.error = Refused(text, retry_after_s=self._drained_in_s(now_s, start_s))
+        wake([queued])
+
+    def add(self, queued: QueuedRequest) -> None:
+        """Add a waiting request."""
+        queued.due_s = min(queued.deadline_s, queued.arrived_s + PATIENCE_S)
+        queued.rank = (False, queued.priority)
+        client = queued.client
+        if not self._clients[client]:
+            self._shares.join(client)
+        self._clients[client] += 1
+        self._waiting.append(queued)
+
+    def remove(self, queued: QueuedRequest) -> bool:
+        """Remove the entry; returns whether it was still waiting."""
+        if queued not in self._waiting:
+            return False
+        self._waiting.remove(queued)
+        self._forget([queued])
+        return True
+
+    def take(self, now_s: float) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
+        """The batch to run now (empty if nothing waits), and the dropped requests, to be woken."""
+        dropped = self._sweep(now_s)
+        if len(self._waiting) < 2:  # nothing to choose from, as usual under light load
+            batch, self._waiting = self._waiting, []
+            self._forget(batch)
+            return batch, dropped
+        remembered_s = self._times.remembered_s
+        told_s = now_s + self._delays.estimate_s(now_s)
+        batch = choose(
+            self._ranked(now_s), self._sizes, told_s, lambda rows: remembered_s(self._sizes.of_run(rows), now_s)
+        )
+        taken = set(map(id, batch))
+        self._waiting = [one for one in self._waiting if id(one) not in taken]
+        self._forget(batch)
+        return batch, dropped
+
+    def charge(self, batch: Sequence[QueuedRequest], run_s: float) -> None:
+        """Charge the run of a batch to the clients in it, by their rows."""
+        if not self._waiting:
+            self._shares.forget()
+            return
+        rows = max(1, sum(queued.rows for queued in batch))
+        spent_s: dict[str, float] = {}
+        for queued in batch:
+            spent_s[queued.client] = spent_s.get(queued.client, 0.0) + run_s * queued.rows / rows
+        self._shares.charge(spent_s, self._clients.keys())
+
+    def due_s(self) -> float:
+        """The earliest time by which a waiting request should be done; infinity if none waits."""
+        return min((queued.due_s for queued in self._waiting), default=math.inf)
+
+    def _sweep(self, now_s: float) -> list[QueuedRequest]:
+        """Drop requests whose callers have left or that can no longer be in time. Their callers must still be woken."""
+        delay_s = self._delays.estimate_s(now_s)
+        rows_waiting = {queued.rows for queued in self._waiting}
+        least_s = {rows: now_s + self.needed_s(rows, now_s) + delay_s for rows in rows_waiting}
+        suspects = [
+            queued
+            for queued in self._waiting
+            if queued.deadline_s < least_s[queued.rows] or queued.call.cancelled.is_set()
+        ]
+        for queued in suspects:
+            queued.error = self.hopeless(queued.call, queued.rows, now_s, now_s)
+        dropped = [queued for queued in suspects if queued.error is not None]
+        if dropped:
+            self._waiting = [queued for queued in self._waiting if queued.error is None]
+            self._forget(dropped)
+        return dropped
+
+    def _ranked(self, now_s: float) -> list[QueuedRequest]:
+        """The waiting requests with their ranks, most urgent first."""
+        ahead: frozenset[str] = frozenset()
+        if len(self._clients) > 1:
+            ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._sizes.largest, now_s))
+        if ahead or self._has_classes or now_s - self._waiting[0].arrived_s >= PATIENCE_S:
+            for queued in self._waiting:
+                queued.rank = (queued.client in ahead, _level(queued, now_s))
+            self._has_classes = bool(ahead)
+        return sorted(self._waiting, key=_URGENCY)
+
+    def _less_entitled(self, client: str, priority: int, now_s: float) -> QueuedRequest | None:
+        """The least urgent request with less right to its place than another one of `client`."""
+        crowd = max(self._clients, key=self._clients.__getitem__, default="")
+        if self._clients[crowd] < self._clients[client] + 2:
+            crowd = client
+        theirs = (one for one in self._waiting if one.client == crowd)
+        last = max(theirs, key=lambda one: (_level(one, now_s), one.due_s), default=None)
+        return last if last is not None and (crowd != client or _level(last, now_s) > priority) else None
+
+    def _drained_in_s(self, now_s: float, start_s: float) -> float | None:
+        """Seconds until all waiting requests have run, so that refused callers do not all return for one place."""
+        largest = self._sizes.largest
+        run_s = self.needed_s(largest, now_s)
+        if not run_s:
+            return None
+        rows = sum(queued.rows for queued in self._waiting)
+        runs = -(-rows // largest) if self._sizes.is_bound else len(self._waiting)
+        return start_s - now_s + runs * run_s / self.instances
+
+    def _forget(self, gone: Sequence[QueuedRequest]) -> None:
+        """Remove them from the counts of waiting requests."""
+        for queued in gone:
+            client = queued.client
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
+
+
+def _level(queued: QueuedRequest, now_s: float) -> int:
+    """The present priority of a request."""
+    return 0 if now_s - queued.arrived_s >= PATIENCE_S else queued.priority

@@ -1,0 +1,185 @@
+"""Models on disk: `DIR/<name>/<version>/<the engine's file>`, with an optional `model.yaml` beside it or above."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from upwell.cloud.repository.refused_formats import why_never, why_not_this
+from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.files import LeadsOut, NoPlainFile, plain_file
+from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.model_digest import jax_weights, model_digest
+
+_log = logging.getLogger(__name__)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAMES = "a model's name has letters, digits, '.', '_' and '-', at most 100"
+_VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
+_SHOWN = 5
+
+Versions: TypeAlias = Literal["latest", "all"] | tuple[int, ...]
+"""The versions of a model to serve."""
+
+Files: TypeAlias = frozenset[tuple[str, int, int, int]]
+"""The state of a version's files: path, modification time (ns), size (bytes) and inode of each."""
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """The folder of one version of a model."""
+
+    name: str
+    version: int
+    path: Path
+    root: Path
+
+    def file(self, file_name: str) -> Path:
+        """The model's file. Raises `ModelFailed` if it is missing, not a regular file, or outside the repository."""
+        path = self.path / file_name
+        if not os.path.lexists(path):
+            there = sorted(self.path.iterdir())
+            names = ", ".join(one.name for one in there[:_SHOWN]) or "nothing"
+            text = f"no {file_name} in {self.name}/{self.version}; available: {names}"
+            raise ModelFailed("; ".join(filter(None, (text, why_never(there)))))
+        return self._plain(path)
+
+    @property
+    def description(self) -> Path | None:
+        """The `model.yaml` beside the model's file, else the one shared by all versions, else None.
+
+        Raises `ModelFailed` as `file` does.
+        """
+        for folder in (self.path, self.path.parent):
+            path = folder / "model.yaml"
+            if os.path.lexists(path):
+                return self._plain(path)
+        return None
+
+    def files(self) -> Files:
+        """The state of all files of the version: those in or below its folder, and those beside its folder.
+
+        Files that vanish or cannot be read meanwhile are left out. Folders outside the repository are not entered.
+        """
+        linked = self.path.is_symlink() or self.path.parent.is_symlink()  # checked first, since it costs less
+        if linked and not self.path.resolve().is_relative_to(self.root.resolve()):
+            return frozenset()
+        return frozenset((*_states(self.path.parent, deep=False), *_states(self.path, deep=True)))
+
+    def digest(self, file: Path) -> str:
+        """`sha256:` and the hex digest of everything that makes up the model (see `model_digest`).
+
+        Raises `ModelFailed` if the file is not an ONNX file, or if its weights are missing or outside the model's
+        folder, before anything reads them.
+        """
+        beside = jax_weights(file)
+        if beside is not None:
+            self._plain(beside)
+        try:
+            return model_digest(file)
+        except BadOnnxFile as error:
+            text = f"{self.name}/{self.version}/{file.name}: {error}"
+            raise ModelFailed("; ".join(filter(None, (text, why_not_this(file))))) from None
+
+    def _plain(self, path: Path) -> Path:
+        """`path`, if it is a regular file in the repository. A pipe in its place would block its reader for ever."""
+        what = f"{self.name}/{self.version}/{path.name}"
+        try:
+            plain_file(self.root, path)
+        except LeadsOut:
+            raise ModelFailed(f"{what} is a link that leads out of the repository") from None
+        except NoPlainFile:
+            raise ModelFailed(f"{what} is a link that leads nowhere, or not a regular file") from None
+        return path
+
+
+def scan(root: Path, *, is_strict: bool = True) -> list[ModelFolder]:
+    """Every version of every model under `root`, by name and version.
+
+    A model without a version, or with an unreadable folder, is left out with a warning; hidden files and folders are
+    ignored. Raises `ConfigError` if `root` is not a readable folder or holds no version, and, if `is_strict`, for a
+    name that is not valid for a model, which otherwise is left out with a warning.
+    """
+    if not root.is_dir():
+        raise ConfigError.at(root, "no such folder; expected a model repository: <name>/<version>/model.onnx")
+    try:
+        names = model_names(root)
+    except OSError as error:
+        raise ConfigError.at(root, f"cannot be read: {error.strerror}") from None
+    found = [version for name in names for version in _versions_or_warning(root, name)]
+    for name in sorted({one.name for one in found if not NAME.fullmatch(one.name)}):
+        if is_strict:
+            raise ConfigError.at(root / name, NAMES)
+        warn_of_name(name)
+    found = [one for one in found if NAME.fullmatch(one.name)]
+    if not found:
+        raise ConfigError.at(root, "no model here; expected <name>/<version>/model.onnx, such as digits/1/model.onnx")
+    return found
+
+
+def warn_of_name(name: str) -> None:
+    """Warn that a folder's name is not valid for a model."""
+    _log.warning("%r is not served: %s", name, NAMES)
+
+
+def model_names(root: Path) -> list[str]:
+    """The folders under `root` that may be models, sorted, whatever their names. Raises `OSError`."""
+    return sorted(one.name for one in _folders(root))
+
+
+def versions_of(root: Path, name: str) -> list[ModelFolder]:
+    """Every version of the model `name`, by number; empty if there is no such model. Raises `OSError`."""
+    folder = root / name
+    if not folder.is_dir():
+        return []
+    numbers = [one for one in _folders(folder) if _VERSION.fullmatch(one.name)]
+    found = [ModelFolder(name, int(one.name), one, root) for one in numbers]
+    return sorted(found, key=lambda one: one.version)
+
+
+def select(folders: Sequence[ModelFolder], versions: Versions) -> list[ModelFolder]:
+    """The folders of one model whose versions are to be served, in order."""
+    if versions == "all":
+        return list(folders)
+    if versions == "latest":
+        return list(folders[-1:])
+    return [folder for folder in folders if folder.version in versions]
+
+
+def _versions_or_warning(root: Path, name: str) -> list[ModelFolder]:
+    try:
+        found = versions_of(root, name)
+    except OSError as error:
+        _log.warning("%s is not served: its folder cannot be read: %s", name, error.strerror)
+        return []
+    if not found:
+        _log.warning("%s is not served: no version in it; expected %s/1/model.onnx", name, name)
+    return found
+
+
+def _folders(parent: Path) -> Iterator[Path]:
+    return (one for one in parent.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def _states(folder: Path, *, deep: bool) -> Iterator[tuple[str, int, int, int]]:
+    """The files in `folder` and, if `deep`, below it. Links to files are followed, links to folders are not."""
+    try:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+    except OSError:
+        return
+    for entry in found:
+        try:
+            state = entry.stat()
+        except OSError:  # it is gone, or is a link that leads nowhere
+            continue
+        if not stat.S_ISDIR(state.st_mode):
+            yield (entry.path, state.st_mtime_ns, state.st_size, state.st_ino)
+        elif deep and not entry.is_symlink():
+            yield from _states(Path(entry.path), deep=True)

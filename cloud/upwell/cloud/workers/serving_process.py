@@ -1,0 +1,322 @@
+"""The life of a serving process: load, serve, drain. For several processes see `supervisor.py`."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from rich.console import Console
+from rich.progress import track
+
+from upwell.cloud.batching.queued_request import Run
+from upwell.cloud.config import CloudConfig
+from upwell.cloud.observe.telemetry import Telemetry, serve_metrics
+from upwell.cloud.repository.model_folders import ModelFolder
+from upwell.cloud.service.cloud_introspection import CloudIntrospection
+from upwell.cloud.service.cloud_service import CloudService
+from upwell.cloud.service.model_loader import BrokenModel, LoadAttempt, OnRun, attempt, calls_at_once, find_models
+from upwell.cloud.service.model_repository import ModelRepository
+from upwell.cloud.service.model_versions import UNLOADED
+from upwell.cloud.service.repository_watch import RepositoryWatch
+from upwell.cloud.workers.health_and_reflection import MAX_STREAMS, Health, Reflection
+from upwell.cloud.workers.startup_banner import Listening, ModelLine, announce
+from upwell.cloud.workers.supervisor import supervise
+from upwell.cloud.workers.worker_count import resolved
+from upwell.shared.config.security import check_exposure, warn_of_root
+from upwell.shared.errors import ModelFailed
+from upwell.shared.oip.auth.client_quotas import limited
+from upwell.shared.oip.grpc.fastpath.switch import switch_on
+from upwell.shared.oip.grpc.server.introspection_methods import add_introspection_methods
+from upwell.shared.oip.grpc.server.model_repository import (
+    AS_CONFIGURED,
+    EXTENSION,
+    LoadSettings,
+    Repository,
+    RepositoryActions,
+    add_repository_methods,
+)
+from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
+from upwell.shared.oip.http.server.extension_routes import Extensions
+from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
+from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
+from upwell.shared.oip.introspection import Introspection
+from upwell.shared.oip.model_statistics import StatisticsCounter
+from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.platform.process_memory import heap_trimmer, resident_bytes
+from upwell.shared.platform.stop_signals import StopSignals
+from upwell.shared.platform.systemd import Systemd
+from upwell.shared.telemetry.logs import set_up_logs
+
+_QUICK_CALLS = 16
+"""Calls beside inference: health, metadata, loading, and requests that are refused at once."""
+AT_WORK = 1
+"""Calls that use the interpreter at once: a second one only contends for its lock."""
+_EXPERIMENTS = "GRPC_EXPERIMENTS", "-event_engine_listener"
+"""gRPC's threads that wait for its events then read the sockets themselves, rather than be woken by another one: a
+quarter of a small request's time. gRPC reads it when the first server is made; what the environment has goes before."""
+_CLOSING_S = 1.0
+_SETTLING_S, _LONGEST_SETTLING_S = 0.2, 2.0
+"""Refusals are held until no more requests have come for the first, or for the second at most (seconds)."""
+
+BROKEN_OFF = "error: some requests took longer than the drain time and were cut off"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The changes made by request before this process began: the models `unloaded`, and the versions of the others.
+
+    `versions` is None if there were none: the folders then decide. `settings` are those of earlier loads by request.
+    """
+
+    unloaded: frozenset[str] = frozenset()
+    versions: Mapping[str, Sequence[str]] | None = None
+    settings: Mapping[str, LoadSettings] = field(default_factory=dict)
+
+
+FRESH = Restored()
+"""No changes."""
+
+
+def run(config: CloudConfig) -> None:
+    """Serve until one of `stop_signals`, then answer what was accepted and return.
+
+    Nothing listens before every model is loaded and warmed up in every worker. Raises `ConfigError`, and `ModelFailed`
+    if no model can be served; a broken model beside others is only not ready.
+    """
+    console = set_up_logs(config.serve.log)
+    os.environ.setdefault(*_EXPERIMENTS)
+    check_exposure(
+        [*config.serve.listen, *config.serve.listen_http], config.serve.security
+    )  # before loading, which may take minutes
+    warn_of_root([*config.serve.listen, *config.serve.listen_http])
+    config = resolved(config)
+    if config.serve.processes > 1:
+        supervise(config, console)
+    else:
+        _run_alone(config, console)
+
+
+def _run_alone(config: CloudConfig, console: Console) -> None:
+    if config.serve.fast_path == "auto":
+        switch_on()
+    process = ServingProcess(config, console)
+    stop = StopSignals()
+    try:
+        metrics = config.serve.metrics
+        page = serve_metrics(metrics, process.telemetry.snapshots) if metrics else ""
+        announce(console, process.models, replace(process.start(), metrics=page))
+        systemd = Systemd.of_environment()
+        systemd.ready()
+        systemd.ping_until(stop, process.service.ready)
+    finally:
+        stop.restore_default()
+    console.print("draining", markup=False)
+    systemd.stopping()
+    if not process.drain():
+        console.print(BROKEN_OFF, markup=False)
+        logging.shutdown()
+        os._exit(1)  # a plain exit would wait for the threads, however long they take
+
+
+class ServingProcess:
+    """One process's part of the service: its models, their repository, and the servers in front.
+
+    The constructor loads the models, `start` listens, `drain` ends. `console` shows the progress. Raises as `run` does.
+    """
+
+    def __init__(self, config: CloudConfig, console: Console | None = None, restored: Restored = FRESH) -> None:
+        self._config = config
+        folders = _to_serve(config, restored)
+        self.telemetry = Telemetry(config.serve, lambda: self.service.versions_by_model)
+        counter = StatisticsCounter()
+        on_run = _told_to(counter, self.telemetry.on_run)
+        wanted = [one for one in folders if one.name not in restored.unloaded]
+        asked = restored.settings
+        attempts = [attempt(one, config, on_run, asked.get(one.name, AS_CONFIGURED)) for one in _shown(wanted, console)]
+        if not restored.unloaded:
+            _check_any(attempts)
+        unloaded = [one for one in folders if one.name in restored.unloaded]
+        results = [one.result for one in attempts]
+        results += [BrokenModel(one.name, str(one.version), UNLOADED) for one in unloaded]
+        self.models = [ModelLine.of(result) for result in results]
+        self._calls = calls_at_once(results, config) + _QUICK_CALLS
+        extensions = [*INTROSPECTION, *([EXTENSION] if config.serve.repository.control else [])]
+        self.service = CloudService(results, extra_extensions=extensions, statistics=counter)
+        self.introspection = CloudIntrospection(self.service, counter, config.serve.traces)
+        if restored.versions is not None:  # beside other workers, where a broken version replaced none that was ready
+            for name, model_versions in self.service.versions_by_model.items():
+                self.service.put(name, model_versions.runnable())
+        self._health = Health({name: self.service.ready(name) for name in self.service.versions_by_model})
+        self.repository = ModelRepository(
+            config, self.service, attempts, self._health.show, restored.unloaded, on_run, asked
+        )
+        every_s = config.serve.repository.watch
+        self._watch = RepositoryWatch(self.repository, every_s) if every_s else None
+        self._memory_trimmer = MemoryTrimmer(self.service.is_idle)
+        self._server: RunningServer | None = None
+        self._web: RunningHttpServer | None = None
+
+    def start(
+        self,
+        repository: Repository | None = None,
+        introspection: Introspection | None = None,
+        *,
+        shares_ports: bool = False,
+    ) -> Listening:
+        """Listen, and watch the model folders. `repository` and `introspection` are by default those of this process
+        alone.
+
+        With `shares_ports` other processes of this user listen on the same ports. Raises `ConfigError`.
+        """
+        serve = self._config.serve
+        connections = Connections(
+            serve.security, serve.max_message, shares_ports, serve.connection_age_s, serve.drain, serve.http_origins
+        )
+        introspection, actions = introspection or self.introspection, RepositoryActions(repository or self.repository)
+        dataplane = self.telemetry.before(limited(self.service, serve.limits, by_token=serve.tokens is not None))
+        self._server = start_server(
+            dataplane,
+            serve.listen,
+            max_workers=self._calls + MAX_STREAMS,
+            at_work=AT_WORK,
+            connections=connections,
+            extra=[
+                self._health.add_to,
+                Reflection().add_to,
+                partial(add_repository_methods, actions=actions),
+                partial(add_introspection_methods, introspection=introspection),
+            ],
+        )
+        listening = Listening(self._server.addresses)
+        if serve.listen_http:
+            self._web = start_http_server(
+                dataplane,
+                serve.listen_http,
+                max_workers=self._calls,
+                at_work=AT_WORK,
+                connections=connections,
+                extensions=Extensions(introspection, actions),
+            )
+            listening = Listening(self._server.addresses, self._web.addresses)
+        if self._watch is not None:
+            self._watch.start()
+        self._memory_trimmer.start()
+        return listening
+
+    def drain(self) -> bool:
+        """Answer what was accepted, then end; False if that took too long and threads are still running.
+
+        It reports "not ready" while the port is still open, so that clients learn of it, and then closes.
+        """
+        self._health.enter_graceful_shutdown()
+        self._memory_trimmer.stop()
+        in_time = self.service.drain(self._config.serve.drain)
+        self.service.hold_refusals(_SETTLING_S, _LONGEST_SETTLING_S)
+        if self._server is not None:
+            self._server.stop(_CLOSING_S, self._let_refused_go)
+        if self._web is not None:
+            self._web.stop(_CLOSING_S)
+        self.telemetry.close()
+        if not in_time:
+            return False
+        self.service.close()
+        if self._watch is not None:
+            self._watch.stop()
+        gc.freeze()  # at exit the interpreter would otherwise scan all objects of a framework, which takes seconds
+        return True
+
+    def _let_refused_go(self) -> None:
+        # Clients that wait for a refusal on a kept connection would send their next request into its closing.
+        if self._web is not None:
+            self._web.end()
+        self.service.release_refusals()
+
+
+def _told_to(counter: StatisticsCounter, on_run: OnRun | None) -> OnRun:
+    """A callback that passes a run to both."""
+
+    def ran(model: str, version: str, run: Run) -> None:
+        counter.ran(model, version, run.rows, run.ended_s - run.started_s, time.time())
+        if on_run is not None:
+            on_run(model, version, run)
+
+    return ran
+
+
+def _to_serve(config: CloudConfig, restored: Restored) -> list[ModelFolder]:
+    """The versions to serve. Raises `ConfigError`.
+
+    A process that starts later than others offers the same versions as they do, unless each watches the folders itself.
+    """
+    others = restored.versions
+    folders = find_models(config, begins=others is None)
+    if others is None or config.serve.repository.watch:
+        return folders
+    return [one for one in folders if str(one.version) in others.get(one.name, ())]
+
+
+def _shown(folders: Sequence[ModelFolder], console: Console | None) -> Iterable[ModelFolder]:
+    """The folders one by one, with a progress bar on a terminal."""
+    hidden = console is None or not console.is_terminal
+    return track(folders, "loading models", console=console, transient=True, disable=hidden)
+
+
+def _check_any(attempts: Sequence[LoadAttempt]) -> None:
+    broken = [one.result for one in attempts if isinstance(one.result, BrokenModel)]
+    if len(broken) == len(attempts):
+        reasons = "; ".join(f"{model.name} version {model.version}: {model.reason}" for model in broken)
+        raise ModelFailed(f"no model can be served: {reasons or 'none of the versions to serve exists'}")
+
+
+_LOOK_S = 1.0
+_GROWTH, _HELP = 1.05, 1.02
+_LONGEST_S = 60.0
+_ENDING_S = 5.0
+
+
+class MemoryTrimmer:
+    """A thread that returns unused memory to the system, checked every second.
+
+    glibc keeps freed memory: a service that once received many large messages would stay at several times its size for
+    ever. Memory is trimmed when the process `is_idle`, or after a minute without idling, while it uses 5 % more than
+    its minimum; less and less often if that does not help. Without glibc nothing is done.
+    """
+
+    def __init__(self, is_idle: Callable[[], bool]) -> None:
+        self._is_idle = is_idle
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start checking."""
+        trim = heap_trimmer()
+        if trim is not None:
+            self._thread = BackgroundThread("memory-trim", partial(self._run, trim), self._ending.is_set)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop checking."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_ENDING_S)
+
+    def _run(self, trim: Callable[[], None]) -> None:
+        least = resident_bytes()
+        pause_s, busy_s = _LOOK_S, 0.0
+        while not self._ending.wait(pause_s):
+            before = resident_bytes()
+            least = min(least, before)
+            if before <= _GROWTH * least:
+                pause_s, busy_s = _LOOK_S, 0.0
+            elif self._is_idle() or busy_s >= _LONGEST_S:
+                trim()
+                has_helped = resident_bytes() < before / _HELP
+                pause_s, busy_s = (_LOOK_S if has_helped else min(2 * pause_s, _LONGEST_S)), 0.0
+            else:
+                busy_s += pause_s
