@@ -26,7 +26,7 @@ from pydantic_core import PydanticUndefined
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
 from upwell.fleet.config import FleetConfig
-from upwell.pipelines.config.sections import EventTrigger, PipelinesConfig
+from upwell.pipelines.config.pipelines_config import EventTrigger, PipelinesConfig
 from upwell.pipelines.frame import Point
 from upwell.shared.oip.auth.bearer_tokens import TokensConfig
 from upwell.shared.routing.estimators.token_bucket import Refill

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from upwell.pipelines.config.sections import EventSection
-from upwell.pipelines.events.rules import EventRule
+from upwell.pipelines.config.pipelines_config import EventSection
+from upwell.pipelines.events.event_rules import EventRule
 from upwell.pipelines.frame import Box, FoundObject, Frame, Point, Scene
 from upwell.pipelines.steps.geometry import Line, Zones
 from upwell.shared.tensors import Array

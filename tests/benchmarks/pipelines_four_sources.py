@@ -35,9 +35,9 @@ from tests.benchmarks.pipelines_live import h264_video, live_servers
 from tests.pipelines_run import FOLLOWED, pipelines_text
 from upwell.edge.runtimes.runtime_options import usable_cores
 from upwell.edge.server.agent_assembly import embedded_agent
-from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.run.assembly import LateResults, build_pipelines
-from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.run.frame_loop import FrameLoop
+from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
 from upwell.tools.demo import card_video
 from upwell.tools.demo.digit_data import ASSETS
 
@@ -75,13 +75,13 @@ class Notes:
         return [tuple(row) for row in self._rows[: self._count].tolist()]
 
 
-def follow(pipeline: Pipeline, notes: Notes) -> None:
+def follow(pipeline: FrameLoop, notes: Notes) -> None:
     """Note each answer of a pipeline until it is stopped."""
     for answered in pipeline:
         notes.add(time.monotonic(), answered.latency_s)
 
 
-def counted(pipelines: Iterable[Pipeline]) -> tuple[int, int]:
+def counted(pipelines: Iterable[FrameLoop]) -> tuple[int, int]:
     """Frames captured and frames answered so far."""
     of_all = [one.status for one in pipelines]
     return sum(one.captured for one in of_all), sum(one.frames.get("answered", 0) for one in of_all)

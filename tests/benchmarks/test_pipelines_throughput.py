@@ -28,15 +28,15 @@ from tests.benchmarks.pipelines_live import bare_session, h264_video
 from upwell.edge.runtimes.runtime_options import usable_cores
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
-from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.events.rules import EventRule, EventRules
+from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.events.event_rules import EventRule, EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene
-from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
 from upwell.pipelines.sinks.base import Message
-from upwell.pipelines.sinks.files import JsonlFile
-from upwell.pipelines.sinks.journal import OutboxLimits
+from upwell.pipelines.sinks.file_sinks import JsonlFile
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.settings import JsonlSettings
+from upwell.pipelines.sinks.outbox_journal import OutboxLimits
+from upwell.pipelines.sinks.sink_settings import JsonlSettings
 from upwell.pipelines.steps.change import ChangeDetector
 from upwell.pipelines.steps.geometry import Zones
 from upwell.pipelines.steps.tracker import Tracker

@@ -19,7 +19,7 @@ from upwell.edge.fleet.device_facts import AgentView, DemandView
 from upwell.edge.fleet.fleet_config import FleetSection
 from upwell.edge.fleet.fleet_poller import FleetPoller
 from upwell.fleet.config import AuthoritySection, FleetServiceSection
-from upwell.fleet.enrolment.authority import Authority, open_authority, read_request
+from upwell.fleet.enrolment.certificate_authority import Authority, open_authority, read_request
 from upwell.fleet.service.server import server_context
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import InvalidRequest

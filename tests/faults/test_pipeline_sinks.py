@@ -23,10 +23,16 @@ from tests.integration.pipelines.sinks.brokers import MOSQUITTO, broker, needs_m
 from tests.integration.pipelines.sinks.child import PIPELINES, Orders, event
 from tests.integration.pipelines.sinks.receivers import Receiver, Reply, receiver
 from upwell.pipelines.sinks.base import Message
-from upwell.pipelines.sinks.journal import OutboxLimits
-from upwell.pipelines.sinks.opening import open_sinks
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.settings import JsonlSettings, KafkaSettings, MqttSettings, SinkSettings, WebhookSettings
+from upwell.pipelines.sinks.outbox_journal import OutboxLimits
+from upwell.pipelines.sinks.sink_opening import open_sinks
+from upwell.pipelines.sinks.sink_settings import (
+    JsonlSettings,
+    KafkaSettings,
+    MqttSettings,
+    SinkSettings,
+    WebhookSettings,
+)
 
 ROOT = Path(__file__).parents[2]
 LIMITS = OutboxLimits(first_pause_s=0.05, longest_pause_s=0.5)

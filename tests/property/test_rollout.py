@@ -7,10 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.fleet.rollout.gate import Counts, GateSettings
-from upwell.fleet.rollout.machine import AlreadyRollingOut, NotPossible, begin, since, step
-from upwell.fleet.rollout.plan import RolloutDevice, RolloutWindow, deal, parse_waves
-from upwell.fleet.rollout.state import (
+from upwell.fleet.rollout.rollout_state import (
     Event,
     Finish,
     Halt,
@@ -30,6 +27,9 @@ from upwell.fleet.rollout.state import (
     TakeBack,
     TakenBack,
 )
+from upwell.fleet.rollout.state_machine import AlreadyRollingOut, NotPossible, begin, since, step
+from upwell.fleet.rollout.wave_gate import Counts, GateSettings
+from upwell.fleet.rollout.wave_plan import RolloutDevice, RolloutWindow, deal, parse_waves
 
 FORMER, NEW, OTHER = 6, 7, 9
 DEVICES = [f"d{number}" for number in range(6)]

@@ -28,15 +28,15 @@ from upwell.edge.observe.agent_metrics import AgentMetrics
 from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.runtimes.base import Placement
 from upwell.fleet.config import FleetConfig
-from upwell.pipelines.config.sections import PipelinesConfig
+from upwell.pipelines.config.pipelines_config import PipelinesConfig
 from upwell.pipelines.events.event import Event
-from upwell.pipelines.events.rules import EventRule, EventRules
-from upwell.pipelines.run.pipeline import REASONS, Pipeline
-from upwell.pipelines.run.runner import pipeline_families, sink_families
-from upwell.pipelines.sinks.journal import OutboxLimits
-from upwell.pipelines.sinks.opening import open_sinks
+from upwell.pipelines.events.event_rules import EventRule, EventRules
+from upwell.pipelines.run.frame_loop import REASONS, FrameLoop
+from upwell.pipelines.run.pipeline_runner import pipeline_families, sink_families
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.settings import JsonlSettings
+from upwell.pipelines.sinks.outbox_journal import OutboxLimits
+from upwell.pipelines.sinks.sink_opening import open_sinks
+from upwell.pipelines.sinks.sink_settings import JsonlSettings
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import Refused
@@ -302,7 +302,7 @@ def test_the_metrics_of_pipelines_are_listed_with_their_labels(tmp_path: Path) -
     sinks = open_sinks({"dock": [JsonlSettings(tmp_path / "events.jsonl")]})
     outbox = Outbox(tmp_path / "outbox.db", sinks, OutboxLimits(), lambda _: True)
     source = MadeSource([np.zeros((8, 8, 3), np.uint8)])
-    with Pipeline("dock", source, (), EventRules([EventRule("seen", "frame")], Zones({}, {}))) as pipeline:
+    with FrameLoop("dock", source, (), EventRules([EventRule("seen", "frame")], Zones({}, {}))) as pipeline:
         list(pipeline)
         families = [*pipeline_families({"dock": pipeline}), *sink_families(outbox)]
     outbox.close()

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import update
 
 from tests.fleet_service import FakeDevice, Service, service
-from upwell.fleet.budget.store import solve_all
+from upwell.fleet.budget.budget_store import solve_all
 from upwell.fleet.storage.tables import BUDGETS
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.wire_names import STATISTICS, WISH_FILE

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fleet_service import service
-from upwell.fleet.opamp import endpoint
+from upwell.fleet.opamp import opamp_endpoint
 from upwell.fleet.registry.presence import Presence
 from upwell.fleet.service import server
 
@@ -22,7 +22,7 @@ DEVICES = 12
 
 def test_a_burst_is_bounded_refused_early_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
-    monkeypatch.setattr(endpoint, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(opamp_endpoint, "MOST_AT_ONCE", 1)
     monkeypatch.setattr(server, "WRITE_S", 3600.0)  # the service's own housekeeping, which writes too
     may_go_on, heard = threading.Event(), Presence.heard
 

@@ -18,8 +18,8 @@ from cryptography import x509
 from sqlalchemy import event
 
 from tests.fleet_service import CAPABILITIES, FakeDevice, Service, service
-from upwell.fleet.opamp.exchange import Instant, Peer, PollHandler
-from upwell.fleet.opamp.messages import ConnectionSettings, read, write
+from upwell.fleet.opamp.opamp_messages import ConnectionSettings, read, write
+from upwell.fleet.opamp.poll_handler import Instant, Peer, PollHandler
 from upwell.fleet.storage.tables import DEVICES
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError

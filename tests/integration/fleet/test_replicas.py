@@ -19,12 +19,12 @@ from tests.contract.fleet.test_rollouts import FORMER, GATE, NEW, Counting
 from tests.faults.programs import UPWELL, Program
 from tests.fleet_service import FakeDevice, Remote
 from tests.postgres import postgres
-from upwell.fleet.budget.store import BudgetGoal, BudgetSpec, members_of, put_budget, solve_all
+from upwell.fleet.budget.budget_store import BudgetGoal, BudgetSpec, members_of, put_budget, solve_all
 from upwell.fleet.config import DatabaseSection
 from upwell.fleet.registry.groups import FRESH_S
 from upwell.fleet.storage.database import Database, all_rows, migrate
 from upwell.fleet.storage.tables import DEVICES, METADATA
-from upwell.fleet.users.audit import Actor
+from upwell.fleet.users.audit_log import Actor
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.wire_names import WISH_FILE
 

@@ -11,11 +11,11 @@ import pytest
 from tests.unit import models_for_tests
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
-from upwell.pipelines.answered import AnsweredFrame
-from upwell.pipelines.events.rules import EventRule, EventRules
+from upwell.pipelines.events.event_rules import EventRule, EventRules
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.run.inference import Inference, InferFrame, InferSettings
-from upwell.pipelines.run.pipeline import REASONS, Pipeline
+from upwell.pipelines.frame_outcome import AnsweredFrame
+from upwell.pipelines.run.frame_loop import REASONS, FrameLoop
+from upwell.pipelines.run.infer_step import Inference, InferFrame, InferSettings
 from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
 from upwell.pipelines.steps.geometry import Zones
 
@@ -85,11 +85,11 @@ def taken_s(agent: AgentCore) -> float:
     return min(runs_s)
 
 
-def overloaded(agent: AgentCore, source: LiveSource, deadline_s: float) -> tuple[Pipeline, list[AnsweredFrame]]:
+def overloaded(agent: AgentCore, source: LiveSource, deadline_s: float) -> tuple[FrameLoop, list[AnsweredFrame]]:
     """The frames of the source through a pipeline with an event for each answer, to the end."""
     step = InferFrame(Inference(agent, InferSettings("slow"), "camera"))
     rules = EventRules([EventRule("seen", "frame")], Zones({}, {}))
-    with Pipeline("camera", source, [step], rules, deadline_s) as pipeline:
+    with FrameLoop("camera", source, [step], rules, deadline_s) as pipeline:
         return pipeline, list(pipeline)
 
 
@@ -110,7 +110,7 @@ def test_at_three_times_the_load_what_is_answered_is_answered_in_time(agent: Age
 def test_before_the_first_frame_each_fate_stands_at_zero(agent: AgentCore) -> None:
     """A counter that is there only from its first increment on hides that one from a rate."""
     step = InferFrame(Inference(agent, InferSettings("slow"), "camera"))
-    with Pipeline("camera", LiveSource(1.0, 1), [step], EventRules([], Zones({}, {}))) as pipeline:
+    with FrameLoop("camera", LiveSource(1.0, 1), [step], EventRules([], Zones({}, {}))) as pipeline:
         assert pipeline.status.frames == dict.fromkeys(("answered", *REASONS), 0)
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.faults.scene import until
 from tests.pipelines_run import LIMIT_S, MadeSource, pipelines_text, running_pipelines, write_agent
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.run import runner
+from upwell.pipelines.run import pipeline_runner
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sources.base import Source
 from upwell.tools.demo import card_video
@@ -89,7 +89,7 @@ def test_a_sink_that_raises_is_given_the_same_again_and_delays_no_other(tmp_path
 def test_a_source_that_hangs_holds_up_no_other_pipeline_and_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runner, "_HANGING_S", 0.1)
+    monkeypatch.setattr(pipeline_runner, "_HANGING_S", 0.1)
     hanging = {"source": {"plugin": {"name": "made", "options": {"hangs": True}}}, **SEEN}
     text = pipelines_text(tmp_path, hanging=hanging, dock={"source": {"plugin": {"name": "made"}}, **SEEN})
     with running_pipelines(tmp_path, write_agent(tmp_path), text) as it:

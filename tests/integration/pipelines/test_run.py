@@ -32,7 +32,7 @@ from tests.pipelines_run import (
     write_video,
 )
 from upwell.edge.commands.explain import explain
-from upwell.pipelines.run.assembly import FLUSH_S
+from upwell.pipelines.run.pipeline_factory import FLUSH_S
 from upwell.tools.demo import card_video
 
 EVENTS = [

@@ -19,10 +19,10 @@ from PIL import Image
 from tests.photographs import photograph
 from tests.pipelines_run import FOLLOWED, READ, pipelines_text, write_agent, write_video
 from upwell.edge import Agent
-from upwell.pipelines.answered import AnsweredFrame
-from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.frame_outcome import AnsweredFrame
+from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
 from upwell.pipelines.sources.base import VideoSettings
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.video import VideoSource

@@ -16,8 +16,8 @@ from tests.integration.pipelines.test_changes import Site, health
 from tests.pipelines_run import LIMIT_S, pipelines_text
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.release.device_floor import DeviceFloor
-from upwell.pipelines.config.sections import PipelinesConfig
-from upwell.pipelines.run.release import check_floor
+from upwell.pipelines.config.pipelines_config import PipelinesConfig
+from upwell.pipelines.run.released_pipelines import check_floor
 from upwell.shared.routing.policy.policy import Policy
 
 

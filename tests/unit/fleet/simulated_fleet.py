@@ -9,10 +9,7 @@ from random import Random
 
 import numpy as np
 
-from upwell.fleet.rollout.gate import DEFAULT_GATE, Counts, GateSettings
-from upwell.fleet.rollout.machine import begin, step
-from upwell.fleet.rollout.plan import RolloutDevice, RolloutWindow, deal, parse_waves
-from upwell.fleet.rollout.state import (
+from upwell.fleet.rollout.rollout_state import (
     Action,
     Event,
     Member,
@@ -23,6 +20,9 @@ from upwell.fleet.rollout.state import (
     RolloutPlan,
     TakeBack,
 )
+from upwell.fleet.rollout.state_machine import begin, step
+from upwell.fleet.rollout.wave_gate import DEFAULT_GATE, Counts, GateSettings
+from upwell.fleet.rollout.wave_plan import RolloutDevice, RolloutWindow, deal, parse_waves
 from upwell.shared.routing.estimators.anytime_bets import with_odds
 
 FORMER, NEW = 6, 7

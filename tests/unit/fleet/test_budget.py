@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.fleet.budget.sharing import Curve, Demand, FleetGoal, envelope, share_out, worth_telling
+from upwell.fleet.budget.goal_allocation import Curve, Demand, FleetGoal, envelope, share_out, worth_telling
 
 EASY = envelope([(0.0, 0.02), (0.5, 0.0)])
 HARD = envelope([(0.0, 0.4), (0.2, 0.2), (0.6, 0.05), (1.0, 0.0)])

@@ -9,9 +9,9 @@ import pytest
 
 from tests.examples import sampled
 from tests.unit.fleet.simulated_fleet import BAD, FORMER, HEALTHY, NEW, Rates, SimulatedFleet, fleet
-from upwell.fleet.rollout.gate import FALSE_HALT_LEVEL, SHARES, Before, Bound, Counts, reference, threshold
-from upwell.fleet.rollout.plan import RolloutWindow
-from upwell.fleet.rollout.state import Halt, NextWave, OfferRelease, RolloutPhase, Stage, TakeBack
+from upwell.fleet.rollout.rollout_state import Halt, NextWave, OfferRelease, RolloutPhase, Stage, TakeBack
+from upwell.fleet.rollout.wave_gate import FALSE_HALT_LEVEL, SHARES, Before, Bound, Counts, reference, threshold
+from upwell.fleet.rollout.wave_plan import RolloutWindow
 
 DAY_MIN = 1440
 

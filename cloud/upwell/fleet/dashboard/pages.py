@@ -24,15 +24,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from upwell.fleet.api import budgets, fleet, rollouts, shadows
-from upwell.fleet.api.operations import AdmittedCall, Nothing
-from upwell.fleet.api.routes import STATUSES, Gate
-from upwell.fleet.dashboard.sessions import COOKIE, SESSION_S, Session, Sessions
-from upwell.fleet.opamp.exchange import FleetState
+from upwell.fleet.api import budget_operations, device_and_user_operations, rollout_operations, shadow_operations
+from upwell.fleet.api.operation_table import AdmittedCall, Nothing
+from upwell.fleet.api.rest_endpoint import STATUSES, Gate
+from upwell.fleet.dashboard.login_sessions import COOKIE, SESSION_S, Session, Sessions
+from upwell.fleet.opamp.poll_handler import FleetState
 from upwell.fleet.registry import devices
 from upwell.fleet.registry.devices import Stored
-from upwell.fleet.rollout.gate import NO_COUNTS, Counts
-from upwell.fleet.rollout.store import counts_of
+from upwell.fleet.rollout.rollout_store import counts_of
+from upwell.fleet.rollout.wave_gate import NO_COUNTS, Counts
 from upwell.shared.errors import InvalidRequest, NotAllowed, UpwellError
 
 
@@ -124,7 +124,7 @@ _HEADERS = MappingProxyType(
         "X-Content-Type-Options": "nosniff",
     }
 )
-_TABLES = (fleet.TABLE, rollouts.TABLE, budgets.TABLE, shadows.TABLE)
+_TABLES = (device_and_user_operations.TABLE, rollout_operations.TABLE, budget_operations.TABLE, shadow_operations.TABLE)
 _OPERATIONS = {one.name: one for table in _TABLES for one in table}
 _DONE = {"pause": "pauseRollout", "resume": "resumeRollout", "back": "takeRolloutBack"}
 _NO_QUERY: Mapping[str, Any] = MappingProxyType({})
@@ -343,7 +343,7 @@ def _ms(seconds: object) -> str:
     return f"{1e3 * seconds:.0f} ms" if isinstance(seconds, (int, float)) else "–"
 
 
-def _points(history: list[fleet.HistoryEntry]) -> str:
+def _points(history: list[device_and_user_operations.HistoryEntry]) -> str:
     """Times, and between two reports the late and degraded shares in percent, as JSON for the plot."""
     times: list[float] = []
     late: list[float] = []

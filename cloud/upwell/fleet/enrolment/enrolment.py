@@ -7,14 +7,14 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from upwell.fleet.enrolment.authority import Authority, IssuedCertificate, SigningRequest
+from upwell.fleet.enrolment.certificate_authority import Authority, IssuedCertificate, SigningRequest
 from upwell.fleet.errors import NotFound
+from upwell.fleet.registry.device_events import note
 from upwell.fleet.registry.devices import Stored
-from upwell.fleet.registry.events import note
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, ENROLMENT_TOKENS
-from upwell.fleet.users.audit import Actor, record
-from upwell.fleet.users.secrets import digest_of, new_id, new_secret
+from upwell.fleet.users.audit_log import Actor, record
+from upwell.fleet.users.tokens import digest_of, new_id, new_secret
 from upwell.shared.errors import NotAllowed, Refused, Unauthenticated
 
 DEFAULT_TOKEN_S = 86400.0

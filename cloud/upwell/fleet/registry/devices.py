@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from upwell.fleet.errors import Conflict, NotFound
-from upwell.fleet.registry.events import note
+from upwell.fleet.registry.device_events import note
+from upwell.fleet.registry.device_report import DeviceCounts, Report
 from upwell.fleet.registry.presence import PresenceUpdate
-from upwell.fleet.registry.report import DeviceCounts, Report
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, STATISTICS
-from upwell.fleet.users.audit import Actor, record
+from upwell.fleet.users.audit_log import Actor, record
 from upwell.shared.opamp.wire_names import AGENT_NAME, LABEL
 
 Stored = Row

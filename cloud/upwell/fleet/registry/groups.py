@@ -11,10 +11,10 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from upwell.fleet.errors import NotFound
 from upwell.fleet.registry.devices import Stored, all_devices, variables_of
-from upwell.fleet.registry.expression import membership
+from upwell.fleet.registry.group_expression import membership
 from upwell.fleet.storage.database import Database, Row, all_rows, one_row
 from upwell.fleet.storage.tables import GROUPS
-from upwell.fleet.users.audit import Actor, record
+from upwell.fleet.users.audit_log import Actor, record
 
 FRESH_S = 2.0
 """Maximum age of the groups as polls see them, and so the delay until other replicas follow a change."""

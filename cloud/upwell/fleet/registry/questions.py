@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, delete, insert, select, update
 
 from upwell.fleet.errors import NotFound
+from upwell.fleet.registry.device_report import Explained
 from upwell.fleet.registry.devices import Stored
-from upwell.fleet.registry.report import Explained
 from upwell.fleet.storage.database import Database, Row, one_row
 from upwell.fleet.storage.tables import QUESTIONS
-from upwell.fleet.users.audit import Actor, record
-from upwell.fleet.users.secrets import new_id
+from upwell.fleet.users.audit_log import Actor, record
+from upwell.fleet.users.tokens import new_id
 
 OPEN_S = 3600.0
 """Time after which a question not yet fetched by its device expires."""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from upwell.fleet.errors import Conflict, NotFound
+from upwell.fleet.registry.device_events import note
+from upwell.fleet.registry.device_report import Shadowed
 from upwell.fleet.registry.devices import Stored
-from upwell.fleet.registry.events import note
 from upwell.fleet.registry.groups import members
-from upwell.fleet.registry.report import Shadowed
 from upwell.fleet.storage.database import Row, all_rows
 from upwell.fleet.storage.tables import DEVICES, SHADOW_LINES
-from upwell.fleet.users.audit import Actor, record
+from upwell.fleet.users.audit_log import Actor, record
 from upwell.shared.errors import InvalidRequest
 
 MOST_LINES = 20_000

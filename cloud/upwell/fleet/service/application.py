@@ -15,20 +15,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from upwell.fleet.api import budgets as budgets_api
-from upwell.fleet.api import fleet as fleet_api
-from upwell.fleet.api import rollouts as rollouts_api
-from upwell.fleet.api import shadows as shadows_api
-from upwell.fleet.api.operations import BASE, Table, openapi
-from upwell.fleet.api.routes import Gate, problem_of, routes
-from upwell.fleet.cases.intake import CaseIntake
+from upwell.fleet.api import budget_operations as budgets_api
+from upwell.fleet.api import device_and_user_operations as fleet_api
+from upwell.fleet.api import rollout_operations as rollouts_api
+from upwell.fleet.api import shadow_operations as shadows_api
+from upwell.fleet.api.operation_table import BASE, Table, openapi
+from upwell.fleet.api.rest_endpoint import Gate, problem_of, routes
+from upwell.fleet.cases.case_intake import CaseIntake
 from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.dashboard.pages import pages
-from upwell.fleet.enrolment.authority import Authority, open_authority
+from upwell.fleet.enrolment.certificate_authority import Authority, open_authority
 from upwell.fleet.enrolment.enrolment import Enrolment
-from upwell.fleet.opamp.endpoint import OpampEndpoint
-from upwell.fleet.opamp.exchange import FleetState, Instant, PollHandler
-from upwell.fleet.opamp.messages import ConnectionSettings
+from upwell.fleet.opamp.opamp_endpoint import OpampEndpoint
+from upwell.fleet.opamp.opamp_messages import ConnectionSettings
+from upwell.fleet.opamp.poll_handler import FleetState, Instant, PollHandler
 from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.registry.presence import Presence
 from upwell.fleet.registry.questions import OpenQuestions

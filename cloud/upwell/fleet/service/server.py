@@ -21,18 +21,18 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from upwell.fleet.budget.store import all_budgets, solve_all
+from upwell.fleet.budget.budget_store import all_budgets, solve_all
 from upwell.fleet.config import FleetServiceSection
-from upwell.fleet.enrolment.authority import Authority
+from upwell.fleet.enrolment.certificate_authority import Authority
 from upwell.fleet.errors import DatabaseUnavailable
-from upwell.fleet.opamp.endpoint import PEER
-from upwell.fleet.opamp.exchange import FleetState
+from upwell.fleet.opamp.opamp_endpoint import PEER
+from upwell.fleet.opamp.poll_handler import FleetState
+from upwell.fleet.registry.device_events import forget_events
 from upwell.fleet.registry.devices import forget_history, write_batch
-from upwell.fleet.registry.events import forget_events
 from upwell.fleet.registry.presence import PresenceUpdate
 from upwell.fleet.registry.questions import forget_questions
 from upwell.fleet.registry.shadows import forget_lines
-from upwell.fleet.rollout.store import advance, followed
+from upwell.fleet.rollout.rollout_store import advance, followed
 from upwell.fleet.service.application import Fleet, application
 from upwell.fleet.storage.tables import CERTIFICATES
 from upwell.shared.config.security import Address, parse_address

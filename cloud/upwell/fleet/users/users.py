@@ -11,8 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from upwell.fleet.errors import Conflict, NotFound
 from upwell.fleet.storage.database import Row, all_rows
 from upwell.fleet.storage.tables import USERS
-from upwell.fleet.users.audit import Actor, record
-from upwell.fleet.users.secrets import digest_of, new_secret
+from upwell.fleet.users.audit_log import Actor, record
+from upwell.fleet.users.tokens import digest_of, new_secret
 
 Role: TypeAlias = Literal["viewer", "operator"]
 """The roles: a viewer can read; an operator can also make changes."""

@@ -34,8 +34,8 @@ def _companion(config: AgentConfig, path: Path) -> Companion:
     """The pipelines of the file. Raises `ConfigError` if it is wrong, before any model is loaded."""
     try:  # an agent without pipelines does not need this package
         from upwell.pipelines.commands.run import pages_of
-        from upwell.pipelines.run.assembly import LateResults
-        from upwell.pipelines.run.file import load, running_file
+        from upwell.pipelines.run.pipeline_factory import LateResults
+        from upwell.pipelines.run.pipelines_file import load, running_file
     except ModuleNotFoundError as error:
         problem = f"pipelines need {error.name}: pip install 'upwell[pipelines]'"
         raise ConfigError.at(None, problem, "pipelines") from None

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from upwell.edge.config import AgentConfig
-from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.config.sections import PipelinesConfig, PipelineSection, StepSection
-from upwell.pipelines.config.signatures import signatures_of
-from upwell.pipelines.config.sinks import SinkSection
+from upwell.pipelines.config.model_signatures import signatures_of
+from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.config.pipelines_config import PipelinesConfig, PipelineSection, StepSection
+from upwell.pipelines.config.sink_config import SinkSection
 from upwell.shared.config.yaml import load_yaml, read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem
 from upwell.shared.units import seconds_as_written

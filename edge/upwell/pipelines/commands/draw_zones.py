@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from prometheus_client import CollectorRegistry
 
-from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.events.rules import EventRules
+from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.events.event_rules import EventRules
 from upwell.pipelines.preview.pages import preview_pages
 from upwell.pipelines.preview.preview import Preview
-from upwell.pipelines.run.pipeline import Pipeline
-from upwell.pipelines.run.sources import source_settings
+from upwell.pipelines.run.frame_loop import FrameLoop
+from upwell.pipelines.run.source_settings import source_settings
 from upwell.pipelines.sources.open_source import open_source
 from upwell.shared.config.security import Address
 from upwell.shared.config.yaml import read_text
@@ -43,7 +43,7 @@ def draw_zones(
         raise ConfigError.at(pipelines, f"the source of {name!r} is a series, which has no pictures", "--pipeline")
     zones = section.zones
     stop = StopSignals()
-    with Pipeline(name, open_source(source_settings(section.source)), (), EventRules((), zones)) as running:
+    with FrameLoop(name, open_source(source_settings(section.source)), (), EventRules((), zones)) as running:
         preview = Preview(name, zones.polygons, zones.lines, lambda: running.status)
         server = serve_pages(_HOST, port, CollectorRegistry(), "--port", preview_pages({name: preview}))
 

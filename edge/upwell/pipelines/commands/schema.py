@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from upwell.pipelines.config.sections import PipelinesConfig
+from upwell.pipelines.config.pipelines_config import PipelinesConfig
 from upwell.shared.config.json_schema import editor_schema
 from upwell.shared.files import write_named
 

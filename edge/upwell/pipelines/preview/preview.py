@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from upwell.pipelines.answered import AnsweredFrame, PipelineStatus, percentile
 from upwell.pipelines.frame import FoundObject, Point
+from upwell.pipelines.frame_outcome import AnsweredFrame, PipelineStatus, percentile
 from upwell.shared.tensors import Array
 
 SHOWN_EVERY_S = 0.2

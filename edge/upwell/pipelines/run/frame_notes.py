@@ -8,9 +8,9 @@ from typing import Any
 
 from upwell.edge.observe.flight_recorder.recorder import FlightRecorder
 from upwell.edge.observe.flight_recorder.request_trace import LONGEST_ID, LONGEST_TEXT, json_line
-from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
 from upwell.pipelines.events.event import Event
 from upwell.pipelines.frame import FoundObject
+from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame
 
 MOST_OBJECTS = 16
 """Maximum number of objects recorded per frame; for more, their count is recorded as well."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from upwell.pipelines.sinks.base import Message, Sink
-from upwell.pipelines.sinks.journal import Journal, OutboxLimits, OutboxUnavailable
-from upwell.pipelines.sinks.relay import SinkRelay
+from upwell.pipelines.sinks.outbox_journal import Journal, OutboxLimits, OutboxUnavailable
+from upwell.pipelines.sinks.sink_relay import SinkRelay
 from upwell.shared.errors import ConfigError
 
 _CLOSE_S = 2.0

@@ -21,8 +21,8 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from upwell.pipelines.broker import client_context, parse_broker, read_password
 from upwell.pipelines.frame import Frame
+from upwell.pipelines.mqtt_broker import client_context, parse_broker, read_password
 from upwell.pipelines.sources.base import (
     MqttPicturesSettings,
     MqttTopicSettings,

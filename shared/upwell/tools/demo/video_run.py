@@ -12,10 +12,10 @@ from typing import Any
 import av
 
 from upwell.edge.server.agent_assembly import embedded_agent
-from upwell.pipelines.answered import AnsweredFrame, percentile
-from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.run.annotated import annotated, jpeg
-from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.frame_outcome import AnsweredFrame, percentile
+from upwell.pipelines.run.annotated_picture import annotated, jpeg
+from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
 from upwell.shared.tensors import Array
 from upwell.tools.demo import output_folder as names
 from upwell.tools.demo.card_video import FPS, HEIGHT, WIDTH, Card, cards, length_s

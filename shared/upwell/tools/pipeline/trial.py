@@ -15,15 +15,15 @@ import typer
 from rich.table import Table
 
 from upwell.edge.server.agent_assembly import assemble
-from upwell.pipelines.answered import PipelineStatus, percentile
 from upwell.pipelines.commands.run import agent_config_of
-from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.config.sections import PipelinesConfig
-from upwell.pipelines.config.signatures import signatures_of
-from upwell.pipelines.config.sinks import SinkSection
-from upwell.pipelines.config.sources import CaptureSection
-from upwell.pipelines.run.annotated import annotated
-from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.config.model_signatures import signatures_of
+from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.config.pipelines_config import PipelinesConfig
+from upwell.pipelines.config.sink_config import SinkSection
+from upwell.pipelines.config.source_config import CaptureSection
+from upwell.pipelines.frame_outcome import PipelineStatus, percentile
+from upwell.pipelines.run.annotated_picture import annotated
+from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
 from upwell.pipelines.sources.samples import SERIES_SUFFIXES
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError

@@ -9,8 +9,8 @@ from pathlib import Path
 from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.config import AgentConfig
-from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.config.signatures import SignatureFacts, signatures_of
+from upwell.pipelines.config.model_signatures import SignatureFacts, signatures_of
+from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.calibrations import Calibration

@@ -16,8 +16,8 @@ from ruamel.yaml import YAML
 
 from tests.integration.pipelines.preview.browser import CHROMIUM, DRIVER, Browser
 from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, person
-from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.config.shapes import LineSection
+from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.config.zone_shapes import LineSection
 from upwell.pipelines.frame import Box, FoundObject
 from upwell.pipelines.preview.pages import preview_pages
 from upwell.pipelines.sources.base import SourceState

@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry, Counter
 from tests.unit.edge.agents import scene
 from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, person, picture
 from upwell.edge.server.agent_assembly import serve_metrics
-from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
-from upwell.pipelines.events.rules import EventRules
+from upwell.pipelines.events.event_rules import EventRules
+from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame
 from upwell.pipelines.preview.pages import preview_pages
 from upwell.pipelines.preview.preview import Preview
-from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.sources.base import FolderSettings
 from upwell.pipelines.sources.open_source import open_source
 from upwell.pipelines.steps.geometry import Zones
@@ -174,7 +174,7 @@ def test_a_running_pipeline_shows_its_frames(tmp_path: Path) -> None:
         assert isinstance(one, AnsweredFrame)
         shown[0].note(one)
 
-    with Pipeline("dock", open_source(settings), (), EventRules((), Zones({}, {})), publish=show) as pipeline:
+    with FrameLoop("dock", open_source(settings), (), EventRules((), Zones({}, {})), publish=show) as pipeline:
         shown.append(Preview("dock", {}, {}, lambda: pipeline.status))
         numbers = [one.scene.frame.number for one in pipeline]
         document = shown[0].document()

@@ -15,7 +15,7 @@ from tests.integration.pipelines.sinks.clusters import Cluster, Consumed, cluste
 from tests.unit.pipelines.sinks.outboxes import message
 from upwell.pipelines.sinks.base import Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.kafka import KafkaPublisher
-from upwell.pipelines.sinks.settings import KafkaSettings
+from upwell.pipelines.sinks.sink_settings import KafkaSettings
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
 

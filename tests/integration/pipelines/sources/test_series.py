@@ -23,9 +23,9 @@ from tests.integration.pipelines.sinks.brokers import WAIT_S, Broker, broker, ne
 from tests.pipelines_media import until
 from tests.pipelines_run import pipelines_text, running_pipelines
 from tests.unit import models_for_tests as models
-from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.run.sources import source_settings
+from upwell.pipelines.run.source_settings import source_settings
 from upwell.pipelines.sources.base import (
     MqttTopicSettings,
     Patience,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from upwell.pipelines.config.signatures import SignatureFacts
+from upwell.pipelines.config.model_signatures import SignatureFacts
 
 MODELS: Mapping[str, SignatureFacts] = MappingProxyType(
     {

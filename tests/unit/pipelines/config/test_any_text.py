@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.pipelines.config.models import MODELS
-from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError, Problem
 

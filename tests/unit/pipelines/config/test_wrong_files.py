@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.pipelines.config.models import MODELS
-from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.shared.errors import ConfigError
 
 pytest.importorskip("cel_expr_python")

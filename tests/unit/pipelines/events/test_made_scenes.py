@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.pipelines_scenes import COLOURS, SCENES, MadeScene, TrueEvent, boxes, draw, objects, scene_of, truth
-from upwell.pipelines.events.rules import EventRules
+from upwell.pipelines.events.event_rules import EventRules
 from upwell.pipelines.steps.tracker import Tracker
 
 APART_S = 0.5

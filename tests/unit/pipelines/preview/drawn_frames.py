@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from upwell.pipelines.answered import AnsweredFrame, PipelineStatus
 from upwell.pipelines.frame import Box, FoundObject, Frame, Scene
+from upwell.pipelines.frame_outcome import AnsweredFrame, PipelineStatus
 from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.sources.base import SourceState, SourceStatus
 from upwell.shared.tensors import Array

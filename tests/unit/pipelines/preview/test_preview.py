@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, person, picture
-from upwell.pipelines.answered import percentile
 from upwell.pipelines.frame import FoundObject
+from upwell.pipelines.frame_outcome import percentile
 from upwell.pipelines.preview import preview as module
 from upwell.pipelines.preview.pages import check_preview_address
 from upwell.pipelines.preview.preview import MAX_OBJECTS, MAX_SIDE, MAX_TEXT

@@ -1,0 +1,378 @@
+"""Roll-outs in the database: started, and stepped by the reports of devices, one transaction per step."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+from sqlalchemy import Connection, func, insert, select, update
+
+from upwell.fleet.errors import Conflict, NotFound
+from upwell.fleet.registry.device_events import note
+from upwell.fleet.registry.devices import Stored, all_devices, labels_of, variables_of
+from upwell.fleet.registry.group_expression import membership
+from upwell.fleet.registry.groups import FRESH_S
+from upwell.fleet.rollout.rollout_state import (
+    ON_NEW,
+    Action,
+    Event,
+    Finish,
+    Halt,
+    Joined,
+    Left,
+    Member,
+    OfferRelease,
+    Paused,
+    Reached,
+    Reported,
+    Resumed,
+    Rollout,
+    RolloutPhase,
+    RolloutPlan,
+    Stage,
+    TakeBack,
+    TakenBack,
+)
+from upwell.fleet.rollout.state_machine import NotPossible, begin, since, step
+from upwell.fleet.rollout.wave_gate import NO_COUNTS, Counts
+from upwell.fleet.rollout.wave_plan import RolloutDevice, deal, wave_of_late
+from upwell.fleet.storage.database import Row, all_rows, one_row
+from upwell.fleet.storage.tables import DEVICES, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
+from upwell.fleet.users.audit_log import Actor, record
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.opamp.wire_names import RELEASE_PACKAGE
+
+ZONE_LABEL = "timezone"
+"""The label that names a device's time zone."""
+
+OWN = 0
+"""The release of a device that has none: what its own agent.yaml names."""
+
+FOLLOWED_S = 7 * 86400.0
+"""How long a halted roll-out waits for devices to return to their former release."""
+
+GATE = Actor("gate", 0.0)
+_ROLLOUT: TypeAdapter[Rollout] = TypeAdapter(Rollout)
+_MEMBER: TypeAdapter[Member] = TypeAdapter(Member)
+
+
+class RolloutTarget(NamedTuple):
+    """The devices: those of a group, or those that match an expression."""
+
+    expression: str
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class StoredRollout:
+    """A roll-out as read, and what is stored with it."""
+
+    rollout: Rollout
+    row: Row
+    counted: Mapping[str, Any]
+
+
+def create(
+    connection: Connection, actor: Actor, plan: RolloutPlan, target: RolloutTarget, last_seen: Callable[[Stored], bool]
+) -> str:
+    """Start a roll-out; return its id. `last_seen` tells when a device last polled.
+
+    Raises `Conflict` if a device is in another one, `InvalidRequest` if there is no device for it.
+    """
+    holds = membership(target.expression).holds
+    devices = [one for one in _locked(connection) if one["revoked_unix_s"] is None and holds(variables_of(one))]
+    taken = [one for one in devices if one["rollout"] is not None]
+    if taken:
+        more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+        raise Conflict(
+            f"device {taken[0]['name']}{more} is in roll-out {taken[0]['rollout']}, which has not ended; "
+            "wait for its end or take it back"
+        )
+    rollout_id = secrets.token_hex(4)
+    candidates = [RolloutDevice(one["id"], labels_of(one), last_seen(one)) for one in devices]
+    dealt = deal(rollout_id, plan.waves, candidates)
+    members = {one["id"]: _member(connection, one, dealt[one["id"]]) for one in devices}
+    try:
+        rollout = begin(replace(plan, id=rollout_id), members, (), actor.now_unix_s)
+    except ValueError as error:
+        raise InvalidRequest(f"release {plan.release} cannot be rolled out: {error}") from None
+    newest = connection.scalar(select(func.max(STATISTICS.c.id))) or 0
+    values = {
+        "id": rollout_id, "release": plan.release, "group": target.group, "expression": target.expression,
+        "phase": rollout.phase.value, "state": _header(rollout), "statistics_id": newest, "is_followed": True,
+        "created_by": actor.name, "created_unix_s": actor.now_unix_s,
+    }  # fmt: skip
+    connection.execute(insert(ROLLOUTS).values(**values))
+    latest = {one["id"]: one["statistics"] for one in devices}
+    _add_members(connection, rollout_id, rollout.members, latest)
+    details = {"release": plan.release, "expression": target.expression, "waves": [one.text for one in plan.waves]}
+    record(connection, actor, "begin rollout", rollout_id, details)
+    return rollout_id
+
+
+def operate(connection: Connection, actor: Actor, rollout_id: str, what: str) -> None:
+    """`pause`, `resume` or take `back`. Raises `NotFound`, and `Conflict` if it is not possible now."""
+    events: Mapping[str, Event] = {"pause": Paused(), "resume": Resumed(), "back": TakenBack(actor.name)}
+    opened = _open(connection, rollout_id)
+    try:
+        after, actions = step(opened.rollout, events[what], actor.now_unix_s)
+    except NotPossible as error:
+        raise Conflict(f"roll-out {rollout_id}: {error}") from None
+    record(connection, actor, f"{what} rollout", rollout_id)
+    _save(connection, opened, after, actions, opened.row["statistics_id"], {}, actor.now_unix_s)
+
+
+def followed(connection: Connection) -> list[str]:
+    """The roll-outs that still need steps."""
+    return list(connection.scalars(select(ROLLOUTS.c.id).where(ROLLOUTS.c.is_followed).order_by(ROLLOUTS.c.id)))
+
+
+def advance(
+    connection: Connection, rollout_id: str, now_unix_s: float, last_seen: Callable[[Stored], float | None]
+) -> None:
+    """Step a roll-out by all reports of its devices since the last step, and by the time."""
+    opened = _open(connection, rollout_id)
+    rollout, actions = opened.rollout, list[Action]()
+    news = _News.read(connection, opened, last_seen)
+    for event in (*news.events, Reached()):
+        rollout, asked = step(rollout, event, now_unix_s)
+        actions += asked
+    _save(connection, opened, rollout, actions, news.statistics_id, news.counted, now_unix_s)
+
+
+def read(connection: Connection, rollout_id: str) -> StoredRollout:
+    """A roll-out. Raises `NotFound`."""
+    row = one_row(connection, select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id))
+    if row is None:
+        raise NotFound(f"no roll-out {rollout_id!r}")
+    return _opened(connection, row)
+
+
+def all_rollouts(connection: Connection, limit: int) -> list[Row]:
+    """The rows of all roll-outs, the newest first."""
+    return all_rows(connection, select(ROLLOUTS).order_by(ROLLOUTS.c.created_unix_s.desc()).limit(limit))
+
+
+def _open(connection: Connection, rollout_id: str) -> StoredRollout:
+    """A roll-out, locked against any other step until the transaction ends."""
+    row = one_row(connection, select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).with_for_update())
+    if row is None:
+        raise NotFound(f"no roll-out {rollout_id!r}")
+    return _opened(connection, row)
+
+
+def _opened(connection: Connection, row: Row) -> StoredRollout:
+    found = all_rows(connection, select(ROLLOUT_MEMBERS).where(ROLLOUT_MEMBERS.c.rollout_id == row["id"]))
+    members = {one["device_id"]: _MEMBER.validate_python(one["state"]) for one in found}
+    rollout = replace(_ROLLOUT.validate_python(row["state"]), members=members)
+    return StoredRollout(rollout, row, {one["device_id"]: one["counted"] for one in found})
+
+
+def _locked(connection: Connection) -> Sequence[Stored]:
+    connection.execute(select(ROLLOUTS.c.id).where(ROLLOUTS.c.is_followed).with_for_update())
+    return all_devices(connection)
+
+
+def _header(rollout: Rollout) -> Any:
+    return _ROLLOUT.dump_python(replace(rollout, members={}), mode="json")
+
+
+def _member(connection: Connection, device: Stored, wave: int) -> Member:
+    """A device at the start, with its counts under the release that it runs."""
+    rows = connection.execute(
+        select(STATISTICS.c.since_unix_s, STATISTICS.c.release, STATISTICS.c.counts)
+        .where(STATISTICS.c.device_id == device["id"])
+        .order_by(STATISTICS.c.id)
+    )
+    latest = {row.since_unix_s: counts_of(row.counts) for row in rows if row.release == device["release"]}
+    zone = labels_of(device).get(ZONE_LABEL, "UTC")
+    return Member(wave, zone, device["release"], before=sum(latest.values(), NO_COUNTS))
+
+
+def counts_of(counts: Mapping[str, Any]) -> Counts:
+    """A device's counts; invalid values become 0. Bad ones are capped at the total: a device reads its counters one
+    after another.
+    """
+
+    def count(name: str) -> int:
+        value = counts.get(name, 0)
+        return max(0, value) if isinstance(value, int) and not isinstance(value, bool) else 0
+
+    requests, audits = count("requests"), count("audits")
+    late, degraded = min(count("late"), requests), min(count("degraded"), requests)
+    return Counts(requests, late, degraded, audits, min(count("disagreements"), audits))
+
+
+@dataclass(frozen=True)
+class _News:
+    """The events of a roll-out's devices since its last step."""
+
+    events: Sequence[Event]
+    counted: Mapping[str, Any]
+    statistics_id: int
+
+    @classmethod
+    def read(cls, connection: Connection, opened: StoredRollout, last_seen: Callable[[Stored], float | None]) -> _News:
+        rollout, row = opened.rollout, opened.row
+        own = select(ROLLOUT_MEMBERS.c.device_id).where(ROLLOUT_MEMBERS.c.rollout_id == row["id"])
+        devices = {one["id"]: one for one in all_rows(connection, select(DEVICES).where(DEVICES.c.id.in_(own)))}
+        newer = select(STATISTICS).where(STATISTICS.c.id > row["statistics_id"], STATISTICS.c.device_id.in_(own))
+        events: list[Event] = []
+        counted: dict[str, Any] = {}
+        newest = row["statistics_id"]
+        for one in all_rows(connection, newer.order_by(STATISTICS.c.id)):
+            device_id, newest = one["device_id"], one["id"]
+            before = counted.get(device_id, opened.counted.get(device_id)) or {}
+            is_same = (before.get("since_unix_s"), before.get("release")) == (one["since_unix_s"], one["release"])
+            delta = since(counts_of(before["counts"]) if is_same else None, counts_of(one["counts"]))
+            counted[device_id] = {name: one[name] for name in ("release", "since_unix_s", "counts")}
+            refused = _refused(rollout, devices[device_id], rollout.members[device_id])
+            events.append(Reported(device_id, one["at_unix_s"], one["release"], delta, refused))
+        for device_id, device in devices.items():
+            events += _heard(rollout, device, last_seen(device), has_counted=device_id in counted)
+        if not rollout.is_over:
+            events += _joined(connection, rollout, row)
+        return cls(events, counted, newest)
+
+
+def _heard(rollout: Rollout, device: Stored, seen_unix_s: float | None, *, has_counted: bool) -> Iterable[Event]:
+    """The events in a device's row: that it has polled, what it runs, and why it does not run what it should."""
+    member = rollout.members[device["id"]]
+    if device["revoked_unix_s"] is not None:
+        if member.stage is not Stage.LEFT:
+            yield Left(device["id"])
+        return
+    refused = _refused(rollout, device, member)
+    is_news = seen_unix_s is not None and seen_unix_s > (member.reported_unix_s or 0.0)
+    if seen_unix_s is not None and (refused or (is_news and not has_counted)):
+        yield Reported(device["id"], seen_unix_s, device["release"], refused=refused)
+
+
+def _refused(rollout: Rollout, device: Stored, member: Member) -> str:
+    """Why the device keeps its release, if it says so and did not say so before the offer."""
+    package = (device["packages"] or {}).get(RELEASE_PACKAGE, {})
+    if package.get("status") != "failed" or device["release"] == rollout.plan.release:
+        return ""
+    is_waiting = member.stage in (Stage.WAITING, *ON_NEW)
+    return (package.get("error") or "the device could not install the release") if is_waiting else ""
+
+
+def _joined(connection: Connection, rollout: Rollout, row: Row) -> Iterable[Event]:
+    """Devices that have joined since the start and belong to it."""
+    recent = select(DEVICES).where(
+        DEVICES.c.enrolled_unix_s >= row["created_unix_s"], DEVICES.c.rollout.is_(None),
+        DEVICES.c.revoked_unix_s.is_(None),
+    )  # fmt: skip
+    holds = membership(row["expression"]).holds
+    for device in all_rows(connection, recent):
+        if device["id"] not in rollout.members and device["attributes"] and holds(variables_of(device)):
+            wave = wave_of_late(rollout.plan.waves, labels_of(device))
+            yield Joined(device["id"], _member(connection, device, wave))
+
+
+def _save(
+    connection: Connection,
+    opened: StoredRollout,
+    after: Rollout,
+    actions: Sequence[Action],
+    statistics_id: int,
+    counted: Mapping[str, Any],
+    now_unix_s: float,
+) -> None:
+    """Write what has changed and carry out the actions, in the transaction of the step."""
+    rollout_id, before = opened.row["id"], opened.rollout
+    new = {name: one for name, one in after.members.items() if name not in before.members}
+    _add_members(connection, rollout_id, new, {})
+    for name, member in after.members.items():
+        if name in before.members and (member is not before.members[name] or name in counted):
+            values: dict[str, Any] = {"state": _MEMBER.dump_python(member, mode="json")}
+            if name in counted:
+                values["counted"] = counted[name]
+            connection.execute(
+                update(ROLLOUT_MEMBERS)
+                .where(ROLLOUT_MEMBERS.c.rollout_id == rollout_id, ROLLOUT_MEMBERS.c.device_id == name)
+                .values(**values)
+            )
+    for action in actions:
+        _do(connection, rollout_id, opened.row["group"], after, action, now_unix_s)
+    if is_settled := _is_settled(opened.row, now_unix_s):
+        _leave_to_group(connection, after)
+    values = {"state": _header(after), "phase": after.phase.value, "statistics_id": statistics_id}
+    values |= {"is_followed": not is_settled and _is_followed(after, opened.row, now_unix_s)}
+    if after.is_over and not before.is_over:
+        values["over_unix_s"] = now_unix_s
+        connection.execute(update(DEVICES).where(DEVICES.c.rollout == rollout_id).values(rollout=None))
+    if any(opened.row[name] != value for name, value in values.items()):
+        connection.execute(update(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).values(**values))
+
+
+def _is_settled(row: Row, now_unix_s: float) -> bool:
+    """Whether every replica must know by now that the group has the release of this finished roll-out."""
+    is_finished = row["group"] is not None and row["phase"] == RolloutPhase.FINISHED.value
+    return bool(is_finished and now_unix_s - (row["over_unix_s"] or now_unix_s) > 5 * FRESH_S)
+
+
+def _leave_to_group(connection: Connection, after: Rollout) -> None:
+    """From now on the group decides what its devices run. Until now each device had its own assignment, so that none
+    saw the group's former release in between.
+    """
+    kept = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
+    connection.execute(
+        update(DEVICES)
+        .where(DEVICES.c.id.in_(kept), DEVICES.c.assigned == after.plan.release, DEVICES.c.rollout.is_(None))
+        .values(assigned=None)
+    )
+
+
+def _is_followed(after: Rollout, row: Row, now_unix_s: float) -> bool:
+    if not after.is_over or (after.phase is RolloutPhase.FINISHED and row["group"] is not None):
+        return True
+    ways_back = (one for one in after.members.values() if one.stage in (Stage.RETURNED, Stage.FAILED))
+    is_recent = now_unix_s - (row["over_unix_s"] or now_unix_s) < FOLLOWED_S
+    return is_recent and any(not one.is_back for one in ways_back)
+
+
+def _add_members(
+    connection: Connection, rollout_id: str, members: Mapping[str, Member], counted: Mapping[str, Any]
+) -> None:
+    if not members:
+        return
+    rows = [
+        {"rollout_id": rollout_id, "device_id": name, "state": _MEMBER.dump_python(one, mode="json"),
+         "counted": counted.get(name)}
+        for name, one in members.items()
+    ]  # fmt: skip
+    connection.execute(insert(ROLLOUT_MEMBERS), rows)
+    connection.execute(update(DEVICES).where(DEVICES.c.id.in_(list(members))).values(rollout=rollout_id))
+    # Without an assignment a device would take the newest release: those that wait must keep what they have.
+    for former in {one.former for one in members.values()}:
+        _assign(connection, [name for name, one in members.items() if one.former == former], former or OWN)
+
+
+def _do(
+    connection: Connection, rollout_id: str, group: str | None, after: Rollout, action: Action, now_unix_s: float
+) -> None:
+    if isinstance(action, OfferRelease):
+        _assign(connection, [action.device], action.release)
+        note(connection, action.device, now_unix_s, [("offered", f"release {action.release}, roll-out {rollout_id}")])
+    elif isinstance(action, TakeBack):
+        _assign(connection, [action.device], action.former or OWN)
+        former = f"release {action.former}" if action.former else "what its own agent.yaml names"
+        note(connection, action.device, now_unix_s, [("taken back", f"to {former}, roll-out {rollout_id}")])
+    elif isinstance(action, Halt):
+        record(connection, replace(GATE, now_unix_s=now_unix_s), "halt rollout", rollout_id, {"reason": action.reason})
+    elif isinstance(action, Finish):
+        kept = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
+        _assign(connection, kept, action.release)
+        if group is not None:
+            connection.execute(update(GROUPS).where(GROUPS.c.name == group).values(release=action.release))
+        record(connection, replace(GATE, now_unix_s=now_unix_s), "finish rollout", rollout_id)
+
+
+def _assign(connection: Connection, devices: Sequence[str], release: int | None) -> None:
+    connection.execute(
+        update(DEVICES).where(DEVICES.c.id.in_(devices)).values(assigned=release, assigned_not_before_unix_s=None)
+    )

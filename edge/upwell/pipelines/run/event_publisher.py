@@ -1,0 +1,213 @@
+"""Writes the events of a frame, and amendments from late answers, into the outbox."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.spool.spool_case import SpoolResult
+from upwell.pipelines.events.event import Event
+from upwell.pipelines.events.event_rules import FiredEvent
+from upwell.pipelines.frame import FoundObject, Scene
+from upwell.pipelines.frame_outcome import AnsweredFrame
+from upwell.pipelines.run.amendments import Amendments, Expected, WaitingEvent
+from upwell.pipelines.run.annotated_picture import annotated, jpeg
+from upwell.pipelines.run.answer_reader import AnswerReader
+from upwell.pipelines.run.infer_step import object_tags
+from upwell.pipelines.sinks.base import Message
+from upwell.pipelines.sinks.outbox import Outbox
+from upwell.pipelines.steps.geometry import Zones
+from upwell.shared.routing.decide.router_state import Signals
+from upwell.shared.routing.policy.compiled_policy import RequestFacts
+
+_REQUESTS = "requests"
+"""The tag of a message that holds the model and tags of each of its requests, as JSON."""
+
+_Judged: TypeAlias = tuple[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class PublishedAs:
+    """How the events of one pipeline are written.
+
+    `model` is the first one asked, empty without any. Its rules hold for everything that leaves the device, those of
+    another model for what that model answered. `tags` are those of the requests, by model. `readers` read the answers
+    of the models that were asked about objects or frames.
+    """
+
+    pipeline: str
+    model: str = ""
+    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    has_pictures: bool = False
+    zones: Zones | None = None
+    readers: Mapping[str, AnswerReader] = field(default_factory=dict)
+
+
+class Publisher:
+    """Writes the events of one pipeline into the outbox. `late` remembers those that the cloud is still to answer.
+
+    `note` gets each amendment once it is durable.
+    """
+
+    def __init__(
+        self,
+        published_as: PublishedAs,
+        outbox: Outbox,
+        late: Amendments,
+        on_amended: Callable[[str, int, str, Mapping[str, Any]], None],
+        note: Callable[[Event], None] = lambda _: None,
+    ) -> None:
+        self._note = note
+        self._as = published_as
+        self._outbox = outbox
+        self._late = late
+        self._on_amended = on_amended
+        self._in_order = threading.Lock()
+        """Late answers come on another thread; the lower sequence must be written first."""
+
+    def publish(self, answered: AnsweredFrame) -> Sequence[Event]:
+        """Put the events of the frame into the outbox; what is returned is durable."""
+        if not answered.fired:
+            return ()
+        scene = answered.scene
+        picture = jpeg(annotated(scene, self._as.zones)) if self._as.has_pictures else b""
+        with self._in_order:
+            events = [self._event(fired, answered) for fired in answered.fired]
+            expected = [one for event in events for one in _expected(event, scene)]
+            are_kept = False
+            try:
+                found = [self._amendment(*one) for one in self._late.expect(expected)]
+                amendments = [one for one in found if one is not None]
+                messages = [self._message(event, picture) for event in events]
+                are_kept = self._outbox.put([*messages, *map(self._message, amendments)])
+            finally:
+                self._late.settle(expected, are_kept=are_kept)
+        for amendment in amendments if are_kept else ():
+            self._note(amendment)
+        return events
+
+    def _event(self, fired: FiredEvent, answered: AnsweredFrame) -> Event:
+        scene = answered.scene
+        return Event(
+            uuid.uuid4().hex, self._as.pipeline, fired.event, self._outbox.next_sequence(self._as.pipeline),
+            scene.frame.captured_unix_s, answered.latency_s * 1e3, fired.objects, scene.route, scene.reason,
+            scene.degraded, direction=fired.direction, answers=scene.answers,
+        )  # fmt: skip
+
+    def _message(self, event: Event, picture: bytes = b"") -> Message:
+        requests = self._requests(event)
+        tags = {_REQUESTS: json.dumps(requests)} if requests else {}
+        return Message(
+            event.id, event.pipeline, event.event, event.sequence, event.as_json().encode(), picture, self._as.model,
+            tags,
+        )  # fmt: skip
+
+    def _requests(self, event: Event) -> Sequence[_Judged]:
+        """The requests behind the event, each on its own: merged they would describe a request that was never made."""
+        if not self._as.model:
+            return []
+        found: list[_Judged] = [
+            (model, {**self._as.tags.get(model, {}), **dict(object_tags(one))})
+            for one in event.objects
+            for model in dict.fromkeys((self._as.model, *one.answers))
+        ]
+        found += [
+            (model, self._as.tags.get(model, {}))
+            for model in event.answers
+            if model not in self._as.readers or not self._as.readers[model].finds_objects  # boxes: judged as objects
+        ]
+        found = found or [(self._as.model, self._as.tags.get(self._as.model, {}))]
+        return [one for index, one in enumerate(found) if one not in found[:index]]
+
+    def amend(self, waiting: WaitingEvent, result: SpoolResult) -> bool:
+        """Put an amendment of the event with the cloud's answer into the outbox; False if it cannot be stored."""
+        with self._in_order:
+            amendment = self._amendment(waiting, result)
+            if amendment is None:
+                return True
+            if not self._outbox.put([self._message(amendment)]):
+                return False
+        self._note(amendment)
+        return True
+
+    def _amendment(self, waiting: WaitingEvent, result: SpoolResult) -> Event | None:
+        """The amendment; None if the model is no longer asked."""
+        reader = self._as.readers.get(waiting.model)
+        if reader is None:
+            return None
+        outputs = result.response().outputs
+        facts = {**reader.facts(outputs, waiting.row), "route": "cloud", "reason": result.reason}
+        if waiting.object is not None:
+            found = _read(waiting.object)
+            objects: tuple[FoundObject, ...] = (replace(found, answers={**found.answers, waiting.model: facts}),)
+            answers: Mapping[str, Mapping[str, Any]] = {}
+            if found.track is not None:
+                case = f"{result.spool_id}/{waiting.row}"
+                self._on_amended(waiting.model, found.track, case, facts)
+        else:
+            objects = reader.objects(outputs, waiting.row)
+            answers = {} if reader.finds_objects else {waiting.model: facts}
+        # Always the same: if the process ends in between, the answer is delivered again.
+        about = f"{waiting.event_id} {result.spool_id} {waiting.model} {waiting.row}"
+        return Event(
+            hashlib.sha256(about.encode()).hexdigest()[:32], waiting.pipeline, waiting.event,
+            self._outbox.next_sequence(waiting.pipeline), waiting.captured_unix_s,
+            max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud", result.reason,
+            amends=waiting.event_id, answers=answers,
+        )  # fmt: skip
+
+
+def _expected(event: Event, scene: Scene) -> Iterator[Expected]:
+    """The cases that the event waits for: those of the frame and of its objects that the cloud is still to answer."""
+    about: Sequence[tuple[Mapping[str, Mapping[str, Any]], FoundObject | None]] = [
+        (scene.answers, None),
+        *((found.answers, found) for found in event.objects),
+    ]
+    for answers, found in about:
+        for model, facts in answers.items():
+            if "case" not in facts:
+                continue
+            spool_id, _, row = str(facts["case"]).rpartition("/")
+            yield spool_id, WaitingEvent(
+                event.pipeline, event.id, event.event, event.captured_unix_s, model, int(row),
+                None if found is None else _written(found), event.sequence,
+            )  # fmt: skip
+
+
+def _written(found: FoundObject) -> dict[str, Any]:
+    return {
+        "label": found.label, "score": found.score, "box": list(found.box), "track": found.track,
+        "zones": sorted(found.zones), "answers": {model: dict(answer) for model, answer in found.answers.items()},
+    }  # fmt: skip
+
+
+def _read(written: Mapping[str, Any]) -> FoundObject:
+    x1, y1, x2, y2 = written["box"]
+    return FoundObject(
+        written["label"], written["score"], (x1, y1, x2, y2), written["track"], frozenset(written["zones"]),
+        written["answers"],
+    )  # fmt: skip
+
+
+def may_leave(router: RouterService) -> Callable[[Message], bool]:
+    """Whether a message may leave the device under the current policy, judged as its requests were."""
+
+    def ask(message: Message) -> bool:
+        if not message.model:
+            return True
+        size_bytes = len(message.body) + len(message.picture)
+        requests = json.loads(message.tags[_REQUESTS]) if _REQUESTS in message.tags else [(message.model, {})]
+        return all(is_allowed(model, tags, size_bytes) for model, tags in requests)
+
+    def is_allowed(model: str, tags: Mapping[str, str], size_bytes: int) -> bool:
+        facts = RequestFacts(model, tags, size_bytes, time.time())
+        return router.judge(Signals(facts, (size_bytes,), time.monotonic())).denial is None
+
+    return ask
