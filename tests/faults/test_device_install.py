@@ -155,9 +155,9 @@ def test_an_upgrade_is_on_trial_and_a_bad_one_goes_back_by_itself(box: Box, stic
     (stick / "settings" / "fleet-ca.pem").write_bytes((stick / "fleet" / "fleet-ca.pem").read_bytes())
     assert device(box, "wheels", "install", f"{STICK}/settings")[0] == 0
     first = version_of(box)
-    another(stick, "dead", "9.0.1", breaking("upwell/edge/server/assembly.py", "raise RuntimeError('broken')"))
+    another(stick, "dead", "9.0.1", breaking("upwell/edge/server/agent_assembly.py", "raise RuntimeError('broken')"))
     late = "import os, threading; threading.Timer(4.0, os._exit, (3,)).start()"
-    another(stick, "dies", "9.0.2", breaking("upwell/edge/server/assembly.py", late))
+    another(stick, "dies", "9.0.2", breaking("upwell/edge/server/agent_assembly.py", late))
     another(stick, "good", "9.0.3", lambda _, data: data)
     for wheels in ("dead", "dies"):
         code, text = device(box, wheels, "upgrade", "--trial", "8")
@@ -182,7 +182,7 @@ def test_an_upgrade_that_is_killed_amid_its_trial_is_left_after_a_few_starts(box
     first = version_of(box)
     if not (stick / "dying").exists():
         line = "import os, threading; threading.Timer(1.0, os._exit, (3,)).start()"
-        another(stick, "dying", "9.0.4", breaking("upwell/edge/server/assembly.py", line))
+        another(stick, "dying", "9.0.4", breaking("upwell/edge/server/agent_assembly.py", line))
     upgrading = subprocess.Popen(box.enter(f"{STICK}/dying/{SCRIPT}", "upgrade", "--trial", "600"))
     within(lambda: box.run("test", "-e", "/opt/upwell/trial.json").returncode == 0)
     box.done("pkill", "-KILL", "-f", "upwell-device upgrade")
