@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES, Op, T, add, identity, linear, save, two_in_two_out
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
+from upwell.edge.runtimes.tflite.interpreter import one_line
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.edge.runtimes.tflite.tflite_package import find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
@@ -166,3 +167,9 @@ def test_a_package_that_cannot_be_imported_is_not_called_missing(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match=r"ai_edge_litert is installed but cannot be imported: .*a_library_it_needs"):
         find_package("ai_edge_litert")
+
+
+def test_an_error_without_words_is_named() -> None:
+    """As that of LiteRT for a tensor that does not fit into memory."""
+    assert one_line(MemoryError()) == "MemoryError"
+    assert one_line(ValueError("two\nlines")) == "two lines"

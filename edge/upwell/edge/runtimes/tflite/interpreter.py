@@ -119,8 +119,8 @@ class ShapesRefused(RuntimeError):
 
 
 def one_line(error: Exception) -> str:
-    """An interpreter's error on one line, shortened."""
-    return " ".join(str(error).split())[:400]
+    """An interpreter's error on one line, shortened; its type if it has no text, as for too large a tensor."""
+    return " ".join(str(error).split())[:400] or type(error).__name__
 
 
 class OpenModel:
