@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import threading
+
 import pytest
 
 from upwell.cloud.batching.batch_choice import RunSizes
@@ -23,6 +26,11 @@ def queue_of(largest: int, **limits: int) -> ModelQueue:
     return queue
 
 
+def request_of(client: str, deadline_s: float = math.inf) -> QueuedRequest:
+    """It shares no run with another client's."""
+    return QueuedRequest({}, Call(deadline_s=deadline_s), 1, client, lambda _: (), 0.0, client)
+
+
 def request(rows: int = 1) -> QueuedRequest:
     return QueuedRequest({}, Call(), rows, None, lambda _: (), 0.0, "client", 1)
 
@@ -32,6 +40,48 @@ def test_a_run_that_can_only_begin_later_is_hopeless_sooner() -> None:
     assert queue.hopeless(call, 1, 0.0, 0.0) is None
     assert queue.hopeless(call, 1, 0.0, 0.1) is None
     assert isinstance(queue.hopeless(call, 1, 0.0, 0.2), DeadlineExceeded)
+
+
+def test_a_deadline_that_is_reached_is_hopeless_whatever_a_run_takes() -> None:
+    assert isinstance(ModelQueue(RunSizes(4)).hopeless(Call(deadline_s=1.0), 1, 1.0, 1.0), DeadlineExceeded)
+
+
+def test_what_is_too_late_makes_room_for_others() -> None:
+    queue, late = queue_of(4, max_queue=1), QueuedRequest({}, Call(deadline_s=1.0), 1, None, lambda _: (), 0.0)
+    late.wake_up = threading.Event()
+    queue.add(late)
+    assert queue.make_room("client", 1, 2.0, 2.0) is None
+    assert isinstance(late.error, DeadlineExceeded)
+    assert late.wake_up.is_set()
+
+
+def test_who_waits_and_asks_again_keeps_its_claim() -> None:
+    queue = queue_of(4)
+    queue.add(request_of("a", 9.0))
+    queue.add(request_of("b", 5.0))
+    for _ in range(2):
+        queue.charge([request_of("b")], 0.925)
+    queue.add(request_of("a", 9.0))
+    queue.charge([request_of("a")], 0.9)
+    batch, _ = queue.take(0.5)
+    assert {one.client for one in batch} == {"a"}  # which had half as much as the other
+
+
+@pytest.mark.parametrize("way", ["run", "left"])
+def test_who_has_nothing_waiting_any_more_takes_the_place_of_who_has_most(way: str) -> None:
+    queue = queue_of(4, max_queue=3)
+    former = [request_of("a") for _ in range(3 if way == "left" else 1)]
+    for one in former:
+        queue.add(one)
+    if way == "run":
+        queue.take(0.5)
+    else:
+        assert all(queue.remove(one) for one in former)
+    for _ in range(3):
+        queue.add(request_of("b"))
+    displaced = queue.make_room("a", 1, 0.5, 0.5)
+    assert displaced is not None
+    assert displaced.client == "b"
 
 
 def test_who_is_refused_hears_when_all_that_waits_has_run_the_last_run_not_full() -> None:

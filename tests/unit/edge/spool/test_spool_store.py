@@ -162,6 +162,32 @@ def test_results_come_in_pieces_and_the_oldest_make_room(store: Store) -> None:
         assert (store.delivered("sink"), store.delivered("other")) == (7, 0)
 
 
+def test_no_more_go_than_must(connection: sqlite3.Connection) -> None:
+    store = Store(connection, replace(LIMITS, max_bytes=3 * SIZE_BYTES))
+    add(store, *(stored(f"{number}", float(number)) for number in range(4)))
+    assert store.counted["dropped_full"] == 1
+    assert waiting(store) == ["1", "2", "3"]
+
+
+def test_times_and_numbers_are_those_of_what_waits_or_ever_came(store: Store) -> None:
+    add(store, stored("a", 3.0), stored("b", 8.0), stored("c", 5.0))
+    with store.transaction():
+        assert (store.latest_s(), store.next_due_s()) == (8.0, 3.0)
+        number = store.finish("a", b"x", 3.0, 0.0)
+        store.postpone("c", 9.0, 1, "busy")
+        assert store.next_due_s() == 8.0
+        store.expire(200.0)
+        assert (store.results(0, 99), store.last_sequence()) == ([], number)
+
+
+def test_a_case_set_aside_says_why_and_after_how_many_attempts(connection: sqlite3.Connection, store: Store) -> None:
+    add(store, stored("a"))
+    with store.transaction():
+        store.set_aside("a", 3, "no such input")
+    row = connection.execute("SELECT state, attempts, error FROM items").fetchone()
+    assert row == ("poisoned", 3, "no such input")
+
+
 def test_results_have_a_limit_of_their_own_and_requests_that_were_answered_take_no_room(
     connection: sqlite3.Connection,
 ) -> None:

@@ -242,6 +242,32 @@ def test_where_the_stand_in_fails_the_cloud_is_still_waited_for() -> None:
     assert driven.to(Wait, None).until_s == NOW_S + 0.19
 
 
+def two_attempts(**hard: Any) -> tuple[Driven, str]:
+    """A large row was sent at once, and a hard one, which the device has answered, after it; the call of that one."""
+    driven = Driven(decided(0, escalate=True), decided(1, **hard), rows=2)
+    driven.sent()
+    driven.to(RunEdge, MessageSent(300))
+    driven.to(Score, 0.01)
+    driven.to(Encode, (0.1,))
+    call = str(driven.to(Send, 300).call)
+    driven.to(Reserve, MessageSent(300))
+    driven.to(Wait, NOW_S + 0.15)
+    return driven, call
+
+
+def test_where_the_stand_in_fails_after_another_call_the_cloud_is_still_waited_for() -> None:
+    driven, call = two_attempts()
+    driven.to(Wait, driven.ended(call, CloudFailure(Reason.CLOUD_UNAVAILABLE, "")), at_s=0.02)
+    assert driven.to(RunEdge, [], at_s=0.15).rows == (0,)
+    assert isinstance(driven.fails(ModelFailed("")), Release)
+    driven.to(Wait, None)
+
+
+def test_a_call_that_fails_when_its_hedge_is_due_is_not_hedged() -> None:
+    driven, call = two_attempts(hedge_after_s=0.05)
+    driven.to(Wait, driven.ended(call, CloudFailure(Reason.CLOUD_UNAVAILABLE, "")), at_s=0.06)
+
+
 def test_what_cannot_be_encoded_gives_back_what_was_taken() -> None:
     first = decided(0)
     driven = Driven(first)
