@@ -67,30 +67,33 @@ def test_who_waits_and_asks_again_keeps_its_claim() -> None:
     assert {one.client for one in batch} == {"a"}  # which had half as much as the other
 
 
-@pytest.mark.parametrize("way", ["run", "left"])
+@pytest.mark.parametrize("way", ["run", "left", "late"])
 def test_who_has_nothing_waiting_any_more_takes_the_place_of_who_has_most(way: str) -> None:
     queue = queue_of(4, max_queue=3)
-    former = [request_of("a") for _ in range(3 if way == "left" else 1)]
+    former = [request_of("a", 1.0 if way == "late" else math.inf) for _ in range(1 if way == "run" else 3)]
     for one in former:
         queue.add(one)
     if way == "run":
         queue.take(0.5)
+    elif way == "late":
+        assert queue.make_room("b", 1, 2.0, 2.0) is None
     else:
         assert all(queue.remove(one) for one in former)
     for _ in range(3):
         queue.add(request_of("b"))
-    displaced = queue.make_room("a", 1, 0.5, 0.5)
+    displaced = queue.make_room("a", 1, 2.0, 2.0)
     assert displaced is not None
     assert displaced.client == "b"
 
 
 def test_who_is_refused_hears_when_all_that_waits_has_run_the_last_run_not_full() -> None:
-    queue = queue_of(4, max_queue=2)
-    queue.add(request(3))
-    queue.add(request(2))
-    with pytest.raises(Refused) as caught:
-        queue.make_room("client", 1, 0.0, 0.05)
-    assert caught.value.retry_after_s == pytest.approx(0.05 + 2 * RUN_S)
+    for instances in (1, 2):
+        queue = queue_of(4, max_queue=2, instances=instances)
+        queue.add(request(3))
+        queue.add(request(2))
+        with pytest.raises(Refused) as caught:
+            queue.make_room("client", 1, 0.0, 0.05)
+        assert caught.value.retry_after_s == pytest.approx(0.05 + 2 * RUN_S / instances)
 
 
 def test_a_device_that_is_busy_refuses_before_anything_is_prepared() -> None:
