@@ -68,8 +68,12 @@ FAULTS: Sequence[Fault] = (
     *_of(
         "flow",
         "shared/upwell/shared/routing/flow",
-        ("request_flow.py", "if ahead == self.signals.edge_ahead:", "if ahead >= 0:"),
-        ("request_flow.py", "        self._router.give_back(decision)\n        self.signals", "        self.signals"),
+        ("request_flow.py", "if ahead != self.signals.edge_ahead:", "if ahead < 0:"),
+        (
+            "request_flow.py",
+            "            self._router.give_back(decision)\n            self.signals",
+            "            self.signals",
+        ),
         (
             "request_flow.py",
             "if decision.refusal:\n            raise self._away(error)",
@@ -267,6 +271,19 @@ FAULTS: Sequence[Fault] = (
         ("batcher.py", "        check_rows(outputs, size)\n", ""),
         ("device_scheduler.py", "hopeless(call, 1, now_s, start_s)", "hopeless(call, 1, now_s, now_s)"),
         ("queued_request.py", "return value or DEFAULT_PRIORITY", "return value"),
+        ("model_queue.py", "        if left_s <= 0:\n", "        if left_s < 0:\n"),
+        ("model_queue.py", "        wake([queued])\n", ""),
+        (
+            "model_queue.py",
+            "        if not self._clients[client]:\n            self._shares.join(client)\n",
+            "        self._shares.join(client)\n",
+        ),
+        (
+            "model_queue.py",
+            "batch, self._waiting = self._waiting, []\n            self._forget(batch)",
+            "batch, self._waiting = self._waiting, []",
+        ),
+        ("model_queue.py", "runs * run_s / self.instances", "runs * run_s"),
     ),
     *_of(
         "spool",

@@ -67,14 +67,26 @@ def test_who_waits_and_asks_again_keeps_its_claim() -> None:
     assert {one.client for one in batch} == {"a"}  # which had half as much as the other
 
 
+def test_who_loses_its_place_is_told_at_once() -> None:
+    queue, waiting = queue_of(4, max_queue=1), request_of("b")
+    waiting.wake_up = threading.Event()
+    queue.add(waiting)
+    queue.displace(waiting, 0.0, 0.0)
+    assert isinstance(waiting.error, Refused)
+    assert waiting.wake_up.is_set()
+    assert not len(queue)
+
+
 @pytest.mark.parametrize("way", ["run", "left", "late"])
 def test_who_has_nothing_waiting_any_more_takes_the_place_of_who_has_most(way: str) -> None:
     queue = queue_of(4, max_queue=3)
-    former = [request_of("a", 1.0 if way == "late" else math.inf) for _ in range(1 if way == "run" else 3)]
+    former = [request_of("a", 1.0 if way == "late" else math.inf) for _ in range(3)]
     for one in former:
         queue.add(one)
+        if way == "run":
+            assert queue.take(0.5) == ([one], [])
     if way == "run":
-        queue.take(0.5)
+        assert not len(queue)
     elif way == "late":
         assert queue.make_room("b", 1, 2.0, 2.0) is None
     else:
