@@ -219,6 +219,10 @@ def test_the_time_of_a_head_is_that_of_its_cut() -> None:
     driven.to(Send, 300)
     (sent,) = driven.told(CloudSent)
     assert (sent.model, sent.whole) == (CUT.key, MODEL)
+    driven.to(Reserve, MessageSent(300))
+    driven.to(Wait, NOW_S + 0.15)
+    driven.to(RunEdge, driven.ended(sent.call, CloudFailure(Reason.CLOUD_EXHAUSTED, "", 0.5)), at_s=0.02)
+    assert driven.told(CloudHeld) == [CloudHeld(CUT.key, 0.5)]
 
 
 def test_a_run_that_stands_in_is_owed_from_its_reservation_to_the_deadline() -> None:

@@ -183,7 +183,7 @@ class CloudAttempt:
 
     def take(self, ended: CallEnded) -> Step[None]:
         """Handle the end of a call."""
-        if ended.call not in self.calls or self.outcome is not None:
+        if ended.call not in self.calls:
             return
         if not isinstance(ended.outcome, CloudFailure):
             self.calls.remove(ended.call)
