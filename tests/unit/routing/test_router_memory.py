@@ -6,8 +6,9 @@ import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, learnt, router, signals
 from upwell.shared.routing.decide.offload import facts
-from upwell.shared.routing.decide.router_state import CloudAnswered, CloudHeld, CloudMoved, RouterState
+from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, CloudHeld, CloudMoved, RouterState
 from upwell.shared.routing.estimators.hedging import HEDGE_BURST
+from upwell.shared.routing.reasons import Reason
 
 
 def test_a_shorter_pause_does_not_cut_a_longer_one_and_another_endpoint_ends_it() -> None:
@@ -40,3 +41,8 @@ def test_a_share_of_all_rows_is_no_limit() -> None:
     by = router()
     assert by.allow(RouterState(), {MODEL: 1.0}).allowances == {}
     assert by.allow(RouterState(), {MODEL: 0.99}).allowances.keys() == {MODEL}
+
+
+def test_a_failure_that_is_no_timeout_counts_in_full_however_unlikely_an_answer_was() -> None:
+    state = learnt(router(), [CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE, chance=0.3)] * 3)
+    assert any(breaker.is_open for breaker in state.breakers.values())
