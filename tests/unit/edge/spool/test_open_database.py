@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.integration.spool.harness import case
-from upwell.edge.spool import database
-from upwell.edge.spool.database import WELL_AFTER_S, DatabaseHealth, is_damage, open_database, set_aside
-from upwell.edge.spool.item import SpoolLimits, Stored
-from upwell.edge.spool.store import Store
+from upwell.edge.spool import open_database as module
+from upwell.edge.spool.open_database import WELL_AFTER_S, DatabaseHealth, is_damage, open_database, set_aside
+from upwell.edge.spool.spool_case import SpoolLimits, Stored
+from upwell.edge.spool.spool_store import Store
 
 
 def test_every_commit_is_on_disk_and_what_is_deleted_is_gone(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_damaged_database_set_aside_has_no_log_of_an_earlier_one(tmp_path: Pat
 
 def test_a_disk_is_healthy_once_writes_have_succeeded_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: 0.0)
-    monkeypatch.setattr(database, "time", clock)
+    monkeypatch.setattr(module, "time", clock)
     health = DatabaseHealth("spool", Path("spool.db"), "nothing is kept")
     health.note_failed(OSError("full"))
     for now_s, is_well in ((1.0, False), (WELL_AFTER_S - 1.0, False), (WELL_AFTER_S, True)):
