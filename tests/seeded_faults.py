@@ -238,7 +238,6 @@ FAULTS: Sequence[Fault] = (
         ),
         ("tensor_contents.py", "array.ravel().tolist()", 'array.ravel("K").tolist()'),
         ("converters.py", "    refuse_sequence(parameters)\n    return", "    return"),
-        ("converters.py", "if taken is not None and not taken[0] and", "if taken is not None and"),
         ("message_cache.py", "        if len(_frames) >= _REMEMBERED:\n            _frames.clear()\n", ""),
         (
             "message_cache.py",

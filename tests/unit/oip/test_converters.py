@@ -252,5 +252,3 @@ def test_an_error_in_a_stream_names_its_status_and_the_request_it_is_of() -> Non
         assert (answer.id, answer.model_name, answer.model_version) == told
         assert answer.parameters[converters.STATUS].string_param == "DEADLINE_EXCEEDED"
         assert answer.parameters[converters.FINAL].bool_param
-        failure = converters.StreamFailure(told[0], "too late", "DEADLINE_EXCEEDED")
-        assert converters.parse_stream_response(data) == failure

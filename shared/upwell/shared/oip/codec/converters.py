@@ -6,8 +6,6 @@ Only this module, `tensor_messages` and `message_cache` know the message types. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.oip.codec.message_cache import answer_parts, read_cached
@@ -27,7 +25,6 @@ from upwell.shared.oip.codec.wire import (
     join,
     refuse_costly,
     split_raw_contents,
-    take_apart,
 )
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.tensors import TensorSpec
@@ -104,29 +101,6 @@ def serialize_infer_response(response: InferResponse) -> bytes:
 def serialize_stream_response(response: InferResponse) -> bytes:
     """Serialize the only `ModelStreamInferResponse` to a request. Raises `InvalidRequest` as above."""
     return join([_FINAL, *answer_parts(response)], within=_STREAMED)
-
-
-@dataclass(frozen=True)
-class StreamFailure:
-    """The failure of a request in a stream: `status` is the name of its gRPC status, "" if the server does not send it,
-    as Triton does not."""
-
-    id: str
-    text: str
-    status: str
-
-
-def parse_stream_response(data: bytes) -> InferResponse | StreamFailure:
-    """Parse a `ModelStreamInferResponse`. Raises `InvalidRequest`."""
-    taken = take_apart(data, _STREAMED)
-    if taken is not None and not taken[0] and len(taken[2]) == 1:  # an answer without an error
-        ((start, end),) = taken[2]
-        return parse_infer_response(data[start:end])
-    message = parse(stream_pb.ModelStreamInferResponse, data)
-    if not message.error_message:
-        return parse_infer_response(message.infer_response.SerializeToString())
-    status = read_parameters(message.infer_response.parameters).get(STATUS, "")
-    return StreamFailure(message.infer_response.id, message.error_message, status if isinstance(status, str) else "")
 
 
 def serialize_stream_error(text: str, status: str, request: InferRequest | None) -> bytes:

@@ -6,7 +6,7 @@ import enum
 import json
 import math
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -20,7 +20,6 @@ from upwell.shared.oip.auth.grpc_credentials import PemFiles, channel_credential
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.grpc.client.interface_relay import InterfaceRelay
-from upwell.shared.oip.grpc.server.model_stream import METHOD as STREAM
 from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.server.servicer import METHODS, SERVICE
 from upwell.shared.oip.retry_hints import told_by_trailers
@@ -86,7 +85,7 @@ class ChannelSource:
         calls_of: dict[str, Any] = {
             name: channel.unary_unary(f"/{SERVICE}/{name}") for name in (*METHODS, "ModelConfig")
         }
-        return cls(pem, channel, {**calls_of, STREAM: channel.stream_stream(f"/{SERVICE}/{STREAM}")})
+        return cls(pem, channel, calls_of)
 
 
 class _HealthToken(grpc.AuthMetadataPlugin):
@@ -213,30 +212,6 @@ class PendingInfer:
         self._future.add_done_callback(lambda _: callback(self))
 
 
-@dataclass(frozen=True)
-class StreamAnswer:
-    """The outcome of one request of a stream; `id` is the request's."""
-
-    id: str
-    outcome: InferResponse | RemoteError
-
-    def result(self) -> InferResponse:
-        """The answer. Raises the `RemoteError` instead if the request failed."""
-        if isinstance(self.outcome, RemoteError):
-            raise self.outcome
-        return self.outcome
-
-    @classmethod
-    def read(cls, data: bytes) -> StreamAnswer:
-        """Parse one message. Raises `InvalidRequest`."""
-        found = converters.parse_stream_response(data)
-        if isinstance(found, InferResponse):
-            return cls(found.id, found)
-        code = grpc.StatusCode.__members__.get(found.status)
-        kind = RemoteErrorKind.INTERNAL if code is None else KINDS.get(code, RemoteErrorKind.INTERNAL)
-        return cls(found.id, RemoteError(kind, f"{found.status or 'no status'}: {found.text}"))
-
-
 class OipClient:
     """Calls one server. Connects on the first call.
 
@@ -283,40 +258,10 @@ class OipClient:
         """Ask for one inference without waiting. Raises as `infer` does if the call cannot begin.
 
         The request may be given serialized (`converters.serialize_infer_request`), to be sent more than once.
-        `traceparent` is the call's place in a trace (a `telemetry.trace.Place` as text), "" if none.
+        `traceparent` is the call's place in a trace (a `telemetry.tracing.Place` as text), "" if none.
         """
         data = request if isinstance(request, bytes) else converters.serialize_infer_request(request)
         return PendingInfer(self._start("ModelInfer", data, timeout_s, traceparent), len(data))
-
-    def infer_stream(self, requests: Iterable[InferRequest], timeout_s: float) -> Generator[StreamAnswer, None, None]:
-        """Ask for many inferences over one call (`ModelStreamInfer`), which lasts `timeout_s` at most.
-
-        Requests are taken as the server reads them, in a thread of gRPC; answers come in the server's order, which for
-        Upwell's servers is that of the requests. A failed request yields an answer, and the stream goes on. Raises
-        `RemoteError` if the stream itself ends early, and what `requests` or serializing one of them raises. To stop
-        early, close the iterator, which cancels the call.
-        """
-        failed: list[Exception] = []
-        call: Any = None
-
-        def messages() -> Iterator[bytes]:
-            try:
-                yield from map(converters.serialize_infer_request, requests)
-            except Exception as error:  # noqa: BLE001 (gRPC would log it and end the call without its text)
-                failed.append(error)
-                call.cancel()
-
-        try:
-            call = self._method(STREAM)(messages(), **self._arguments(timeout_s))
-            for data in call:
-                yield parsed(StreamAnswer.read, data)
-        except grpc.RpcError as error:
-            raise (failed[0] if failed else _remote_error(error)) from None
-        except ValueError:
-            raise closed() from None
-        finally:
-            if call is not None:
-                call.cancel()
 
     def warm_up(self, timeout_s: float, on_end: Callable[[bool], None]) -> None:
         """Connect now, with an empty call; `on_end` is called in gRPC's thread with whether it was answered."""
