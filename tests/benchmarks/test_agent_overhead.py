@@ -130,7 +130,7 @@ def test_the_import(capsys: pytest.CaptureFixture[str]) -> None:
         return sum(map(int, re.findall(r"^import time: +(\d+) \|", said, re.MULTILINE))) / 1e3
 
     agent = "from upwell.edge import Agent"
-    statements = ("pass", "import numpy, grpc", agent, f"{agent}; from upwell.edge.server import assembly")
+    statements = ("pass", "import numpy, grpc", agent, f"{agent}; from upwell.edge.server import agent_assembly")
     taken = {statement: list[float]() for statement in statements}
     for _ in range(IMPORTS):
         for statement, samples in taken.items():

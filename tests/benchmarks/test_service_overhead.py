@@ -72,7 +72,7 @@ WITHOUT = {
     ),
     "what is remembered of answers": (
         "from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb\n"
-        "from upwell.shared.oip.codec import converters as c, messages as m, wire as w\n"
+        "from upwell.shared.oip.codec import converters as c, tensor_messages as m, wire as w\n"
         "def parts(r):\n"
         "    message = pb.ModelInferResponse(model_name=r.model, model_version=r.version, id=r.id)\n"
         "    m.write_parameters(message.parameters, r.parameters)\n"
@@ -81,12 +81,14 @@ WITHOUT = {
         "c.answer_parts = parts"
     ),
     "streams told by events": (
-        "from upwell.shared.oip.grpc import stream\n"
+        "from upwell.shared.oip.grpc.server import model_stream as stream\n"
         "from upwell.shared.oip.grpc.fastpath.stream_io import _Waits\n"
         "stream.flow_of = lambda requests, _, *rest: _Waits(requests, *rest)"
     ),
-    "the cheap flag": "import threading; from upwell.shared.oip.grpc import calls; calls.Flag = threading.Event",
-    "one at work at a time": "from upwell.cloud.workers import process; process.AT_WORK = None",
+    "the cheap flag": (
+        "import threading; from upwell.shared.oip.grpc.server import infer_call; infer_call.Flag = threading.Event"
+    ),
+    "one at work at a time": "from upwell.cloud.workers import serving_process; serving_process.AT_WORK = None",
 }
 """What is left out -> how, before `upwell serve` begins."""
 SHORTCUT_ROUNDS, SHORTCUT_CALLS, AT_ONCE = 12, 400, 8

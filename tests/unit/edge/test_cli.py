@@ -155,7 +155,7 @@ def test_importing_the_agent_is_light() -> None:
 
 
 def test_what_an_agent_is_made_of_imports_no_runtime_and_no_terminal() -> None:
-    modules = imported_by("from upwell.edge.server import assembly")
+    modules = imported_by("from upwell.edge.server import agent_assembly")
     heavy = {"torch", "onnxruntime", "onnx", "ai_edge_litert", "tflite_runtime", "matplotlib", "sklearn", "scipy"}
     assert not modules & heavy
     assert not {name for name in modules if name.startswith(("upwell.cloud", "typer", "rich"))}

@@ -20,7 +20,7 @@ SOURCES = [*sorted(FOLDER.rglob("*.py")), Path(cel_expressions.__file__)]
 
 STANDARD = {
     "__future__", "array", "bisect", "calendar", "collections", "dataclasses", "datetime", "difflib", "enum",
-    "functools", "hashlib", "heapq", "itertools", "math", "re", "statistics", "types", "typing", "zoneinfo",
+    "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "statistics", "types", "typing", "zoneinfo",
 }  # fmt: skip
 OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
 OWN = (

@@ -24,6 +24,10 @@ from upwell.shared.opamp.wire_names import CONTENT_TYPE
 BODY_S = 10.0
 """Time limit for receiving a body."""
 
+DISCARDED = 8
+"""A body of up to so many times the limit is read to its end before it is refused: closing a connection with unread
+bytes resets it, and the sender may then never see the refusal."""
+
 MOST_AT_ONCE, MOST_BODIES = 64, 512
 """Polls in progress, and polls whose bodies are still arriving. Beyond that a device must retry later, since waiting
 would only make all of them late.
@@ -120,13 +124,19 @@ async def _body(request: Request, max_bytes: int) -> bytes:
     if packing not in ("identity", "gzip"):
         raise InvalidRequest("expected Content-Encoding: gzip, or none")
     length = request.headers.get("content-length", "0")
-    if length.isascii() and length.isdigit() and int(length[:19]) > max_bytes:
-        raise TooLarge(f"the message has {length[:19]} bytes; expected at most {max_bytes}")
-    data = bytearray()
+    told_bytes = int(length[:19]) if length.isascii() and length.isdigit() else 0
+    if told_bytes > DISCARDED * max_bytes:
+        raise TooLarge(f"the message has {told_bytes} bytes; expected at most {max_bytes}")
+    data, received_bytes = bytearray(), 0
     async for piece in request.stream():
-        data += piece
-        if len(data) > max_bytes:
-            raise TooLarge(f"the message has more than {max_bytes} bytes")
+        received_bytes += len(piece)
+        if received_bytes > DISCARDED * max_bytes:
+            break
+        if received_bytes <= max_bytes:
+            data += piece
+    if max(told_bytes, received_bytes) > max_bytes:
+        has = told_bytes or f"more than {max_bytes}"
+        raise TooLarge(f"the message has {has} bytes; expected at most {max_bytes}")
     return bytes(data) if packing == "identity" else unpacked(bytes(data), max_bytes)
 
 
