@@ -24,12 +24,14 @@ from upwell.shared.routing.decide.router_state import (
     EdgeRan,
     LinkProbed,
     Outcome,
+    PicturesPrepared,
     RouterState,
     Signals,
 )
 from upwell.shared.routing.estimators.circuit_breaker import CLOSED, Breaker, BreakerVerdict
 from upwell.shared.routing.estimators.latency import LatencyWindow, RunTimes
 from upwell.shared.routing.estimators.link_estimate import LinkEstimate, LinkSample
+from upwell.shared.routing.estimators.preparation_times import EncodedPictures
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, Plan, Reason
@@ -109,6 +111,7 @@ def written_policies(draw: st.DrawFn) -> dict[str, Any]:
 
 policies = written_policies().map(Policy.model_validate)
 calls = st.sampled_from(["", "a", "b", "c"])
+pictures = st.builds(EncodedPictures, st.sampled_from(["jpeg", "png"]), st.integers(1, 1 << 26))
 outcomes = st.one_of(
     st.builds(EdgeRan, models, st.integers(1, 2000), durations_s),
     st.builds(
@@ -140,6 +143,7 @@ outcomes = st.one_of(
     st.builds(CloudDropped, models, st.just(()), calls),
     st.builds(CloudHeld, models, durations_s | st.just(math.inf)),
     st.builds(CloudMoved),
+    st.builds(PicturesPrepared, models, pictures, durations_s),
     st.builds(LinkProbed, durations_s),
     st.builds(Audited, models, st.just("no such scope"), st.booleans()),
 )
@@ -167,6 +171,7 @@ def requests(draw: st.DrawFn) -> Signals:
         has_cloud=draw(st.booleans()),
         has_scores=draw(st.booleans()),
         edge_ahead=draw(st.integers(0, 50)),
+        pictures=draw(st.none() | pictures),
     )
 
 

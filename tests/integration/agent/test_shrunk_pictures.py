@@ -26,7 +26,8 @@ from upwell.edge.server.agent_assembly import embedded_agent, serve_metrics
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.resize_parameters import Seen
-from upwell.shared.routing.decide.router_state import CloudAnswered
+from upwell.shared.routing.decide.router_state import CloudAnswered, PicturesPrepared
+from upwell.shared.routing.estimators.preparation_times import EncodedPictures
 from upwell.shared.tensors import Array
 from upwell.tools.demo.digit_data import ASSETS, pages
 
@@ -106,6 +107,17 @@ def test_a_png_goes_up_small_and_the_answer_is_the_same(tmp_path: Path, fit: str
         whole, small, size_bytes = grids(agent, metrics, data)
         assert size_bytes < len(data) / 40
         assert np.array_equal(whole, small)
+
+
+def test_a_picture_that_takes_too_long_to_decode_goes_up_as_it_is(tmp_path: Path) -> None:
+    with scene(tmp_path) as (agent, metrics):
+        data = encoded("PNG")
+        ask(agent, data)
+        before = sent_bytes(metrics)
+        assert before < len(data) / 40
+        agent.router.observe(PicturesPrepared("grids", EncodedPictures("png", 1280 * 854), 60.0))
+        ask(agent, data)
+        assert sent_bytes(metrics) - before > len(data)
 
 
 def test_a_jpeg_goes_up_small_and_the_answer_is_nearly_the_same(tmp_path: Path) -> None:

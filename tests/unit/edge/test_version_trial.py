@@ -14,7 +14,7 @@ from tests.unit.test_docs import ROOT, prose
 from upwell.edge.models import version_trial as trials
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.version_trial import Trial
-from upwell.shared.errors import InvalidRequest, ModelFailed
+from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array
 
 NOTHING: Mapping[str, Array] = {}
@@ -75,6 +75,16 @@ def test_a_bad_request_counts_for_nothing() -> None:
     for _ in range(trials.RUNS * 2):
         with pytest.raises(InvalidRequest):
             trial.run(Version("new", InvalidRequest("no picture")), NOTHING)
+    assert rejected == []
+    assert not trial.is_proven
+
+
+def test_a_picture_that_took_too_long_to_prepare_is_not_prepared_once_more() -> None:
+    rejected: list[str] = []
+    trial = Trial(Version("former"), rejected.append, nobody)
+    for _ in range(trials.RUNS * 2):
+        with pytest.raises(DeadlineExceeded):
+            trial.run(Version("new", DeadlineExceeded("the pictures took 2000 ms")), NOTHING)
     assert rejected == []
     assert not trial.is_proven
 

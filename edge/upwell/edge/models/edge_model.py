@@ -7,7 +7,8 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -36,6 +37,10 @@ NO_FACTS = "", "", ""
 
 _ANY = RunRequest()
 _NO_REPORT = LoadReport()
+
+
+NotePrepared: TypeAlias = Callable[[float], None]
+"""Takes the time that the inputs took to prepare (seconds)."""
 
 
 class NotFinite(ModelFailed):
@@ -129,26 +134,33 @@ class EdgeModel:
         self.scorer = Scorer(self.signature)
         self._scores: tuple[object, bool] = ((), False)
 
-    def run(self, inputs: Mapping[str, Array], deadline_s: float, run_request: RunRequest = _ANY) -> EdgeRun:
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        deadline_s: float,
+        run_request: RunRequest = _ANY,
+        note_prepared: NotePrepared | None = None,
+    ) -> EdgeRun:
         """Answer inputs that passed `signature.check_inputs` on the device, in the caller's thread.
 
-        Raises `Refused`, `Superseded` and `DeadlineExceeded` as `EdfScheduler.acquire` does, `InvalidRequest` for a
-        picture that cannot be decoded and `ModelFailed` if the runtime fails.
+        `note_prepared` is called before the model runs, and what it raises ends the run. Raises `Refused`, `Superseded`
+        and `DeadlineExceeded` as `EdfScheduler.acquire` does, `InvalidRequest` for a picture that cannot be decoded and
+        `ModelFailed` if the runtime fails.
         """
         with self.scheduler.acquire(deadline_s, run_request):
             trial = self.trial
             if trial is None:
-                return self._run_checked(inputs)
+                return self._run_checked(inputs, note_prepared)
             if trial.is_proven:
                 self.trial = self.versions = None  # which frees the previous version's memory
-            return trial.run(self.run_now, inputs, deadline_s)
+            return trial.run(partial(self._run_checked, note_prepared=note_prepared), inputs, deadline_s)
 
     def run_now(self, inputs: Mapping[str, Array]) -> EdgeRun:
         """`run` without the scheduler: for tests and warm-up, before the model is served."""
         self.signature.check_inputs(inputs)
         return self._run_checked(inputs)
 
-    def _run_checked(self, inputs: Mapping[str, Array]) -> EdgeRun:
+    def _run_checked(self, inputs: Mapping[str, Array], note_prepared: NotePrepared | None = None) -> EdgeRun:
         started_s, processor = time.monotonic(), self.processor
         candidates: CandidatesByOutput | None = None
         if processor.identity:  # no pre-processing, and the inputs were already checked
@@ -159,6 +171,8 @@ class EdgeModel:
                 outputs = processor.run_rows(self.runtime.run, Prepared(inputs, rows, None))
         else:
             prepared = processor.pre(inputs)
+            if note_prepared is not None:
+                note_prepared(time.monotonic() - started_s)
             made = processor.run_rows(self.runtime.run, prepared)
             outputs, candidates = processor.post_with_candidates(made, prepared)
         if not self.exits:
@@ -290,11 +304,17 @@ class Head:
         """Whether it can run this many rows at once, as its tail must too."""
         return rows == 1 or self.edge.signature.has_rows or not chunk_of(self.edge.runtime.inputs)
 
-    def run(self, inputs: Mapping[str, Array], deadline_s: float, run_request: RunRequest) -> HeadOutput:
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        deadline_s: float,
+        run_request: RunRequest,
+        note_prepared: NotePrepared | None = None,
+    ) -> HeadOutput:
         """Run it on checked inputs of the whole. Raises as `EdgeModel.run` does."""
         taken = self.edge.signature.inputs
         own = inputs if len(taken) == len(inputs) else {one.name: inputs[one.name] for one in taken}
-        run = self.edge.run(own, deadline_s, run_request)
+        run = self.edge.run(own, deadline_s, run_request, note_prepared)
         tensors = {tensor.name: run.outputs[tensor.name] for tensor in self.cut.tensors}
         made = {name: run.outputs[name] for name in self.cut.outputs}
         if not (self.cut.raw_inputs or self.cut.needs_post):

@@ -7,18 +7,20 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from upwell.edge.models.edge_model import EdgeRun
+from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.request.request_context import RequestContext
 from upwell.edge.uplink.uplink import CloudReply
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.decide.router_state import Signals
+from upwell.shared.routing.estimators.preparation_times import LEAST_PIXELS, EncodedPictures
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.request_tags import NO_TAGS, checked_tags
+from upwell.shared.signature.picture_codec import encoded_forms, encoded_pixels
 from upwell.shared.signature.signature import Signature
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes, encode_for_uplink, saved_bytes
 from upwell.shared.tensors import Array
@@ -151,6 +153,13 @@ def as_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
         raise InvalidRequest(str(error)) from None
 
 
+def pictures_of(model: EdgeModel, inputs: Mapping[str, Array]) -> EncodedPictures | None:
+    """The encoded pictures among a model's inputs, if they are large enough for their preparation to count."""
+    arrays = [inputs[name] for name in model.pictures if name in inputs]
+    pixels = encoded_pixels(arrays)
+    return EncodedPictures(encoded_forms(arrays), pixels) if pixels >= LEAST_PIXELS else None
+
+
 def signals_of(
     context: RequestContext, model: ServedModel, request: Request
 ) -> tuple[Signals, Mapping[str, Array], Resizes]:
@@ -162,20 +171,29 @@ def signals_of(
     edge, entry_model, inputs = model.edge, model.entry_model, request.inputs
     rows = entry_model.signature.check_inputs(inputs) if entry_model else 1
     has_cloud = bool(model.cloud_model) and bool(context.uplinks)
-    seen = context.seen.get(model.name) if has_cloud else None
-    resizes = NO_RESIZES if seen is None else seen.resizes
-    sent_inputs = encode_for_uplink(entry_model.signature, inputs, resizes) if entry_model and has_cloud else inputs
+    resizes, sent_inputs = NO_RESIZES, inputs
+    if has_cloud:
+        seen = context.seen.get(model.name)
+        resizes = NO_RESIZES if seen is None else seen.resizes
+        if entry_model:
+            sent_inputs = encode_for_uplink(entry_model.signature, inputs, resizes)
     sizes: tuple[int, ...]
-    up_sizes: tuple[int, ...] = ()
+    more: dict[str, Any] = {}
     if edge and edge.exits:
         sizes = (edge.exit_row_bytes,) * rows
+        if edge.pictures and (pictures := pictures_of(edge, inputs)) is not None:
+            more["pictures"] = pictures
     elif entry_model is None:
         sizes = (size_bytes(inputs),)
+    elif (row_bytes := entry_model.signature.row_bytes) is not None:
+        sizes = (row_bytes,) * rows
     else:
-        row_bytes = entry_model.signature.row_bytes
-        sizes = entry_model.signature.row_sizes_bytes(sent_inputs) if row_bytes is None else (row_bytes,) * rows
+        sizes = entry_model.signature.row_sizes_bytes(sent_inputs)
+        if entry_model.pictures and (pictures := pictures_of(entry_model, inputs)) is not None:
+            more["pictures"] = pictures
         saved = saved_bytes(entry_model.signature, sent_inputs, resizes) if resizes else ()
-        up_sizes = tuple(size - less for size, less in zip(sizes, saved, strict=True)) if saved else ()
+        if saved:
+            more["up_sizes_bytes"] = tuple(size - less for size, less in zip(sizes, saved, strict=True))
     hards = context.router.hards(model.name)
     has_scores = bool(hards) and edge is not None and edge.can_score(hards)
     ahead = entry_model.scheduler.queue.ahead if entry_model else 0
@@ -183,8 +201,8 @@ def signals_of(
     signals = Signals(
         facts, sizes, request.arrived_s, request.deadline_s, edge is not None, has_cloud, has_scores, ahead
     )
-    if up_sizes:
-        signals = replace(signals, up_sizes_bytes=up_sizes)
+    if more:
+        signals = replace(signals, **more)
     if (model.heads and bool(context.uplinks)) or (edge and edge.exits):
         heads = () if not context.uplinks else (head for head in model.heads if head.takes(rows))
         routes = tuple(head.split_route for head in heads)

@@ -17,18 +17,22 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
-from upwell.edge.models.edge_model import HeadOutput, NotFinite
+from upwell.edge.models.edge_model import EdgeModel, HeadOutput, NotFinite
 from upwell.edge.models.served_model import ServedModel
+from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.build_answer import build_answer
-from upwell.edge.request.request import Request, RowParts, signals_of
+from upwell.edge.request.request import Request, RowParts, pictures_of, signals_of
 from upwell.edge.request.request_context import RequestContext
 from upwell.edge.request.request_record import RequestRecord
 from upwell.edge.request.request_spans import EDGE, HEAD, UPLINK, add_decision, add_run
 from upwell.edge.uplink.cloud_call import CloudCall, CloudReply, Message
 from upwell.edge.uplink.egress_check import EgressForbidden
-from upwell.shared.errors import ModelFailed, Refused
+from upwell.shared.errors import DeadlineExceeded, ModelFailed, Refused
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.routing.decide.edge_time import may_shrink, preparation_s
+from upwell.shared.routing.decide.router_state import Decision, PicturesPrepared
+from upwell.shared.routing.estimators.preparation_times import NO_PREPARATIONS, EncodedPictures
 from upwell.shared.routing.flow.flow_actions import (
     Admit,
     CallEnded,
@@ -47,8 +51,7 @@ from upwell.shared.routing.flow.flow_actions import (
     Wait,
 )
 from upwell.shared.routing.flow.request_flow import RequestFlow
-from upwell.shared.routing.policy.settings import LowerQuality
-from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, timed
+from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, RunRequest, timed, with_preparation
 from upwell.shared.signature.uplink_pictures import at_quality, encode_for_uplink, shrink_for_uplink
 from upwell.shared.telemetry.tracing import Place
 from upwell.shared.tensors import Array
@@ -64,6 +67,40 @@ class _Call:
     attempt: int
     place: Place | None
     has_ended: bool = False
+
+
+class _Preparation:
+    """How long the pictures of one run took to prepare: told to the router, and the end of a run that they made late.
+
+    `run_request` counts the expected time, which the device is busy with too. `duration_s` is 0 before, and where the
+    pictures are so small that their preparation counts as part of the run.
+    """
+
+    def __init__(
+        self,
+        router: RouterService,
+        model: str,
+        pictures: EncodedPictures | None,
+        deadline_s: float,
+        run_request: RunRequest,
+    ) -> None:
+        self._router, self._model, self._pictures = router, model, pictures
+        self.duration_s = 0.0
+        self.run_request = run_request
+        self._latest_start_s = deadline_s - (0.0 if run_request.is_owed else run_request.known_run_s)
+        if pictures is not None:
+            times = router.recent.preparation.get(model, NO_PREPARATIONS)
+            self.run_request = with_preparation(run_request, times.expect_s(pictures, time.monotonic()))
+
+    def __call__(self, duration_s: float) -> None:
+        """Note the time. Raises `DeadlineExceeded`."""
+        if self._pictures is not None:
+            self.duration_s = duration_s
+            self._router.observe(PicturesPrepared(self._model, self._pictures, duration_s))
+        if time.monotonic() > self._latest_start_s:
+            raise DeadlineExceeded(
+                f"the pictures took {duration_s * 1e3:.1f} ms to prepare, which left too little time for the run"
+            )
 
 
 _NO_HALVES: Mapping[int, HeadOutput] = MappingProxyType({})
@@ -168,23 +205,29 @@ class RequestDriver:
         owed = replace(self._run_request, is_owed=True) if action.is_owed else self._run_request
         times = self._context.router.recent.edge.get(self._model.name)
         run_request = timed(owed, times, len(rows), self._arrived_s, time.monotonic())
-        run = edge.run(self._select(self._inputs, rows), action.deadline_s, run_request)
+        inputs, prepared = self._select(self._inputs, rows), None
+        if self._flow.signals.pictures is not None:
+            prepared = self._preparation(edge, inputs, action.deadline_s, run_request)
+            run_request = prepared.run_request
+        run = edge.run(inputs, action.deadline_s, run_request, prepared)
         if self._context.trace is not None:
             add_run(self._context.trace, EDGE, len(rows), run.duration_s)
         self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest
         self._parts.edge.append((rows, run))
         if run.exits:
             self._sent_inputs = run.exits
-        return run.duration_s
+        return run.duration_s if prepared is None else max(0.0, run.duration_s - prepared.duration_s)
 
     def _run_head(self, action: RunHead) -> float:
         decision, key = action.decision, action.split_route.key
         rows, times = len(decision.up_rows), self._context.router.recent.edge.get(key)
         run_request = timed(self._run_request, times, rows, self._arrived_s, time.monotonic())
+        head, inputs, prepared = self._model.head(key), self._select(self._inputs, decision.up_rows), None
+        if self._flow.signals.pictures is not None:
+            prepared = self._preparation(head.edge, inputs, decision.deadline_s, run_request)
+            run_request = prepared.run_request
         try:
-            half = self._model.head(key).run(
-                self._select(self._inputs, decision.up_rows), decision.deadline_s, run_request
-            )
+            half = head.run(inputs, decision.deadline_s, run_request, prepared)
         except Exception as error:
             text = "model=%s: the head of %s failed: %s"
             _log.warning(text, self._model.name, action.split_route, type(error).__name__)
@@ -193,7 +236,12 @@ class RequestDriver:
             add_run(self._context.trace, HEAD, rows, half.duration_s)
         self._edge_s = (self._edge_s or 0.0) + half.duration_s
         self._halves = {**self._halves, len(self._flow.attempts): half}
-        return half.duration_s
+        return half.duration_s if prepared is None else max(0.0, half.duration_s - prepared.duration_s)
+
+    def _preparation(
+        self, model: EdgeModel, inputs: Mapping[str, Array], deadline_s: float, run_request: RunRequest
+    ) -> _Preparation:
+        return _Preparation(self._context.router, self._model.name, pictures_of(model, inputs), deadline_s, run_request)
 
     def _score(self, action: Score) -> tuple[float, ...] | None:
         edge = self._model.edge
@@ -205,7 +253,7 @@ class RequestDriver:
 
     def _encode(self, action: Encode) -> int:
         attempt, half = self._flow.attempts[action.attempt], self._halves.get(action.attempt)
-        inputs = self._message_inputs(attempt.rows, attempt.decision.quality) if half is None else half.tensors
+        inputs = self._message_inputs(attempt.rows, attempt.decision) if half is None else half.tensors
         split_route = attempt.decision.split_route
         model = self._model.cloud_model if split_route is None else self._model.head(split_route.key).cut.tail
         message = Message.of(InferRequest(model=model, inputs=inputs, id=self._id), self._context.traceparent)
@@ -216,13 +264,17 @@ class RequestDriver:
         self._messages[action.attempt] = message
         return len(message.data)
 
-    def _message_inputs(self, rows: tuple[int, ...], quality: LowerQuality | None) -> Mapping[str, Array]:
-        inputs, entry_model = self._select(self._sent_inputs, rows), self._model.entry_model
-        if entry_model is not None and quality is not None:
+    def _message_inputs(self, rows: tuple[int, ...], decision: Decision) -> Mapping[str, Array]:
+        inputs, entry_model, quality = self._select(self._sent_inputs, rows), self._model.entry_model, decision.quality
+        if entry_model is None or (quality is None and not self._resizes):
+            return inputs
+        now_s = time.monotonic()
+        prepare_s = preparation_s(self._context.router.recent, self._flow.signals, len(rows), now_s)
+        if prepare_s > 0.0 and not may_shrink(prepare_s, now_s, decision.fallback_start_s):
+            return inputs
+        if quality is not None:
             signature = at_quality(entry_model.signature, quality.quality)
             return encode_for_uplink(signature, self._select(self._inputs, rows), self._resizes)
-        if entry_model is None or not self._resizes:
-            return inputs
         return shrink_for_uplink(entry_model.signature, inputs, self._resizes)
 
     def _queue(self, action: JoinQueue) -> None:

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,11 @@ from upwell.shared.signature.signature import Signature, UplinkEncoding
 from upwell.shared.tensors import Array
 
 Color = Literal["rgb", "gray"]
+
+_FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = MappingProxyType(
+    {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF": "webp"}
+)
+"""How a file of each format begins."""
 
 MAX_DECODED_SIDE = 65_535
 """Maximum side of a decoded picture: JPEG's own limit. Resizing a taller picture would take memory in proportion to its
@@ -144,6 +150,11 @@ def _refusing() -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 (the decoder's boundary: Pillow raises anything for broken files)
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise InvalidRequest(f"the picture is damaged and cannot be decoded: {reason}") from None
+
+
+def form_of(data: bytes) -> Literal["jpeg", "png", "webp"] | None:
+    """The format of an encoded picture, by its first bytes; None if it is another."""
+    return next((form for start, form in _FORMS.items() if data.startswith(start)), None)
 
 
 def header_size(data: bytes) -> tuple[int, int]:
@@ -362,10 +373,15 @@ BUDGET = PixelBudget(AT_ONCE)
 
 def encoded_pixels(inputs: Iterable[Array]) -> int:
     """The number of pixels in the headers of the pictures among these tensors; other elements count as 0."""
-    return sum(
-        header_pixels(element)
-        for array in inputs
-        if array.dtype == np.object_
-        for element in array.ravel().tolist()
-        if isinstance(element, bytes)
-    )
+    return sum(map(header_pixels, _encoded(inputs)))
+
+
+def encoded_forms(inputs: Iterable[Array]) -> str:
+    """The formats of the pictures among these tensors, in order of name, joined by `+`."""
+    return "+".join(sorted({form for data in _encoded(inputs) if (form := form_of(data)) is not None}))
+
+
+def _encoded(inputs: Iterable[Array]) -> Iterator[bytes]:
+    for array in inputs:
+        if array.dtype == np.object_:
+            yield from (element for element in array.ravel().tolist() if isinstance(element, bytes))

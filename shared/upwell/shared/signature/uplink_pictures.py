@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -17,6 +17,7 @@ from upwell.shared.signature.picture_codec import (
     Box,
     EncodedPicture,
     encode,
+    form_of,
     header_pixels,
     header_size,
     in_rgb,
@@ -36,11 +37,6 @@ most 19 of 255 in any pixel, by 1.7 on average, from those not encoded again. PN
 
 _DENSER: Mapping[str, float] = MappingProxyType({"jpeg": 2.0, "webp": 2.0, "png": 1.0})
 """Factor by which a shrunk photograph has more bytes per pixel."""
-
-_FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = MappingProxyType(
-    {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF": "webp"}
-)
-"""How a file of each format begins."""
 
 _WITHOUT_PLACES: frozenset[OutputKind] = frozenset({"probabilities", "logits", "embedding"})
 
@@ -135,7 +131,7 @@ def _recoded(data: object, encoding: UplinkEncoding, seen: Resize | None) -> obj
     """An encoded picture for the uplink: shrunk or encoded again if that is wanted and makes it smaller."""
     if not isinstance(data, bytes):  # a caller's array may have any elements
         return data
-    form = _form(data)
+    form = form_of(data)
     try:
         with BUDGET.holding(header_pixels(data)):
             picture = EncodedPicture(data, "rgb", DEFAULT_MAX_PIXELS, exact=False)
@@ -195,7 +191,7 @@ def _saved(data: object, seen: Resize) -> int:
     if isinstance(data, np.ndarray):
         height, width, channels = data.shape
         size, size_bytes, density = (int(width), int(height)), int(height * width * channels), 1.0
-    elif isinstance(data, bytes) and (form := _form(data)) is not None:
+    elif isinstance(data, bytes) and (form := form_of(data)) is not None:
         size, size_bytes, density = header_size(data), len(data), _DENSER[form]
     else:
         return 0
@@ -204,10 +200,6 @@ def _saved(data: object, seen: Resize) -> int:
     if made == size:
         return 0
     return max(0, size_bytes - round(density * size_bytes * made[0] * made[1] / pixels))
-
-
-def _form(data: bytes) -> Literal["jpeg", "png", "webp"] | None:
-    return next((form for start, form in _FORMS.items() if data.startswith(start)), None)
 
 
 def _filter(seen: Resize | None) -> Image.Resampling:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from upwell.shared.routing.decide.router_state import RouterState, Signals
 from upwell.shared.routing.estimators.latency import FRESH_S
@@ -18,34 +18,61 @@ class EdgeTime:
     """The predicted time on the device for this request, behind the runs that it already owes.
 
     `usual_s` is the recent time and decides on admission; `cautious_s`, the 99th percentile, decides how early a run
-    starts that stands in for the cloud. NaN if nothing was measured, or there is no edge side.
+    starts that stands in for the cloud. NaN if nothing was measured, or there is no edge side. All contain
+    `prepare_s`, what the request's pictures need before the run; 0 if unknown.
     """
 
     usual_s: float
     cautious_s: float
     fastest_s: float
     silence_s: float
+    prepare_s: float = 0.0
 
     @classmethod
     def of(cls, state: RouterState, signals: Signals, rows: int, now_s: float) -> EdgeTime:
         """The times for `rows` rows of this request's model; unknown if nothing was measured."""
         times = state.edge.get(signals.request_facts.model)
         window = None if times is None or not signals.has_edge else times.expect(rows)
-        if window is None:
-            return NO_EDGE_TIME
-        queue_s = signals.edge_ahead * window.lately_s
-        return cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, now_s - window.last_at_s)
+        run = NO_EDGE_TIME
+        if window is not None:
+            queue_s = signals.edge_ahead * window.lately_s
+            run = cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, now_s - window.last_at_s)
+        if signals.pictures is None or not signals.has_edge:
+            return run
+        return run.behind(preparation_s(state, signals, rows, now_s))
+
+    def behind(self, prepare_s: float) -> EdgeTime:
+        """The times of a run before which pictures are prepared; an unknown run counts as 0 beside a known time."""
+        if not prepare_s > 0.0:
+            return self
+        run = EdgeTime(0.0, 0.0, 0.0, math.inf) if math.isnan(self.usual_s) else self
+        usual_s, cautious_s, fastest_s = run.usual_s + prepare_s, run.cautious_s + prepare_s, run.fastest_s + prepare_s
+        return EdgeTime(usual_s, cautious_s, fastest_s, run.silence_s, prepare_s)
 
     def in_time(self, deadline_s: float, now_s: float) -> bool:
         """Whether the device is predicted to answer by `deadline_s`.
 
         An old measurement may be one bad moment, kept for ever because nothing ran since. Then the fastest run counts,
-        and after `LONG_SILENCE_S` nothing does: the device is tried.
+        and after `LONG_SILENCE_S` only the preparation does: the device is tried.
         """
         needed_s = self.usual_s if self.silence_s <= FRESH_S else self.fastest_s
         if self.silence_s > LONG_SILENCE_S:
-            needed_s = math.nan
+            needed_s = self.prepare_s
         return now_s < deadline_s and not now_s + needed_s > deadline_s  # NaN: the unknown is tried
+
+
+def preparation_s(state: RouterState, signals: Signals, rows: int, now_s: float) -> float:
+    """What the pictures of `rows` rows of a request need on the device before a run; 0 if unknown or without."""
+    pictures, times = signals.pictures, state.preparation.get(signals.request_facts.model)
+    if pictures is None or times is None:
+        return 0.0
+    of_rows = replace(pictures, pixels=max(1, pictures.pixels * rows // len(signals.row_sizes_bytes)))
+    return times.expect_s(of_rows, now_s)
+
+
+def may_shrink(prepare_s: float, now_s: float, until_s: float) -> bool:
+    """Whether pictures that go up may be shrunk first, which is to decode them: half of the time is the link's."""
+    return not now_s + 2.0 * prepare_s > until_s
 
 
 NO_EDGE_TIME = EdgeTime(math.nan, math.nan, math.nan, math.inf)

@@ -41,6 +41,7 @@ class FastPath:
             window is None
             or not signals.has_edge
             or signals.split_routes
+            or signals.pictures is not None
             or signals.hardness is not None
             or max(sizes) > self._above_bytes
             or now_s - window.last_at_s > FRESH_S
@@ -49,7 +50,7 @@ class FastPath:
         deadline_s = min(signals.caller_deadline_s, signals.arrived_s + self._limit_s)
         queue_s = signals.edge_ahead * window.lately_s
         edge_s = queue_s + window.lately_s
-        if not now_s < deadline_s or now_s + edge_s > deadline_s:
+        if now_s + edge_s >= deadline_s:
             return None
         give_up_s = deadline_s - reserve_s(deadline_s - signals.arrived_s)
         found = self._found[signals.has_cloud, signals.has_scores]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import NamedTuple
 
-from upwell.shared.routing.decide.edge_time import EdgeTime
+from upwell.shared.routing.decide.edge_time import EdgeTime, preparation_s
 from upwell.shared.routing.decide.router_state import LINK, RouterState, Signals, SplitRoute
 from upwell.shared.routing.estimators.budget_ledger import Draw
 from upwell.shared.routing.estimators.circuit_breaker import BreakerVerdict
@@ -194,6 +194,8 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
     predicted = predict(state, times_key, len(rows), size_bytes, max(SURE, settings.confidence), case.now_s)
     if route is not None:
         predicted = _with_head(case, route, len(rows), predicted)
+    elif case.signals.pictures is not None and case.signals.up_sizes_bytes:  # to shrink them is to decode them
+        predicted = _delayed(predicted, preparation_s(state, case.signals, len(rows), case.now_s))
     if must:  # it waits behind others of its kind, and nothing overtakes those
         owed_s = state.queue.owed_bytes * state.link.inverse_bandwidth_s_per_byte
         usual_s, sure_s = predicted.usual_s + owed_s, predicted.sure_s + owed_s
@@ -284,11 +286,16 @@ def _with_head(case: OffloadCase, route: SplitRoute, rows: int, predicted: Predi
     """The prediction including the head's run behind the runs that the device owes, and the plan's time for an unused
     tail."""
     state, model = case.state, case.signals.request_facts.model
-    head_s = _head_s(state, route, rows)
+    head_s = _head_s(state, route, rows) + preparation_s(state, case.signals, rows, case.now_s)
     window = state.edge[model].expect(rows) if case.signals.edge_ahead and model in state.edge else None
     more_s = head_s + (case.signals.edge_ahead * window.lately_s if window is not None else 0.0)
     if route.key not in state.cloud and not math.isnan(route.tail_s):
         more_s += route.tail_s * rows
+    return _delayed(predicted, more_s)
+
+
+def _delayed(predicted: Prediction, more_s: float) -> Prediction:
+    """The prediction for a message that leaves so much later."""
     return Prediction(predicted.usual_s + more_s, predicted.sure_s + more_s, predicted.server_s + more_s)
 
 

@@ -31,6 +31,7 @@ from upwell.shared.routing.decide.router_state import (
     GaveUp,
     LinkProbed,
     Outcome,
+    PicturesPrepared,
     RouterState,
     Scored,
     Signals,
@@ -43,6 +44,7 @@ from upwell.shared.routing.estimators.hedging import HEDGE_BURST, NO_HEDGES, pai
 from upwell.shared.routing.estimators.latency import RunTimes
 from upwell.shared.routing.estimators.link_estimate import LinkEstimate
 from upwell.shared.routing.estimators.offload_share import ShareController
+from upwell.shared.routing.estimators.preparation_times import NO_PREPARATIONS
 from upwell.shared.routing.estimators.uplink_backlog import Backlog
 from upwell.shared.routing.estimators.uplink_bid_price import BidPrice
 from upwell.shared.routing.hardness import is_hard
@@ -109,11 +111,13 @@ class Router:
         """The state once the device runs another model under this name, or the same on other hardware: its run times
         are forgotten. Its scores are too unless they are alike; the shares that were offloaded are kept."""
         edge = {name: times for name, times in state.edge.items() if name != model}
+        preparation = {name: times for name, times in state.preparation.items() if name != model}
+        state = replace(state, edge=edge, preparation=preparation)
         if scores_alike:
-            return replace(state, edge=edge)
+            return state
         ours = {hard.scope: hard for hard in self.hards(model) if hard.scope in state.shares}
         anew = {scope: state.shares[scope].of_another_model(hard) for scope, hard in ours.items()}
-        return replace(state, edge=edge, shares={**state.shares, **anew})
+        return replace(state, shares={**state.shares, **anew})
 
     def verdict(self, state: RouterState, signals: Signals, now_s: float) -> Verdict:
         """The policy's verdict on this request, before any prediction."""
@@ -260,6 +264,10 @@ class Router:
             hard = self._hard.get(outcome.scope, HardSettings())
             tally = _tally(state, hard, outcome.scope)
             return replace(state, audits={**state.audits, outcome.scope: tally.add(outcome.disagreed)})
+        if isinstance(outcome, PicturesPrepared):
+            times = state.preparation.get(outcome.model, NO_PREPARATIONS)
+            times = times.add(outcome.pictures, outcome.duration_s, now_s)
+            return replace(state, preparation={**state.preparation, outcome.model: times})
         return state_updates.ended(state, outcome, now_s)
 
     def allow(self, state: RouterState, shares: Mapping[str, float]) -> RouterState:

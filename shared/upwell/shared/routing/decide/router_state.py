@@ -16,6 +16,7 @@ from upwell.shared.routing.estimators.fleet_allowance import Allowance
 from upwell.shared.routing.estimators.latency import AnswerTimes, RunTimes
 from upwell.shared.routing.estimators.link_estimate import LinkEstimate
 from upwell.shared.routing.estimators.offload_share import ShareController
+from upwell.shared.routing.estimators.preparation_times import EncodedPictures, PreparationTimes
 from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.routing.estimators.uplink_backlog import Backlog
 from upwell.shared.routing.estimators.uplink_bid_price import MIDDLING, BidPrice
@@ -48,7 +49,8 @@ class LinkState:
 class RouterState:
     """Everything learnt so far; immutable, so that a decision sees one consistent state.
 
-    By model: `edge` and `cloud` are the times of runs on either side, `answers` those from sending to answer, `replies`
+    By model: `edge` and `cloud` are the times of runs on either side, `preparation` those of preparing the pictures of
+    a run, which `edge` does not contain, `answers` those from sending to answer, `replies`
     the bytes of an answer for one row, `hedges` what may be spent on second requests, `last_side` whether the last
     candidate went up (True) or was kept for its predicted time (False), `last_split_route` the `SplitRoute.key`
     by which it went up last, empty for the whole model, `backoff_until` the instants before which the cloud said not to
@@ -77,6 +79,7 @@ class RouterState:
     allowances: Mapping[str, Allowance] = field(default_factory=dict)
     bid_prices: Mapping[tuple[str, Measure], BidPrice] = field(default_factory=dict)
     overruns: Overruns = Overruns()  # noqa: RUF009  likewise
+    preparation: Mapping[str, PreparationTimes] = field(default_factory=dict)
     interface: str = ""
     others: Mapping[str, LinkState] = field(default_factory=dict)
 
@@ -140,6 +143,7 @@ class Signals:
     the runs on the device before this one. After the edge run the router is asked again: then `scored_rows` are the
     rows that ran and `hardness` their scores. `has_cloud` concerns the whole model, `split_routes` are cuts by which it
     may be offloaded too. `exits`: the device's model is a head with an early answer, so offloaded rows go to its tail.
+    `pictures`: large encoded pictures that the device would have to decode; None without.
     """
 
     request_facts: RequestFacts
@@ -155,6 +159,7 @@ class Signals:
     split_routes: tuple[SplitRoute, ...] = ()
     exits: bool = False
     up_sizes_bytes: tuple[int, ...] = ()
+    pictures: EncodedPictures | None = None
 
     @property
     def wire_sizes_bytes(self) -> tuple[int, ...]:
@@ -237,6 +242,15 @@ class EdgeRan:
 
     model: str
     rows: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PicturesPrepared:
+    """The device decoded and resized the pictures of a request to this model in `duration_s` seconds."""
+
+    model: str
+    pictures: EncodedPictures
     duration_s: float
 
 
@@ -370,6 +384,7 @@ class LinkProbed:
 
 Outcome: TypeAlias = (
     EdgeRan
+    | PicturesPrepared
     | Scored
     | Audited
     | CloudSent

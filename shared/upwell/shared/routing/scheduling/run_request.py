@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from upwell.shared.routing.decide.edge_time import LONG_SILENCE_S
@@ -61,8 +61,19 @@ def timed(run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s:
     The prediction is the router's: an old measurement counts with its fastest run, and after a long silence not at all.
     """
     window = None if times is None else times.windows.get(rows) or times.expect(rows)
-    run_s, spread_s = math.nan, 0.0
-    if window is not None and now_s - window.last_at_s <= LONG_SILENCE_S:
-        run_s = window.lately_s if now_s - window.last_at_s <= FRESH_S else window.fastest_s
-        spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
+    if window is None or now_s - window.last_at_s > LONG_SILENCE_S:
+        return RunRequest(math.nan, 0.0, run_request.priority, run_request.stream, arrived_s, run_request.is_owed)
+    run_s = window.lately_s if now_s - window.last_at_s <= FRESH_S else window.fastest_s
+    spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
     return RunRequest(run_s, spread_s, run_request.priority, run_request.stream, arrived_s, run_request.is_owed)
+
+
+def with_preparation(run_request: RunRequest, prepare_s: float) -> RunRequest:
+    """The run request of a run before which pictures are prepared, on the device too; 0 if that time is unknown."""
+    if not prepare_s > 0.0:
+        return run_request
+    return replace(
+        run_request,
+        run_s=run_request.known_run_s + prepare_s,
+        spread_s=run_request.spread_s + LEAST_SPREAD * prepare_s,
+    )
