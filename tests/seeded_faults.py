@@ -189,7 +189,7 @@ FAULTS: Sequence[Fault] = (
             "spent = window.spent + draw.amount",
         ),
         ("estimators/budget_ledger.py", "day=min(billing_day, last.day)", "day=min(billing_day, 28)"),
-        ("decide/edge_time.py", "queue_s = signals.edge_ahead * window.lately_s", "queue_s = 0.0"),
+        ("decide/edge_time.py", "queue_s = signals.edge_ahead * (window.lately_s + prepare_s)", "queue_s = 0.0"),
         ("estimators/link_estimate.py", "confidence * (count + 1)", "confidence * count"),
         ("estimators/link_estimate.py", "oldest = bounds[0] if len(bounds) >= self.SAMPLES // 2 else 0", "oldest = 0"),
         (

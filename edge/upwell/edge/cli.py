@@ -88,7 +88,10 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
         for health in running.health():
             console.print(summary(health), markup=False)
         gc.collect()
-        gc.freeze()  # otherwise a full collection stops all requests while it scans what was loaded at the start
+        if not any(served.entry_model and served.entry_model.trial for served in running.models.values()):
+            # Otherwise a full collection stops all requests while it scans what was loaded at the start. A version on
+            # trial and its predecessor know each other, and only a collection frees the one that is not kept.
+            gc.freeze()
         count = len(running.models)
         console.print(
             f"serving on {', '.join(server.addresses)} ({count} model{'s' if count > 1 else ''})", markup=False

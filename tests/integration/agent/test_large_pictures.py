@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.faults.scene import write_agent
 from tests.unit.models_for_tests import slow_picture
+from upwell.edge.request.request_driver import _Preparation
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import DeadlineExceeded, Refused
@@ -87,6 +88,18 @@ def test_a_picture_decoded_too_late_is_not_run_and_the_next_is_refused(
                 agent.infer("m", {"image": LARGE}, deadline_s=DEADLINE_S)
         monkeypatch.undo()
         assert agent.infer("m", {"image": LARGE}).reason == agent.infer("m", {"image": SMALL}).reason
+
+
+def test_a_run_that_no_longer_fits_is_refused_so_that_the_cloud_can_be_asked(tmp_path: Path) -> None:
+    with agent_of(tmp_path) as agent:
+        router = agent.router
+        in_time, too_late = (
+            _Preparation(router, "m", None, time.monotonic() + left_s, RunRequest(run_s=10.0)) for left_s in (5.0, -5.0)
+        )
+        with pytest.raises(Refused, match=r"took 1000\.0 ms to prepare"):
+            in_time(1.0)
+        with pytest.raises(DeadlineExceeded, match=r"took 1000\.0 ms to prepare"):
+            too_late(1.0)
 
 
 def test_the_times_of_runs_do_not_contain_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,29 @@ def test_to_shrink_a_picture_for_the_cloud_takes_the_time_of_decoding_it() -> No
     assert found.predicted_cloud_s == pytest.approx(plain.predicted_cloud_s + DECODE_S)
 
 
+def test_what_takes_too_long_to_shrink_is_counted_whole_and_goes_up_whole() -> None:
+    by, state = router("version: 1\ndefaults: {large: {above: 100B}, deadline: 5s}"), with_past(cloud_s=0.1)
+    asked = signals((2000,), up_sizes_bytes=(900,), pictures=PNG)
+    least_s = 2 * DECODE_S + RUN_S  # the link has as long as the decoding, and a run that stands in begins in time
+    long, short = (
+        by.decide(state, replace(asked, caller_deadline_s=NOW_S + left_s), NOW_S)
+        for left_s in (least_s + 0.1, least_s - 0.1)
+    )
+    assert long.up_rows
+    assert long.shrinks
+    whole = by.decide(state, replace(asked, up_sizes_bytes=(), caller_deadline_s=NOW_S + least_s), NOW_S)
+    assert short.up_rows
+    assert not short.shrinks
+    assert short.predicted_cloud_s == pytest.approx(whole.predicted_cloud_s)
+    assert short.predicted_cloud_s < DECODE_S < long.predicted_cloud_s
+
+
+def test_the_requests_ahead_are_prepared_too() -> None:
+    asked = signals(pictures=PNG)
+    alone, behind = (EdgeTime.of(with_past(), replace(asked, edge_ahead=ahead), 1, NOW_S).usual_s for ahead in (0, 3))
+    assert behind == pytest.approx(4 * alone)
+
+
 def test_a_run_that_stands_in_for_the_cloud_begins_earlier_by_the_preparation() -> None:
     by, state = router("version: 1\ndefaults: {large: {above: 100B}, deadline: 5s}"), with_past(cloud_s=0.1)
     plain = by.decide(state, signals(), NOW_S)

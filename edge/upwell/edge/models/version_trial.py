@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed
+from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, Refused
 from upwell.shared.tensors import Array
 
 RUNS = 200
@@ -97,7 +97,7 @@ class Trial(Generic[T]):
         began_s = time.monotonic()
         try:
             answer = new(inputs)
-        except DeadlineExceeded:  # preparing the inputs took too long, and would again
+        except (DeadlineExceeded, Refused):  # preparing the inputs took too long, and would again
             raise
         except Exception as error:  # noqa: BLE001  whatever it is: nobody has run this version on requests before
             return self._stand_in(inputs, error)

@@ -57,9 +57,9 @@ class ModelTotals:
 class _Times:
     """A histogram of times; `counts` has one entry per bucket and one for longer times."""
 
+    since_s: float
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     sum_s: float = 0.0
-    since_s: float = field(default_factory=time.time)
 
 
 AT_ONCE = 256
@@ -76,6 +76,7 @@ class AnswerTally(Collector):
         self._lock = threading.Lock()
         self._new: deque[tuple[str, Route, Reason, float]] = deque()
         self._answers: dict[tuple[str, Route, Reason], _Times] = {}
+        self._since_s = time.time()
 
     def add(self, model: str, route: Route, reason: Reason, took_s: float) -> None:
         """Count an answer."""
@@ -90,7 +91,7 @@ class AnswerTally(Collector):
             model, route, reason, took_s = self._new.popleft()
             times = self._answers.get((model, route, reason))
             if times is None:
-                times = self._answers[model, route, reason] = _Times()
+                times = self._answers[model, route, reason] = _Times(self._since_s)
             times.counts[bisect_left(BUCKETS_S, took_s)] += 1
             times.sum_s += took_s
         return self._answers
@@ -120,7 +121,7 @@ class AnswerTally(Collector):
         with self._lock:
             for (model, route, reason), times in self._count().items():
                 requests.add_metric([model, str(route), str(reason)], sum(times.counts), created=times.since_s)
-                whole = routes.setdefault((model, str(route)), _Times(since_s=times.since_s))
+                whole = routes.setdefault((model, str(route)), _Times(times.since_s))
                 whole.counts = [*map(add, whole.counts, times.counts)]
                 whole.sum_s += times.sum_s
         for (model, name), times in routes.items():

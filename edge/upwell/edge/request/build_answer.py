@@ -21,9 +21,10 @@ UPWELL_VERSION = package_version("upwell")
 def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
     """Build the answer of the agent called `agent` to a request whose rows all have answers."""
     device = edge = done.model.edge
-    routes, timings = flow.routes, Timings(time.monotonic() - done.signals.arrived_s, done.edge_s)
+    routes = flow.routes
     replies: Replies = ()
     head: Head | None = None
+    slowest: CloudReply | None = None
     if flow.attempts:  # most have none
         answered = [(attempt, attempt.outcome) for attempt in flow.attempts if isinstance(attempt.outcome, CloudReply)]
         replies = [(attempt.rows, reply) for attempt, reply in answered]
@@ -32,13 +33,15 @@ def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
         if replies and {Route.EDGE, Route.EXIT}.isdisjoint(routes):
             device = head.edge if head is not None else None
         slowest = max((reply for _, reply in answered), key=lambda reply: reply.total_s, default=None)
+    outputs = done.parts.merged(replies, edge.signature if edge else None)
+    timings = Timings(time.monotonic() - done.signals.arrived_s, done.edge_s)  # which includes the merge
+    if flow.attempts:
         timings = replace(
             timings,
             uplink_s=max(attempt.elapsed_s for attempt in flow.attempts),
             cloud_queue_s=slowest.queue_s if slowest else None,
             cloud_compute_s=slowest.compute_s if slowest else None,
         )
-    outputs = done.parts.merged(replies, edge.signature if edge else None)
     route = routes[0] if routes.count(routes[0]) == len(routes) else Route.MIXED
     facts = NO_FACTS if device is None else device.facts(done.edge_digest if device is edge else "")
     edge_digest, accelerator, edge_state = facts

@@ -30,7 +30,6 @@ from upwell.edge.uplink.cloud_call import CloudCall, CloudReply, Message
 from upwell.edge.uplink.egress_check import EgressForbidden
 from upwell.shared.errors import DeadlineExceeded, ModelFailed, Refused
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.routing.decide.edge_time import may_shrink, preparation_s
 from upwell.shared.routing.decide.router_state import Decision, PicturesPrepared
 from upwell.shared.routing.estimators.preparation_times import NO_PREPARATIONS, EncodedPictures
 from upwell.shared.routing.flow.flow_actions import (
@@ -87,18 +86,22 @@ class _Preparation:
         self._router, self._model, self._pictures = router, model, pictures
         self.duration_s = 0.0
         self.run_request = run_request
+        self._deadline_s = deadline_s
         self._latest_start_s = deadline_s - (0.0 if run_request.is_owed else run_request.known_run_s)
         if pictures is not None:
             times = router.recent.preparation.get(model, NO_PREPARATIONS)
             self.run_request = with_preparation(run_request, times.expect_s(pictures, time.monotonic()))
 
     def __call__(self, duration_s: float) -> None:
-        """Note the time. Raises `DeadlineExceeded`."""
+        """Note the time. Raises `Refused` if the run no longer fits, so that the cloud is asked if it may be, and
+        `DeadlineExceeded` if nothing does."""
         if self._pictures is not None:
             self.duration_s = duration_s
             self._router.observe(PicturesPrepared(self._model, self._pictures, duration_s))
-        if time.monotonic() > self._latest_start_s:
-            raise DeadlineExceeded(
+        now_s = time.monotonic()
+        if now_s > self._latest_start_s:
+            error = Refused if now_s < self._deadline_s else DeadlineExceeded
+            raise error(
                 f"the pictures took {duration_s * 1e3:.1f} ms to prepare, which left too little time for the run"
             )
 
@@ -266,11 +269,7 @@ class RequestDriver:
 
     def _message_inputs(self, rows: tuple[int, ...], decision: Decision) -> Mapping[str, Array]:
         inputs, entry_model, quality = self._select(self._sent_inputs, rows), self._model.entry_model, decision.quality
-        if entry_model is None or (quality is None and not self._resizes):
-            return inputs
-        now_s = time.monotonic()
-        prepare_s = preparation_s(self._context.router.recent, self._flow.signals, len(rows), now_s)
-        if prepare_s > 0.0 and not may_shrink(prepare_s, now_s, decision.fallback_start_s):
+        if entry_model is None or not decision.shrinks or (quality is None and not self._resizes):
             return inputs
         if quality is not None:
             signature = at_quality(entry_model.signature, quality.quality)

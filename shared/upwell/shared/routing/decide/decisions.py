@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from upwell.shared.routing.decide.edge_time import EdgeTime, may_shrink
+from upwell.shared.routing.decide.edge_time import EdgeTime
 from upwell.shared.routing.decide.offload import OffloadCase, OffloadOption, attempt
 from upwell.shared.routing.decide.router_state import Decision, RouterState, Signals
 from upwell.shared.routing.hardness import is_hard
@@ -145,6 +145,7 @@ def _decision(
         model=case.signals.request_facts.model,
         split_route=found.split_route if may_go and wanted else None,
         quality=found.quality if may_go and wanted else None,
+        shrinks=found.shrinks,
         retry_after_s=found.retry_after_s,
         chance=found.predicted.chance,
         needed_chance=found.predicted.needed,
@@ -157,8 +158,6 @@ def _around_busy_edge(case: OffloadCase, rows: tuple[int, ...]) -> Decision:
 
     A tail needs the head's run first, so a split cannot avoid a busy edge.
     """
-    if case.signals.up_sizes_bytes and not may_shrink(case.edge.prepare_s, case.now_s, case.give_up_s):
-        case = replace(case, signals=replace(case.signals, up_sizes_bytes=()))
     found = attempt(case, rows, must=True)
     if found.obstacle is None and not case.signals.exits:
         plan = Plan.CLOUD if found.split_route is None else Plan.SPLIT

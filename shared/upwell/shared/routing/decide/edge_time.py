@@ -15,7 +15,7 @@ LONG_SILENCE_S = 10.0
 @quick
 @dataclass(frozen=True, slots=True)
 class EdgeTime:
-    """The predicted time on the device for this request, behind the runs that it already owes.
+    """The predicted time on the device for this request, behind the runs that it already owes, which count as alike.
 
     `usual_s` is the recent time and decides on admission; `cautious_s`, the 99th percentile, decides how early a run
     starts that stands in for the cloud. NaN if nothing was measured, or there is no edge side. All contain
@@ -33,13 +33,13 @@ class EdgeTime:
         """The times for `rows` rows of this request's model; unknown if nothing was measured."""
         times = state.edge.get(signals.request_facts.model)
         window = None if times is None or not signals.has_edge else times.expect(rows)
+        has_pictures = signals.pictures is not None and signals.has_edge
+        prepare_s = preparation_s(state, signals, rows, now_s) if has_pictures else 0.0
         run = NO_EDGE_TIME
         if window is not None:
-            queue_s = signals.edge_ahead * window.lately_s
+            queue_s = signals.edge_ahead * (window.lately_s + prepare_s)
             run = cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, now_s - window.last_at_s)
-        if signals.pictures is None or not signals.has_edge:
-            return run
-        return run.behind(preparation_s(state, signals, rows, now_s))
+        return run.behind(prepare_s)
 
     def behind(self, prepare_s: float) -> EdgeTime:
         """The times of a run before which pictures are prepared; an unknown run counts as 0 beside a known time."""
@@ -68,11 +68,6 @@ def preparation_s(state: RouterState, signals: Signals, rows: int, now_s: float)
         return 0.0
     of_rows = replace(pictures, pixels=max(1, pictures.pixels * rows // len(signals.row_sizes_bytes)))
     return times.expect_s(of_rows, now_s)
-
-
-def may_shrink(prepare_s: float, now_s: float, until_s: float) -> bool:
-    """Whether pictures that go up may be shrunk first, which is to decode them: half of the time is the link's."""
-    return not now_s + 2.0 * prepare_s > until_s
 
 
 NO_EDGE_TIME = EdgeTime(math.nan, math.nan, math.nan, math.inf)

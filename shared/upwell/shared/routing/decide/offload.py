@@ -74,7 +74,7 @@ UNKNOWN = Prediction()
 class OffloadOption:
     """Whether a set of rows may be offloaded, by `split_route`: the obstacle, or None and what it takes.
 
-    `retry_after_s`: seconds for which the cloud asked for a pause; None if it did not.
+    `retry_after_s`: seconds for which the cloud asked for a pause; None if it did not. `shrinks`: see `Decision`.
     """
 
     obstacle: Reason | None = None
@@ -86,6 +86,7 @@ class OffloadOption:
     split_route: SplitRoute | None = None
     retry_after_s: float | None = None
     quality: LowerQuality | None = None
+    shrinks: bool = True
 
 
 def predict(state: RouterState, model: str, rows: int, size_bytes: int, confidence: float, now_s: float) -> Prediction:
@@ -127,8 +128,12 @@ def attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool = False) -> 
     better, only in time.
 
     If costs of picture qualities were measured, the quality with the largest chance · agreement is taken: it most
-    likely brings the same answer in time. A lower one must exceed the best above it by `MARGIN`.
+    likely brings the same answer in time. A lower one must exceed the best above it by `MARGIN`. Pictures that take too
+    long to decode go up as they came.
     """
+    if case.signals.pictures is not None and not _may_shrink(case, rows, must=must):
+        as_they_came = replace(case, signals=replace(case.signals, up_sizes_bytes=()))
+        return replace(_attempt(as_they_came, rows, must=must), shrinks=False)
     best = _attempt(case, rows, must=must)
     hard, signals = case.verdict.settings.hard, case.signals
     is_whole = not signals.split_routes and not signals.exits
@@ -140,6 +145,14 @@ def attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool = False) -> 
         if _worth(found, quality.agreement) > worth * (1.0 + MARGIN):
             best, worth = found, _worth(found, quality.agreement)
     return best
+
+
+def _may_shrink(case: OffloadCase, rows: tuple[int, ...], *, must: bool) -> bool:
+    """Whether pictures may be made smaller for the uplink, which is to decode them: the link and the cloud need time
+    too, at least as much, and so does a run that stands in for them."""
+    prepare_s = preparation_s(case.state, case.signals, len(rows), case.now_s)
+    run_s = 0.0 if must or math.isnan(case.edge.cautious_s) else case.edge.cautious_s - case.edge.prepare_s
+    return case.now_s + 2.0 * prepare_s <= case.give_up_s - run_s or prepare_s <= 0.0
 
 
 def _worth(found: OffloadOption, agreement: float) -> float:
@@ -194,7 +207,8 @@ def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, m
     predicted = predict(state, times_key, len(rows), size_bytes, max(SURE, settings.confidence), case.now_s)
     if route is not None:
         predicted = _with_head(case, route, len(rows), predicted)
-    elif case.signals.pictures is not None and case.signals.up_sizes_bytes:  # to shrink them is to decode them
+    elif case.signals.pictures is not None and (case.signals.up_sizes_bytes or case.quality is not None):
+        # They are decoded first.
         predicted = _delayed(predicted, preparation_s(state, case.signals, len(rows), case.now_s))
     if must:  # it waits behind others of its kind, and nothing overtakes those
         owed_s = state.queue.owed_bytes * state.link.inverse_bandwidth_s_per_byte
@@ -286,9 +300,10 @@ def _with_head(case: OffloadCase, route: SplitRoute, rows: int, predicted: Predi
     """The prediction including the head's run behind the runs that the device owes, and the plan's time for an unused
     tail."""
     state, model = case.state, case.signals.request_facts.model
-    head_s = _head_s(state, route, rows) + preparation_s(state, case.signals, rows, case.now_s)
+    prepare_s = preparation_s(state, case.signals, rows, case.now_s)
     window = state.edge[model].expect(rows) if case.signals.edge_ahead and model in state.edge else None
-    more_s = head_s + (case.signals.edge_ahead * window.lately_s if window is not None else 0.0)
+    queue_s = case.signals.edge_ahead * (window.lately_s + prepare_s) if window is not None else 0.0
+    more_s = queue_s + _head_s(state, route, rows) + prepare_s
     if route.key not in state.cloud and not math.isnan(route.tail_s):
         more_s += route.tail_s * rows
     return _delayed(predicted, more_s)

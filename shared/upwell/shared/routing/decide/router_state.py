@@ -190,7 +190,7 @@ class Decision:
     rows go up, NaN where neither was asked for or nothing is known; `gain` is what that is worth where messages compete
     for the link (see `QueuedMessage`). `candidates` are the scores of the rows that turned out hard, and
     `candidate_bytes` what they cost on the wire. `interface` is the network interface that they go up by, empty where
-    the agent names none.
+    the agent names none. `shrinks`: whether pictures that go up are decoded and made smaller first.
     """
 
     plan: Plan
@@ -221,6 +221,7 @@ class Decision:
     quality: LowerQuality | None = None
     candidate_bytes: int = 0
     interface: str = ""
+    shrinks: bool = True
 
     @property
     def needs_acquire(self) -> bool:
