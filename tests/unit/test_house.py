@@ -124,6 +124,23 @@ def test_the_public_names_are_these() -> None:
     assert list(upwell.pipelines.AnsweredFrame.__dataclass_fields__) == ["scene", "fired", "latency_s", "steps"]
 
 
+def test_the_tree_of_errors_names_each_and_where_it_is() -> None:
+    classes = {
+        (node.name, dotted(module).removeprefix("upwell.")): {
+            base.id for base in node.bases if isinstance(base, ast.Name)
+        }
+        for module, tree in trees().items() for node in tree.body if isinstance(node, ast.ClassDef)
+    }  # fmt: skip
+    there: set[tuple[str, str]] = set()
+    names = {"UpwellError"}
+    while more := {one for one, bases in classes.items() if bases & names} - there:
+        there |= more
+        names |= {name for name, _ in more}
+    tree = upwell.shared.errors.__doc__ or ""
+    said = re.findall(r"── ([A-Z]\w+) +((?:cloud|edge|fleet|pipelines|shared|tools)(?:\.\w+)+)?", tree)
+    assert {(name, module or "shared.errors") for name, module in said} == there
+
+
 BASE = {
     "google", "grpc", "numpy", "PIL", "prometheus_client", "pydantic", "pydantic_core", "rich", "ruamel",
     "typer", "upwell",

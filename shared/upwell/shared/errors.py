@@ -2,8 +2,10 @@
 
 UpwellError
 ├── InvalidRequest      the caller sent a wrong name, shape, dtype or an unreadable message
+│   └── TooLarge          fleet.opamp.opamp_endpoint
 ├── ModelNotFound       no model of that name or version
 ├── Refused             admission, a full queue or a limit said no; trying later or smaller may work
+│   └── DatabaseUnavailable fleet.errors
 ├── Superseded          a newer request of the same source took its place before it had cost anything
 ├── NoAllowedRoute      the policy leaves no route for this request
 ├── DeadlineExceeded    the time is up, or nothing could answer in the time that is left
@@ -15,34 +17,39 @@ UpwellError
 ├── CallerLeft          the caller cancelled; nobody reads the answer
 ├── ModelFailed         the model's runtime or engine failed on a valid request
 │   ├── NotFinite         edge.models.edge_model
-│   ├── Flawed            edge.models.trial
+│   ├── Flawed            edge.models.version_trial
 │   └── AcceleratorFailed edge.runtimes.placement
 ├── CloudFailed         the cloud did not give a usable answer and the policy asks for an error
 ├── ConfigError         a file that a person wrote is wrong; carries every problem found
-│   ├── BundleRefused     edge.bundle.base: a bundle is not used, for a reason that has a name
-│   └── ExtraMissing      cloud.engines.loading
+│   ├── BundleRefused     edge.bundle.bundle: a bundle is not used, for a reason that has a name
+│   └── ExtraMissing      cloud.engines.engine_registry
 └── of one part alone, and there
     ├── FetchFailed       edge.updates.sources.base: a source of bundles cannot be reached, or lacks what was asked for
+    │   └── NotThere      edge.release.repository_transport
     ├── CannotGoBack      edge.updates.rollback
-    ├── EgressForbidden   edge.uplink.egress
+    ├── EgressForbidden   edge.uplink.egress_check
     ├── UnknownRequest    edge.observe.flight_recorder.recorder
-    ├── SpoolUnavailable  edge.spool.item
-    ├── Later             edge.spool.item
+    ├── SpoolUnavailable  edge.spool.spool_case
+    ├── Later             edge.spool.spool_case
+    ├── CaseAway          edge.cases.case_home
+    ├── CaseRefused       edge.cases.case_home
+    ├── CaseLost          tools.cases.case_source
     ├── SourceEnded       pipelines.sources.base
     ├── SinkUnavailable   pipelines.sinks.base
     ├── Poisonous         pipelines.sinks.base
-    ├── OutboxUnavailable pipelines.sinks.journal
+    ├── OutboxUnavailable pipelines.sinks.outbox_journal
     ├── WorkersFailed     cloud.workers.supervisor
     ├── NotFound          fleet.errors
     ├── Conflict          fleet.errors
     ├── NoPlan            shared.partition.planner
     ├── Rejected          shared.oip.http.replies
-    ├── RemoteError       shared.oip.grpc.client
-    ├── Disagreement      tools.bundle.variants
-    ├── CloudSilent       tools.policy.collect.collecting
-    ├── LogNotWritten     tools.policy.collect.log_file
-    ├── CallFailed        tools.fleet.client
-    └── ServiceNotStarted tools.demo.service
+    ├── RemoteError       shared.oip.grpc.client.client
+    ├── Disagreement      tools.bundle.runnable_variants
+    ├── CloudSilent       tools.policy.collect.collection_run
+    ├── LogNotWritten     tools.policy.collect.collection_log
+    ├── CannotCollect     tools.wheelhouse.collect
+    ├── CallFailed        tools.fleet.fleet_client
+    └── ServiceNotStarted tools.demo.cloud_process
 
 Core errors know no transport: `upwell.shared.oip.error_statuses` maps each to a gRPC status.
 """

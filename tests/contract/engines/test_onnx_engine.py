@@ -170,7 +170,7 @@ def test_a_model_without_outputs_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1 << 30, 1 << 40])
 def test_inputs_beyond_all_memory_are_one_error(tmp_path: Path, size: int) -> None:
-    with pytest.raises(ModelFailed, match=rf"input 'x0' takes {4 * size * size} bytes; at most {1 << 31} fit into a"):
+    with pytest.raises(ModelFailed, match=rf"input 'x0' takes {4 * size * size} bytes; at most {2**31 - 1} fit into a"):
         load(tmp_path, TensorProto.FLOAT, ("N", size, size))
 
 

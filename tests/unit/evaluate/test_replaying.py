@@ -29,7 +29,8 @@ def case(index: int, inclusion: float, cloud: str = "yes") -> Judged:
 def side(said: list[str], sure: list[float], run_s: float = 0.01) -> Answers:
     return Answers(
         "x", "sha256:0", [Label(label=one) for one in said],
-        measures=[{"max_prob": one} for one in sure], run_s=[run_s] * len(said),
+        measures=[{"max_prob": one} for one in sure], logits=[None] * len(said), chances=[None] * len(said),
+        run_s=[run_s] * len(said),
     )  # fmt: skip
 
 
@@ -66,6 +67,28 @@ def test_what_is_hard_goes_up_and_is_paid_for_by_the_weight_of_its_case() -> Non
     assert (found["b"]["sent_up"], found["b"]["cost"]) == (0.0, 0.0)
     assert found["b"]["right"] == first / COUNT
     assert (found["a"]["late"], found["b"]["late"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("measure", "moves"), [("max_prob", {"temperature": 4.0}), ("margin", {"bias": -2.0})])
+def test_a_calibration_applies_to_the_cases_as_to_the_agents_rows(measure: str, moves: dict[str, float]) -> None:
+    """Both look sure; calibrated, the first is at 0.62, or 0.55, and the second remains sure."""
+    cases, inclusion = [case(0, 0.5), case(1, 0.5)], np.array([0.5, 0.5])
+    one = side(["yes", "yes"], [0.88, 0.999])
+    one.measures = [{"max_prob": 0.88, "margin": 0.9}, {"max_prob": 0.999, "margin": 0.9999}]
+    if measure == "max_prob":
+        one.logits = [(2.0, 0.0), (40.0, 0.0)]
+    else:
+        one.chances = [(0.9,), (0.9999,)]
+    fitted = {"model": "m", "measure": measure, "below": 0.7, "max_risk": "5%", **moves}
+    calibrated = Policy.model_validate(
+        {
+            "version": 1,
+            "defaults": {"deadline": "1s", "hard": {"measure": measure, "max_risk": "5%"}},
+            "calibrations": [fitted],
+        }
+    )
+    found = replayed(Replay(scene(), "m", (calibrated, calibrated)), (one, one), cases, inclusion)
+    assert found["a"]["sent_up"] == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_slower_model_is_late_by_the_ratio_of_what_was_measured() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +28,7 @@ from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import ModelPair
+from upwell.tools.policy.calibrate import _sentence
 from upwell.tools.policy.policy_yaml_writer import evidence
 
 
@@ -292,6 +294,26 @@ def test_a_detector_with_moved_chances_is_calibrated_as_the_policy_will_measure_
     assert wrong[np.argsort(values)[:240]].mean() > wrong[np.argsort(plain)[:240]].mean()
 
 
+@pytest.mark.parametrize("target", [SHARE, Target(max_risk=0.5)], ids=["share", "risk"])
+def test_a_row_that_nothing_could_measure_does_not_prevent_the_fit(target: Target) -> None:
+    """A box that was not finite: such a line has neither chances nor the measure, and is hard."""
+    logged = detected(1200, 3, 0.4, 1.5)
+    logged[7] = logged[7].model_copy(update={"chances": None})
+    one = calibrated(logged, target)
+    assert one.bias > 0.5
+    assert one.warnings == ()
+    assert math.isnan(measured(logged, "margin", one.temperature, one.bias)[7])
+
+
+def test_lines_that_were_logged_without_chances_prevent_the_fit_and_are_counted() -> None:
+    logged = detected(1200, 3, 0.4, 1.5)
+    older = [one.model_copy(update={"chances": None, "hardness": {"margin": 0.8}}) for one in logged[:12]]
+    one = calibrated([*older, *logged[12:]], SHARE)
+    assert (one.temperature, one.bias) == (1.0, 0.0)
+    assert one.warnings == ("12 lines have margin without `chances`, so no chances are fitted; leave these lines out",)
+    assert calibrated(lines(1200), SHARE).warnings == ()
+
+
 def test_lines_are_grouped_by_what_they_ran_on() -> None:
     logged = [
         line(3, edge_digest="e2", cloud_digest="c"),
@@ -406,3 +428,16 @@ def test_the_temperature_is_fitted_on_lines_of_its_own() -> None:
 def test_more_risk_is_less_cloud() -> None:
     shares = [calibrated(lines(3000), Target(max_risk=risk)).chosen.share for risk in (0.01, 0.02, 0.05, 0.1)]
     assert all(more > less for more, less in pairwise(shares))
+
+
+@pytest.mark.parametrize(
+    ("temperature", "bias", "says"),
+    [
+        (1.0, 0.0, "is hard, so"),
+        (2.0, 0.0, "is hard, logits divided by 2, so"),
+        (1.0, 0.5, "is hard, logits shifted by 0.5, so"),
+        (2.0, 0.5, "is hard, logits divided by 2 and shifted by 0.5, so"),
+    ],
+)
+def test_the_result_says_how_the_logits_are_moved(temperature: float, bias: float, says: str) -> None:
+    assert says in _sentence(replace(calibrated(lines(500), SHARE), temperature=temperature, bias=bias))

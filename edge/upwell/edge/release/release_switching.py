@@ -1,4 +1,4 @@
-"""ModelSwitching a serving agent to a release between two requests, its trial, and going back."""
+"""Switching a serving agent to a release between two requests, its trial, and going back."""
 
 from __future__ import annotations
 

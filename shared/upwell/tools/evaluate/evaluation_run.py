@@ -45,6 +45,9 @@ class Answers:
     hardness: list[float] = field(default_factory=list)
     measures: list[Mapping[str, float]] = field(default_factory=list)
     """Every hardness measure that applies, as in a request log."""
+    logits: list[tuple[float, ...] | None] = field(default_factory=list)
+    chances: list[tuple[float, ...] | None] = field(default_factory=list)
+    """As in a request log, too: a policy's calibration applies to these."""
     run_s: list[float] = field(default_factory=list)
 
 
@@ -76,11 +79,14 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
             inputs = trial.read(facts.id).inputs()
             label, hardness, boxes = None, math.inf, _NO_BOXES
             measures: Mapping[str, float] = {}
+            logits, chances = None, None
             try:
                 run = edge.run_now(inputs)
                 outputs = run.outputs
                 found.run_s.append(run.duration_s)
                 measures = edge.scorer.score_all(outputs, trial.hard, 1, run.candidates)[0]
+                logits = edge.scorer.logits(outputs, 0)
+                chances = edge.scorer.chances(outputs, trial.hard, 0, run.candidates)
                 label = None if output is None else answer_label(output, outputs)
                 if output is not None and output.kind == "detections":
                     boxes = found_boxes(outputs[output.name])
@@ -90,7 +96,7 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
                     ]
                     boxes[:, 5] = numbers
                 if can_score:
-                    value = edge.scorer.score(outputs, trial.hard, 1)[0]
+                    value = edge.scorer.score(outputs, trial.hard, 1, run.candidates)[0]
                     hardness = math.inf if math.isnan(value) else value if trial.hard.measure in RISING else -value
             except InvalidRequest as error:
                 raise ConfigError.at(path, f"the model does not accept case {facts.id[:12]}: {error}") from None
@@ -100,6 +106,8 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
             found.boxes.append(boxes)
             found.hardness.append(hardness)
             found.measures.append(measures)
+            found.logits.append(logits)
+            found.chances.append(chances)
             trial.step()
     return found
 

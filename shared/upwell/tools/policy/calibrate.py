@@ -252,10 +252,11 @@ def _show_qualities(console: Console, one: CalibrationResult) -> None:
 
 def _sentence(one: CalibrationResult) -> str:
     direction = "above" if one.hard.measure in RISING else "below"
-    tempered = f", logits divided by {one.temperature:g}" if one.temperature != 1.0 else ""
+    moves = [f"divided by {one.temperature:g}"] if one.temperature != 1.0 else []
     if one.bias != 0.0:
-        tempered += f" and shifted by {one.bias:g}"
-    rule = f"{one.hard.measure} {direction} {one.threshold:.4g} is hard{tempered}"
+        moves.append(f"shifted by {one.bias:g}")
+    moved = f", logits {' and '.join(moves)}" if moves else ""
+    rule = f"{one.hard.measure} {direction} {one.threshold:.4g} is hard{moved}"
     if one.target.is_share:
         what = f"so {percent(one.chosen.share)} of all requests go up (asked for: {as_percent(one.target.cloud_share)})"
     else:

@@ -32,7 +32,7 @@ DATATYPES: Mapping[str, str] = MappingProxyType(
 )
 """Maps ONNX types, as ONNX Runtime writes them, to OIP datatypes."""
 
-_MOST_BYTES = 2 << 30
+_MOST_BYTES = (1 << 31) - 1
 """Size up to which a row of a tensor fits into a message of protobuf; a file may declare any size."""
 
 _ZIPMAP = (

@@ -1,4 +1,4 @@
-"""The hardness of logged requests under one measure and temperature."""
+"""The hardness of logged requests under one measure, temperature and bias."""
 
 from __future__ import annotations
 

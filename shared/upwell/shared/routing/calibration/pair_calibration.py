@@ -22,7 +22,7 @@ from upwell.shared.routing.calibration.threshold_choice import (
     cut_for_share,
     found,
 )
-from upwell.shared.routing.hardness import RISING, is_hard
+from upwell.shared.routing.hardness import RISING, Measure, is_hard
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
@@ -100,7 +100,8 @@ def calibration_of(
     The lines are split by multiples of the golden ratio, which are not in step with any period of a log: a fifth is
     held out and only checked against, a fifth fits temperature and bias if they can be fitted, and the rest chooses the
     threshold of a risk. Separate parts keep the guarantee of Learn-then-Test exact: what it tests must not depend on
-    its test data. A share, which guarantees nothing, is chosen from all lines that are not held out.
+    its test data. A share, which guarantees nothing, is chosen from all lines that are not held out, which also
+    fit the chances of a detector's objects.
     """
     place = np.modf(np.arange(1, len(lines) + 1) * _GOLDEN)[0]
     is_held_out = place < _HELD_OUT
@@ -131,7 +132,7 @@ def calibration_of(
         nothing_hard=found(chosen_on, _nothing_hard(chosen_on), target.confidence),
         sample=chosen_on,
         discrimination=worth,
-        warnings=(*worth.warnings(hard.measure), *_warnings(sample, target)),
+        warnings=(*worth.warnings(hard.measure), *_warnings(sample, target), *_not_moved(lines, hard.measure)),
         qualities=quality_costs(lines),
     )
 
@@ -202,12 +203,29 @@ def _tempered(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tupl
 
 
 def _moved(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[HardSettings, Array]:
-    """`hard` with the chances of a detector's objects fitted on `part`, and that part; else an empty part."""
-    if hard.measure not in OF_CHANCES or any(line.chances is None for line in lines):
+    """`hard` with the chances of a detector's objects fitted on `part`, and that part; else an empty part.
+
+    A line with neither chances nor the measure, for which it was NaN, is hard after the fit too.
+    """
+    has_none = all(line.chances is None for line in lines)
+    if hard.measure not in OF_CHANCES or has_none or _only_logged(lines, hard.measure):
         return hard, np.zeros(len(lines), bool)
     fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
     temperature, bias = fitted_chances(fit, hard.measure, hard.temperature)
     return replace(hard, temperature=temperature, bias=bias), part
+
+
+def _only_logged(lines: Sequence[LogLine], measure: Measure) -> int:
+    """How many lines have the measure alone, uncalibrated, so that no fit can move it."""
+    return sum(line.chances is None and measure in line.hardness for line in lines)
+
+
+def _not_moved(lines: Sequence[LogLine], measure: Measure) -> tuple[str, ...]:
+    """Why the chances are not fitted although some lines have them."""
+    count = _only_logged(lines, measure)
+    if measure not in OF_CHANCES or count == 0 or all(line.chances is None for line in lines):
+        return ()
+    return (f"{count} lines have {measure} without `chances`, so no chances are fitted; leave these lines out",)
 
 
 def _check_scores(sample: Sample, lines: Sequence[LogLine], hard: HardSettings) -> None:

@@ -1,0 +1,80 @@
+"""What a run over the cases keeps of each answer is what an agent would log, and measure, of the same request."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from tests.unit import models_for_tests as models
+from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase, answer_bytes, request_bytes
+from upwell.shared.routing.calibration.logged_hardness import measured
+from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.tools.evaluate.evaluation_run import Answers, EvaluationRun, answers_of
+
+DETECTOR = """\
+version: 1
+signature:
+  inputs: {x: {kind: tensor, dtype: FP32, shape: [-1, 1, 1]}}
+  outputs: {detections: {kind: detections}}
+post: [{boxes: {format: cxcywh, normalized: true, min_score: 0.5}}]
+"""
+CLASSIFIER = """\
+version: 1
+signature:
+  inputs: {x: {kind: tensor, dtype: FP32, shape: [-1, 1]}}
+  outputs: {scores: {kind: logits}}
+"""
+
+
+def saved(path: Path, description: str, answer: list[list[list[float]]] | list[list[float]], output: str) -> Path:
+    """A model that answers the same whatever it is asked, for one row of a single number."""
+    constant = np.array(answer, np.float32)
+    nodes = [helper.make_node("Mul", ["x", "zero"], ["nothing"]), helper.make_node("Add", ["nothing", "is"], [output])]
+    shape = ("N",) + (1,) * (constant.ndim - 1)
+    constants = {"zero": np.array(0, np.float32), "is": constant}
+    made = models.tensor(output, ("N", *constant.shape[1:]))
+    models.save(path, nodes, [models.tensor("x", shape)], [made], constants)
+    path.with_name("model.yaml").write_text(description)
+    return path
+
+
+def answered(path: Path, shape: tuple[int, ...], hard: HardSettings) -> Answers:
+    signature = CaseSignature.model_validate(
+        {"has_rows": True, "inputs": [{"name": "x", "kind": "tensor"}], "outputs": []}
+    )
+    facts = CaseFacts(
+        id=uuid.uuid4().hex, model="m", created_unix_s=0.0, why=("random",), inclusion=1.0, signature=signature
+    )
+    case = CollectedCase(facts, request_bytes("m", {"x": np.zeros(shape, np.float32)}), answer_bytes("m", {}), b"")
+    return answers_of(path, EvaluationRun([facts], lambda _: case, hard, {}, lambda: None))
+
+
+def as_logged(found: Answers) -> LogLine:
+    """The line that an agent would have logged."""
+    return LogLine(
+        t_s=0.0, model="m", size_bytes=1, hardness=found.measures[0], logits=found.logits[0], chances=found.chances[0]
+    )
+
+
+def test_a_detectors_candidates_count_and_a_calibration_moves_them(tmp_path: Path) -> None:
+    """One box is found, and another is a candidate with a score of 0.4, below what the model shows."""
+    boxes = np.array([[0.2, 0.2, 0.1, 0.1, 0.9, 0.0], [0.7, 0.7, 0.1, 0.1, 0.4, 0.0]]).T.tolist()
+    path = saved(tmp_path / "model.onnx", DETECTOR, [boxes], "found")
+    hard = HardSettings("margin", temperature=0.5, bias=1.0)
+    found = answered(path, (1, 1, 1), hard)
+    assert found.chances[0] == pytest.approx((0.9, 0.4), abs=1e-3)
+    (value,) = measured([as_logged(found)], "margin", 0.5, 1.0).tolist()
+    assert found.hardness == [pytest.approx(-value, abs=1e-3)]
+    assert value < 0.5
+
+
+def test_a_classifiers_logits_are_kept(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model.onnx", CLASSIFIER, [[2.0, 0.0, 1.0]], "scores")
+    found = answered(path, (1, 1), HardSettings("margin", temperature=4.0))
+    assert (found.logits, found.chances) == ([(2.0, 0.0, 1.0)], [None])
+    assert found.hardness == pytest.approx((-measured([as_logged(found)], "margin", 4.0)).tolist())
