@@ -63,7 +63,7 @@ class TorchEngine:
         self._device = device
         self._settings = settings
         self._kinds = {spec.name: _torch_dtype(spec.datatype) for spec in self.inputs}
-        self._steps: dict[tuple[torch.Size, ...], NetworkCall] = {}
+        self._network_calls: dict[tuple[torch.Size, ...], NetworkCall] = {}
         self._preparing = threading.Lock()
         self._is_prepared = settings.compile or settings.graphs
         self.buckets = self._needed_buckets(settings) if self._is_prepared else ()
@@ -107,7 +107,7 @@ class TorchEngine:
         tensors = [_to_torch(batch[name], kind, is_pinned) for name, kind in self._kinds.items()]
         try:
             with torch.inference_mode():
-                results = self._step(forward, tensors)(tensors)
+                results = self._network_call(forward, tensors)(tensors)
                 arrays = [_to_numpy(result) for result in results if isinstance(result, torch.Tensor)]
         except Exception as error:  # the operator's own class may raise anything
             raise ModelFailed(f"the network {failure_of(error)}") from error
@@ -115,17 +115,17 @@ class TorchEngine:
             raise ModelFailed(f"the network returned {_kinds(results)}; expected tensors in the order of its `outputs`")
         return self._checked(arrays)
 
-    def _step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> NetworkCall:
-        """The step for tensors of these shapes, created the first time."""
+    def _network_call(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> NetworkCall:
+        """The call for tensors of these shapes, created the first time."""
         key = tuple(one.shape for one in tensors) if self._is_prepared else ()
-        step = self._steps.get(key)
-        if step is None:
+        call = self._network_calls.get(key)
+        if call is None:
             with self._preparing:
-                step = self._steps.get(key) or self._new_step(forward, tensors)
-                self._steps[key] = step
-        return step
+                call = self._network_calls.get(key) or self._new_call(forward, tensors)
+                self._network_calls[key] = call
+        return call
 
-    def _new_step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> NetworkCall:
+    def _new_call(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> NetworkCall:
         if self._settings.compile:
             forward = compiled(forward, self._device)
         if self._settings.graphs:
@@ -167,7 +167,7 @@ class TorchEngine:
     def close(self) -> None:
         """Free the module."""
         self._forward = None
-        self._steps.clear()
+        self._network_calls.clear()
 
 
 def _kinds(results: Sequence[object]) -> str:
