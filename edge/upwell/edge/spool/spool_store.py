@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ _RESULT = """SELECT sequence, items.id, request_id, kind, model, cloud_model, ta
     FROM results JOIN items USING (id) JOIN bodies USING (id)"""
 
 
-class TransactionalStore:
+class TransactionalStore(ABC):
     """One connection to a database. `counted` collects a transaction's counts, which are valid once it is on disk."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -60,13 +61,13 @@ class TransactionalStore:
         """The number of rows changed by this connection so far."""
         return self._connection.total_changes
 
+    @abstractmethod
     def latest_s(self) -> float:
         """The latest time on the spool's clock at which something was stored; 0 without any."""
-        raise NotImplementedError
 
+    @abstractmethod
     def expire(self, now_s: float) -> None:
         """Drop expired entries."""
-        raise NotImplementedError
 
     def _number(self, query: str, *values: Any) -> int:
         value: Any = self._connection.execute(query, values).fetchone()[0]
