@@ -87,11 +87,7 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
             console.print(f"metrics on {serve_metrics(running, settings.metrics, pages)}", markup=False)
         for health in running.health():
             console.print(summary(health), markup=False)
-        gc.collect()
-        if not any(served.entry_model and served.entry_model.trial for served in running.models.values()):
-            # Otherwise a full collection stops all requests while it scans what was loaded at the start. A version on
-            # trial and its predecessor know each other, and only a collection frees the one that is not kept.
-            gc.freeze()
+        _freeze(running)
         count = len(running.models)
         console.print(
             f"serving on {', '.join(server.addresses)} ({count} model{'s' if count > 1 else ''})", markup=False
@@ -103,6 +99,17 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
         server.stop(DRAIN_S)
         if web is not None:
             web.stop(DRAIN_S)
+
+
+def _freeze(running: AgentCore) -> None:
+    """Leave what was loaded out of full collections, which otherwise stop all requests while they scan it.
+
+    Not with a version on trial: it and its predecessor know each other, and only a collection frees the one that is not
+    kept.
+    """
+    gc.collect()
+    if not any(served.entry_model and served.entry_model.trial for served in running.models.values()):
+        gc.freeze()
 
 
 def _serve_until(stop: StopSignals, running: AgentCore) -> None:
