@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -137,6 +140,24 @@ def test_what_is_no_bundle_is_passed_over_and_said_once(tmp_path: Path, caplog: 
     assert sorted(Path(str(record.args[0])).name for record in caplog.records if isinstance(record.args, tuple)) == [
         "noise.bundle.tar", "short.bundle.tar",
     ]  # fmt: skip
+
+
+def test_an_extension_of_any_size_takes_no_memory_and_hides_no_other_archive(tmp_path: Path) -> None:
+    extension = tarfile.TarInfo("extension")
+    extension.type = tarfile.XHDTYPE
+    nested = extension.tobuf() * 2_000
+    extension.size = 1 << 29
+    (tmp_path / "large.bundle.tar").write_bytes(extension.tobuf())
+    os.truncate(tmp_path / "large.bundle.tar", extension.size)
+    (tmp_path / "nested.bundle.tar").write_bytes(nested)
+    bundle_archive(tmp_path / "good.bundle.tar", version=1)
+    source = FolderSource(tmp_path)
+    tracemalloc.start()
+    try:
+        assert offer_of(source).token.startswith("file good.bundle.tar ")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pinned_digest_wants_an_archive(tmp_path: Path) -> None:

@@ -160,15 +160,18 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _version_in(path: Path) -> int:
-    """The version in the manifest of an archive. Raises if there is no readable one."""
-    with tarfile.open(path, "r:") as archive:
+    """The version in the manifest of an archive. Raises if there is no readable one.
+
+    `tarfile` would load an extension header of any size, so only the plain headers are read.
+    """
+    with path.open("rb") as file:
         for _ in range(MAX_ENTRIES):
-            member = archive.next()
-            if member is None:
+            header = tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "replace")
+            if not 0 <= header.size <= MAX_BYTES:
                 break
-            if member.name == MANIFEST_NAME and member.isreg() and member.size <= MAX_MANIFEST_BYTES:
-                file = archive.extractfile(member)
-                return _version(file.read()) if file else 0
+            if header.name == MANIFEST_NAME and header.isreg() and header.size <= MAX_MANIFEST_BYTES:
+                return _version(file.read(header.size))
+            file.seek(header.size + -header.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
     raise ValueError("no manifest")
 
 
