@@ -23,20 +23,17 @@ from tests.faults.trace_link import PACKET_BYTES, Trace
 from tests.integration.cloud.serving import Service, serving
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient
-from upwell.shared.partition.bandwidth_envelope import BandwidthSweep, envelope
-from upwell.shared.partition.cost_arrays import total_s
-from upwell.shared.partition.cost_graph import CostGraph, Placement, TierLink, sent
-from upwell.shared.partition.cut_candidates import cuts_of
+from upwell.shared.partition.bandwidth import BandwidthSweep, envelope
+from upwell.shared.partition.cost_graph import CostGraph, Placement, TierLink, sent, total_s
 from upwell.shared.partition.graph_contraction import contract
-from upwell.shared.partition.measured_cost_graph import CLOUD, EDGE, combine, cut_name, measured_cuts
+from upwell.shared.partition.model_graph import cuts_of
 from upwell.shared.partition.objectives import latency
 from upwell.shared.partition.part_bench import TierOptions
 from upwell.shared.partition.planner import Cutter
 from upwell.shared.partition.read_graph import read_graph
-from upwell.shared.partition.split.cut_choice import Chosen
 from upwell.shared.partition.split.split_file import CutFacts
-from upwell.shared.partition.split.split_writer import UnsplitModel, write_split
-from upwell.shared.partition.tier_profile import Profile
+from upwell.shared.partition.split.split_writer import Chosen, UnsplitModel, write_split
+from upwell.shared.partition.tier_profile import CLOUD, EDGE, Profile, combine, cut_name, measured_cuts
 from upwell.shared.tensors import Array
 from upwell.tools.partition.cloud_tier import CloudTier
 from upwell.tools.partition.edge_tier import EdgeTier

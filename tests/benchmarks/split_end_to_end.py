@@ -42,7 +42,7 @@ from tests.models.mobilenet import build_mobilenet_v2
 from tests.models.resnet import build_resnet50
 from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.partition.cost_graph import TierLink
-from upwell.shared.partition.measured_cost_graph import EDGE
+from upwell.shared.partition.tier_profile import EDGE
 
 START, END = "<!-- end-to-end -->", "<!-- /end-to-end -->"
 RTT_S = 0.02

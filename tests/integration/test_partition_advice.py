@@ -15,9 +15,8 @@ from typer.testing import CliRunner, Result
 from tests.models.residual_digits import build_residual_digits
 from tests.unit.partition.profiles_for_tests import profile
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.measured_cost_graph import load_profile
 from upwell.shared.partition.plan_file import AdviceFacts, PlanFacts
-from upwell.shared.partition.tier_profile import Profile
+from upwell.shared.partition.tier_profile import Profile, load_profile
 from upwell.tools.partition.plan import plan
 from upwell.tools.partition.profile import profile as take_profile
 

@@ -17,7 +17,7 @@ from tests.examples import examples
 from upwell.shared.formats.onnx.file_checks import ExternalData, external_locations
 from upwell.shared.formats.onnx.graph import read_graph
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.shared.partition.onnx_proto import held_tensors
+from upwell.shared.partition.read_onnx import held_tensors
 
 seen: Counter[str] = Counter()
 

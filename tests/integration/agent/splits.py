@@ -20,8 +20,7 @@ from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
-from upwell.shared.partition.split.cut_choice import Chosen
-from upwell.shared.partition.split.split_writer import UnsplitModel, write_split
+from upwell.shared.partition.split.split_writer import Chosen, UnsplitModel, write_split
 from upwell.shared.tensors import Array
 
 MODEL = "residual"

@@ -23,9 +23,8 @@ from tests.unit.tflite_graphs_for_tests import mobile
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.cost_graph import TierLink
 from upwell.shared.partition.graph_contraction import contract
-from upwell.shared.partition.measured_cost_graph import combine, load_profile
 from upwell.shared.partition.read_graph import read_graph
-from upwell.shared.partition.tier_profile import Profile
+from upwell.shared.partition.tier_profile import Profile, combine, load_profile
 from upwell.tools.partition.profile import profile
 
 QUICK = ("--runs", "3", "--budget", "1s")

@@ -19,7 +19,7 @@ from tests.models.torch_programs import saved
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.split_model import split_model
-from upwell.shared.partition.split.torch_halves import TorchModelFile
+from upwell.shared.partition.torch_graph import TorchModelFile
 from upwell.tools.export.torch_to_device import TorchNetwork, exported
 from upwell.tools.partition.torch_programs import for_device
 

@@ -12,7 +12,7 @@ import pytest
 from tests.examples import sampled
 from tests.unit.partition.all_placements_for_tests import all_placements, best_placement
 from tests.unit.partition.profiles_for_tests import LINK, random_profiles
-from upwell.shared.partition.bandwidth_envelope import (
+from upwell.shared.partition.bandwidth import (
     SLOWEST_BPS,
     BandwidthSweep,
     LabelledCost,
@@ -21,11 +21,10 @@ from upwell.shared.partition.bandwidth_envelope import (
     envelope,
     lower,
 )
-from upwell.shared.partition.cost_arrays import total_s
-from upwell.shared.partition.cost_graph import Codec, CostGraph, CostNode, CostTensor, TierLink
-from upwell.shared.partition.measured_cost_graph import combine
+from upwell.shared.partition.cost_graph import Codec, CostGraph, CostNode, CostTensor, TierLink, total_s
 from upwell.shared.partition.objectives import LinkPrices, Objective, Power, cost, energy, latency, weighted
 from upwell.shared.partition.planner import Cutter, plan
+from upwell.shared.partition.tier_profile import combine
 
 TWO = ("edge", "cloud")
 POWER = Power(busy_w=5.0, idle_w=1.0, send_w=3.0, receive_w=2.0, joules_per_byte=1e-7)

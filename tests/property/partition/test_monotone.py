@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from tests.examples import examples
-from upwell.shared.partition.monotone_times import falling, rising
+from upwell.shared.partition.tier_profile import falling, rising
 
 TIMES = st.floats(0, 10, allow_nan=False)
 WEIGHTS = st.floats(0.01, 100)

@@ -11,8 +11,17 @@ import numpy as np
 import pytest
 
 from tests.property.partition.planner_oracle import Kind, every_total, random_graph
-from upwell.shared.partition.cost_arrays import total_s
-from upwell.shared.partition.cost_graph import Codec, CostGraph, CostNode, CostTensor, Fused, Placement, Sent, TierLink
+from upwell.shared.partition.cost_graph import (
+    Codec,
+    CostGraph,
+    CostNode,
+    CostTensor,
+    Fused,
+    Placement,
+    Sent,
+    TierLink,
+    total_s,
+)
 from upwell.shared.partition.planner import Cutter, NoPlan, plan
 from upwell.shared.tensors import Array
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from upwell.shared.partition.cost_arrays import total_s
-from upwell.shared.partition.cost_graph import Codec, CostGraph, CostNode, CostTensor, Sent, TierLink
+from upwell.shared.partition.cost_graph import Codec, CostGraph, CostNode, CostTensor, Sent, TierLink, total_s
 from upwell.shared.partition.planner import plan
 
 SECOND_ROUNDED = 1e-4

@@ -6,8 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from upwell.shared.partition.cost_arrays import total_s
-from upwell.shared.partition.cost_graph import CostGraph, Placement
+from upwell.shared.partition.cost_graph import CostGraph, Placement, total_s
 
 
 def all_placements(graph: CostGraph) -> Iterator[Placement]:

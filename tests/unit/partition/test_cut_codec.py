@@ -16,9 +16,8 @@ from tests.models.onnx_recomposing import BASIC, random_feed, recomposed, run, s
 from tests.unit.partition.splitting import split_onnx
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.read_graph import read_graph
-from upwell.shared.partition.split.cut_codec import CutCodec, Ranges, with_codec
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf
-from upwell.shared.partition.split.onnx_halves import MODEL_FILE, WEIGHTS_FILE, files_of
+from upwell.shared.partition.split.onnx_halves import MODEL_FILE, WEIGHTS_FILE, CutCodec, Ranges, files_of, with_codec
 
 TEXT = """
 both (float[rows, 8] x) => (float[rows, 8] a, float[rows, 8] y, float[rows, 8] z)

@@ -11,9 +11,8 @@ import pytest
 
 from tests.unit.partition.profiles_for_tests import LINK, profile, random_profiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.cost_arrays import total_s
-from upwell.shared.partition.measured_cost_graph import combine, load_profile, measured_cuts
-from upwell.shared.partition.tier_profile import Profile
+from upwell.shared.partition.cost_graph import total_s
+from upwell.shared.partition.tier_profile import Profile, combine, load_profile, measured_cuts
 
 SIZES = [600_000, 40_000, 20_000, 4_000]
 EDGE = profile("edge", {0: 0.0, 1: 0.010, 3: 0.070}, SIZES, work=[1, 1, 2])

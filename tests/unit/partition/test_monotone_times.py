@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from upwell.shared.partition.monotone_times import certainty, falling, rising
-from upwell.shared.partition.tier_profile import Spread
+from upwell.shared.partition.tier_profile import Spread, certainty, falling, rising
 
 
 def test_what_is_in_order_stays() -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from upwell.shared.partition.cost_arrays import total_s
-from upwell.shared.partition.cost_graph import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink
+from upwell.shared.partition.cost_graph import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink, total_s
 from upwell.shared.partition.objectives import LinkPrices, Objective, Power, cost, energy, latency, weighted
 
 TWO = ("edge", "cloud")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from upwell.shared.partition.cost_graph import CostGraph, CostNode, CostTensor, TierLink
-from upwell.shared.partition.placement_conflicts import conflict
+from upwell.shared.partition.planner import conflict
 
 TIERS = ("device", "gateway", "cloud")
 ANYWHERE = dict.fromkeys(TIERS, 1.0)

@@ -10,12 +10,11 @@ import pytest
 
 from tests.unit.partition.all_placements_for_tests import all_placements, best_placement
 from tests.unit.partition.profiles_for_tests import profile
-from upwell.shared.partition.bandwidth_envelope import BandwidthSweep, envelope
-from upwell.shared.partition.cost_arrays import total_s
-from upwell.shared.partition.cost_graph import CostTensor, TierLink
-from upwell.shared.partition.measured_cost_graph import combine, cut_name, measured_cuts
+from upwell.shared.partition.bandwidth import BandwidthSweep, envelope
+from upwell.shared.partition.cost_graph import CostTensor, TierLink, total_s
 from upwell.shared.partition.objectives import Objective, Power, energy, latency
 from upwell.shared.partition.split_advice import Advice, Encoded, OptionFactory, advise
+from upwell.shared.partition.tier_profile import combine, cut_name, measured_cuts
 
 TWO = ("edge", "cloud")
 SIZES = [600_000, 700_000, 20_000, 4_000]

@@ -24,7 +24,7 @@ from upwell.shared.formats.torch_program.program import GRAPH_KEY
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.split_model import split_model
-from upwell.shared.partition.split.torch_halves import TorchModelFile
+from upwell.shared.partition.torch_graph import TorchModelFile
 
 
 def test_every_cut_gives_what_the_whole_gives_for_any_rows(tmp_path: Path) -> None:

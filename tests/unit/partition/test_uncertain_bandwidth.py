@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from upwell.shared.partition.uncertain_bandwidth import BandwidthSamples, LogNormal
+from upwell.shared.partition.bandwidth import BandwidthSamples, LogNormal
 
 
 def test_the_mean_is_that_of_the_inverse() -> None:

@@ -26,8 +26,8 @@ from functools import cached_property
 
 import numpy as np
 
-from upwell.shared.partition.cost_arrays import FORBIDDEN, Arrays, Saving, Terms
-from upwell.shared.partition.placement_network import Arcs
+from upwell.shared.partition.cost_graph import FORBIDDEN, Arrays, Saving, Terms
+from upwell.shared.partition.mincut import Arcs
 from upwell.shared.tensors import Array
 
 _MOST_TIES = 50

@@ -1,10 +1,27 @@
-"""Exact minimum cuts for capacities of up to 2^52, with a solver for 32 bits: scipy's.
+"""Minimum cuts: placements as cuts of a network, and exact cuts for capacities of up to 2^52 with scipy's 32 bits.
 
 `scipy.sparse.csgraph.maximum_flow` computes in int32 and is silently wrong beyond it. So the flow is found in passes
 (capacity scaling, Edmonds and Karp 1972, doi 10.1145/321694.321699): capacities are divided by 2^k and rounded down so
 that nothing in the pass can reach 2^30, the flow found is multiplied by 2^k and subtracted from the capacities, and the
 rest is solved with a smaller k. The cut that stopped a pass bounds the remaining flow, so k falls quickly: usually
 there are two or three passes. The last pass has k = 0, and its residual network is exact.
+
+For a node v and a link k the vertex (v, k) is on the source's side if v is at or below the link, and on the sink's if
+it is beyond it. A cut pays for every arc from the source's side to the sink's:
+
+cost of v on level l            (v, l) -> (v, l − 1), where (v, L − 1) is the source and (v, −1) the sink
+beyond k + 1 is beyond k        (v, k) -> (v, k + 1), infinite
+w reads what v makes            (w, k) -> (v, k), infinite: nothing is below what feeds it
+a tensor of v crosses link k    (v, k) -> a its time, a -> (w, k) infinite for every w that reads it; an input of
+                                the model is made at the source, and at the sink below its level
+link k is used                  source -> z its fixed time, z -> (v, k) infinite
+v, w save s on the first level  −s for all, and source -> p = s, p -> (v, 0) and p -> (w, 0) infinite: paid back
+                                if either is beyond; on the last level the same from the sink
+v, w cost s more on level l     (w, l) -> (v, l − 1) = s, if w reads what v makes
+
+The way back of an output is part of its maker's cost. Other savings (`open_savings`) cannot be expressed as cuts; if
+they are gains, half of one counts for each node of the pair on that level, so that a cut never costs more than its
+placement.
 """
 
 from __future__ import annotations
@@ -16,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.partition.cost_graph import FORBIDDEN, Arrays, Saving, Terms
 from upwell.shared.tensors import Array
 
 SOURCE, SINK = 0, 1
@@ -130,3 +148,146 @@ class Network:
     def _graph(self, data: Array, indices: Array, starts: Array) -> Any:
         """A sparse matrix of arcs, row by row."""
         return self._csr_array((data, indices, starts), shape=(self._vertices, self._vertices))
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The capacities of the arcs, and the `constant` added to the cost of every cut."""
+
+    capacities: Array
+    constant: int
+
+
+class Arcs:
+    """The network of a graph of two or more tiers. Arc l · N + n is cut if node n is on level l."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._tails: list[Array] = []
+        self._heads: list[Array] = []
+        self._arcs = 0
+        links, nodes = arrays.links, arrays.nodes
+        self._vertices = 2 + links * nodes
+        inner = np.arange(2, self._vertices).reshape(links, nodes)
+        self._grid = np.vstack((np.full((1, nodes), SINK), inner, np.full((1, nodes), SOURCE)))
+        self._add(self._grid[1:], self._grid[:-1])
+        self._add(inner[:-1], inner[1:])
+        self._add_order()
+        self._sends = self._add_tensors()
+        self._uses = self._add_links()
+        self.open_savings: list[tuple[int, Saving]] = []
+        self._gains, self._losses = self._add_savings()
+        self.network = Network(self._vertices, np.concatenate(self._tails), np.concatenate(self._heads))
+
+    def priced(self, terms: Terms) -> Priced | None:
+        """The capacities for terms in quanta, `FORBIDDEN` for infinite; None if a node can be on no level."""
+        costs = self._costs(terms)
+        least = costs.min(axis=1)
+        if (least >= FORBIDDEN // 2).any():
+            return None
+        capacities = np.full(self._arcs, FORBIDDEN)
+        capacities[: costs.size] = np.where(costs >= FORBIDDEN // 2, FORBIDDEN, costs - least[:, None]).T.ravel()
+        arcs, tensors, links = self._sends
+        capacities[arcs] = terms.up[tensors, links]
+        capacities[self._uses] = terms.fixed
+        constant = int(least.sum()) + self._back_of_inputs(terms)
+        for which, arcs in self._gains:
+            capacities[arcs] = terms.saves[which]
+            constant -= int(terms.saves[which].sum())
+        which, arcs = self._losses
+        capacities[arcs] = -terms.saves[which]
+        return Priced(capacities, constant)
+
+    def levels(self, source_side: Array) -> Array:
+        """The level of each node: the number of links that it is beyond."""
+        return np.asarray((~source_side[self._grid[1:-1]]).sum(axis=0))
+
+    def halves(self, amount: int) -> tuple[int, int]:
+        """The parts of a saving that count for the first and the second node of a pair."""
+        return amount // 2, amount - amount // 2
+
+    def _costs(self, terms: Terms) -> Array:
+        """The cost of each node on each level, with the way back of its outputs and halves of open savings."""
+        costs: Array = terms.compute.copy()
+        for output, maker in enumerate(self._arrays.output_makers.tolist()):
+            if maker >= 0:
+                way = terms.back[output].copy()
+                way[: self._arrays.output_level] = 0
+                costs[maker, 1:] += np.minimum(np.cumsum(np.minimum(way, FORBIDDEN // 64)), FORBIDDEN)
+        for index, saving in self.open_savings:
+            amount = int(terms.saves[index])
+            if amount > 0:
+                for node, half in zip(saving.pair, self.halves(amount), strict=True):
+                    costs[node, saving.level] -= half
+        return costs
+
+    def _back_of_inputs(self, terms: Terms) -> int:
+        """The way back of model outputs that are inputs: the same in every placement."""
+        of_inputs = self._arrays.output_makers < 0
+        return int(terms.back[of_inputs, self._arrays.output_level : self._arrays.input_level].sum())
+
+    def _add(self, tails: Array, heads: Array) -> slice:
+        tails, heads = np.broadcast_arrays(tails, heads)
+        self._tails.append(tails.ravel())
+        self._heads.append(heads.ravel())
+        self._arcs += tails.size
+        return slice(self._arcs - tails.size, self._arcs)
+
+    def _new(self, count: int) -> Array:
+        """Add `count` vertices."""
+        self._vertices += count
+        return np.arange(self._vertices - count, self._vertices)
+
+    def _add_order(self) -> None:
+        makers = self._arrays.makers[self._arrays.reads]
+        is_made = makers >= 0
+        inner = self._grid[1:-1]
+        self._add(inner[:, self._arrays.readers[is_made]], inner[:, makers[is_made]])
+
+    def _add_tensors(self) -> tuple[slice, Array, Array]:
+        """The arcs that are cut if a tensor crosses a link, with the tensor and the link of each."""
+        arrays, inner = self._arrays, self._grid[1:-1]
+        tensors = len(arrays.makers)
+        counts = np.bincount(arrays.reads, minlength=tensors)
+        one_reader = np.zeros(tensors, np.int64)
+        one_reader[arrays.reads] = arrays.readers
+        middle = self._new(arrays.links * tensors).reshape(arrays.links, tensors)
+        middle = np.where(counts == 1, inner[:, one_reader], middle)
+        shared = counts[arrays.reads] > 1
+        self._add(middle[:, arrays.reads[shared]], inner[:, arrays.readers[shared]])
+        links, which = np.divmod(np.arange(arrays.links * tensors), max(tensors, 1))
+        crosses = (arrays.makers[which] >= 0) | (links >= arrays.input_level)
+        links, which = links[crosses], which[crosses]
+        makers = arrays.makers[which]
+        tails = np.where(makers < 0, SOURCE, inner[links, makers])
+        return self._add(tails, middle[links, which]), which, links
+
+    def _add_links(self) -> slice:
+        """A node beyond a link is one that no other node reads, or feeds such a node."""
+        last = np.setdiff1d(np.arange(self._arrays.nodes), self._arrays.makers)
+        used = self._new(self._arrays.links)
+        self._add(used[:, None], self._grid[1:-1][:, last])
+        return self._add(np.array(SOURCE), used)
+
+    def _add_savings(self) -> tuple[list[tuple[list[int], slice]], tuple[list[int], slice]]:
+        """The savings with an arc each, and their arcs: gains on the first level and on the last, then losses."""
+        arrays, grid = self._arrays, self._grid
+        fed = set(zip(arrays.makers[arrays.reads].tolist(), arrays.readers.tolist(), strict=True))
+        kinds: tuple[list[int], ...] = ([], [], [])
+        for index, saving in enumerate(arrays.savings):
+            if saving.saves_s > 0 and saving.level in (0, arrays.links):
+                kinds[0 if saving.level == 0 else 1].append(index)
+            elif saving.saves_s < 0 and (saving.pair in fed or saving.pair[::-1] in fed):
+                kinds[2].append(index)
+            else:
+                self.open_savings.append((index, saving))
+        first, last, losses = kinds
+        pairs = np.array([one.pair for one in arrays.savings], np.int64).reshape(-1, 2)
+        below, above = self._new(len(first)), self._new(len(last))
+        self._add(below[:, None], grid[1][pairs[first]])
+        self._add(grid[-2][pairs[last]], above[:, None])
+        gains = [(first, self._add(np.array(SOURCE), below)), (last, self._add(above, np.array(SINK)))]
+        in_order = np.array([arrays.savings[one].pair in fed for one in losses], bool)
+        feeds = np.where(in_order[:, None], pairs[losses], pairs[losses][:, ::-1])
+        levels = np.array([arrays.savings[one].level for one in losses], np.int64)
+        return gains, (losses, self._add(grid[levels + 1, feeds[:, 1]], grid[levels, feeds[:, 0]]))

@@ -26,7 +26,7 @@ def read_graph(path: Path) -> Graph:
 
             return read_onnx(path)
         if suffix == ".pt2":
-            from upwell.shared.partition.read_torch import read_torch
+            from upwell.shared.partition.torch_graph import read_torch
 
             return read_torch(path)
         from upwell.shared.partition.read_tflite import read_tflite

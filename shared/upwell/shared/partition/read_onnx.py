@@ -1,7 +1,9 @@
-"""Reads ONNX files as planner graphs: the operators of the main graph, with bodies and functions inside their nodes.
+"""ONNX files as objects of the `onnx` package, and as planner graphs: operators of the main graph, with their bodies.
 
-Weights are constants and not part of it, nor are results of operators on constants alone. An initializer that is also
-listed among the inputs is a constant: callers do not give it.
+Devices, which lack the package, read files with `upwell.shared.formats.onnx`.
+
+Weights are constants and not part of a planner graph, nor are results of operators on constants alone. An initializer
+that is also listed among the inputs is a constant: callers do not give it.
 
 Datatypes and shapes are those in the file or found by ONNX's inference. Inference gives a dimension that depends on an
 open one (rows) a new name, so that its size is lost. It is therefore run again with two sets of large primes for the
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +29,69 @@ from upwell.shared.formats.onnx.graph import OnnxGraph, OnnxNode, read_graph
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.formats.operator_work import work_of
 from upwell.shared.partition.model_graph import Graph, Node, Tensor, in_order, size_of
-from upwell.shared.partition.onnx_proto import held_tensors, load_proto
+
+
+def load_proto(path: Path) -> onnx.ModelProto:
+    """Load the model at `path` without its external weights. Raises `ConfigError`."""
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot read the model: {error.strerror or error}") from None
+    except Exception:  # noqa: BLE001 (protobuf's errors; a pure module must not name that package)
+        raise ConfigError.at(path, "not an ONNX file, or truncated") from None
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The opset version of ONNX's own operators in a model."""
+    return next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 1)
+
+
+def held_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor in a model: weights, sparse ones included, and those in attributes at any depth."""
+    yield from _tensors_of_graph(model.graph)
+    for function in model.functions:
+        for attribute in function.attribute_proto:
+            yield from _tensors_of_attribute(attribute)
+        for node in function.node:
+            yield from _tensors_of_node(node)
+
+
+def with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Operators, and those in their bodies, at any depth."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for body in _bodies(attribute):
+                yield from with_bodies(body.node)
+
+
+def _tensors_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        yield from _tensors_of_node(node)
+
+
+def _tensors_of_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        yield from _tensors_of_attribute(attribute)
+
+
+def _tensors_of_attribute(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+    for one in (*sparse, *attribute.sparse_tensors):
+        yield from (one.values, one.indices)
+    for body in _bodies(attribute):
+        yield from _tensors_of_graph(body)
+
+
+def _bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+
 
 _DEQUANTIZE = ("DequantizeLinear", "com.microsoft:DequantizeLinear")
 _RANDOM = frozenset(

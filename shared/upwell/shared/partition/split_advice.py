@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from upwell.shared.partition.bandwidth_envelope import SLOWEST_BPS, BandwidthSweep, LabelledCost, Line, Piece, lower
+from upwell.shared.partition.bandwidth import SLOWEST_BPS, BandwidthSweep, LabelledCost, Line, Piece, lower
 from upwell.shared.partition.cost_graph import CostGraph, Placement
-from upwell.shared.partition.measured_cost_graph import CLOUD, EDGE, cut_name
 from upwell.shared.partition.objectives import latency
+from upwell.shared.partition.tier_profile import CLOUD, EDGE, cut_name
 
 Kind = Literal["edge", "cloud", "cut"]
 EDGE_ONLY, CLOUD_RAW = "edge only", "cloud with raw input"

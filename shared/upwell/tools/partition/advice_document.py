@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from upwell.shared.partition.bandwidth_envelope import BandwidthSweep, LabelledCost, Piece
+from upwell.shared.partition.bandwidth import BandwidthSweep, LabelledCost, Piece
 from upwell.shared.partition.cost_graph import CostGraph
-from upwell.shared.partition.measured_cost_graph import CLOUD, EDGE, cut_name
 from upwell.shared.partition.objectives import Objective, latency
 from upwell.shared.partition.plan_file import (
     AdviceFacts,
@@ -21,7 +20,7 @@ from upwell.shared.partition.plan_file import (
     SentFacts,
 )
 from upwell.shared.partition.split_advice import CLOUD_RAW, EDGE_ONLY, WORTH, Advice, Option, Wins, tier_s
-from upwell.shared.partition.tier_profile import Profile
+from upwell.shared.partition.tier_profile import CLOUD, EDGE, Profile, cut_name
 
 _ALTERNATIVES = 5
 

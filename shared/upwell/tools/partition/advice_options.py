@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from upwell.shared.errors import ConfigError, Problem
+from upwell.shared.partition.bandwidth import BandwidthSamples, LogNormal
 from upwell.shared.partition.cost_graph import TierLink
-from upwell.shared.partition.measured_cost_graph import CLOUD, EDGE
 from upwell.shared.partition.objectives import LinkPrices, Objective, Power, cost, energy, latency, weighted
-from upwell.shared.partition.uncertain_bandwidth import BandwidthSamples, LogNormal
+from upwell.shared.partition.tier_profile import CLOUD, EDGE
 from upwell.shared.units import parse_bits_per_second, parse_joules, parse_number, parse_seconds, parse_share
 from upwell.tools.terminal import parsed
 

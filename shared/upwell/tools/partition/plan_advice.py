@@ -11,11 +11,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.shared.files import write_named
-from upwell.shared.partition.bandwidth_envelope import BandwidthSweep, envelope
+from upwell.shared.partition.bandwidth import BandwidthSweep, envelope
 from upwell.shared.partition.cost_graph import CostGraph, Placement
-from upwell.shared.partition.measured_cost_graph import CLOUD, EDGE, combine, load_profile, measured_cuts
 from upwell.shared.partition.objectives import Objective
 from upwell.shared.partition.split_advice import Advice, Encoded, Option, OptionFactory, advise
+from upwell.shared.partition.tier_profile import CLOUD, EDGE, combine, load_profile, measured_cuts
 from upwell.tools.partition.advice_document import AdviceOutcome, amount, between, document, notes, rate, sentences
 from upwell.tools.partition.advice_options import (
     AdviseOptions,

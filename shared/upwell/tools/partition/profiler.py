@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.cut_candidates import Cut, cuts_of, known_bytes, ranked, refined
-from upwell.shared.partition.model_graph import Graph
-from upwell.shared.partition.monotone_times import certainty, falling, rising
+from upwell.shared.partition.model_graph import Cut, Graph, cuts_of, known_bytes, ranked, refined
 from upwell.shared.partition.part_bench import (
     FEWEST_RUNS,
     Bench,
@@ -38,6 +36,9 @@ from upwell.shared.partition.tier_profile import (
     Profile,
     Spread,
     TensorFacts,
+    certainty,
+    falling,
+    rising,
 )
 from upwell.shared.tensors import Array
 from upwell.tools.partition.profile_inputs import inputs_of, runtime_names

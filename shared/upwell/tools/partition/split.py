@@ -21,11 +21,20 @@ from upwell.shared.files import read_file
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.plan_file import PlanFacts
 from upwell.shared.partition.read_graph import read_graph
-from upwell.shared.partition.split.cut_choice import Chosen, all_of_plan, best_of_plan, cut_at
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf
 from upwell.shared.partition.split.split_file import WHOLE, CutFacts
-from upwell.shared.partition.split.split_writer import TAILS, UnsplitModel, Written, check_free, write_split
-from upwell.shared.partition.split.torch_halves import TorchModelFile
+from upwell.shared.partition.split.split_writer import (
+    TAILS,
+    Chosen,
+    UnsplitModel,
+    Written,
+    all_of_plan,
+    best_of_plan,
+    check_free,
+    cut_at,
+    write_split,
+)
+from upwell.shared.partition.torch_graph import TorchModelFile
 from upwell.tools.partition.cut_coder import Coder
 from upwell.tools.partition.profile_inputs import read_given
 from upwell.tools.partition.torch_programs import for_device
@@ -108,7 +117,7 @@ def _coder(whole: UnsplitModel, codec: Literal["fp16", "int8"], data: Path | Non
         )
     if codec == "int8" and data is None:
         raise ConfigError.at(None, "int8 needs --data, samples that show the range of each tensor", "--codec")
-    from upwell.shared.partition.split.cut_codec import with_codec
+    from upwell.shared.partition.split.onnx_halves import with_codec
 
     samples = {} if data is None else read_given(data, "--data")
     return Coder(whole, lambda halves, ranges: with_codec(halves, codec, ranges), samples)

@@ -9,9 +9,8 @@ from typing import Literal
 
 from upwell.cloud.engines.engine_registry import ExtraMissing
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.read_torch import read_torch
 from upwell.shared.partition.split.model_halves import ModelHalf
-from upwell.shared.partition.split.torch_halves import TorchModelFile
+from upwell.shared.partition.torch_graph import TorchModelFile, read_torch
 
 SUFFIXES = (".pt2", ".safetensors")
 """The suffixes of programs written by torch.export and by `upwell partition split`."""

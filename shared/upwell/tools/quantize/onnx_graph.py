@@ -15,7 +15,7 @@ from upwell.edge.runtimes.onnx.providers import plain_text
 from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.model_graph import in_order
-from upwell.shared.partition.onnx_proto import opset_of, with_bodies
+from upwell.shared.partition.read_onnx import opset_of, with_bodies
 from upwell.tools.quantize.quantizer import Arithmetic, LayerNode, own_names
 
 LEAST_OPSET = 13

@@ -20,7 +20,7 @@ from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.tensor_types import text_of
-from upwell.shared.partition.onnx_proto import opset_of
+from upwell.shared.partition.read_onnx import opset_of
 from upwell.tools.quantize.onnx_graph import layer_nodes, prepared, put_in_order, read_model, session_of
 from upwell.tools.quantize.onnx_layers import layers_of
 from upwell.tools.quantize.quantizer import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run

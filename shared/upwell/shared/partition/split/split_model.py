@@ -49,7 +49,7 @@ def open_model_file(path: Path, graph: Graph) -> ModelFile:
 
         return OnnxModelFile.read(path)
     if graph.format == "torch":
-        from upwell.shared.partition.split.torch_halves import TorchModelFile
+        from upwell.shared.partition.torch_graph import TorchModelFile
 
         return TorchModelFile.read(path)
     from upwell.shared.partition.split.tflite_halves import TfliteModelFile
