@@ -274,3 +274,18 @@ def test_paths_start_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert parse_yaml("ca: x", File).ca == tmp_path / "x"
     with pytest.raises(ValueError, match="home folder that does not exist"):
         resolve("~nobody-of-that-name/x", Path())
+
+
+def test_however_much_is_wrong_the_text_is_bounded() -> None:
+    text = (
+        "".join(f"{'k' * 1000}{number}: 1\n" for number in range(300))
+        + f"name: '{' ' * 100_000}'\nlevel: {'x' * 100_000}"
+    )
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(text, File)
+    assert len(caught.value.problems) == 302
+    assert len(str(caught.value)) < 200_000
+    assert str(caught.value).endswith("and 202 more")
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(f"limits: {{'{'x' * 100_000}': 1}}", File)
+    assert len(str(caught.value)) == 4000

@@ -60,6 +60,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_LONGEST_LINE, _MOST_LINES = 4000, 100
+
 EXIT_FAILED = 1
 """The exit code of a command whose check failed; 2 means wrong use."""
 
@@ -139,6 +141,11 @@ class CloudFailed(UpwellError):
     """The cloud gave no usable answer, and the policy allows no edge answer instead."""
 
 
+def shortened(text: str, most: int) -> str:
+    """`text` of at most `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One problem in a file: where it is, what is wrong, and what would be right."""
@@ -156,11 +163,13 @@ class Problem:
 
 
 class ConfigError(UpwellError):
-    """A file written by a person is wrong. `problems` holds all problems found, in file order."""
+    """A file written by a person is wrong. `problems` holds all problems found, in file order; the text is bounded."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [shortened(str(problem), _LONGEST_LINE) for problem in self.problems[:_MOST_LINES]]
+        others = len(self.problems) - len(lines)
+        super().__init__("\n".join([*lines, f"and {others} more"] if others else lines))
 
     @classmethod
     def at(

@@ -109,6 +109,15 @@ def test_a_bundle_that_fails_its_self_test_is_not_tried_again(device: Device) ->
     assert device.follower.status.refusal is None
 
 
+def test_a_refusal_that_quotes_megabytes_is_remembered(device: Device) -> None:
+    device.offer(1)
+    device.trouble = BundleRefused(Refusal.FAILED_SELF_TEST, None, "x" * (2 << 20))
+    assert device.follower.look() == "refused"
+    device.restart()
+    assert device.follower.look() == "nothing_new"
+    assert device.follower.status.refusal is Refusal.FAILED_SELF_TEST
+
+
 def test_trouble_that_is_not_the_bundles_fault_is_tried_again_without_fetching(device: Device) -> None:
     device.offer(1)
     device.trouble = ModelFailed("out of memory")

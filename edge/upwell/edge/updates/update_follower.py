@@ -18,13 +18,15 @@ from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.updates.sources.base import FetchFailed, Progress, Source
 from upwell.edge.updates.version_state import Look
 from upwell.edge.updates.version_store import AlreadyInstalled, VersionStore
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, shortened
 
 Outcome = Literal["installed", "nothing_new", "refused", "failed"]
 """The outcomes of checking a source. `failed`: it could not be reached, or the disk is full; it is tried again."""
 
 Activate = Callable[[Bundle], Callable[[], None]]
 
+_LONGEST_MESSAGE = 1000
+"""What `state.json` holds of a refusal: it must stay readable, whatever a bundle makes the message quote."""
 _log = logging.getLogger(__name__)
 
 
@@ -180,7 +182,7 @@ class UpdateFollower:
 
     def _refused(self, key: str, error: BundleRefused) -> Outcome:
         self._check_open()
-        message = f"{self.updates.place}: {error.problems[0].message}"
+        message = shortened(f"{self.updates.place}: {error.problems[0].message}", _LONGEST_MESSAGE)
         look = Look(key=key, refusal=error.refusal, message=message)
         _log.warning("%s: an update was refused (%s): %s", self.store.subject, error.refusal.value, message)
         if key:
