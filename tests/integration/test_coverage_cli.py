@@ -13,7 +13,7 @@ import typer
 from ai_edge_litert.schema_py_generated import BuiltinOperator
 from typer.testing import CliRunner, Result
 
-from upwell.edge.runtimes.node_coverage import Coverage, NodeCover
+from upwell.edge.runtimes.placement import Coverage, NodeCover
 from upwell.shared.errors import ConfigError
 from upwell.tools.bundle.coverage_cli import coverage
 from upwell.tools.devices.sample_models import samples

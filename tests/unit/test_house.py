@@ -186,7 +186,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.quantize.onnx_qdq": {"onnx", "onnxruntime"},
     "upwell.tools.quantize.tflite_graph": {"ai_edge_litert"},
     "upwell.tools.quantize.tflite_int8": {"ai_edge_quantizer"},
-    "upwell.edge.runtimes.onnx.node_coverage": {"onnx"},
+    "upwell.edge.runtimes.onnx.runtime": {"onnx"},
     "upwell.shared.partition.mincut": {"scipy"},
     "upwell.shared.signature.tokenization": {"tokenizers"},
     "upwell.shared.partition.read_onnx": {"onnx"},

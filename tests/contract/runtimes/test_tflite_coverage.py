@@ -11,8 +11,7 @@ import pytest
 from tests.examples import examples
 from tests.unit.tflite_for_tests import TFLITE_PACKAGES, linear, two_in_two_out
 from tests.unit.tflite_graphs_for_tests import mobile
-from upwell.edge.runtimes.node_coverage import Coverage
-from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, Coverage
 from upwell.edge.runtimes.runtime_loader import coverage_of
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime

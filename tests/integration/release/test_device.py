@@ -70,7 +70,7 @@ def test_a_release_whose_model_never_ends_is_given_up_and_the_next_one_is_taken(
         until(lambda: release_of(agent)["phase"] == "refused", TIMEOUT_S + 2 * APPEARS_S)
         assert f"model.onnx hung for {TIMEOUT_S:g} s in the probing process" in release_of(agent)["reason"]
         assert (serves(agent), release_of(agent)["sequence"]) == (3, good)
-        assert not [pid for pid in children_of(agent.program.pid) if "probe_child" in pid]
+        assert not [pid for pid in children_of(agent.program.pid) if "runtimes.probe" in pid]
         again = releases.release({MODEL: publisher.bundle(5)})
         until(lambda: release_of(agent)["sequence"] == again and serves(agent) == 5, APPEARS_S)
     assert callers.errors == []

@@ -14,10 +14,9 @@ import pytest
 from onnx import helper
 
 from tests.unit.models_for_tests import linear, save, tensor
-from upwell.edge.runtimes.node_coverage import Coverage, NodeCover
 from upwell.edge.runtimes.onnx.node_assignment import AssignedNode, GraphPart, covers, records_assignment
-from upwell.edge.runtimes.onnx.node_coverage import survey
-from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.onnx.runtime import survey
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, Coverage, NodeCover
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.graph import read_graph

@@ -9,8 +9,7 @@ import pytest
 
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.tflite.npu_options import npu_options
-from upwell.edge.runtimes.tflite.npu_runtime import CompiledRuntime
+from upwell.edge.runtimes.tflite.npu_runtime import CompiledRuntime, npu_options
 from upwell.shared.errors import ConfigError
 from upwell.tools.demo.digit_data import ASSETS
 

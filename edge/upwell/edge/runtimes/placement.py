@@ -1,11 +1,12 @@
-"""Judging a placement: on the accelerator, not usable there, or lost while running."""
+"""Where a model runs: its coverage by an accelerator node by node, whether that will do, and its loss while running."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement, Runtime
@@ -104,3 +105,57 @@ class FallbackRuntime:
         self._runtime = on_cpu
         self.placement = replace(self.placement, nodes_on_accelerator=0, left_on_cpu=(), reason=reason)
         return answer
+
+
+@dataclass(frozen=True)
+class NodeCover:
+    """One node of the model as the runtime sees it.
+
+    `partition` is the index of the accelerator's partition that contains it, or None on the CPU. `work` is its
+    estimated number of multiplications (elements written, if it multiplies nothing), NaN if shapes are unknown.
+    """
+
+    name: str
+    operator: str
+    partition: int | None
+    work: float = math.nan
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Where each node of a model runs on one accelerator.
+
+    `source` is the evidence: `graph assignment`, `profile` (ONNX Runtime), `delegate walk`, `compiled model` or
+    `partition plan` (TFLite). `nodes` are in the order of the model's main graph.
+    """
+
+    accelerator: str
+    runtime: str
+    source: str
+    nodes: Sequence[NodeCover]
+
+    @property
+    def taken(self) -> Sequence[NodeCover]:
+        """The nodes on the accelerator."""
+        return [node for node in self.nodes if node.partition is not None]
+
+    @property
+    def left_on_cpu(self) -> Sequence[NodeCover]:
+        """The nodes on the CPU."""
+        return [node for node in self.nodes if node.partition is None]
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions on the accelerator, each with a transfer there and back."""
+        return len({node.partition for node in self.taken})
+
+    @property
+    def node_share(self) -> float:
+        """Share of the nodes on the accelerator; NaN for a model without nodes."""
+        return len(self.taken) / len(self.nodes) if self.nodes else math.nan
+
+    @property
+    def work_share(self) -> float:
+        """Share of the estimated work on the accelerator; NaN if the work of some node is unknown."""
+        total = sum(node.work for node in self.nodes)
+        return sum(node.work for node in self.taken) / total if total > 0 else math.nan

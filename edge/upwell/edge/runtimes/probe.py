@@ -1,14 +1,14 @@
 """Probing an unknown library or a new model in a separate process before the agent opens it.
 
 A delegate or provider library that crashes or hangs takes its process with it, and so does a model. So the first
-process to open a model with such a library is a child (`upwell.edge.runtimes.probe_child`), under the device's
-exclusive lock and never while the device is open elsewhere. The outcome is remembered under everything it may depend
-on: the digests of library and model, the versions of runtime package and driver, the options. A new model on the CPU is
-probed once, without a lock.
+process to open a model with such a library is a child (`main`), under the device's exclusive lock and never while the
+device is open elsewhere. The outcome is remembered under everything it may depend on: the digests of library and model,
+the versions of runtime package and driver, the options. A new model on the CPU is probed once, without a lock.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -22,14 +22,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from upwell.edge.runtimes import device_lock
 from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock
+from upwell.edge.runtimes.input_check import blank
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
+from upwell.shared.errors import UpwellError
 from upwell.shared.files import parse_json, read_json, write_whole
 from upwell.shared.model_digest import model_digest, sha256_of
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 TIMEOUT_S = 120.0
 """Time limit for opening a model and running it once, after which it counts as hung."""
@@ -43,6 +51,10 @@ _SYSTEM_FOLDERS = ("/usr/local/lib", "/lib", "/usr/lib", f"/lib/{platform.machin
                    f"/usr/lib/{platform.machine()}-linux-gnu")  # fmt: skip
 _DRIVERS = ("nvidia", "apex", "galcore", "rknpu", "intel_vpu", "amdxdna", "hailo_pci", "qaic", "mali", "ethosu")
 """Kernel modules of accelerators; those with a version in /sys/module count as drivers."""
+
+_PR_SET_PDEATHSIG = 1
+_NICE = 5
+"""Lowers the priority, so that the agent's requests come first on the CPU."""
 
 _CRASHES = frozenset(
     getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
@@ -220,7 +232,7 @@ def _probe(
 
 def _talk(request: bytes, noise: IO[bytes], timeout_s: float, descriptors: Sequence[int]) -> tuple[int | None, bytes]:
     """The child's exit code, None if it was killed for hanging, and its answer."""
-    command = [sys.executable, "-m", "upwell.edge.runtimes.probe_child"]
+    command = [sys.executable, "-m", "upwell.edge.runtimes.probe"]
     try:
         child = subprocess.Popen(  # noqa: S603  no shell, and no text of a user's in it
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise,
@@ -291,3 +303,56 @@ def _remember(results: Path | None, key: str, why: str) -> None:
         kept = dict([*others, (key, why)][-_MAX_RESULTS:])
         results.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(results, json.dumps({"version": 1, "results": kept}, indent=1).encode())
+
+
+def main() -> None:
+    """The child: probe the subject given on standard input.
+
+    It takes one JSON object there (`path`, `options`, `accelerator`, `cache_dir`, `timeout_s`, `parent`) and prints one
+    on standard output: `{"refused": reason}`, the reason empty on success. It ends with its parent process (on Linux),
+    and after `timeout_s` at the latest, even if a library hangs.
+    """
+    request = json.load(sys.stdin)
+    _end_with(request["parent"])
+    if hasattr(signal, "alarm"):
+        signal.alarm(int(request["timeout_s"]) + 1)  # ends this process even while a library holds the GIL
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answer = os.dup(1)
+    os.dup2(2, 1)  # libraries print to standard output
+    reason = _open_and_run(request)
+    with os.fdopen(answer, "w", encoding="utf-8") as out:
+        json.dump({"refused": reason}, out)
+    # Some libraries crash when unloaded at the end of the process; the agent never unloads one.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _open_and_run(request: dict[str, Any]) -> str:
+    """Open the model and run it once on zeros; returns why that was refused, or ""."""
+    cache_dir, accelerator = request["cache_dir"], request["accelerator"]
+    if accelerator is None and hasattr(os, "nice"):
+        os.nice(_NICE)
+    try:
+        runtime = load_runtime(
+            Path(request["path"]),
+            RuntimeOptions.model_validate(request["options"]),
+            None if accelerator is None else AcceleratorOptions.model_validate(accelerator),
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+        )
+        runtime.run({spec.name: blank(spec.datatype, spec.shape) for spec in runtime.inputs})
+    except (AcceleratorNotUsable, UpwellError) as error:
+        return str(error)
+    return "" if accelerator is None else runtime.placement.reason
+
+
+def _end_with(parent: int) -> None:
+    """Ask the kernel to end this process when the waiting parent thread ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent ended before this took effect
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.node_coverage import Coverage
-from upwell.edge.runtimes.placement import FallbackRuntime
+from upwell.edge.runtimes.placement import Coverage, FallbackRuntime
 from upwell.edge.runtimes.runtime_options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError
 
@@ -75,11 +74,11 @@ def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOpt
     refuses the model; if it takes no node, the coverage says so.
     """
     if runtime_of(path, options) == "tflite":
-        from upwell.edge.runtimes.tflite.node_coverage import coverage_of as tflite_coverage_of
+        from upwell.edge.runtimes.tflite.runtime import coverage_of as tflite_coverage_of
 
         return tflite_coverage_of(path, options, accelerator)
     with needs_onnxruntime(path):
-        from upwell.edge.runtimes.onnx.node_coverage import coverage_of as onnx_coverage_of
+        from upwell.edge.runtimes.onnx.runtime import coverage_of as onnx_coverage_of
     return onnx_coverage_of(path, options, accelerator)
 
 

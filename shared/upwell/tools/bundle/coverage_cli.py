@@ -15,8 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.edge.runtimes import device_lock, probe
-from upwell.edge.runtimes.node_coverage import Coverage, NodeCover
-from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, Coverage, NodeCover
 from upwell.edge.runtimes.runtime_loader import coverage_of
 from upwell.edge.runtimes.runtime_options import MAX_BATCH, AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import EXIT_FAILED, ConfigError

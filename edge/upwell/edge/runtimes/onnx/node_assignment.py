@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from upwell.edge.runtimes.input_check import blank
-from upwell.edge.runtimes.node_coverage import NodeCover
 from upwell.edge.runtimes.onnx.tensor_conversion import caller_for
 from upwell.edge.runtimes.onnxruntime_import import onnxruntime
+from upwell.edge.runtimes.placement import NodeCover
 from upwell.shared.formats.onnx.graph import OnnxGraph, OnnxNode
 from upwell.shared.formats.onnx.tensor_types import spec_of
 from upwell.shared.formats.operator_work import work_of

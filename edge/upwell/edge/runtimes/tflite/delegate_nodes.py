@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upwell.edge.runtimes.node_coverage import NodeCover
+from upwell.edge.runtimes.placement import NodeCover
 from upwell.shared.formats.operator_work import work_of
 
 _DELEGATE = "DELEGATE"

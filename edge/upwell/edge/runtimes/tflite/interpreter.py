@@ -14,8 +14,7 @@ import numpy as np
 
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.input_check import InputCheck, blank, check_file, unkept_batch
-from upwell.edge.runtimes.node_coverage import NodeCover
-from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, NodeCover, from_nodes, judge
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.delegate_nodes import apply_delegates, walk
 from upwell.edge.runtimes.tflite.tflite_package import TflitePackage

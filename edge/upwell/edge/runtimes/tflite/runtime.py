@@ -1,16 +1,25 @@
-"""The TFLite runtime: a pool of interpreters for one model."""
+"""The TFLite runtime: a pool of interpreters for one model, and the model's coverage by an accelerator."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.placement import AcceleratorFailed, AcceleratorNotUsable
-from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.tflite.interpreter import INTERPRETER_ERRORS, OpenModel, ShapesRefused, one_line, open_model
+from upwell.edge.runtimes.placement import AcceleratorFailed, AcceleratorNotUsable, Coverage
+from upwell.edge.runtimes.runtime_options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.tflite.interpreter import (
+    INTERPRETER_ERRORS,
+    OpenModel,
+    ShapesRefused,
+    describe,
+    one_line,
+    open_model,
+    open_nodes,
+)
 from upwell.edge.runtimes.tflite.tflite_package import find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array
@@ -143,3 +152,37 @@ class TfliteRuntime:
             shapes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in inputs.items())
             return InvalidRequest(f"the model does not accept these shapes together: {shapes} ({one_line(error)})")
         return ModelFailed(f"{self._path.name}: {one_line(error)}")
+
+
+def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
+    """Open the model with the delegate of `accelerator`, or compile it, and find the nodes of the main graph that it
+    took.
+
+    `accelerator.require` is ignored. For `litert_npu` the source is `compiled model` if the whole model compiled, else
+    `partition plan`: the nodes that the vendor's plugin would take; unless it takes all, the model runs on the CPU.
+    Raises `ConfigError` as `TfliteRuntime` does, and `AcceleratorNotUsable` if the accelerator cannot be loaded, or
+    refuses a model although it would take every node.
+    """
+    if accelerator.provider == LITERT_NPU:
+        return _compiled(path, options, accelerator)
+    package = find_package(options.package)
+    _, nodes = open_nodes(package, path, options, accelerator)
+    return Coverage(accelerator.provider, package.version, "delegate walk", nodes)
+
+
+def _compiled(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
+    from upwell.edge.runtimes.tflite.npu_runtime import Incomplete, compile_for_npu, litert, planned, runs_on_npu
+
+    package = litert(options)
+    _, _, nodes = describe(package, path)
+    try:
+        model = compile_for_npu(path, accelerator)
+    except Incomplete as refusal:
+        plan = planned(path, options, accelerator)
+        if all(node.partition is not None for node in plan):
+            raise AcceleratorNotUsable(str(refusal)) from None
+        return Coverage(accelerator.provider, package.version, "partition plan", plan)
+    if not runs_on_npu(model):
+        raise AcceleratorNotUsable(f"{accelerator.provider}: LiteRT compiled the model and runs it on the CPU")
+    whole = [replace(node, partition=0) for node in nodes]
+    return Coverage(accelerator.provider, package.version, "compiled model", whole)
