@@ -21,8 +21,7 @@ from cryptography.x509.oid import NameOID
 from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.service.application import Fleet, open_fleet
 from upwell.fleet.service.server import FleetServer
-from upwell.fleet.users.audit_log import Actor
-from upwell.fleet.users.users import Role, add_user
+from upwell.fleet.users import Actor, Role, add_user
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.http.client.exchange import Received

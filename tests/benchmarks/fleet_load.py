@@ -37,7 +37,7 @@ from upwell.fleet.enrolment.certificate_authority import read_request
 from upwell.fleet.enrolment.enrolment import add_token
 from upwell.fleet.service.application import open_fleet
 from upwell.fleet.service.server import FleetServer
-from upwell.fleet.users.audit_log import Actor
+from upwell.fleet.users import Actor
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.wire_names import STATISTICS
 from upwell.tools import plot_style

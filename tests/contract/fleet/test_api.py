@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from tests.fleet_service import Service, service, user
-from upwell.fleet.users.tokens import MOST_FAILURES
+from upwell.fleet.users import MOST_FAILURES
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fleet_service import FakeDevice, Service, service
-from upwell.fleet.registry import shadows
+from upwell.fleet.registry import shadow_releases
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.wire_names import SHADOW, WISH_FILE
 
@@ -33,7 +33,7 @@ def wished(device: FakeDevice) -> dict[str, Any]:
 
 
 def test_lines_of_what_was_asked_for_are_kept_without_tags(fleet: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadows, "MOST_LINES", 3)
+    monkeypatch.setattr(shadow_releases, "MOST_LINES", 3)
     device, other = fleet.enrolled("one"), fleet.enrolled("two")
     assert wished(device)["shadow"] is None
     started = fleet.do("POST", "/shadows", {"release": 8, "where": 'name == "one"'})

@@ -31,7 +31,7 @@ from upwell.edge.fleet import case_homes
 from upwell.edge.fleet.case_homes import FleetHome, StorageHome
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
-from upwell.fleet.cases.url_signing import Credentials, ObjectRequest, read_credentials, sign_url
+from upwell.fleet.case_intake import Credentials, ObjectRequest, read_credentials, sign_url
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.http.client.https_call import HttpsCaller

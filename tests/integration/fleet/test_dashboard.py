@@ -20,7 +20,7 @@ from tests.integration.pipelines.preview.browser import CHROMIUM, DRIVER, Browse
 from tests.integration.pipelines.preview.test_page import AXE
 from upwell.fleet.dashboard import pages
 from upwell.fleet.service import server
-from upwell.fleet.users.tokens import MOST_FAILURES
+from upwell.fleet.users import MOST_FAILURES
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.wire_names import DRIFT, RELEASE_PACKAGE, STATISTICS
 

@@ -24,7 +24,7 @@ from upwell.fleet.config import DatabaseSection
 from upwell.fleet.registry.groups import FRESH_S
 from upwell.fleet.storage.database import Database, all_rows, migrate
 from upwell.fleet.storage.tables import DEVICES, METADATA
-from upwell.fleet.users.audit_log import Actor
+from upwell.fleet.users import Actor
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp.wire_names import WISH_FILE
 

@@ -8,15 +8,15 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from upwell.fleet import users
 from upwell.fleet.api.operation_table import AdmittedCall, Given, Nothing, Operation, Table, Taken
 from upwell.fleet.enrolment import enrolment
 from upwell.fleet.errors import NotFound
-from upwell.fleet.registry import device_events, devices, groups, questions
+from upwell.fleet.registry import device_questions, devices, groups
+from upwell.fleet.registry.device_reports import Presence
 from upwell.fleet.registry.devices import Stored
-from upwell.fleet.registry.group_expression import membership
-from upwell.fleet.registry.presence import Presence
-from upwell.fleet.users import audit_log, users
-from upwell.fleet.users.users import Role
+from upwell.fleet.registry.groups import membership
+from upwell.fleet.users import Role
 from upwell.shared.errors import InvalidRequest
 
 SILENT_POLLS = 5
@@ -390,13 +390,13 @@ def _device_history(call: AdmittedCall[Nothing, HistoryQuery]) -> History:
 def _ask_device(call: AdmittedCall[QuestionBody, Nothing]) -> Question:
     with call.state.database.writing() as connection:
         device = devices.find(connection, call.path["device"])
-        question_id = questions.ask(connection, call.actor, device, call.body.request_id)
-        return Question(**questions.question(connection, question_id))
+        question_id = device_questions.ask(connection, call.actor, device, call.body.request_id)
+        return Question(**device_questions.question(connection, question_id))
 
 
 def _show_question(call: AdmittedCall[Nothing, Nothing]) -> Question:
     with call.state.database.reading() as connection:
-        return Question(**questions.question(connection, call.path["question"]))
+        return Question(**device_questions.question(connection, call.path["question"]))
 
 
 def _list_groups(call: AdmittedCall[Nothing, Nothing]) -> Groups:
@@ -461,7 +461,7 @@ def _list_events(call: AdmittedCall[Nothing, EventsQuery]) -> Events:
     query = call.query
     with call.state.database.reading() as connection:
         device_id = None if query.device is None else devices.find(connection, query.device)["id"]
-        found = device_events.events(connection, query.after, query.limit, device_id)
+        found = devices.events_after(connection, query.after, query.limit, device_id)
     return Events(events=[DeviceEvent(**one) for one in found])
 
 
@@ -470,7 +470,7 @@ def _list_audit(call: AdmittedCall[Nothing, Since]) -> Audit:
         raise NotFound("expected `after` to be at least 0; the audit record is read from its beginning")
     with call.state.database.reading() as connection:
         return Audit(
-            entries=[AuditEntry(**one) for one in audit_log.entries(connection, call.query.after, call.query.limit)]
+            entries=[AuditEntry(**one) for one in users.audit_entries(connection, call.query.after, call.query.limit)]
         )
 
 

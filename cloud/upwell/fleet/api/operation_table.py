@@ -14,8 +14,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from upwell.fleet.opamp.poll_handler import FleetState
-from upwell.fleet.users.audit_log import Actor
-from upwell.fleet.users.users import Role, User
+from upwell.fleet.users import Actor, Role, User
 
 BASE = "/api/v1"
 Body = TypeVar("Body", bound=BaseModel)

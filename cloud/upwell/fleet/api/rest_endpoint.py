@@ -19,8 +19,7 @@ from upwell.fleet.api.operation_table import BASE, PROBLEM, AdmittedCall, Nothin
 from upwell.fleet.errors import Conflict, DatabaseUnavailable, NotFound
 from upwell.fleet.opamp.opamp_endpoint import TooLarge
 from upwell.fleet.opamp.poll_handler import FleetState
-from upwell.fleet.users.tokens import Attempts
-from upwell.fleet.users.users import Role, User, user_of
+from upwell.fleet.users import Attempts, Role, User, user_of
 from upwell.shared.errors import InvalidRequest, NotAllowed, Refused, Unauthenticated, UpwellError
 from upwell.shared.files import parse_json
 

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from upwell.fleet.api.device_and_user_operations import SILENT_POLLS, Sequence, Text
 from upwell.fleet.api.operation_table import AdmittedCall, Given, Nothing, Operation, Table, Taken
-from upwell.fleet.registry import groups, shadows
+from upwell.fleet.registry import groups, shadow_releases
 from upwell.fleet.registry.devices import Stored, labels_of
 from upwell.fleet.rollout.wave_plan import RolloutDevice, Wave, deal
 from upwell.shared.errors import InvalidRequest
@@ -73,26 +73,26 @@ def _begin(call: AdmittedCall[ShadowBody, Nothing]) -> ShadowBegun:
 
     with call.state.database.writing() as connection:
         expression = body.where or groups.find_group(connection, str(body.group))["expression"]
-        return ShadowBegun(devices=shadows.begin(connection, call.actor, body.release, expression, choose))
+        return ShadowBegun(devices=shadow_releases.begin(connection, call.actor, body.release, expression, choose))
 
 
 def _list(call: AdmittedCall[Nothing, Nothing]) -> Shadows:
     with call.state.database.reading() as connection:
-        found = shadows.shadows(connection)
+        found = shadow_releases.shadows(connection)
     return Shadows(shadows=[ShadowEntry(release=one, devices=count, lines=lines) for one, count, lines in found])
 
 
 def _lines(call: AdmittedCall[Nothing, LinesQuery]) -> ShadowLines:
     query = call.query
     with call.state.database.reading() as connection:
-        rows = shadows.lines_of(connection, _release(call.path["release"]), query.after, query.limit)
+        rows = shadow_releases.lines_of(connection, _release(call.path["release"]), query.after, query.limit)
     more = rows[-1]["id"] if len(rows) == query.limit else 0
     return ShadowLines(lines=[json.loads(one["line"]) for one in rows], next=more)
 
 
 def _end(call: AdmittedCall[Nothing, Nothing]) -> None:
     with call.state.database.writing() as connection:
-        shadows.end(connection, call.actor, _release(call.path["release"]))
+        shadow_releases.end(connection, call.actor, _release(call.path["release"]))
 
 
 def _release(text: str) -> int:

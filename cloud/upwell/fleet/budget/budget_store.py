@@ -13,10 +13,10 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from upwell.fleet.budget.goal_allocation import Curve, Demand, FleetGoal, envelope, share_out, worth_telling
 from upwell.fleet.errors import NotFound
 from upwell.fleet.registry.devices import Stored, all_devices, variables_of
-from upwell.fleet.registry.group_expression import membership
+from upwell.fleet.registry.groups import membership
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import BUDGET_MEMBERS, BUDGETS, DEVICES, GROUPS
-from upwell.fleet.users.audit_log import Actor, record
+from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.opamp.model_demand import ModelDemand, read_demand
 from upwell.shared.routing.estimators.budget_ledger import period_bounds
@@ -86,7 +86,7 @@ def put_budget(connection: Connection, actor: Actor, name: str, spec: BudgetSpec
         connection.execute(insert(BUDGETS).values(name=name, **values))
     else:
         connection.execute(update(BUDGETS).where(BUDGETS.c.name == name).values(**values))
-    record(connection, actor, "put budget", name, {"expression": spec.expression, "goal": goal})
+    record_audit(connection, actor, "put budget", name, {"expression": spec.expression, "goal": goal})
 
 
 def drop_budget(connection: Connection, actor: Actor, name: str) -> None:
@@ -97,7 +97,7 @@ def drop_budget(connection: Connection, actor: Actor, name: str) -> None:
     connection.execute(delete(BUDGET_MEMBERS).where(BUDGET_MEMBERS.c.budget == name))
     connection.execute(delete(BUDGETS).where(BUDGETS.c.name == name))
     _tell(connection, members)
-    record(connection, actor, "drop budget", name)
+    record_audit(connection, actor, "drop budget", name)
 
 
 def all_budgets(connection: Connection) -> Sequence[Row]:

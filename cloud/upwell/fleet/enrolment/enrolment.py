@@ -9,12 +9,10 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from upwell.fleet.enrolment.certificate_authority import Authority, IssuedCertificate, SigningRequest
 from upwell.fleet.errors import NotFound
-from upwell.fleet.registry.device_events import note
-from upwell.fleet.registry.devices import Stored
+from upwell.fleet.registry.devices import Stored, note_event
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, ENROLMENT_TOKENS
-from upwell.fleet.users.audit_log import Actor, record
-from upwell.fleet.users.tokens import digest_of, new_id, new_secret
+from upwell.fleet.users import Actor, digest_of, new_id, new_secret, record_audit
 from upwell.shared.errors import NotAllowed, Refused, Unauthenticated
 
 DEFAULT_TOKEN_S = 86400.0
@@ -32,7 +30,7 @@ def add_token(connection: Connection, actor: Actor, labels: Mapping[str, str], v
             created_by=actor.name, expires_unix_s=expires,
         )
     )  # fmt: skip
-    record(connection, actor, "add token", token_id, {"labels": dict(labels)})
+    record_audit(connection, actor, "add token", token_id, {"labels": dict(labels)})
     return {"id": token_id, "token": token, "expires_unix_s": expires}
 
 
@@ -41,7 +39,7 @@ def drop_token(connection: Connection, actor: Actor, token_id: str) -> None:
     unused = (ENROLMENT_TOKENS.c.id == token_id) & ENROLMENT_TOKENS.c.used_unix_s.is_(None)
     if not connection.execute(delete(ENROLMENT_TOKENS).where(unused)).rowcount:
         raise NotFound(f"no unused token {token_id!r}")
-    record(connection, actor, "drop token", token_id)
+    record_audit(connection, actor, "drop token", token_id)
 
 
 def all_tokens(connection: Connection) -> Sequence[Row]:
@@ -127,7 +125,7 @@ class Enrolment:
                 enrolled_unix_s=now_unix_s, last_seen_unix_s=now_unix_s,
             )
         )  # fmt: skip
-        note(connection, device_id, now_unix_s, [("enrolled", "the device was enrolled")])
+        note_event(connection, device_id, now_unix_s, [("enrolled", "the device was enrolled")])
         found = one_row(connection, by_key)
         assert found is not None  # noqa: S101  it was written just now, in this transaction
         return found

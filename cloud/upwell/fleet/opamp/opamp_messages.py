@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, Field, ValidationError
 
 from upwell.fleet.enrolment.certificate_authority import IssuedCertificate
-from upwell.fleet.registry.device_report import ConfigurationStatus, DeviceCounts, Explained, Report, Shadowed
+from upwell.fleet.registry.device_reports import ConfigurationStatus, DeviceCounts, Explained, Report, Shadowed
 from upwell.rpc.opamp.v1 import anyvalue_pb2, opamp_pb2
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import parse_json

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from upwell.fleet.enrolment.certificate_authority import IssuedCertificate, read_request
 from upwell.fleet.enrolment.enrolment import Enrolment
 from upwell.fleet.opamp.opamp_messages import ConnectionSettings, Incoming, PollReply, new_uid
+from upwell.fleet.registry.device_questions import OpenQuestions, answer
+from upwell.fleet.registry.device_reports import Presence
 from upwell.fleet.registry.devices import Stored, apply, by_certificate, changes_of
 from upwell.fleet.registry.groups import Assignments
-from upwell.fleet.registry.presence import Presence
-from upwell.fleet.registry.questions import OpenQuestions, answer
-from upwell.fleet.registry.shadows import keep_lines
+from upwell.fleet.registry.shadow_releases import keep_lines
 from upwell.fleet.storage.database import Database
 from upwell.shared.errors import Unauthenticated
 from upwell.shared.opamp.remote_configuration import STATISTICS_S, Wish, digest_of

@@ -1,4 +1,4 @@
-"""The devices in the database: looked up, and changed by their reports and by users."""
+"""The devices in the database: looked up, and changed by their reports and by users; and the events of devices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,37 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from upwell.fleet.errors import Conflict, NotFound
-from upwell.fleet.registry.device_events import note
-from upwell.fleet.registry.device_report import DeviceCounts, Report
-from upwell.fleet.registry.presence import PresenceUpdate
+from upwell.fleet.registry.device_reports import DeviceCounts, PresenceUpdate, Report
 from upwell.fleet.storage.database import Row, all_rows, one_row
-from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, STATISTICS
-from upwell.fleet.users.audit_log import Actor, record
+from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, EVENTS, STATISTICS
+from upwell.fleet.users import Actor, record_audit
 from upwell.shared.opamp.wire_names import AGENT_NAME, LABEL
+
+EVENTS_KEPT_S = 30 * 86400.0
+
+
+def note_event(connection: Connection, device_id: str, now_unix_s: float, happened: Sequence[tuple[str, str]]) -> None:
+    """Record events of a device: kinds and texts."""
+    if happened:
+        rows = [
+            {"at_unix_s": now_unix_s, "device_id": device_id, "kind": kind, "text": text[:500]}
+            for kind, text in happened
+        ]
+        connection.execute(insert(EVENTS), rows)
+
+
+def events_after(connection: Connection, after: int, limit: int, device_id: str | None = None) -> list[Row]:
+    """The events after that number, the oldest first; for -1 the last ones."""
+    chosen = select(EVENTS) if device_id is None else select(EVENTS).where(EVENTS.c.device_id == device_id)
+    if after < 0:
+        return all_rows(connection, chosen.order_by(EVENTS.c.id.desc()).limit(limit))[::-1]
+    return all_rows(connection, chosen.where(EVENTS.c.id > after).order_by(EVENTS.c.id).limit(limit))
+
+
+def forget_events(connection: Connection, now_unix_s: float) -> None:
+    """Delete events older than a month."""
+    connection.execute(delete(EVENTS).where(EVENTS.c.at_unix_s < now_unix_s - EVENTS_KEPT_S))
+
 
 Stored = Row
 """A device's row."""
@@ -126,7 +150,7 @@ def apply(connection: Connection, device: Stored, report: Report, now_unix_s: fl
         connection.execute(
             update(DEVICES).where(DEVICES.c.id == device["id"]).values(**changed, last_seen_unix_s=now_unix_s)
         )
-    note(connection, device["id"], now_unix_s, happened)
+    note_event(connection, device["id"], now_unix_s, happened)
 
 
 def _described(attributes: Mapping[str, str], device: Stored) -> dict[str, Any]:
@@ -172,7 +196,7 @@ def set_labels(connection: Connection, actor: Actor, device: Stored, labels: Map
     merged = {**device["labels"], **labels}
     kept = {name: value for name, value in merged.items() if value is not None}
     connection.execute(update(DEVICES).where(DEVICES.c.id == device["id"]).values(labels=kept))
-    record(connection, actor, "label device", device["id"], labels)
+    record_audit(connection, actor, "label device", device["id"], labels)
 
 
 def revoke(connection: Connection, actor: Actor, device: Stored) -> None:
@@ -184,8 +208,8 @@ def revoke(connection: Connection, actor: Actor, device: Stored) -> None:
         .where(CERTIFICATES.c.device_id == device["id"], CERTIFICATES.c.revoked_unix_s.is_(None))
         .values(revoked_unix_s=now)
     )
-    note(connection, device["id"], now, [("revoked", f"revoked by {actor.name}")])
-    record(connection, actor, "revoke device", device["id"])
+    note_event(connection, device["id"], now, [("revoked", f"revoked by {actor.name}")])
+    record_audit(connection, actor, "revoke device", device["id"])
 
 
 def assign(
@@ -199,7 +223,7 @@ def assign(
         raise Conflict(f"device {device['name']!r} is in roll-out {device['rollout']}, which has not ended")
     values = {"assigned": release, "assigned_not_before_unix_s": not_before_unix_s}
     connection.execute(update(DEVICES).where(DEVICES.c.id == device["id"]).values(**values))
-    record(
+    record_audit(
         connection, actor, "assign device", device["id"], {"release": release, "not_before_unix_s": not_before_unix_s}
     )
 

@@ -1,20 +1,64 @@
-"""Groups of devices, and the release that a device is to run by its own assignment and those of its groups."""
+"""Groups of devices as CEL expressions, and the release of each device.
+
+An expression is for instance `labels.site == "hamburg" && version != "0.1.0"`. A device is to run the release of its
+own assignment, else that of its groups.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
+from cel_expr_python import cel
 from sqlalchemy import Connection, delete, insert, select, update
 
 from upwell.fleet.errors import NotFound
 from upwell.fleet.registry.devices import Stored, all_devices, variables_of
-from upwell.fleet.registry.group_expression import membership
 from upwell.fleet.storage.database import Database, Row, all_rows, one_row
 from upwell.fleet.storage.tables import GROUPS
-from upwell.fleet.users.audit_log import Actor, record
+from upwell.fleet.users import Actor, record_audit
+from upwell.shared.config.cel_expressions import FUNCTIONS, compile_expression, no_verdict
+from upwell.shared.errors import InvalidRequest
+
+_TEXT = cel.Type.STRING
+_VARIABLES = MappingProxyType(
+    {"labels": cel.Type.Map(_TEXT, _TEXT), "name": _TEXT, "version": _TEXT, "os": _TEXT, "arch": _TEXT}
+)
+_ENVIRONMENT = cel.NewEnv(variables=dict(_VARIABLES))
+_NOTHING = MappingProxyType({"labels": {}, "name": "", "version": "", "os": "", "arch": ""})
+
+
+class Membership:
+    """One compiled expression. If a label is missing or evaluation fails, the device is not in the group.
+
+    Raises `InvalidRequest`, which says what is wrong with the expression and where.
+    """
+
+    def __init__(self, source: str) -> None:
+        try:
+            self._program = compile_expression(_ENVIRONMENT, source, _VARIABLES, FUNCTIONS | {"has"})
+        except ValueError as error:
+            raise InvalidRequest(f"the expression: {error}") from None
+        result = self._program.eval(data=dict(_NOTHING))
+        # It may need a label that is missing here, but the types are always these.
+        if result.type() not in (cel.Type.BOOL, cel.Type.ERROR):
+            raise InvalidRequest(f"the expression: {no_verdict(result.value())}")
+
+    def holds(self, device: Mapping[str, object]) -> bool:
+        """Whether a device with these variables is in the group."""
+        result = self._program.eval(data=dict(device))
+        return result.type() == cel.Type.BOOL and bool(result.value())
+
+
+@lru_cache(maxsize=256)
+def membership(source: str) -> Membership:
+    """The compiled expression. Raises `InvalidRequest`."""
+    return Membership(source)
+
 
 FRESH_S = 2.0
 """Maximum age of the groups as polls see them, and so the delay until other replicas follow a change."""
@@ -54,14 +98,14 @@ def put_group(connection: Connection, actor: Actor, name: str, expression: str) 
     changed = connection.execute(update(GROUPS).where(GROUPS.c.name == name).values(expression=expression))
     if not changed.rowcount:
         connection.execute(insert(GROUPS).values(name=name, expression=expression, created_unix_s=actor.now_unix_s))
-    record(connection, actor, "put group", name, {"expression": expression})
+    record_audit(connection, actor, "put group", name, {"expression": expression})
 
 
 def drop_group(connection: Connection, actor: Actor, name: str) -> None:
     """Delete a group; its devices stay. Raises `NotFound`."""
     if not connection.execute(delete(GROUPS).where(GROUPS.c.name == name)).rowcount:
         raise NotFound(f"no group {name!r}")
-    record(connection, actor, "drop group", name)
+    record_audit(connection, actor, "drop group", name)
 
 
 def assign_group(
@@ -71,7 +115,7 @@ def assign_group(
     values = {"release": release, "not_before_unix_s": not_before_unix_s}
     if not connection.execute(update(GROUPS).where(GROUPS.c.name == name).values(**values)).rowcount:
         raise NotFound(f"no group {name!r}")
-    record(connection, actor, "assign group", name, values)
+    record_audit(connection, actor, "assign group", name, values)
 
 
 def members(connection: Connection, expression: str) -> list[Stored]:

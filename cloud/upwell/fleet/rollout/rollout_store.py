@@ -11,10 +11,8 @@ from pydantic import TypeAdapter
 from sqlalchemy import Connection, func, insert, select, update
 
 from upwell.fleet.errors import Conflict, NotFound
-from upwell.fleet.registry.device_events import note
-from upwell.fleet.registry.devices import Stored, all_devices, labels_of, variables_of
-from upwell.fleet.registry.group_expression import membership
-from upwell.fleet.registry.groups import FRESH_S
+from upwell.fleet.registry.devices import Stored, all_devices, labels_of, note_event, variables_of
+from upwell.fleet.registry.groups import FRESH_S, membership
 from upwell.fleet.rollout.rollout_state import (
     ON_NEW,
     Action,
@@ -41,7 +39,7 @@ from upwell.fleet.rollout.wave_gate import NO_COUNTS, Counts
 from upwell.fleet.rollout.wave_plan import RolloutDevice, deal, wave_of_late
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import DEVICES, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
-from upwell.fleet.users.audit_log import Actor, record
+from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.opamp.wire_names import RELEASE_PACKAGE
 
@@ -109,7 +107,7 @@ def create(
     latest = {one["id"]: one["statistics"] for one in devices}
     _add_members(connection, rollout_id, rollout.members, latest)
     details = {"release": plan.release, "expression": target.expression, "waves": [one.text for one in plan.waves]}
-    record(connection, actor, "begin rollout", rollout_id, details)
+    record_audit(connection, actor, "begin rollout", rollout_id, details)
     return rollout_id
 
 
@@ -121,7 +119,7 @@ def operate(connection: Connection, actor: Actor, rollout_id: str, what: str) ->
         after, actions = step(opened.rollout, events[what], actor.now_unix_s)
     except NotPossible as error:
         raise Conflict(f"roll-out {rollout_id}: {error}") from None
-    record(connection, actor, f"{what} rollout", rollout_id)
+    record_audit(connection, actor, f"{what} rollout", rollout_id)
     _save(connection, opened, after, actions, opened.row["statistics_id"], {}, actor.now_unix_s)
 
 
@@ -357,19 +355,23 @@ def _do(
 ) -> None:
     if isinstance(action, OfferRelease):
         _assign(connection, [action.device], action.release)
-        note(connection, action.device, now_unix_s, [("offered", f"release {action.release}, roll-out {rollout_id}")])
+        note_event(
+            connection, action.device, now_unix_s, [("offered", f"release {action.release}, roll-out {rollout_id}")]
+        )
     elif isinstance(action, TakeBack):
         _assign(connection, [action.device], action.former or OWN)
         former = f"release {action.former}" if action.former else "what its own agent.yaml names"
-        note(connection, action.device, now_unix_s, [("taken back", f"to {former}, roll-out {rollout_id}")])
+        note_event(connection, action.device, now_unix_s, [("taken back", f"to {former}, roll-out {rollout_id}")])
     elif isinstance(action, Halt):
-        record(connection, replace(GATE, now_unix_s=now_unix_s), "halt rollout", rollout_id, {"reason": action.reason})
+        record_audit(
+            connection, replace(GATE, now_unix_s=now_unix_s), "halt rollout", rollout_id, {"reason": action.reason}
+        )
     elif isinstance(action, Finish):
         kept = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
         _assign(connection, kept, action.release)
         if group is not None:
             connection.execute(update(GROUPS).where(GROUPS.c.name == group).values(release=action.release))
-        record(connection, replace(GATE, now_unix_s=now_unix_s), "finish rollout", rollout_id)
+        record_audit(connection, replace(GATE, now_unix_s=now_unix_s), "finish rollout", rollout_id)
 
 
 def _assign(connection: Connection, devices: Sequence[str], release: int | None) -> None:

@@ -21,7 +21,7 @@ from upwell.fleet.api import rollout_operations as rollouts_api
 from upwell.fleet.api import shadow_operations as shadows_api
 from upwell.fleet.api.operation_table import BASE, Table, openapi
 from upwell.fleet.api.rest_endpoint import Gate, problem_of, routes
-from upwell.fleet.cases.case_intake import CaseIntake
+from upwell.fleet.case_intake import CaseIntake
 from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.dashboard.pages import pages
 from upwell.fleet.enrolment.certificate_authority import Authority, open_authority
@@ -29,12 +29,12 @@ from upwell.fleet.enrolment.enrolment import Enrolment
 from upwell.fleet.opamp.opamp_endpoint import OpampEndpoint
 from upwell.fleet.opamp.opamp_messages import ConnectionSettings
 from upwell.fleet.opamp.poll_handler import FleetState, Instant, PollHandler
+from upwell.fleet.registry.device_questions import OpenQuestions
+from upwell.fleet.registry.device_reports import Presence
 from upwell.fleet.registry.groups import Assignments
-from upwell.fleet.registry.presence import Presence
-from upwell.fleet.registry.questions import OpenQuestions
 from upwell.fleet.storage.database import Database, all_rows
 from upwell.fleet.storage.tables import DEVICES, FACTS
-from upwell.fleet.users.users import all_users
+from upwell.fleet.users import all_users
 from upwell.shared.errors import ConfigError
 from upwell.shared.opamp.wire_names import PATH
 

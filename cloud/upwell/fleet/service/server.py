@@ -27,11 +27,10 @@ from upwell.fleet.enrolment.certificate_authority import Authority
 from upwell.fleet.errors import DatabaseUnavailable
 from upwell.fleet.opamp.opamp_endpoint import PEER
 from upwell.fleet.opamp.poll_handler import FleetState
-from upwell.fleet.registry.device_events import forget_events
-from upwell.fleet.registry.devices import forget_history, write_batch
-from upwell.fleet.registry.presence import PresenceUpdate
-from upwell.fleet.registry.questions import forget_questions
-from upwell.fleet.registry.shadows import forget_lines
+from upwell.fleet.registry.device_questions import forget_questions
+from upwell.fleet.registry.device_reports import PresenceUpdate
+from upwell.fleet.registry.devices import forget_events, forget_history, write_batch
+from upwell.fleet.registry.shadow_releases import forget_lines
 from upwell.fleet.rollout.rollout_store import advance, followed
 from upwell.fleet.service.application import Fleet, application
 from upwell.fleet.storage.tables import CERTIFICATES
@@ -77,9 +76,9 @@ class PeerProtocol(H11Protocol):
 
         async def with_peer(scope: Scope, receive: Receive, send: Send) -> None:
             scope[PEER] = certificate
-            await application(cast(Any, scope), cast(Any, receive), cast(Any, send))
+            await application(cast("Any", scope), cast("Any", receive), cast("Any", send))
 
-        self.app = cast(Any, with_peer)
+        self.app = cast("Any", with_peer)
         self._patience = self.loop.call_later(HEAD_S, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -107,7 +106,7 @@ class PeerProtocol(H11Protocol):
             return False
 
     def _give_up(self) -> None:
-        is_asked = cast(object, self.cycle) is not None
+        is_asked = cast("object", self.cycle) is not None
         if not is_asked and not self.transport.is_closing():
             self.transport.close()
 

@@ -66,8 +66,7 @@ def _add_locally(config: Path, name: str, role: RoleName) -> str:
 
     try:
         from upwell.fleet.service.application import open_fleet
-        from upwell.fleet.users.audit_log import Actor
-        from upwell.fleet.users.users import add_user
+        from upwell.fleet.users import Actor, add_user
     except ModuleNotFoundError as error:
         raise extra_missing("upwell fleet user add --config", error) from None
     fleet = open_fleet(load_yaml(config, FleetConfig).fleet)

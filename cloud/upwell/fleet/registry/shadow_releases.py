@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from upwell.fleet.errors import Conflict, NotFound
-from upwell.fleet.registry.device_events import note
-from upwell.fleet.registry.device_report import Shadowed
-from upwell.fleet.registry.devices import Stored
+from upwell.fleet.registry.device_reports import Shadowed
+from upwell.fleet.registry.devices import Stored, note_event
 from upwell.fleet.registry.groups import members
 from upwell.fleet.storage.database import Row, all_rows
 from upwell.fleet.storage.tables import DEVICES, SHADOW_LINES
-from upwell.fleet.users.audit_log import Actor, record
+from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
 
 MOST_LINES = 20_000
@@ -38,7 +37,7 @@ def begin(
     if busy is not None:
         raise Conflict(f"device {busy.name} already runs shadow release {busy.shadow}; end that first")
     connection.execute(update(DEVICES).where(DEVICES.c.id.in_(chosen)).values(shadow=release))
-    record(connection, actor, "begin shadow", str(release), {"expression": expression, "devices": len(chosen)})
+    record_audit(connection, actor, "begin shadow", str(release), {"expression": expression, "devices": len(chosen)})
     return chosen
 
 
@@ -46,7 +45,7 @@ def end(connection: Connection, actor: Actor, release: int) -> None:
     """Stop a shadow release on all devices; its lines stay. Raises `NotFound`."""
     if not connection.execute(update(DEVICES).where(DEVICES.c.shadow == release).values(shadow=None)).rowcount:
         raise NotFound(f"no device runs shadow release {release}")
-    record(connection, actor, "end shadow", str(release))
+    record_audit(connection, actor, "end shadow", str(release))
 
 
 def shadows(connection: Connection) -> list[tuple[int, int, int]]:
@@ -69,7 +68,9 @@ def keep_lines(connection: Connection, device: Stored, shadowed: Shadowed, now_u
     if shadowed.release != device["shadow"]:
         return
     if shadowed.problem:
-        note(connection, device["id"], now_unix_s, [("shadow", f"release {shadowed.release}: {shadowed.problem}")])
+        note_event(
+            connection, device["id"], now_unix_s, [("shadow", f"release {shadowed.release}: {shadowed.problem}")]
+        )
     kept = connection.scalar(select(func.count()).where(SHADOW_LINES.c.release == shadowed.release)) or 0
     about = {"release": shadowed.release, "device_id": device["id"], "at_unix_s": now_unix_s}
     rows = [{**about, "line": line} for line in shadowed.lines[: MOST_LINES - kept]]

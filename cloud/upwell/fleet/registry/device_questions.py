@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, delete, insert, select, update
 
 from upwell.fleet.errors import NotFound
-from upwell.fleet.registry.device_report import Explained
+from upwell.fleet.registry.device_reports import Explained
 from upwell.fleet.registry.devices import Stored
 from upwell.fleet.storage.database import Database, Row, one_row
 from upwell.fleet.storage.tables import QUESTIONS
-from upwell.fleet.users.audit_log import Actor, record
-from upwell.fleet.users.tokens import new_id
+from upwell.fleet.users import Actor, new_id, record_audit
 
 OPEN_S = 3600.0
 """Time after which a question not yet fetched by its device expires."""
@@ -32,7 +31,7 @@ def ask(connection: Connection, actor: Actor, device: Stored, request_id: str) -
             asked_by=actor.name,
         )
     )  # fmt: skip
-    record(connection, actor, "ask device", device["id"], {"request_id": request_id})
+    record_audit(connection, actor, "ask device", device["id"], {"request_id": request_id})
     return question_id
 
 

@@ -1,1 +1,0 @@
-"""Cases that devices upload through the fleet service, or to object storage with URLs that it signs."""

@@ -1,1 +1,0 @@
-"""The users of the service, and the audit log of their actions."""
