@@ -287,5 +287,5 @@ def test_however_much_is_wrong_the_text_is_bounded() -> None:
     assert len(str(caught.value)) < 200_000
     assert str(caught.value).endswith("and 202 more")
     with pytest.raises(ConfigError) as caught:
-        parse_yaml(f"limits: {{'{'x' * 100_000}': 1}}", File)
+        parse_yaml(f"deadline: {'x' * 100_000}", File)
     assert len(str(caught.value)) == 4000
