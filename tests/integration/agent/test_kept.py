@@ -73,6 +73,18 @@ def test_what_is_kept_can_be_said_for_each_error(tmp_path: Path, cloud: Scripted
         assert [line["reason"] for line in it.lines()] == ["cloud_exhausted"]
 
 
+def test_what_cannot_be_recorded_costs_no_answer(
+    tmp_path: Path, cloud: ScriptedCloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("upwell.edge.observe.outcome_recorder.log_lines", fail)
+    with spooling_agent(tmp_path, {**SPOOLED, "record": {"keep": "1MiB"}}, cloud) as it:
+        np.testing.assert_allclose(it.ask(1).outputs["scores"], cloud_scores(pictures([1])), atol=1e-5)
+    assert "recording an answer failed" in caplog.text
+
+
 def test_only_the_rows_that_missed_the_cloud_are_kept(tmp_path: Path, cloud: ScriptedCloud) -> None:
     order = np.argsort(margins(edge_scores(pictures(range(60)))))
     hard, easy = [int(i) for i in order[:3]], [int(i) for i in order[-2:]]

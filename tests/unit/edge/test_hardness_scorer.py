@@ -267,6 +267,15 @@ def test_all_measures_that_apply_are_measured_at_temperature_one(functions: Call
     assert second == {"output": 0.5, "function": 0.5}
 
 
+def test_no_package_is_searched_for_a_function_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: str) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(hardness_scorer, "entry_points", fail)
+    hardness_function.cache_clear()
+    assert "function" not in scorer(SCORES).score_all({"scores": np.ones((1, 4))}, HardSettings(), 1)[0]
+
+
 def test_logits_are_those_of_one_row_or_none() -> None:
     one = scorer(SCORES)
     outputs = {"scores": np.array([[1.0, 2.0, 3.0, 4.0], [math.nan, 0, 0, 0]], np.float32)}

@@ -114,7 +114,9 @@ class Scorer:
 
         `output`, `function` and `box_score` are those of `hard`. A measure without a numeric value is left out.
         """
-        asked = [replace(hard, measure=measure, temperature=1.0, bias=0.0) for measure in _MEASURES]
+        # To look for a function without a name would read files of all installed packages.
+        measures = [measure for measure in _MEASURES if measure != "function" or hard.function]
+        asked = [replace(hard, measure=measure, temperature=1.0, bias=0.0) for measure in measures]
         columns = {one.measure: self.score(outputs, one, rows, candidates) for one in asked if self.can(one)}
         return tuple(
             {name: column[row] for name, column in columns.items() if math.isfinite(column[row])} for row in range(rows)

@@ -155,7 +155,14 @@ class OutcomeRecorder:
         self._collector = collector
 
     def keep(self, done: RequestRecord, answer: Answer) -> Answer:
-        """The answer, with the id of the spooled case for its missing rows."""
+        """The answer, with the id of the spooled case for its missing rows. A failure is logged and costs only that."""
+        try:
+            return self._keep(done, answer)
+        except Exception:  # noqa: BLE001  what is recorded is not worth an answer
+            _log.exception("model %s: recording an answer failed", done.model.name)
+            return answer
+
+    def _keep(self, done: RequestRecord, answer: Answer) -> Answer:
         if any(one is not None and one.verdict.denial is not None for one in (done.first, done.second)):
             return answer
         settings = done.settings
