@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.faults.bundles_for_tests import Signer, archive_of, bundle_archive, bundle_folder
-from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.bundle import SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.updates import rollback, version_store
 from upwell.edge.updates.sources.base import FetchFailed
@@ -458,3 +458,63 @@ def test_an_answer_that_is_being_written_is_not_cleared_away(tmp_path: Path) -> 
         file.write(b"{}")
         store.settle(Look(key="offer 1"))
     assert (store.folder / ROLLBACK_ANSWER_NAME).read_bytes() == b"{}"
+
+
+def test_models_with_long_names_that_begin_alike_have_folders_of_their_own(tmp_path: Path) -> None:
+    one, other = (versions_folder(tmp_path, "m" * 120 + end) for end in "ab")
+    assert one != other
+    assert len(one.name) < 255
+
+
+def test_starts_while_an_offer_is_tried_do_not_count_against_the_version_on_trial(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    for version in (1, 2):
+        installed(store, version)
+    ended = []
+    for _ in range(3):
+        ended.append(store.trying("the next offer"))
+        ended[-1].__enter__()  # the agent ends within
+        store = VersionStore(tmp_path, "digits", NO_TRUST)
+        tries = store.state.tries
+        store.begin()
+        assert (store.state.current, store.state.tries) == (2, tries)
+
+
+def test_a_copied_version_is_on_the_disk_before_it_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    for name in ("sync_tree", "sync_folder"):
+        monkeypatch.setattr(version_store, name, lambda path, name=name: steps.append(f"{name} {path.name}"))
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    bundle_folder(store.downloads / "folder", 1)
+    store.install(store.downloads / "folder")
+    assert steps == ["sync_tree .new", "sync_folder digits"]
+
+
+def test_another_signature_is_taken_over_unless_it_is_none_or_the_bundle_is_the_factory_s(tmp_path: Path) -> None:
+    first, second = Signer(tmp_path), Signer(tmp_path, "second")
+    trust = Trust((first.public, second.public), require=False)
+    factory = open_bundle(bundle_folder(tmp_path / "factory", 1, signer=first), trust)
+    signature = (factory.folder / SIGNATURE_NAME).read_bytes()
+    store = VersionStore(tmp_path, "with", trust, factory)
+    with pytest.raises(AlreadyInstalled):
+        store.install(fetched(store, 1, signer=second))
+    assert (factory.folder / SIGNATURE_NAME).read_bytes() == signature
+    store = VersionStore(tmp_path, "without", trust)
+    bundle = installed(store, 1, signer=first)
+    with pytest.raises(AlreadyInstalled):
+        store.install(fetched(store, 1))
+    assert (bundle.folder / SIGNATURE_NAME).read_bytes() == signature
+
+
+def test_going_back_to_the_floor_itself_needs_no_leave(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    for version in (1, 2):
+        installed(store, version)
+    rollback.place(store.folder, rollback.RollbackRequest(id="a", version=2))
+    rollback.carry_out_rollback(store)
+    assert store.state.current == 1
+    request = rollback.RollbackRequest(id="another", version=2)
+    assert rollback.answer_to(store.folder, request) is None
+    answer = rollback.answer_to(store.folder, request.model_copy(update={"id": "a"}))
+    assert answer is not None
+    assert answer.version == 1

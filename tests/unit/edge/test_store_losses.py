@@ -11,7 +11,7 @@ from tests.faults.bundles_for_tests import Signer, bundle_folder
 from tests.unit.edge.test_store import NO_TRUST, fetched, installed, refusal_of
 from upwell.edge.bundle.bundle import Refusal
 from upwell.edge.bundle.open_bundle import open_bundle
-from upwell.edge.updates.version_state import STATE_NAME
+from upwell.edge.updates.version_state import FLOOR_NAME, STATE_NAME
 from upwell.edge.updates.version_store import VersionStore
 
 
@@ -119,3 +119,23 @@ def test_a_first_version_that_was_not_committed_is_not_taken_for_one_whose_state
     again = VersionStore(tmp_path, "digits", NO_TRUST)
     assert (again.state.current, again.open()) == (0, None)
     assert again.notice == ""
+
+
+def test_a_floor_one_step_behind_loses_nothing(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    for version in (1, 2):
+        installed(store, version)
+    floor = (store.folder / FLOOR_NAME).read_bytes()
+    store.block(2, "it is worse")
+    (store.folder / FLOOR_NAME).write_bytes(floor)  # as where the power fails between the two files
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
+    assert (again.state.current, again.state.blocklist, again.notice) == (1, {2: "it is worse"}, "")
+
+
+def test_a_rebuilt_version_is_on_trial_where_there_is_another_to_go_back_to(tmp_path: Path) -> None:
+    factory = open_bundle(bundle_folder(tmp_path / "factory", 1))
+    for name, came_with, is_on_trial in (("one", factory, True), ("other", None, False)):
+        store = VersionStore(tmp_path, name, NO_TRUST, came_with)
+        installed(store, 2)
+        (store.folder / STATE_NAME).unlink()
+        assert VersionStore(tmp_path, name, NO_TRUST, came_with).state.is_on_trial is is_on_trial

@@ -399,3 +399,17 @@ def test_a_download_that_comes_on_is_not_held_back(device: Device, server: FileS
     server.stall_after = None
     assert updater.pauses_s(1) == pytest.approx([3960.0])
     assert device.serves == 1
+
+
+def test_nothing_is_tried_once_it_is_closed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    device.offer(1)
+    install = device.store.install
+
+    def closing(fetched: Path) -> Bundle:
+        device.follower.close()
+        return install(fetched)
+
+    monkeypatch.setattr(device.store, "install", closing)
+    with pytest.raises(FetchFailed, match="stopped"):
+        device.follower.look()
+    assert device.activated == []

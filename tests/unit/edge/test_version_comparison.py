@@ -243,6 +243,23 @@ def test_between_two_comparisons_there_is_time(monkeypatch: pytest.MonkeyPatch) 
     assert scene.versions._pairs == 1
 
 
+def test_audits_that_nobody_answers_come_to_an_end() -> None:
+    scene = Scene(edge_model(), edge_model())
+    asked = sum(scene.versions.wants_audit() for _ in range(2 * version_comparison.MOST_AUDITS))
+    assert asked == version_comparison.MOST_AUDITS
+
+
+def test_an_audit_of_one_request_is_sent_once() -> None:
+    scene = Scene(edge_model(), edge_model())
+    names: list[str] = []
+    for _ in range(2):
+        assert scene.versions.audit(scene.new, rows_of((0.9, 0.05, 0.05)), names.append)
+        until(lambda: not scene.versions._is_auditing)
+    until(lambda: len(names) == 2)
+    assert names[0]
+    assert not names[1]
+
+
 def test_the_page_on_updates_has_the_figures() -> None:
     page = " ".join(prose(ROOT / "docs" / "releases.md").split())
     assert "at most ten times a second" in page

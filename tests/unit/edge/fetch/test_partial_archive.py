@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.faults.bundles_for_tests import bundle_archive
 from tests.unit.edge.bundle.bundles import make
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.updates.sources import partial_archive
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed
 from upwell.edge.updates.sources.folder_source import FolderSource
 from upwell.edge.updates.sources.partial_archive import Partial
+from upwell.shared.files import write_whole
 
 ROOT = Path(__file__).parents[4]
 
@@ -174,3 +180,53 @@ def test_a_complete_archive_is_known_as_such(tmp_path: Path) -> None:
     with opened(tmp_path) as it:
         assert it.is_complete
         assert it.finish().read_bytes() == b"whole"
+
+
+def test_bytes_are_on_the_disk_before_the_record_counts_them_and_not_at_each_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    def written(*about: Any) -> None:
+        steps.append("record")
+        write_whole(*about)
+
+    monkeypatch.setattr("upwell.edge.updates.sources.partial_archive.write_whole", written)
+    monkeypatch.setattr(os, "fsync", lambda _: steps.append("bytes"))
+    with opened(tmp_path) as it:
+        for _ in range(3 * 16):
+            it.append(bytes(partial_archive.CHECKPOINT_BYTES // 16))
+        assert [step for step in steps if step == "record"] == ["record"] * 3
+    assert steps[0] == "bytes"
+
+
+def test_room_is_needed_for_the_contents_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size_bytes = 1 << 30
+    for free_bytes, is_enough in ((2 * size_bytes, True), (2 * size_bytes - 1, False)):
+        usage = SimpleNamespace(free=free_bytes + partial_archive.SPARE_BYTES)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        with opened(tmp_path) as it, pytest.raises(FetchFailed) if not is_enough else contextlib.nullcontext():
+            it.expect(size_bytes)
+
+
+def test_what_came_whole_after_a_new_beginning_is_the_sender_s_fault(tmp_path: Path) -> None:
+    offer = AvailableBundle("a", "0" * 64)
+    with opened(tmp_path, offer) as it:
+        it.append(b"begun")
+    with opened(tmp_path, offer) as it:
+        it.restart()
+        it.append(b"something else")
+        with pytest.raises(BundleRefused, match="SHA-256"):
+            it.finish()
+
+
+def test_a_copy_from_a_folder_goes_on_where_it_ended(tmp_path: Path) -> None:
+    source_folder, into = tmp_path / "source", tmp_path / "into"
+    source_folder.mkdir()
+    archive = bundle_archive(source_folder / "v1.bundle.tar", 1)
+    source = FolderSource(source_folder)
+    offer = source.newest()
+    assert offer is not None
+    with opened(into, offer) as it:
+        it.append(archive.read_bytes()[:1000])
+    assert source.fetch(offer, into, nobody).read_bytes() == archive.read_bytes()

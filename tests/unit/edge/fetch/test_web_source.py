@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -259,3 +260,17 @@ def test_closing_ends_a_fetch_that_waits(server: FileServer, source: Source, tmp
     assert failures == ["fetching was stopped"]
     with pytest.raises(FetchFailed, match="stopped"):
         source.newest()
+
+
+def test_what_proves_who_asks_stays_with_the_host_that_it_is_for(
+    server: FileServer, authority: Authority, tmp_path: Path
+) -> None:
+    web = web_source.Web(authority.ca)
+    with FileServer(server.folder, authority.sign("other")) as other:
+        for host, is_shown in ((server, True), (other, False)):
+            moved = (302, {"Location": host.url(NAME)}, b"")
+            server.answers["moved"] = partial(lambda answer: answer, moved)
+            with web.open("GET", server.url("moved"), {"Authorization": "Bearer s3cret"}) as response:
+                assert response.status_code == 200
+            assert ("Authorization" in host.shown) is is_shown
+    web.close()
