@@ -22,17 +22,17 @@ import pytest
 from tests.integration.pipelines.sinks.brokers import MOSQUITTO, broker, needs_mosquitto, subscriber
 from tests.integration.pipelines.sinks.child import PIPELINES, Orders, event
 from tests.integration.pipelines.sinks.receivers import Receiver, Reply, receiver
-from upwell.pipelines.sinks.base import Message
-from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_journal import OutboxLimits
-from upwell.pipelines.sinks.sink_opening import open_sinks
-from upwell.pipelines.sinks.sink_settings import (
+from upwell.pipelines.sinks.base import (
     JsonlSettings,
     KafkaSettings,
+    Message,
     MqttSettings,
     SinkSettings,
     WebhookSettings,
 )
+from upwell.pipelines.sinks.outbox import Outbox
+from upwell.pipelines.sinks.outbox_journal import OutboxLimits
+from upwell.pipelines.sinks.sink_opening import open_sinks
 
 ROOT = Path(__file__).parents[2]
 LIMITS = OutboxLimits(first_pause_s=0.05, longest_pause_s=0.5)

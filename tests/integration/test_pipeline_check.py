@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from upwell.pipelines.commands.check import check
+from upwell.pipelines.commands.check_cli import check
 from upwell.shared.errors import ConfigError
 
 pytest.importorskip("cel_expr_python")

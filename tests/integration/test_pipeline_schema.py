@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.unit.pipelines.config.test_wrong_files import RIGHT, WRONG, changed
-from upwell.pipelines.commands.schema import schema
+from upwell.pipelines.commands.check_cli import schema
 from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError
 

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from tests.examples import examples
 from upwell.pipelines.frame import FoundObject
-from upwell.pipelines.steps.objects import iou
+from upwell.pipelines.steps.geometry import iou
 from upwell.pipelines.steps.tracker import Tracker, as_boxes, as_measured, assign, begin, correct, predict
 from upwell.shared.tensors import Array
 

@@ -29,14 +29,13 @@ from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.runtimes.base import Placement
 from upwell.fleet.config import FleetConfig
 from upwell.pipelines.config.pipelines_config import PipelinesConfig
-from upwell.pipelines.events.event import Event
-from upwell.pipelines.events.event_rules import EventRule, EventRules
+from upwell.pipelines.events.event_rules import Event, EventRule, EventRules
 from upwell.pipelines.run.frame_loop import REASONS, FrameLoop
 from upwell.pipelines.run.pipeline_runner import pipeline_families, sink_families
+from upwell.pipelines.sinks.base import JsonlSettings
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sinks.outbox_journal import OutboxLimits
 from upwell.pipelines.sinks.sink_opening import open_sinks
-from upwell.pipelines.sinks.sink_settings import JsonlSettings
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import Refused

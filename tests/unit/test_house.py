@@ -268,7 +268,7 @@ ALSO_NEED_ONE = {
     "upwell.edge.runtimes.onnx.providers",
     "upwell.edge.runtimes.onnx.sessions",
     "upwell.edge.runtimes.onnx.tensor_conversion",
-    "upwell.pipelines.commands.run",
+    "upwell.pipelines.commands.run_cli",
     "upwell.pipelines.run.pipeline_factory",
     "upwell.edge.fleet.fleet_conversation",
     "upwell.edge.fleet.fleet_poller",

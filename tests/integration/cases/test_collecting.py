@@ -20,7 +20,7 @@ from tests.integration.cases.made_cases import Made, encoded
 from upwell.edge.cases.case import CollectedCase
 from upwell.edge.cases.case_store import FILE_NAME, CaseStore
 from upwell.edge.spool.open_database import open_database
-from upwell.pipelines.run.amendments import AMENDMENTS_NAME, _open
+from upwell.pipelines.run.event_publisher import AMENDMENTS_NAME, _open
 from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME, SCHEMA
 from upwell.shared.routing.policy.settings import CollectSettings
 from upwell.tools.cases.case_source import CaseDatabase

@@ -26,7 +26,7 @@ from upwell.pipelines.config.pipelines_config import (
 from upwell.pipelines.config.zone_shapes import LineSection
 from upwell.pipelines.events.condition_names import ANSWERS, FRAME_FIELDS, OBJECT_FIELDS, names_in
 from upwell.pipelines.events.event_rules import load_condition
-from upwell.pipelines.steps.window_layout import laid_out
+from upwell.pipelines.sources.windows import laid_out
 from upwell.shared.config.located_errors import Location
 from upwell.shared.config.yaml import parse_yaml, read_text
 from upwell.shared.errors import ConfigError, Problem

@@ -24,37 +24,41 @@ from upwell.pipelines.config.pipelines_config import (
     StepSection,
 )
 from upwell.pipelines.config.sink_config import SinkSection
+from upwell.pipelines.config.source_config import source_settings
 from upwell.pipelines.events.event_rules import EventRules, load_condition
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame
 from upwell.pipelines.preview.preview import Preview
-from upwell.pipelines.run.amendments import AMENDMENTS_NAME, Amendments, WaitingEvent
-from upwell.pipelines.run.event_publisher import PublishedAs, Publisher, may_leave
-from upwell.pipelines.run.frame_loop import FrameLoop
-from upwell.pipelines.run.frame_notes import FrameNotes
+from upwell.pipelines.run.event_publisher import (
+    AMENDMENTS_NAME,
+    Amendments,
+    PublishedAs,
+    Publisher,
+    WaitingEvent,
+    may_leave,
+)
+from upwell.pipelines.run.frame_loop import FrameLoop, FrameNotes
 from upwell.pipelines.run.infer_step import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
 from upwell.pipelines.run.pipeline_runner import BuiltPipeline, PipelineRunner
-from upwell.pipelines.run.source_settings import source_settings
-from upwell.pipelines.sinks.base import Sink
-from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_journal import OutboxLimits
-from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
-from upwell.pipelines.sinks.sink_opening import open_sinks
-from upwell.pipelines.sinks.sink_settings import (
+from upwell.pipelines.sinks.base import (
     JsonlSettings,
     KafkaSettings,
     MqttSettings,
     PicturesSettings,
     PluginSettings,
+    Sink,
     SinkSettings,
     WebhookSettings,
 )
+from upwell.pipelines.sinks.outbox import Outbox
+from upwell.pipelines.sinks.outbox_journal import OutboxLimits
+from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
+from upwell.pipelines.sinks.sink_opening import open_sinks
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.open_source import open_source
 from upwell.pipelines.steps.blur import blur
 from upwell.pipelines.steps.change import ChangeDetector
-from upwell.pipelines.steps.geometry import Zones
-from upwell.pipelines.steps.objects import LOST_S, keep
+from upwell.pipelines.steps.geometry import LOST_S, Zones, keep
 from upwell.pipelines.steps.tracker import Tracker
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.platform.process_memory import map_large_blocks

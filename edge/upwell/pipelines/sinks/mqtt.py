@@ -20,8 +20,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from upwell.pipelines.mqtt_broker import client_context, parse_broker, read_password
-from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
-from upwell.pipelines.sinks.sink_settings import MqttSettings
+from upwell.pipelines.sinks.base import Message, MqttSettings, Poisonous, SinkUnavailable
 from upwell.shared.errors import ConfigError
 
 _KEEPALIVE_S = 30

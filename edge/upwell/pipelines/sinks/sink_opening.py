@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import cast
 
-from upwell.pipelines.sinks.base import Sink
-from upwell.pipelines.sinks.file_sinks import JsonlFile, PictureFolder
-from upwell.pipelines.sinks.sink_settings import (
+from upwell.pipelines.sinks.base import (
     JsonlSettings,
     KafkaSettings,
     MqttSettings,
     PicturesSettings,
     PluginSettings,
+    Sink,
     SinkSettings,
     WebhookSettings,
 )
+from upwell.pipelines.sinks.file_sinks import JsonlFile, PictureFolder
 from upwell.pipelines.sinks.webhook import Webhook
 from upwell.shared.errors import ConfigError
 

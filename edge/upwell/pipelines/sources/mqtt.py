@@ -32,7 +32,7 @@ from upwell.pipelines.sources.base import (
     SourceStatus,
 )
 from upwell.pipelines.sources.capture_time import FrameRate, published_capture_time
-from upwell.pipelines.sources.samples import samples_of
+from upwell.pipelines.sources.series import samples_of
 from upwell.pipelines.sources.video import Pauses
 from upwell.pipelines.sources.windows import SampleWindow, Windows
 from upwell.shared.errors import ConfigError, InvalidRequest

@@ -25,7 +25,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from upwell.pipelines.frame import FoundObject
-from upwell.pipelines.steps.objects import LOST_S, has_area, iou
+from upwell.pipelines.steps.geometry import LOST_S, has_area, iou
 from upwell.shared.tensors import Array
 
 _FPS = 30.0

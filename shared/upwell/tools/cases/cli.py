@@ -22,7 +22,7 @@ from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME as FLIGHTS_
 from upwell.edge.observe.outcome_recorder import LOG_NAME
 from upwell.edge.spool.open_database import connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
-from upwell.pipelines.run.amendments import AMENDMENTS_NAME
+from upwell.pipelines.run.event_publisher import AMENDMENTS_NAME
 from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError

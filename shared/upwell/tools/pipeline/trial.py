@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from upwell.edge.server.agent_assembly import assemble
-from upwell.pipelines.commands.run import agent_config_of
+from upwell.pipelines.commands.run_cli import agent_config_of
 from upwell.pipelines.config.model_signatures import signatures_of
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.config.pipelines_config import PipelinesConfig
@@ -24,7 +24,7 @@ from upwell.pipelines.config.source_config import CaptureSection
 from upwell.pipelines.frame_outcome import PipelineStatus, percentile
 from upwell.pipelines.run.annotated_picture import annotated
 from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
-from upwell.pipelines.sources.samples import SERIES_SUFFIXES
+from upwell.pipelines.sources.series import SERIES_SUFFIXES
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.tensors import Array

@@ -19,7 +19,7 @@ from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, pe
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.config.zone_shapes import LineSection
 from upwell.pipelines.frame import Box, FoundObject
-from upwell.pipelines.preview.pages import preview_pages
+from upwell.pipelines.preview.preview import preview_pages
 from upwell.pipelines.sources.base import SourceState
 from upwell.shared.telemetry.page_server import serve_pages
 

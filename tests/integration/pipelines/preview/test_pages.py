@@ -20,8 +20,7 @@ from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, pe
 from upwell.edge.server.agent_assembly import serve_metrics
 from upwell.pipelines.events.event_rules import EventRules
 from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame
-from upwell.pipelines.preview.pages import preview_pages
-from upwell.pipelines.preview.preview import Preview
+from upwell.pipelines.preview.preview import Preview, preview_pages
 from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.sources.base import FolderSettings
 from upwell.pipelines.sources.open_source import open_source

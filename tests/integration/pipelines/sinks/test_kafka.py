@@ -13,9 +13,8 @@ pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installe
 
 from tests.integration.pipelines.sinks.clusters import Cluster, Consumed, cluster
 from tests.unit.pipelines.sinks.outboxes import message
-from upwell.pipelines.sinks.base import Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.base import KafkaSettings, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.kafka import KafkaPublisher
-from upwell.pipelines.sinks.sink_settings import KafkaSettings
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
 

@@ -33,8 +33,8 @@ from tests.integration.pipelines.sinks.brokers import (
 )
 from tests.pipelines_media import number_of, numbered, until
 from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.config.source_config import source_settings
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.run.source_settings import source_settings
 from upwell.pipelines.sources import mqtt
 from upwell.pipelines.sources.base import MqttPicturesSettings, Patience, SourceEnded, SourceState
 from upwell.pipelines.sources.mqtt import CAPTURED, UNACKNOWLEDGED, MqttPictures

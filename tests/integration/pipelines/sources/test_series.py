@@ -24,8 +24,8 @@ from tests.pipelines_media import until
 from tests.pipelines_run import pipelines_text, running_pipelines
 from tests.unit import models_for_tests as models
 from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.config.source_config import source_settings
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.run.source_settings import source_settings
 from upwell.pipelines.sources.base import (
     MqttTopicSettings,
     Patience,

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from upwell.pipelines.events.event import Event
+from upwell.pipelines.events.event_rules import Event
 from upwell.pipelines.frame import FoundObject
 
 PERSON = FoundObject(

@@ -17,8 +17,7 @@ from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, pe
 from upwell.pipelines.frame import FoundObject
 from upwell.pipelines.frame_outcome import percentile
 from upwell.pipelines.preview import preview as module
-from upwell.pipelines.preview.pages import check_preview_address
-from upwell.pipelines.preview.preview import MAX_OBJECTS, MAX_SIDE, MAX_TEXT
+from upwell.pipelines.preview.preview import MAX_OBJECTS, MAX_SIDE, MAX_TEXT, check_preview_address
 from upwell.pipelines.sources.base import SourceState
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array

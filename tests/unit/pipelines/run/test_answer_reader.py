@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from upwell.pipelines.run.answer_reader import AnswerReader
+from upwell.pipelines.run.infer_step import AnswerReader
 from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.tensors import Array, TensorSpec
 

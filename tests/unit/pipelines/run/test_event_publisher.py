@@ -20,9 +20,8 @@ from upwell.edge.spool.spool_case import SpoolResult
 from upwell.pipelines.events.event_rules import FiredEvent
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame
-from upwell.pipelines.run.amendments import Amendments, WaitingEvent
-from upwell.pipelines.run.answer_reader import AnswerReader
-from upwell.pipelines.run.event_publisher import PublishedAs, Publisher, may_leave
+from upwell.pipelines.run.event_publisher import Amendments, PublishedAs, Publisher, WaitingEvent, may_leave
+from upwell.pipelines.run.infer_step import AnswerReader
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sinks.outbox_journal import OutboxLimits

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.pipelines.sinks.outboxes import FAST, WAIT_S, RecordingSink, message, outbox
-from upwell.pipelines.sinks import outbox_journal, sink_relay
+from upwell.pipelines.sinks import outbox_journal
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.outbox import Outbox, SinkCounts
 from upwell.shared.errors import ConfigError
@@ -337,7 +337,7 @@ def test_a_full_disk_refuses_what_is_put_and_what_was_there_is_still_delivered(t
 def test_what_was_delivered_while_nothing_could_be_written_is_not_delivered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_relay, "REOPEN_S", 0.01)
+    monkeypatch.setattr("upwell.pipelines.sinks.outbox.REOPEN_S", 0.01)
     sink = RecordingSink()
     sink.behaviour = refuse
     with outbox(tmp_path, {"dock": [sink]}) as box:

@@ -12,17 +12,17 @@ import pytest
 
 from tests.unit.pipelines.sinks.outboxes import RecordingSink
 from upwell.pipelines.sinks import sink_opening
-from upwell.pipelines.sinks.base import Sink
-from upwell.pipelines.sinks.sink_opening import open_sink, open_sinks
-from upwell.pipelines.sinks.sink_settings import (
+from upwell.pipelines.sinks.base import (
     JsonlSettings,
     KafkaSettings,
     MqttSettings,
     PicturesSettings,
     PluginSettings,
+    Sink,
     SinkSettings,
     WebhookSettings,
 )
+from upwell.pipelines.sinks.sink_opening import open_sink, open_sinks
 from upwell.shared.errors import ConfigError
 
 made: list[RecordingSink] = []

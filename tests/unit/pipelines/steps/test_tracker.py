@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from upwell.pipelines.frame import Box, FoundObject
-from upwell.pipelines.steps.objects import keep
+from upwell.pipelines.steps.geometry import keep
 from upwell.pipelines.steps.tracker import MAX_OBJECTS, Tracker
 
 

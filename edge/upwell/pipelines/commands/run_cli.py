@@ -13,7 +13,7 @@ import typer
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.agent_health import summary
 from upwell.edge.server.agent_assembly import assemble, serve_metrics
-from upwell.pipelines.preview.pages import preview_pages
+from upwell.pipelines.preview.preview import preview_pages
 from upwell.pipelines.run.pipeline_factory import LateResults
 from upwell.pipelines.run.pipeline_runner import PipelineRunner
 from upwell.pipelines.run.pipelines_file import load, running_file

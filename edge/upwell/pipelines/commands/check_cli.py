@@ -1,4 +1,4 @@
-"""`upwell pipeline check`: lists every problem of a pipelines file, or what each of its pipelines does."""
+"""`upwell pipeline check` and `pipeline schema`: every problem of a pipelines file, or what each pipeline does."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from upwell.pipelines.config.model_signatures import signatures_of
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.config.pipelines_config import PipelinesConfig, PipelineSection, StepSection
 from upwell.pipelines.config.sink_config import SinkSection
+from upwell.shared.config.json_schema import editor_schema
 from upwell.shared.config.yaml import load_yaml, read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem
+from upwell.shared.files import write_named
 from upwell.shared.units import seconds_as_written
 
 
@@ -101,3 +103,16 @@ def _printable(text: str) -> str:
 
 def _document(problem: Problem) -> dict[str, object]:
     return {"line": problem.line, "column": problem.column, "key": problem.key, "message": problem.message}
+
+
+def schema(
+    out: Annotated[Path | None, typer.Option(help="Write the schema to this file instead of standard output.")] = None,
+) -> None:
+    """Print the JSON Schema of pipelines.yaml. Editors with a YAML language server use it to complete and check the
+    file.
+    """
+    text = json.dumps(editor_schema(PipelinesConfig, "Upwell pipelines"), indent=2, ensure_ascii=False) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_named(out, text.encode())

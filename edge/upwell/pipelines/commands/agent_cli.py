@@ -33,7 +33,7 @@ def agent(
 def _companion(config: AgentConfig, path: Path) -> Companion:
     """The pipelines of the file. Raises `ConfigError` if it is wrong, before any model is loaded."""
     try:  # an agent without pipelines does not need this package
-        from upwell.pipelines.commands.run import pages_of
+        from upwell.pipelines.commands.run_cli import pages_of
         from upwell.pipelines.run.pipeline_factory import LateResults
         from upwell.pipelines.run.pipelines_file import load, running_file
     except ModuleNotFoundError as error:

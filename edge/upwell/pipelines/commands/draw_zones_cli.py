@@ -9,11 +9,10 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.config.source_config import source_settings
 from upwell.pipelines.events.event_rules import EventRules
-from upwell.pipelines.preview.pages import preview_pages
-from upwell.pipelines.preview.preview import Preview
+from upwell.pipelines.preview.preview import Preview, preview_pages
 from upwell.pipelines.run.frame_loop import FrameLoop
-from upwell.pipelines.run.source_settings import source_settings
 from upwell.pipelines.sources.open_source import open_source
 from upwell.shared.config.security import Address
 from upwell.shared.config.yaml import read_text
