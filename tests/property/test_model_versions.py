@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.service.model_loader import BrokenModel, CloudModel
-from upwell.cloud.service.model_versions import ModelVersions, offered
+from upwell.cloud.service.model_loader import BrokenModel, CloudModel, ModelVersions, offered
 
 VERSIONS = st.integers(1, 12).map(str)
 UPDATES = st.lists(st.dictionaries(VERSIONS, st.booleans(), min_size=1, max_size=4), min_size=1, max_size=6)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.engine_registry import ExtraMissing
+from upwell.cloud.engines.base import ExtraMissing
 from upwell.cloud.ray import serve
 from upwell.shared.errors import ConfigError
 

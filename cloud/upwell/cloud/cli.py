@@ -13,7 +13,7 @@ import typer
 from ruamel.yaml import YAML
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.engine_registry import ExtraMissing
+from upwell.cloud.engines.base import ExtraMissing
 from upwell.shared.config.security import parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError

@@ -22,7 +22,7 @@ UpwellError
 ├── CloudFailed         the cloud did not give a usable answer and the policy asks for an error
 ├── ConfigError         a file that a person wrote is wrong; carries every problem found
 │   ├── BundleRefused     edge.bundle.bundle: a bundle is not used, for a reason that has a name
-│   └── ExtraMissing      cloud.engines.engine_registry
+│   └── ExtraMissing      cloud.engines.base
 └── of one part alone, and there
     ├── FetchFailed       edge.updates.sources.base: a source of bundles cannot be reached, or lacks what was asked for
     │   └── NotThere      edge.release.repository_transport

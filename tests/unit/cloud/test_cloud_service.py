@@ -16,8 +16,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.service.cloud_service import CloudService
-from upwell.cloud.service.model_loader import BrokenModel, CloudModel, calls_at_once, find_models, load_model
-from upwell.cloud.service.model_versions import offered
+from upwell.cloud.service.model_loader import BrokenModel, CloudModel, calls_at_once, find_models, load_model, offered
 from upwell.shared.errors import (
     CallerLeft,
     ConfigError,

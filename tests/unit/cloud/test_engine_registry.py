@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from upwell.cloud.engines.batch_checks import zero_batch
-from upwell.cloud.engines.engine_registry import ExtraMissing, engine_type
+from upwell.cloud.engines.base import ExtraMissing, engine_type
+from upwell.cloud.engines.batches import zero_batch
 from upwell.cloud.engines.error_text import reason_of, tellable
 from upwell.cloud.engines.onnx.engine import OnnxEngine
 from upwell.cloud.engines.onnx.providers import INSTALL
@@ -28,7 +28,7 @@ def test_engines_come_from_their_entry_points() -> None:
 def test_an_engine_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = EntryPoint("jax", "upwell.cloud.engines.jax.engine:JaxEngine", "upwell.engines")
     monkeypatch.setattr(
-        "upwell.cloud.engines.engine_registry.entry_points", lambda group: [queued] if group == queued.group else []
+        "upwell.cloud.engines.base.entry_points", lambda group: [queued] if group == queued.group else []
     )
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.delitem(sys.modules, "upwell.cloud.engines.jax.engine", raising=False)

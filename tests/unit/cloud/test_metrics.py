@@ -13,8 +13,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from upwell.cloud.observe.metric_families import FAMILIES, SECONDS, CloudCollector, Histogram, Snapshot, merged
-from upwell.cloud.observe.request_counters import MAX_CLIENTS, OTHERS, ModelCounts, RequestCounters, RequestEnd
-from upwell.cloud.observe.worker_metrics import Reporter, WorkerMetrics, from_wire, to_wire
+from upwell.cloud.observe.request_counters import (
+    MAX_CLIENTS,
+    OTHERS,
+    ModelCounts,
+    Reporter,
+    RequestCounters,
+    RequestEnd,
+    WorkerMetrics,
+    from_wire,
+    to_wire,
+)
 
 UNITS = {"answers", "seconds", "bytes", "rows", "requests", "ready", "workers", "traces", "restarts"}
 

@@ -16,8 +16,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.service import model_loader
 from upwell.cloud.service.cloud_service import CloudService
 from upwell.cloud.service.model_loader import attempt, find_models
-from upwell.cloud.service.model_repository import MAX_CHANGES, ModelRepository
-from upwell.cloud.service.repository_watch import RepositoryWatch
+from upwell.cloud.service.model_repository import MAX_CHANGES, ModelRepository, RepositoryWatch
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.grpc.server.model_repository import IndexEntry, ModelState

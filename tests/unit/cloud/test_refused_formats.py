@@ -14,8 +14,7 @@ from safetensors.numpy import load_file
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.safetensors_weights import check_header
-from upwell.cloud.repository.model_folders import ModelFolder
-from upwell.cloud.repository.refused_formats import why_never
+from upwell.cloud.repository.model_folders import ModelFolder, why_never
 from upwell.cloud.service.model_loader import BrokenModel, load_model
 
 

@@ -16,7 +16,7 @@ from upwell.cloud.batching.device_scheduler import Device
 from upwell.cloud.batching.model_queue import ModelQueue
 from upwell.cloud.batching.queued_request import DEFAULT_PRIORITY, Batch, QueuedRequest, Run, RunResult, raise_if, wake
 from upwell.cloud.engines.base import Engine, ModelSettings
-from upwell.cloud.engines.batch_checks import works_by_rows
+from upwell.cloud.engines.batches import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.dataplane import Call

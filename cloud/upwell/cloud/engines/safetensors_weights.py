@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from upwell.cloud.engines.error_text import reason_of
 from upwell.cloud.engines.model_files import steady
-from upwell.cloud.repository.refused_formats import why_not_this
+from upwell.cloud.repository.model_folders import why_not_this
 from upwell.shared.errors import ModelFailed
 from upwell.shared.files import open_plain
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from upwell.cloud.batching.queued_request import Run
 from upwell.cloud.observe.request_counters import ANONYMOUS, ModelCounts, RequestCounters, RequestEnd
-from upwell.cloud.service.model_loader import BrokenModel
-from upwell.cloud.service.model_versions import ModelVersions
+from upwell.cloud.service.model_loader import BrokenModel, ModelVersions
 from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.auth.client_quotas import size_bytes
 from upwell.shared.oip.dataplane import Call, Dataplane, DataplaneLayer, InferRequest, InferResponse

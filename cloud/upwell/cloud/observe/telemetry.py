@@ -13,10 +13,8 @@ from prometheus_client import CollectorRegistry, Info
 from upwell.cloud.config import Serve
 from upwell.cloud.observe.metric_families import CloudCollector, Snapshot
 from upwell.cloud.observe.observer import Observed, Observer, states_of
-from upwell.cloud.observe.request_counters import RequestCounters
-from upwell.cloud.observe.worker_metrics import Reporter
-from upwell.cloud.service.model_loader import OnRun
-from upwell.cloud.service.model_versions import ModelVersions
+from upwell.cloud.observe.request_counters import Reporter, RequestCounters
+from upwell.cloud.service.model_loader import ModelVersions, OnRun
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.telemetry.open_collectors import open_tracer

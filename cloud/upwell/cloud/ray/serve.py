@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.engine_registry import ExtraMissing
+from upwell.cloud.engines.base import ExtraMissing
 from upwell.cloud.ray.replica import QUICK_CALLS, Replica
 from upwell.cloud.service.model_loader import find_models
 from upwell.shared.config.security import check_exposure, parse_address

@@ -1,4 +1,7 @@
-"""Models on disk: `DIR/<name>/<version>/<the engine's file>`, with an optional `model.yaml` beside it or above."""
+"""Models on disk: `DIR/<name>/<version>/<the engine's file>`, with an optional `model.yaml` beside it or above.
+
+Files whose format runs code from the file are never opened.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from upwell.cloud.repository.refused_formats import why_never, why_not_this
 from upwell.shared.errors import ConfigError, ModelFailed
-from upwell.shared.files import LeadsOut, NoPlainFile, plain_file
+from upwell.shared.files import LeadsOut, NoPlainFile, open_plain, plain_file
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.model_digest import jax_weights, model_digest
 
@@ -183,3 +185,50 @@ def _states(folder: Path, *, deep: bool) -> Iterator[tuple[str, int, int, int]]:
             yield (entry.path, state.st_mtime_ns, state.st_size, state.st_ino)
         elif deep and not entry.is_symlink():
             yield from _states(Path(entry.path), deep=True)
+
+
+_WEIGHTS = "save its weights alone as model.safetensors (safetensors.torch.save_file) and name the class"
+_EXPORT = f"export it as model.onnx (torch.onnx.export), or {_WEIGHTS}"
+
+_PICKLES = (".ckpt", ".joblib", ".pickle", ".pkl")
+_TORCH = (".pt", ".pth")
+_PACKAGES = (".pt2",)
+_PICKLED_WEIGHTS = "pytorch_model.bin"
+_ZIP = b"PK\x03\x04"
+_PICKLE, _PROTOCOLS = 0x80, range(2, 6)
+
+
+def why_never(files: Sequence[Path]) -> str:
+    """Why the first of these files that has such a format is never loaded, and what to use instead; "" if none has.
+
+    Names are checked before contents.
+    """
+    named = (_by_name(path.name, path.suffix.lower()) for path in files)
+    return next(filter(None, named), "") or next(filter(None, map(why_not_this, files)), "")
+
+
+def why_not_this(file: Path) -> str:
+    """The same for one file, by its first bytes and whatever its name; "" for all others and for unreadable files.
+
+    Only for files that are of no use anyway: a safetensors file may begin like a pickle.
+    """
+    try:
+        with open_plain(file) as opened:
+            begins = opened.read(len(_ZIP))
+    except OSError:
+        return ""
+    if begins == _ZIP:
+        return f"{file.name} is a zip archive, as written by torch.save and TorchScript, and is never loaded; {_EXPORT}"
+    if begins[:1] == bytes([_PICKLE]) and begins[1:2] and begins[1] in _PROTOCOLS:
+        return f"{file.name} is a pickle, which runs code when opened, and is never loaded; {_WEIGHTS}"
+    return ""
+
+
+def _by_name(name: str, suffix: str) -> str:
+    if suffix in _PICKLES or name == _PICKLED_WEIGHTS:
+        return f"{name} is a pickle, which runs code when opened, and is never loaded; {_WEIGHTS}"
+    if suffix in _TORCH:
+        return f"{name} holds a pickle or TorchScript, which run code when opened, and is never loaded; {_EXPORT}"
+    if suffix in _PACKAGES:
+        return f"{name} is a package of torch, which can run code when opened, and is never loaded; {_EXPORT}"
+    return ""

@@ -1,4 +1,7 @@
-"""The cloud service's use case: one request, from the caller's tensors to the answer."""
+"""The cloud service's use case: one request, from the caller's tensors to the answer.
+
+Clients may also ask for a model's configuration, statistics and settings, as Triton's extensions have them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
 
 from upwell.cloud.batching.queued_request import RunResult, priority_of
-from upwell.cloud.service.model_loader import BrokenModel, CloudModel
-from upwell.cloud.service.model_versions import ModelVersions, offered
+from upwell.cloud.service.model_loader import BrokenModel, CloudModel, ModelVersions, offered
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.announced_extensions import extensions
 from upwell.shared.oip.dataplane import (
@@ -21,10 +23,13 @@ from upwell.shared.oip.dataplane import (
     Parameter,
     ServerMetadata,
 )
+from upwell.shared.oip.introspection import ModelConfig, Placement, ServerSettings
 from upwell.shared.oip.label_parameters import LABELS, label_parameters
-from upwell.shared.oip.model_statistics import RequestTimes, StatisticsCounter
+from upwell.shared.oip.model_statistics import ModelStatistics, RequestTimes, StatisticsCounter
+from upwell.shared.oip.resize_parameters import write_seen
 from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.signature.processor import Prepared
+from upwell.shared.telemetry.telemetry_keys import Traces
 from upwell.shared.tensors import Array
 
 _HELD_S = 3.0
@@ -274,3 +279,46 @@ def _run(model: CloudModel, prepared: Prepared, call: Call, priority: int) -> Ru
     raw = model.processor.run_rows(run, prepared)
     queue_s, compute_s = sum(one.queue_s for one in runs), sum(one.compute_s for one in runs)
     return RunResult(raw, queue_s, compute_s, runs[-1].batch_rows)
+
+
+class CloudIntrospection:
+    """An `Introspection` of the models of `service` and the counts of `counter`, for this process."""
+
+    def __init__(self, service: CloudService, counter: StatisticsCounter, traces: Traces | None) -> None:
+        self._service = service
+        self._counter = counter
+        self._settings = ServerSettings() if traces is None else ServerSettings(trace=_traced(traces))
+
+    def config(self, model: str, version: str = "") -> ModelConfig:
+        """See `Introspection.config`."""
+        found = self._service.find(model, version)
+        metadata, settings = self._service.metadata(model, version), found.settings
+        kind: Placement = "KIND_CPU" if settings.device == "cpu" else "KIND_GPU"
+        return ModelConfig(
+            model, metadata.versions, found.platform, settings.engine, metadata.inputs, metadata.outputs,
+            settings.instances, kind, settings.max_batch, settings.buckets,
+            write_seen(found.digest, found.processor.resizes),
+        )  # fmt: skip
+
+    def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        """See `Introspection.statistics`."""
+        if model:
+            found = self._service.find(model, version)
+        offers = self._service.versions_by_model
+        every = [one for offer in offers.values() for one in offer.served if not model or one.name == model]
+        return self._counter.read((one.name, one.version) for one in every if not version or one is found)
+
+    def settings(self) -> ServerSettings:
+        """See `Introspection.settings`."""
+        return self._settings
+
+
+def _traced(traces: Traces) -> dict[str, tuple[str, ...]]:
+    """The trace settings in Triton's words; `trace_rate` means one in so many requests."""
+    rate = round(1 / traces.sample) if traces.sample > 0 else 0
+    return {
+        "trace_level": ("TIMESTAMPS",),
+        "trace_mode": ("opentelemetry",),
+        "trace_rate": (str(rate),),
+        "trace_count": ("-1",),
+    }

@@ -1,4 +1,4 @@
-"""Keeps the models that the service offers in step with their folders, on request and for the watch."""
+"""Keeps the models that the service offers in step with their folders: on request, and by a watch at intervals."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from upwell.cloud.repository.model_folders import (
     warn_of_name,
 )
 from upwell.cloud.service.cloud_service import CloudService
-from upwell.cloud.service.model_loader import BrokenModel, LoadAttempt, OnRun, attempt
-from upwell.cloud.service.model_versions import ModelVersions, offered
+from upwell.cloud.service.model_loader import BrokenModel, LoadAttempt, ModelVersions, OnRun, attempt, offered
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.grpc.server.model_repository import AS_CONFIGURED, IndexEntry, LoadSettings, ModelState
 
@@ -272,3 +271,54 @@ def _tell(model: str, model_versions: ModelVersions, former: ModelVersions | Non
         if one in as_before:
             continue
         log.info("model %s version %s is served: %s", model, one.version, one.digest)
+
+
+_ENDING_S = 5.0
+
+
+class RepositoryWatch:
+    """A thread that checks every `interval_s` seconds and loads models itself.
+
+    A model is loaded once two checks in a row have found the same files, so that a copy in progress is left alone. A
+    copy has no other sign of its end, so one that pauses for longer may be tried too early: that load fails, the old
+    version stays in force, and the next change is tried again. A check costs a few system calls per file.
+    """
+
+    def __init__(self, repository: ModelRepository, interval_s: float) -> None:
+        self._repository = repository
+        self._interval_s = interval_s
+        self._seen: Mapping[str, Mapping[str, Files] | None] = {}
+        self._readable = True
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="repository watch", daemon=True)
+
+    def start(self) -> None:
+        """Start checking."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop checking. Waits for a load in progress, for a limited time."""
+        self._ending.set()
+        self._thread.join(_ENDING_S)
+
+    def look(self) -> None:
+        """Check once, and load what has changed since the last load but not since the last check."""
+        try:
+            seen = self._repository.look()
+        except OSError as error:
+            if self._readable:
+                log.error("the model repository cannot be read; what is served stays: %s", error.strerror)
+            self._readable = False
+            return
+        self._readable = True
+        before, self._seen = self._seen, seen
+        for name, files in seen.items():
+            if files is not None and files == before.get(name) and self._repository.is_new(name, files):
+                self._repository.take_over(name, files)
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._interval_s):
+            try:
+                self.look()
+            except Exception:  # the watch goes on, whatever one model did
+                log.exception("checking the model repository failed")

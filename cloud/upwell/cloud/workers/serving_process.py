@@ -18,12 +18,17 @@ from upwell.cloud.batching.queued_request import Run
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.telemetry import Telemetry, serve_metrics
 from upwell.cloud.repository.model_folders import ModelFolder
-from upwell.cloud.service.cloud_introspection import CloudIntrospection
-from upwell.cloud.service.cloud_service import CloudService
-from upwell.cloud.service.model_loader import BrokenModel, LoadAttempt, OnRun, attempt, calls_at_once, find_models
-from upwell.cloud.service.model_repository import ModelRepository
-from upwell.cloud.service.model_versions import UNLOADED
-from upwell.cloud.service.repository_watch import RepositoryWatch
+from upwell.cloud.service.cloud_service import CloudIntrospection, CloudService
+from upwell.cloud.service.model_loader import (
+    UNLOADED,
+    BrokenModel,
+    LoadAttempt,
+    OnRun,
+    attempt,
+    calls_at_once,
+    find_models,
+)
+from upwell.cloud.service.model_repository import ModelRepository, RepositoryWatch
 from upwell.cloud.workers.health_and_reflection import MAX_STREAMS, Health, Reflection
 from upwell.cloud.workers.startup_banner import Listening, ModelLine, announce
 from upwell.cloud.workers.supervisor import supervise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from upwell.cloud.engines.engine_registry import ExtraMissing
+from upwell.cloud.engines.base import ExtraMissing
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.files import sync_folder, sync_tree, write_named
 from upwell.tools.terminal import AsJson, plain, stdout_console

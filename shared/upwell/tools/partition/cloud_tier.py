@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from upwell.cloud.engines.base import Engine, ModelSettings
-from upwell.cloud.engines.engine_registry import engine_type
+from upwell.cloud.engines.base import Engine, ModelSettings, engine_type
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.part_bench import Runner, TierOptions
 from upwell.shared.partition.tier_profile import RuntimeFacts

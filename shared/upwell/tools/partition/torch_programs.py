@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from upwell.cloud.engines.engine_registry import ExtraMissing
+from upwell.cloud.engines.base import ExtraMissing
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.split.model_halves import ModelHalf
 from upwell.shared.partition.torch_graph import TorchModelFile, read_torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from upwell.cloud.workers.worker_handle import Restarts
+from upwell.cloud.workers.supervisor import Restarts
 
 
 def test_each_death_in_a_row_is_followed_by_twice_the_wait_and_the_last_by_none() -> None:

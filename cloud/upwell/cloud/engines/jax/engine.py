@@ -24,8 +24,7 @@ import numpy as np
 from jax import export
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.batch_checks import check_batch, zeros
-from upwell.cloud.engines.buckets import buckets_for
+from upwell.cloud.engines.batches import buckets_for, check_batch, zeros
 from upwell.cloud.engines.error_text import reason_of
 from upwell.cloud.engines.model_files import read_trusted
 from upwell.cloud.engines.safetensors_weights import misfits, open_weights, refuse_misfits

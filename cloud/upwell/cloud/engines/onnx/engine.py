@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.batch_checks import check_batch, zero_batch
+from upwell.cloud.engines.batches import check_batch, zero_batch
 from upwell.cloud.engines.error_text import onnxruntime_reason
 from upwell.cloud.engines.onnx.sessions import open_session
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime

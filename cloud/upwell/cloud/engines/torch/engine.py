@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.batch_checks import check_batch, shape_fits, zero_batch
-from upwell.cloud.engines.buckets import buckets_for, only_rows_vary
+from upwell.cloud.engines.batches import buckets_for, check_batch, only_rows_vary, shape_fits, zero_batch
 from upwell.cloud.engines.error_text import reason_of, tellable
 from upwell.cloud.engines.torch.devices import open_device, warn_of_slow_precision
 from upwell.cloud.engines.torch.network_calls import (
