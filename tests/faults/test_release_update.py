@@ -262,6 +262,19 @@ def payload(releases: Releases, server: FileServer, policy: Callable[[int], Path
     return server.folder / f"targets/payload/{digest}.{digest}"
 
 
+def test_a_stick_that_is_unplugged_is_a_failure_and_no_refusal(
+    device: Device, payload: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object, path: str) -> Iterator[bytes]:
+        raise FetchFailed(f"{path}: the stick was unplugged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repository_transport.WebTransport, "read", fail)
+        with pytest.raises(FetchFailed, match="unplugged"):
+            device.follower.look()
+    assert device.follower.look() == "installed"
+
+
 def test_a_payload_that_was_swapped_or_cut_is_not_taken_and_comes_later(device: Device, payload: Path) -> None:
     data = payload.read_bytes()
     for wrong in (data[:-3], data[:-1] + b" ", b""):

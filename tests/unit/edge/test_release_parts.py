@@ -1,0 +1,137 @@
+"""What a device checks of a release by itself: its document, its order, its floor and the pieces of its files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tuf.api.metadata import TargetFile
+
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.release.device_floor import DeviceFloor
+from upwell.edge.release.fleet_choice import FleetChoice
+from upwell.edge.release.release_control import ReleaseControl
+from upwell.edge.release.release_source import ReleaseSource
+from upwell.edge.release.repository_transport import FolderTransport, check_small
+from upwell.edge.release.signed_document import Payload, ReleaseDocument, parse_document
+from upwell.edge.release.tuf_client import ReleaseRepository
+from upwell.edge.updates.sources.base import AvailableBundle
+from upwell.edge.updates.sources.partial_archive import Partial
+from upwell.shared.routing.policy.policy import Policy
+
+SHA256 = hashlib.sha256(b"policy").hexdigest()
+
+
+def document(source: str = "") -> ReleaseDocument:
+    return ReleaseDocument(name="fleet", sequence=2, policy=Payload(sha256=SHA256, size_bytes=6, source=source))
+
+
+def refusal_of(error: pytest.ExceptionInfo[BundleRefused]) -> Refusal:
+    return error.value.refusal
+
+
+def nobody(_there: int, _whole: int) -> None:
+    pass
+
+
+def test_a_document_under_the_number_of_another_is_refused() -> None:
+    assert parse_document(document().text, 2) == document()
+    with pytest.raises(BundleRefused, match="contains release 2") as caught:
+        parse_document(document().text, 3)
+    assert refusal_of(caught) is Refusal.MALFORMED
+
+
+def test_a_file_in_a_registry_is_named_by_its_digest() -> None:
+    pinned = document(f"oci://registry.example.com/fleet/policy@sha256:{SHA256}")
+    assert parse_document(pinned.text, 2) == pinned
+    with pytest.raises(BundleRefused, match="expected oci://"):
+        parse_document(document("oci://registry.example.com/fleet/policy:stable").text, 2)
+
+
+class _Repository(ReleaseRepository):
+    """One whose `targets` are these, and whose files are in a folder."""
+
+    def __init__(self, folder: Path, targets: dict[str, Any]) -> None:
+        super().__init__(FolderTransport(folder), b"", folder)
+        self._targets = targets
+
+
+def repository(folder: Path, text: bytes, *, size_bytes: int = 6) -> _Repository:
+    """One that holds `text` as the document that was signed, and signs a payload of that size."""
+    (folder / "targets" / "releases").mkdir(parents=True)
+    digest = hashlib.sha256(document().text).hexdigest()
+    (folder / "targets" / "releases" / f"{digest}.2.json").write_bytes(text)
+    signed = TargetFile(len(document().text), {"sha256": digest}, "releases/2.json")
+    payload = TargetFile(size_bytes, {"sha256": SHA256}, f"payload/{SHA256}")
+    return _Repository(folder, {"releases/2.json": signed, f"payload/{SHA256}": payload})
+
+
+def test_the_document_is_the_signed_one_to_the_byte(tmp_path: Path) -> None:
+    text = document().text
+    assert repository(tmp_path / "good", text).document(2) == (document(), text)
+    for name, wrong, refusal in (
+        ("changed", text.replace(b"86400", b"96400"), Refusal.DIGEST_MISMATCH),
+        ("longer", text + b" ", Refusal.TOO_LARGE),
+    ):
+        with pytest.raises(BundleRefused) as caught:
+            repository(tmp_path / name, wrong).document(2)
+        assert refusal_of(caught) is refusal
+
+
+def test_a_payload_is_signed_with_its_size(tmp_path: Path) -> None:
+    with pytest.raises(BundleRefused, match="which is not signed") as caught:
+        repository(tmp_path, document().text, size_bytes=7).document(2)
+    assert refusal_of(caught) is Refusal.UNTRUSTED
+
+
+@pytest.mark.parametrize(("floor", "current"), [(3, 0), (0, 3), (3, 3)])
+def test_nothing_below_the_floor_or_the_installed_release_is_taken(floor: int, current: int) -> None:
+    source = object.__new__(ReleaseSource)
+    source._store = SimpleNamespace(  # type: ignore[assignment]  # what is read of it
+        state=SimpleNamespace(blocklist={4: "it is worse"}, floor=floor, current=current)
+    )
+    source._check_order(3)
+    for sequence, refusal in ((2, Refusal.OLDER), (4, Refusal.BLOCKLISTED)):
+        with pytest.raises(BundleRefused) as caught:
+            source._check_order(sequence)
+        assert refusal_of(caught) is refusal
+
+
+def test_a_link_leads_out_of_no_folder(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "out").symlink_to(tmp_path)
+    floor = DeviceFloor(Policy(), folders=(inside,))
+    floor.check_folder(2, inside / "events.jsonl")
+    for path in (inside / "out" / "events.jsonl", inside / ".." / "events.jsonl"):
+        with pytest.raises(BundleRefused, match=r"outside `floor\.folders`"):
+            floor.check_folder(2, path)
+
+
+def test_a_file_from_a_folder_is_taken_up_within_a_piece(tmp_path: Path) -> None:
+    data = bytes(range(256)) * (3 << 12)  # three pieces
+    (tmp_path / "payload").write_bytes(data)
+    offer = AvailableBundle("a", hashlib.sha256(data).hexdigest(), len(data))
+    with Partial(tmp_path / "into", offer, nobody) as begun:
+        begun.append(data[: len(data) // 2])
+    assert FolderTransport(tmp_path).fetch("payload", offer, tmp_path / "into", nobody).read_bytes() == data
+
+
+def test_a_small_file_may_have_all_of_its_bytes() -> None:
+    assert check_small(iter([b"ab", b"c"]), 3, "it") == b"abc"
+    with pytest.raises(BundleRefused, match="it has more than 2 bytes"):
+        check_small(iter([b"ab", b"c"]), 2, "it")
+
+
+def test_a_choice_names_the_release_its_time_and_its_shadow() -> None:
+    chosen: list[FleetChoice] = []
+    looks: list[bool] = []
+    control = object.__new__(ReleaseControl)
+    control._choice = SimpleNamespace(keep=lambda one: chosen.append(one) or True)  # type: ignore[assignment, func-returns-value]
+    control._updater = SimpleNamespace(look_now=lambda: looks.append(True))  # type: ignore[assignment]
+    control.choose(3, 1.5, shadow=4)
+    assert chosen == [FleetChoice(sequence=3, not_before_unix_s=1.5, shadow=4)]
+    assert looks == [True]
