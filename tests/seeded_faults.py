@@ -46,6 +46,12 @@ TESTS: Mapping[str, Sequence[str]] = {
         f"{UNIT}/edge/test_golden.py",
         f"{UNIT}/edge/test_output_comparison.py",
     ),
+    "updates": (
+        *(f"{UNIT}/edge/test_{name}.py" for name in ("store_losses", "store", "updating", "version_comparison")),
+        f"{UNIT}/edge/fetch",
+    ),
+    "release": (f"{UNIT}/edge/test_release_parts.py", "tests/faults/test_release_update.py"),
+    "partition": (f"{PROPERTY}/partition", f"{UNIT}/partition/test_cut_codec.py"),
 }
 """The tests that are directly concerned, by what a fault is in; what finds most comes first."""
 
@@ -375,5 +381,54 @@ FAULTS: Sequence[Fault] = (
         ("folder_files.py", "is_folder = entry.is_dir(follow_symlinks=False)", "is_folder = entry.is_dir()"),
         ("signing_keys.py", '"secp384r1": hashes.SHA384', '"secp384r1": hashes.SHA256'),
         ("golden.py", "if places[-1] != len(data) or", "if places[-1] > len(data) or"),
+    ),
+    *_of(
+        "updates",
+        "edge/upwell/edge/updates",
+        (
+            "version_state.py",
+            "self.current > state.current and self.current not in state.blocklist",
+            "self.current > state.current",
+        ),
+        ("version_state.py", "bool(versions[1] or (kept and factory is not None))", "bool(versions[1])"),
+        ("version_store.py", "if not self.state.is_on_trial or self.state.trying:", "if not self.state.is_on_trial:"),
+        ("version_store.py", "            sync_tree(draft)\n", ""),
+        ("version_store.py", "if renew and signature and signature !=", "if signature and signature !="),
+        (
+            "sources/partial_archive.py",
+            "whole_bytes - self._size_bytes + whole_bytes,",
+            "whole_bytes - self._size_bytes,",
+        ),
+        ("sources/partial_archive.py", "        os.fsync(self._file.fileno())\n", ""),
+        ("sources/web_source.py", 'sent.pop("Authorization", None)', "pass"),
+        ("sources/folder_source.py", "file.seek(archive.size_bytes)", "file.seek(0)"),
+        ("rollback.py", "if target.version < store.state.floor and", "if target.version <= store.state.floor and"),
+        ("version_comparison.py", " or self._asked >= MOST_AUDITS", ""),
+    ),
+    *_of(
+        "release",
+        "edge/upwell/edge/release",
+        ("tuf_client.py", "            target.verify_length_and_hashes(data)\n", "            pass\n"),
+        (
+            "tuf_client.py",
+            '(signed.hashes.get("sha256"), signed.length) != (payload.sha256, payload.size_bytes)',
+            'signed.hashes.get("sha256") != payload.sha256',
+        ),
+        ("release_source.py", "if sequence < state.floor or sequence < state.current:", "if sequence < state.floor:"),
+        ("device_floor.py", "real = path.resolve()", "real = path"),
+        (
+            "signed_document.py",
+            "source.startswith(SCHEME) and bool(Reference.parse(source).digest)",
+            "source.startswith(SCHEME)",
+        ),
+        ("repository_transport.py", "skip_bytes = max(0, skip_bytes - len(data))", "skip_bytes = 0"),
+    ),
+    *_of(
+        "partition",
+        "shared/upwell/shared/partition",
+        ("mincut.py", "_PASS_BITS = 29", "_PASS_BITS = 32"),
+        ("mincut.py", "            value += more << shift\n", "            value += more\n"),
+        ("branch_and_bound.py", "return there == 1 if saving.saves_s > 0 else there == 2", "return there == 2"),
+        ("split/onnx_halves.py", "low, high = min(low, 0.0), max(high, 0.0)", "pass"),
     ),
 )
