@@ -211,16 +211,24 @@ class RunQueue:
         while self.waiting and len(self.running) < self.instances:
             for run in [one for one in self.waiting if _is_hopeless(one, now_s)]:
                 self._tell(run, run.late_error())
-            starts = self._starts(now_s)
-            ready = [run for run in self.waiting if not self._must_wait(run, starts)]
-            if not ready:
+            chosen = self._next(now_s)
+            if chosen is None:
                 return
-            others = [run for run in self.waiting if run not in ready]
-            due = slots_due(self.unused_slots(), self.waiting, *starts)
-            chosen = choose(ready, *starts, others=[*others, *due])
             self.waiting.remove(chosen)
             self._run(chosen, now_s)
             chosen.wake()
+
+    def _next(self, now_s: float) -> QueuedRun | None:
+        """The waiting run that goes next; None if all must wait for a slot."""
+        if len(self.waiting) == 1 and not self.slots:
+            return self.waiting[0]
+        starts = self._starts(now_s)
+        ready = [run for run in self.waiting if not self._must_wait(run, starts)]
+        if not ready:
+            return None
+        others = [run for run in self.waiting if run not in ready]
+        due = slots_due(self.unused_slots(), self.waiting, *starts)
+        return choose(ready, *starts, others=[*others, *due])
 
     def _run(self, run: QueuedRun, now_s: float) -> None:
         run.began_s = now_s

@@ -125,6 +125,8 @@ def slots_due(slots: Sequence[J], jobs: Collection[Job], *starts: ScheduledRun) 
     Distant slots are seldom needed.
     """
     due: list[J] = []
+    if not slots:  # the usual case, on the way of every run that waits
+        return due
     busy_until_s = max(start.at_s for start in starts)
     work_s = sum(job.run_request.known_run_s for job in jobs)
     for slot in slots:
@@ -173,7 +175,7 @@ def make_room(waiting: Sequence[Job], new: Job, *starts: ScheduledRun, is_free: 
     server loses the fewest). `new` itself is not tested if a server `is_free` for it, since it runs at once; owed jobs
     are never tested.
     """
-    hopeless = {id(job) for job in late(by_deadline(waiting), *starts)}
+    hopeless = {id(job) for job in late(by_deadline(waiting), *starts)} if waiting else set()
     jobs = by_deadline([*waiting, new])
     if is_free:
         hopeless.add(id(new))
