@@ -20,7 +20,7 @@ from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
 from upwell.pipelines.run.pipeline_runner import PipelineRunner
 from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
 from upwell.shared.tensors import Array
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 from upwell.tools.demo.digit_data import ASSETS
 
 LIMIT_S = 30.0
@@ -29,8 +29,8 @@ FOLLOWED: tuple[Mapping[str, Any], ...] = (
     {"track": {}},
     {
         "zones": {
-            "upper": [list(point) for point in card_video.ZONE],
-            "middle": {"line": [list(p) for p in card_video.LINE]},
+            "upper": [list(point) for point in digit_data.ZONE],
+            "middle": {"line": [list(p) for p in digit_data.LINE]},
         }
     },
 )
@@ -70,13 +70,13 @@ class MadeSource:
         self.is_closed = True
 
 
-def write_video(path: Path, pictures: Iterable[Array], fps: int = card_video.FPS) -> Path:
+def write_video(path: Path, pictures: Iterable[Array], fps: int = digit_data.FPS) -> Path:
     """The pictures as a video, so good that digits stay readable."""
     with av.open(str(path), "w") as file:
         stream = file.add_stream("mpeg4", rate=fps)
         stream.width, stream.height, stream.pix_fmt, stream.bit_rate = (
-            card_video.WIDTH,
-            card_video.HEIGHT,
+            digit_data.WIDTH,
+            digit_data.HEIGHT,
             "yuv420p",
             8_000_000,
         )

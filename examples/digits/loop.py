@@ -32,7 +32,7 @@ from rich.console import Console
 
 from upwell.edge import Agent
 from upwell.shared.tensors import Array
-from upwell.tools.demo.cloud_process import CloudProcess
+from upwell.tools.demo.demonstration import CloudProcess
 from upwell.tools.demo.digit_data import ASSETS
 from upwell.tools.plot_style import ALARM, CLOUD, EDGE, MUTED, picture
 

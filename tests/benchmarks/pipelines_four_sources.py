@@ -38,7 +38,7 @@ from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 from upwell.tools.demo.digit_data import ASSETS
 
 SOURCES, DEADLINE_S, SETTLED_S = 4, 0.2, 10.0
@@ -144,7 +144,7 @@ def play(folder: Path, seconds: float, sources: int) -> tuple[Seen, dict[str, Co
         }
         parsed, _ = parse_pipelines(pipelines_text(folder, **pipelines), folder / "pipelines.yaml", None)
         with build_pipelines(parsed, agent, folder, LateResults()) as runner:
-            answers = [Notes(int(seconds * card_video.FPS * 2), 2) for _ in runner.pipelines]
+            answers = [Notes(int(seconds * digit_data.FPS * 2), 2) for _ in runner.pipelines]
             sizes = Notes(int(seconds) + 60, 4)
             threads = [
                 Thread(target=follow, args=both) for both in zip(runner.pipelines.values(), answers, strict=True)

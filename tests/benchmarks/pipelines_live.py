@@ -24,20 +24,20 @@ import onnxruntime
 
 from tests.pipelines_media import LiveServer, Viewer
 from tests.unit import models_for_tests
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 ROOT = Path(__file__).parents[2]
 TICKS = 90_000
 
 
-def h264_video(path: Path, count: int, fps: int = card_video.FPS, seed: int = 1) -> Path:
+def h264_video(path: Path, count: int, fps: int = digit_data.FPS, seed: int = 1) -> Path:
     """Cards of 640 x 480 as H.264 without B frames, as cameras send it, with a key frame every second."""
-    shown = card_video.cards(max(1, round(count / card_video.FPS / 0.9)), seed)
+    shown = digit_data.cards(max(1, round(count / digit_data.FPS / 0.9)), seed)
     options = {"preset": "veryfast", "tune": "zerolatency", "g": str(fps), "crf": "26"}
-    pictures = itertools.islice(itertools.cycle(card_video.video(shown, seed)), count)
+    pictures = itertools.islice(itertools.cycle(digit_data.video(shown, seed)), count)
     with av.open(str(path), "w") as file:
         stream: Any = file.add_stream("libx264", rate=fps, options=options)
-        stream.width, stream.height, stream.pix_fmt = card_video.WIDTH, card_video.HEIGHT, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = digit_data.WIDTH, digit_data.HEIGHT, "yuv420p"
         for picture in pictures:
             file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         file.mux(stream.encode())
@@ -68,7 +68,7 @@ def play_for_ever(path: Path, viewer: Viewer) -> None:
     viewer.reply()
     with av.open(str(path)) as file:
         source = file.streams.video[0]
-        period_s = float(1 / Fraction(source.average_rate or card_video.FPS))
+        period_s = float(1 / Fraction(source.average_rate or digit_data.FPS))
         frames = [(bytes(packet), packet.is_keyframe) for packet in file.demux(source) if packet.size]
         options = {"flush_packets": "1"}
         sent = _Unbuffered(viewer)

@@ -26,7 +26,7 @@ from tests.pipelines_media import LiveServer, MadeVideo, Viewer, until
 from tests.pipelines_run import FOLLOWED, pipelines_text, running_pipelines, write_agent, write_video
 from upwell.pipelines.sinks.webhook import signature
 from upwell.pipelines.sources.base import SourceState
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 SECRET = b"secret-of-the-tests"
 LIMIT_S = 60.0
@@ -119,7 +119,7 @@ def first_of_each(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def run_and_kill(folder: Path, kills: int, frames: int, refuses_each: int = 0) -> None:
     """Start pipelines on a made video again and again, and kill each but the last in the middle."""
     dice = random.Random(kills)
-    pictures = card_video.video(card_video.cards(12, seed=3))
+    pictures = digit_data.video(digit_data.cards(12, seed=3))
     video = write_video(folder / "cards.mp4", islice(pictures, frames))
     (folder / "secret").write_bytes(SECRET + b"\n")
     with Receiver(refuses_each).serving() as receiver:

@@ -97,9 +97,7 @@ def test_what_a_library_prints_is_no_part_of_the_json(software_delegate: Path) -
     script = f"import sys; from upwell.tools.cli import main; sys.argv = {command!r}; main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["nodes_on_accelerator"] == 10
-    script = (
-        "import ctypes; from upwell.tools.library_output import quiet\nwith quiet(): ctypes.CDLL(None).puts(b'hello')"
-    )
+    script = "import ctypes; from upwell.tools.terminal import quiet\nwith quiet(): ctypes.CDLL(None).puts(b'hello')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == ""
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from upwell.shared.errors import ConfigError
 from upwell.tools.devices.cli import devices, folded
-from upwell.tools.devices.device_rows import Row
+from upwell.tools.devices.runtime_probe import Row
 
 TFLITE_RUNTIME = pytest.mark.tflite_runtime
 

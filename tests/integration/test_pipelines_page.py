@@ -14,10 +14,10 @@ from tests.faults.scene import until
 from tests.integration.pipelines.sinks import brokers
 from tests.page_reader import LIMIT_S, ROOT, Block, Reader, blocks, reading
 from tests.pipelines_run import running_pipelines, write_agent, write_video
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 PAGE = ROOT / "docs" / "pipelines.md"
-SHOWN = card_video.cards(6, seed=7)
+SHOWN = digit_data.cards(6, seed=7)
 
 pytestmark = [
     pytest.mark.slow,
@@ -42,7 +42,7 @@ def broker(tmp_path: Path) -> Iterator[brokers.Broker]:
 
 def page_of(folder: Path, port: int) -> list[Block]:
     """The blocks of the page. The camera is a video, which keeps all frames, and the broker has another port."""
-    video = write_video(folder / "recording.mp4", card_video.video(SHOWN))
+    video = write_video(folder / "recording.mp4", digit_data.video(SHOWN))
     text = PAGE.read_text(encoding="utf-8")
     for there, here in (
         ("rtsp://cam-7.local/main", str(video)),

@@ -12,7 +12,7 @@ import pytest
 
 from tests.page_reader import ROOT
 from upwell.edge.agent import Agent
-from upwell.tools.demo.cloud_process import CloudProcess
+from upwell.tools.demo.demonstration import CloudProcess
 
 SENT = 600
 MARGIN = 0.2

@@ -49,7 +49,7 @@ UpwellError
     ├── LogNotWritten     tools.policy.collect.collection_log
     ├── CannotCollect     tools.wheelhouse.collect
     ├── CallFailed        tools.fleet.fleet_client
-    └── ServiceNotStarted tools.demo.cloud_process
+    └── ServiceNotStarted tools.demo.demonstration
 
 Core errors know no transport: `upwell.shared.oip.error_statuses` maps each to a gRPC status.
 """

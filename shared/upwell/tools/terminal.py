@@ -1,13 +1,21 @@
-"""What the commands share at a terminal: common options, consoles, numbers, and text without control characters."""
+"""What the commands share at a terminal: common options, consoles, numbers, text without control characters, silence.
+
+`quiet` keeps the output of libraries off the terminal, whether Python or C++ wrote it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import logging
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import IO, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console
@@ -101,3 +109,35 @@ def percent(share: float) -> str:
 def finite(value: Any) -> Any:
     """The value for JSON: None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[IO[str]]:
+    """Discard standard output and error, log records and warnings; yields the true standard error to write to.
+
+    It redirects the file descriptors themselves, so it is only for a command that has the process to itself.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(number) for number in (1, 2)]
+    logged = logging.root.manager.disable
+    with (
+        tempfile.TemporaryFile("w+") as sink,
+        os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding or "utf-8", errors="replace") as terminal,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            for number in (1, 2):
+                os.dup2(sink.fileno(), number)
+            yield terminal
+        finally:
+            if os.name == "posix":
+                ctypes.CDLL(None).fflush(None)  # also flushes what C has buffered
+            for number, copy in zip((1, 2), saved, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)
+            logging.disable(logged)

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.faults.programs import Program
 from tests.faults.scene import until
 from tests.pipelines_run import LIMIT_S, pipelines_text, write_agent
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 
 class Site:
@@ -56,7 +56,7 @@ class Site:
     def show(self, name: str, number: int) -> None:
         """A picture for the pipeline."""
         picture = self.folder / f"picture-{number}.png"
-        Image.fromarray(next(card_video.video(card_video.cards(1)))).save(picture)
+        Image.fromarray(next(digit_data.video(digit_data.cards(1)))).save(picture)
         os.replace(picture, self.folder / f"in-{name}" / picture.name)
 
     def events(self, file: str) -> list[str]:

@@ -14,7 +14,7 @@ from tests.faults.programs import Program
 from tests.faults.scene import until
 from tests.pipelines_run import FOLLOWED, LIMIT_S, pipelines_text, write_agent, write_video
 from upwell.shared.errors import EXIT_FAILED
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 
 def page(address: str, name: str) -> Any:
@@ -23,7 +23,7 @@ def page(address: str, name: str) -> Any:
 
 
 def test_zones_are_drawn_on_the_first_picture_of_a_file_without_a_model(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "cards.mp4", card_video.video(card_video.cards(1)))
+    path = write_video(tmp_path / "cards.mp4", digit_data.video(digit_data.cards(1)))
     file = tmp_path / "pipelines.yaml"
     file.write_text(pipelines_text(tmp_path, dock={"source": {"video": str(path)}, "steps": [*FOLLOWED]}))
     with Program(["pipeline", "draw-zones", str(file)]) as program:
@@ -59,7 +59,7 @@ def test_events_that_no_sink_took_are_lost_without_a_folder_and_then_it_is_an_er
     tmp_path: Path, is_kept: bool
 ) -> None:
     (tmp_path / "dock.jsonl").mkdir()
-    video = write_video(tmp_path / "still.mp4", [next(card_video.video(card_video.cards(1)))] * 3)
+    video = write_video(tmp_path / "still.mp4", [next(digit_data.video(digit_data.cards(1)))] * 3)
     agent = json.loads(write_agent(tmp_path).read_text())
     if not is_kept:
         del agent["agent"]["state_dir"]

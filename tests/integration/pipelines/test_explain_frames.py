@@ -15,9 +15,9 @@ from tests.pipelines_run import FOLLOWED, READ, pipelines_text, running_pipeline
 from upwell.edge.commands.explain import explain
 from upwell.edge.observe.flight_recorder.recorder import FRAMES_NAME, ROOM_BYTES, UnknownRequest
 from upwell.shared.errors import ConfigError
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
-SHOWN = card_video.cards(2, seed=3)
+SHOWN = digit_data.cards(2, seed=3)
 EVENTS = [{"name": "passed", "on": "cross middle"}, {"name": "left", "on": "leave"}]
 
 
@@ -35,7 +35,7 @@ def told(*arguments: object) -> Any:
 
 def test_an_event_leads_to_its_frame_and_to_the_requests_about_it(tmp_path: Path) -> None:
     agent = write_agent(tmp_path)
-    video = write_video(tmp_path / "cards.mp4", card_video.video(SHOWN))
+    video = write_video(tmp_path / "cards.mp4", digit_data.video(SHOWN))
     pipeline = {"source": {"video": str(video)}, "steps": [*FOLLOWED, READ], "events": EVENTS}
     with running_pipelines(tmp_path, agent, pipelines_text(tmp_path, dock=pipeline)) as it:
         it.wait()
@@ -68,7 +68,7 @@ def test_an_event_leads_to_its_frame_and_to_the_requests_about_it(tmp_path: Path
 
 def test_of_frames_without_an_event_one_of_each_outcome_is_kept_with_its_reason(tmp_path: Path) -> None:
     agent = write_agent(tmp_path)
-    video = write_video(tmp_path / "still.mp4", [next(card_video.video(SHOWN))] * 12)
+    video = write_video(tmp_path / "still.mp4", [next(digit_data.video(SHOWN))] * 12)
     pipelines = {
         "calm": {"source": {"video": str(video)}, "steps": [{"change": {"at_least": "1h"}}, *FOLLOWED]},
         "late": {"source": {"video": str(video), "deadline": "0.01ms"}, "steps": [*FOLLOWED]},
@@ -95,7 +95,7 @@ def test_of_frames_without_an_event_one_of_each_outcome_is_kept_with_its_reason(
 
 def test_no_picture_and_no_tensor_is_kept(tmp_path: Path) -> None:
     agent = write_agent(tmp_path)
-    video = write_video(tmp_path / "cards.mp4", itertools.islice(card_video.video(SHOWN), 50))
+    video = write_video(tmp_path / "cards.mp4", itertools.islice(digit_data.video(SHOWN), 50))
     pipeline = {
         "source": {"video": str(video)},
         "steps": [*FOLLOWED, READ],

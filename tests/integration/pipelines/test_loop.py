@@ -12,7 +12,7 @@ import pytest
 from tests.pipelines_run import FOLLOWED, READ, pipelines_text, write_agent, write_video
 from upwell.pipelines import Pipeline
 from upwell.shared.errors import ConfigError
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 PAGE = Path(__file__).parents[3] / "docs/pipelines.md"
 
@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs/pipelines.md"
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of two cards."""
-    return write_video(tmp_path_factory.mktemp("video") / "cards.mp4", card_video.video(card_video.cards(2, seed=3)))
+    return write_video(tmp_path_factory.mktemp("video") / "cards.mp4", digit_data.video(digit_data.cards(2, seed=3)))
 
 
 def write_site(folder: Path, path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 from tests.pipelines_run import pipelines_text, running_pipelines, write_agent, write_video
 from tests.pipelines_scenes import LOST_S, SCENES, MadeScene, boxes
 from upwell.shared.tensors import Array
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 QUICK = ("one stays and one passes",)
 
 
 def as_cards(scene: MadeScene) -> MadeScene:
     """The scene with everybody as large as the cards that the detector knows, seen by no other detector."""
-    width, height = card_video.FRAME_PX / card_video.WIDTH, card_video.FRAME_PX / card_video.HEIGHT
+    width, height = digit_data.FRAME_PX / digit_data.WIDTH, digit_data.FRAME_PX / digit_data.HEIGHT
     return replace(scene, walkers=tuple(replace(one, width=width, height=height) for one in scene.walkers))
 
 
@@ -29,18 +29,18 @@ def pictures(scene: MadeScene) -> Iterator[Array]:
     """The frames: green cards on noise, and pillars before them."""
     random = np.random.default_rng(scene.seed)
     for number in range(scene.looks):
-        noise = random.normal(card_video.BACKGROUND, card_video.NOISE, (card_video.HEIGHT, card_video.WIDTH, 1)).clip(
+        noise = random.normal(digit_data.BACKGROUND, digit_data.NOISE, (digit_data.HEIGHT, digit_data.WIDTH, 1)).clip(
             0, 255
         )
         picture = np.repeat(noise.astype(np.uint8), 3, axis=2)
-        inside = (card_video.FRAME_PX - card_video.INSIDE_PX) // 2
+        inside = (digit_data.FRAME_PX - digit_data.INSIDE_PX) // 2
         for _, box, _ in boxes(scene, number):
-            left, top = round(box[0] * card_video.WIDTH), round(box[1] * card_video.HEIGHT)
-            _fill(picture, left, top, card_video.FRAME_PX, card_video.GREEN)
-            _fill(picture, left + inside, top + inside, card_video.INSIDE_PX, (0, 0, 0))
+            left, top = round(box[0] * digit_data.WIDTH), round(box[1] * digit_data.HEIGHT)
+            _fill(picture, left, top, digit_data.FRAME_PX, digit_data.GREEN)
+            _fill(picture, left + inside, top + inside, digit_data.INSIDE_PX, (0, 0, 0))
         for x1, y1, x2, y2 in scene.pillars:
-            columns = slice(round(x1 * card_video.WIDTH), round(x2 * card_video.WIDTH))
-            picture[round(y1 * card_video.HEIGHT) : round(y2 * card_video.HEIGHT), columns] = 90
+            columns = slice(round(x1 * digit_data.WIDTH), round(x2 * digit_data.WIDTH))
+            picture[round(y1 * digit_data.HEIGHT) : round(y2 * digit_data.HEIGHT), columns] = 90
         yield picture
 
 

@@ -18,7 +18,7 @@ from upwell.pipelines.frame import Frame
 from upwell.pipelines.run import pipeline_runner
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sources.base import Source
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 FRAMES = 6
 SEEN: Mapping[str, Any] = {"steps": [], "events": [{"name": "seen", "on": "frame"}]}
@@ -55,7 +55,7 @@ class HangingSource(MadeSource):
 
 def made(options: Mapping[str, Any]) -> Source:
     """The entry point `made`."""
-    pictures = [next(card_video.video(card_video.cards(1, seed=1)))] * FRAMES
+    pictures = [next(digit_data.video(digit_data.cards(1, seed=1)))] * FRAMES
     return (HangingSource if options.get("hangs") else MadeSource)(pictures)
 
 

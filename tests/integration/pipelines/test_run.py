@@ -33,25 +33,25 @@ from tests.pipelines_run import (
 )
 from upwell.edge.commands.explain import explain
 from upwell.pipelines.run.pipeline_factory import FLUSH_S
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 EVENTS = [
     {"name": "entered", "on": "enter upper"},
     {"name": "passed", "on": "cross middle"},
     {"name": "left", "on": "leave"},
 ]
-SHOWN = card_video.cards(5, seed=3)
+SHOWN = digit_data.cards(5, seed=3)
 
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_video(tmp_path_factory.mktemp("video") / "cards.mp4", card_video.video(SHOWN))
+    return write_video(tmp_path_factory.mktemp("video") / "cards.mp4", digit_data.video(SHOWN))
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of three cards, where it does not matter how many there are."""
-    return write_video(tmp_path_factory.mktemp("video") / "short.mp4", card_video.video(SHOWN[:3]))
+    return write_video(tmp_path_factory.mktemp("video") / "short.mp4", digit_data.video(SHOWN[:3]))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_video_is_counted_and_read_and_every_frame_has_a_fate(tmp_path: Path, 
     entering = sum(card.enters for card in SHOWN)
     assert counts == {"entered": entering, "passed": len(SHOWN), "left": len(SHOWN)}
     assert status.captured == sum(status.frames.values()) == status.frames["answered"]
-    assert status.captured == int(card_video.length_s(SHOWN) * card_video.FPS)
+    assert status.captured == int(digit_data.length_s(SHOWN) * digit_data.FPS)
     assert [event["sequence"] for event in events] == sorted({event["sequence"] for event in events})
     assert len({event["id"] for event in events}) == len(events)
     in_order = [card.label for card in sorted(SHOWN, key=lambda card: card.crosses_s)]
@@ -99,7 +99,7 @@ def test_a_video_is_counted_and_read_and_every_frame_has_a_fate(tmp_path: Path, 
 
 
 def test_frames_that_do_not_change_and_frames_that_are_late_are_counted(tmp_path: Path) -> None:
-    still = next(card_video.video(SHOWN))
+    still = next(digit_data.video(SHOWN))
     path = write_video(tmp_path / "still.mp4", [still] * 12)
     pipelines = {
         "calm": {"source": {"video": str(path)}, "steps": [{"change": {"at_least": "1h"}}, *FOLLOWED]},
@@ -177,10 +177,10 @@ def test_what_a_rule_denies_in_a_zone_never_goes_up_nor_what_is_blurred(tmp_path
     """Two cards, one in the zone: the cloud is asked about the other alone, and where it is blurred, sees it so."""
     places = ((500.0, 110.0), (200.0, 300.0))
     standing = [
-        card_video.Card(card.ink, card.label, y, -1.0, x + card_video.FRAME_PX)
+        digit_data.Card(card.ink, card.label, y, -1.0, x + digit_data.FRAME_PX)
         for card, (x, y) in zip(SHOWN, places, strict=False)
     ]
-    picture = next(card_video.video(standing))
+    picture = next(digit_data.video(standing))
     path = write_video(tmp_path / "standing.mp4", [picture] * 8)
     policy = {
         "defaults": {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}},
@@ -225,7 +225,7 @@ def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, short: P
     assert document["frame"]["number"] == it.runner.pipelines["dock"].status.captured
     assert picture is not None
     with Image.open(io.BytesIO(picture)) as shown:
-        assert shown.size == (card_video.WIDTH, card_video.HEIGHT)
+        assert shown.size == (digit_data.WIDTH, digit_data.HEIGHT)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have other heaps")
@@ -257,7 +257,7 @@ def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path:
         it.agent.describe_with("pipelines", it.runner.health)
         until(lambda: it.agent.health_document()["pipelines"]["dock"]["source"] == "ended", LIMIT_S)
         until(
-            lambda: it.runner.pipelines["dock"].status.captured == int(card_video.length_s(SHOWN[:3]) * card_video.FPS),
+            lambda: it.runner.pipelines["dock"].status.captured == int(digit_data.length_s(SHOWN[:3]) * digit_data.FPS),
             LIMIT_S,
         )
         until(lambda: it.agent.health_document()["pipelines"]["gate"]["source"] == "lost", LIMIT_S)
@@ -275,7 +275,7 @@ def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path:
 
 @pytest.mark.slow
 def test_with_dead_receivers_the_end_takes_a_few_seconds(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "still.mp4", [next(card_video.video(SHOWN))] * 3)
+    path = write_video(tmp_path / "still.mp4", [next(digit_data.video(SHOWN))] * 3)
     events = [{"name": "seen", "on": "frame"}]
     (tmp_path / "secret").write_text("of-the-hook")
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -26,7 +26,7 @@ from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
 from upwell.pipelines.sources.base import VideoSettings
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.video import VideoSource
-from upwell.tools.demo import card_video
+from upwell.tools.demo import digit_data
 
 MOST, MOST_ON_AVERAGE = 24, 1.2
 """Of 255: what the decoder's module says of photographs."""
@@ -36,7 +36,7 @@ COUNT = 12
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pictures = itertools.islice(card_video.video(card_video.cards(3, seed=3), 3), 60, 60 + COUNT)
+    pictures = itertools.islice(digit_data.video(digit_data.cards(3, seed=3), 3), 60, 60 + COUNT)
     return write_video(tmp_path_factory.mktemp("video") / "cards.mp4", pictures)
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from tests.pipelines_run import FOLLOWED, pipelines_text, write_agent
 from upwell.shared.errors import ConfigError
-from upwell.tools.pipeline.trial import trial
+from upwell.tools.pipeline_test_cli import trial
 
 
 def tried(folder: Path, recording: Path) -> Result:

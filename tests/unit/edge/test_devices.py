@@ -19,7 +19,7 @@ from upwell.edge.runtimes import device_lock
 from upwell.shared.config.yaml import load_yaml
 from upwell.tools.devices import runtime_probe, system_findings
 from upwell.tools.devices.cli import RECIPES, missing, missing_packages
-from upwell.tools.devices.device_rows import DeviceCheck, Row, judged, with_options
+from upwell.tools.devices.runtime_probe import DeviceCheck, Row, judged, with_options
 from upwell.tools.devices.sample_models import ASSETS, _reason_in, samples
 
 ROOT = Path(__file__).parents[3]

@@ -12,8 +12,8 @@ from upwell.shared.routing.simulation.link_capacity import constant
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.strategies import Scene
 from upwell.tools.cases.case_labels import Label
+from upwell.tools.evaluate.bundle_comparison import Replay, replayed
 from upwell.tools.evaluate.evaluation_run import Answers, Judged
-from upwell.tools.evaluate.log_replay import Replay, replayed
 
 SIGNATURE = CaseSignature(has_rows=True, inputs=(), outputs=())
 COUNT = 400

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.tools.top.metrics_scrape import Scrape
-from upwell.tools.top.overview import overview, quantile
+from upwell.tools.top_cli import Scrape, overview, quantile
 
 EDGES = (0.001, 0.01, 0.1, math.inf)
 

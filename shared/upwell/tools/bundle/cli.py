@@ -21,8 +21,7 @@ from upwell.edge.bundle.bundle_signature import private_key, sign_bundle
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.tools.bundle.bundle_packing import Packed, PackRequest, default_name, packed, put_in_place
-from upwell.tools.bundle.golden_requests import read_labelled
-from upwell.tools.bundle.runnable_variants import Disagreement
+from upwell.tools.bundle.runnable_variants import Disagreement, read_labelled
 from upwell.tools.terminal import AsJson, plain, print_error, progress, stdout_console
 
 PASSPHRASE_VARIABLE = "UPWELL_KEY_PASSPHRASE"  # noqa: S105  the name of a variable

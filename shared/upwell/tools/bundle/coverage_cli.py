@@ -19,8 +19,7 @@ from upwell.edge.runtimes.placement import AcceleratorNotUsable, Coverage, NodeC
 from upwell.edge.runtimes.runtime_loader import coverage_of
 from upwell.edge.runtimes.runtime_options import MAX_BATCH, AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import EXIT_FAILED, ConfigError
-from upwell.tools.library_output import quiet
-from upwell.tools.terminal import AsJson, finite, key_values, percent, print_error, share, table_console
+from upwell.tools.terminal import AsJson, finite, key_values, percent, print_error, quiet, share, table_console
 
 _MAX_LISTED = 50
 

@@ -1,17 +1,23 @@
-"""People's labels of cases, in one file beside them, written atomically."""
+"""People's labels of cases, in one file beside them, written atomically; imported from Label Studio, COCO or CSV.
+
+Of a file all labels are imported, or none, with a list of its mistakes.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from upwell.edge.cases.case import CaseFacts, OutputFacts
-from upwell.shared.errors import ConfigError
-from upwell.shared.files import read_file, write_named
+from upwell.shared.errors import ConfigError, Problem
+from upwell.shared.files import parse_json, read_file, write_named
 from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
 from upwell.shared.tensors import Array
 
@@ -67,7 +73,9 @@ def answer_label(output: OutputFacts, outputs: Mapping[str, Array]) -> Label | N
         return None
     array = outputs[output.name]
     if output.kind == "detections":
-        return Label(boxes=tuple(box for row in found_boxes(array) if (box := _box(row, output.labels)) is not None))
+        return Label(
+            boxes=tuple(box for row in found_boxes(array) if (box := _answer_box(row, output.labels)) is not None)
+        )
     if output.kind in ("probabilities", "logits"):
         best = best_class(array, output.kind)
         return None if best is None else Label(label=label_of(best[0], output.labels))
@@ -76,7 +84,7 @@ def answer_label(output: OutputFacts, outputs: Mapping[str, Array]) -> Label | N
     return None
 
 
-def _box(row: Array, labels: Sequence[str]) -> LabelledBox | None:
+def _answer_box(row: Array, labels: Sequence[str]) -> LabelledBox | None:
     x1, y1, x2, y2 = (min(1.0, max(0.0, float(number))) for number in row[:4])
     return LabelledBox(label=label_of(int(row[5]), labels), box=(x1, y1, x2, y2)) if x2 > x1 and y2 > y1 else None
 
@@ -103,3 +111,171 @@ def unfit(facts: CaseFacts, label: Label) -> str:
     if unknown is not None:
         return f"{unknown!r} is not a class of {facts.model!r}; expected one of {', '.join(output.labels[:20])}"
     return ""
+
+
+_MAX_IMPORT_BYTES = 1 << 30
+_SHOWN = 20
+
+Found = Iterator[tuple[str, int | None, str, Label | str]]
+"""The position (`key`, line), the case, and its label or the problem with it."""
+
+
+def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> dict[str, Label]:
+    """The labels in a file, by case. Raises `ConfigError` with every mistake, including unknown cases."""
+    problems: list[Problem] = []
+    labels: dict[str, Label] = {}
+    for key, line, id, label in _READERS[format](path, read_file(path, f"labels of {format}", _MAX_IMPORT_BYTES)):
+        wrong = label if isinstance(label, str) else ""
+        facts = cases.get(id)
+        if not wrong and facts is None:
+            wrong = f"there is no case {id!r}" if id else "it has no case id"
+        if not wrong and facts is not None and isinstance(label, Label):
+            wrong = unfit(facts, label)
+        if wrong:
+            problems.append(Problem(path, line, None, key, wrong))
+        elif isinstance(label, Label):
+            labels[id] = label
+    if problems:
+        more = (
+            [Problem(path, None, None, "", f"{len(problems) - _SHOWN} more mistakes")] if len(problems) > _SHOWN else []
+        )
+        raise ConfigError([*problems[:_SHOWN], *more])
+    if not labels:
+        raise ConfigError.at(path, f"it contains no labels; expected {_EXPECTED[format]}")
+    return labels
+
+
+def _json(path: Path, data: bytes, expected: str) -> Any:
+    try:
+        return parse_json(data)
+    except ValueError as error:
+        raise ConfigError.at(path, f"not JSON: {error}; expected {expected}") from None
+
+
+def _studio(path: Path, data: bytes) -> Found:
+    tasks = _json(path, data, _EXPECTED["label-studio"])
+    if not isinstance(tasks, list):
+        raise ConfigError.at(path, f"expected {_EXPECTED['label-studio']}, got one {type(tasks).__name__}")
+    for number, task in enumerate(tasks):
+        key = f"[{number}]"
+        try:
+            id = str(task["data"].get("case", ""))
+            done = [one for one in task.get("annotations") or () if not one.get("was_cancelled")]
+            if done:
+                yield f"{key}.annotations", None, id, _of_regions(done[-1]["result"])
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            yield key, None, "", f"this is not a Label Studio task: {type(error).__name__} {error}"
+
+
+def _of_regions(regions: Sequence[Mapping[str, Any]]) -> Label | str:
+    boxes, labels, values = [], [], []
+    for region in regions:
+        value = region["value"]
+        if region["type"] == "rectanglelabels":
+            x, y = float(value["x"]) / 100, float(value["y"]) / 100
+            box = _labelled_box(
+                value["rectanglelabels"][0], x, y, x + float(value["width"]) / 100, y + float(value["height"]) / 100
+            )
+            if isinstance(box, str):
+                return box
+            if value.get("rotation"):
+                return "a rotated box; expected upright ones"
+            boxes.append(box)
+        elif region["type"] == "choices":
+            labels += value["choices"]
+        elif region["type"] == "number":
+            values.append(float(value["number"]))
+    if len(labels) > 1:
+        return f"it has {len(labels)} classes ({', '.join(map(str, labels))}); expected one"
+    try:
+        if labels:
+            return Label(label=labels[0])
+        return Label(value=values[-1]) if values else Label(boxes=tuple(boxes))
+    except ValidationError as error:
+        return f"not a label: {error.errors(include_url=False)[0]['msg']}"
+
+
+_SLACK = 1e-6
+
+
+def _labelled_box(name: object, x1: float, y1: float, x2: float, y2: float) -> LabelledBox | str:
+    corners = [x1, y1, x2, y2]
+    if not all(-_SLACK <= one <= 1 + _SLACK for one in corners) or not (x2 > x1 and y2 > y1):
+        shown = ", ".join(f"{one:.4g}" for one in corners)
+        return f"the box {shown} (fractions) is not within the picture or has no area"
+    if not isinstance(name, str):
+        return f"expected the name of a class, got {name!r}"
+    x1, y1, x2, y2 = (min(1.0, max(0.0, one)) for one in corners)
+    return LabelledBox(label=name, box=(x1, y1, x2, y2))
+
+
+def _coco(path: Path, data: bytes) -> Found:
+    document = _json(path, data, _EXPECTED["coco"])
+    try:
+        names = {one["id"]: one["name"] for one in document["categories"]}
+        boxes: dict[Any, list[LabelledBox]] = {one["id"]: [] for one in document["images"]}
+        images = {one["id"]: one for one in document["images"]}
+        wrong: dict[Any, str] = {}
+        for number, one in enumerate(document["annotations"]):
+            image = images.get(one["image_id"])
+            if image is None or one["category_id"] not in names:
+                what = f"image {one['image_id']!r}" if image is None else f"category {one['category_id']!r}"
+                yield f"annotations[{number}]", None, "", f"there is no {what}"
+                continue
+            x, y, width, height = (float(value) for value in one["bbox"])
+            w, h = float(image["width"]), float(image["height"])
+            box = _labelled_box(names[one["category_id"]], x / w, y / h, (x + width) / w, (y + height) / h)
+            if isinstance(box, str):
+                wrong[image["id"]] = f"annotations[{number}]: {box}"
+            else:
+                boxes[image["id"]].append(box)
+        for number, image in enumerate(document["images"]):
+            id = str(image.get("case") or PurePosixPath(str(image["file_name"])).stem)
+            label = wrong.get(image["id"]) or Label(boxes=tuple(boxes[image["id"]]))
+            yield f"images[{number}]", None, id, label
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        raise ConfigError.at(
+            path, f"this is not COCO: {type(error).__name__} {error}; expected {_EXPECTED['coco']}"
+        ) from None
+
+
+def _csv(path: Path, data: bytes) -> Found:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError.at(path, f"this is not UTF-8: {error}") from None
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        columns = reader.fieldnames or ()
+        if "id" not in columns or not {"label", "value"} & set(columns):
+            raise ConfigError.at(path, f"expected {_EXPECTED['csv']}, got {', '.join(columns) or 'nothing'}", line=1)
+        for row in reader:
+            label, value = row.get("label") or "", row.get("value") or ""
+            if label or value:
+                yield "", reader.line_num, row["id"] or "", _of_cells(label, value)
+    except csv.Error as error:
+        raise ConfigError.at(path, f"this is not CSV: {error}", line=reader.line_num) from None
+
+
+def _of_cells(label: str, value: str) -> Label | str:
+    try:
+        if value:
+            return Label(value=float(value))
+        if label.startswith("[") and isinstance(boxes := parse_json(label), list):
+            return Label(boxes=tuple(LabelledBox.model_validate(box) for box in boxes))
+    except (ValidationError, ValueError) as error:
+        return f"expected a number, or boxes as JSON, got {value or label!r}: {str(error).splitlines()[0]}"
+    return Label(label=label)
+
+
+_EXPECTED: Mapping[str, str] = MappingProxyType(
+    {
+        "label-studio": "a list of tasks, as Label Studio exports it as JSON",
+        "coco": "an object with images, annotations and categories",
+        "csv": "columns id and label, or id and value",
+    }
+)
+_READERS: Mapping[str, Callable[[Path, bytes], Found]] = MappingProxyType(
+    {"label-studio": _studio, "coco": _coco, "csv": _csv}
+)
+IMPORTS = tuple(_READERS)

@@ -28,11 +28,18 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
 from upwell.shared.routing.case_selection import Why
-from upwell.tools.cases.case_erasure import erase_lines, erase_rows
+from upwell.tools.cases.case_exports import forget_in_exports
 from upwell.tools.cases.case_labels import read_labels, write_labels
-from upwell.tools.cases.case_source import CaseDatabase, CaseFilter, CaseLost, CaseSource, open_source
+from upwell.tools.cases.case_source import (
+    CaseDatabase,
+    CaseFilter,
+    CaseLost,
+    CaseSource,
+    erase_lines,
+    erase_rows,
+    open_source,
+)
 from upwell.tools.cases.contact_sheet import html_sheet, png_sheet
-from upwell.tools.cases.export_index import forget_in_exports
 from upwell.tools.terminal import AsJson, key_values, plain, printable, progress, table_console
 
 CasesArgument: TypeAlias = Annotated[

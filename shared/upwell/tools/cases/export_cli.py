@@ -20,13 +20,10 @@ from upwell.shared.files import read_file, write_named
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.signature.picture_quality import thumbnail
 from upwell.shared.tensors import Array
-from upwell.tools.cases.case_labels import read_labels, write_labels
+from upwell.tools.cases.case_exports import FORMATS, ExportTask, Side, new_folder, note_export
+from upwell.tools.cases.case_labels import IMPORTS, import_labels, read_labels, write_labels
 from upwell.tools.cases.case_source import open_source
 from upwell.tools.cases.cli import CasesArgument, ModelOption, TagOption, WhyOption, by_ids, case_filter, chosen
-from upwell.tools.cases.export_folder import ExportTask, Side, new_folder
-from upwell.tools.cases.export_formats import FORMATS
-from upwell.tools.cases.export_index import note_export
-from upwell.tools.cases.label_import import IMPORTS, import_labels
 from upwell.tools.terminal import AsJson, printable, progress
 
 Which = Literal["training", "evaluation", "all"]

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from upwell.shared.errors import ConfigError
+from upwell.tools.demo.case_runs import outage_table, runs_table, video_table
 from upwell.tools.demo.demonstration import FULL, QUICK, DemoReport, demonstrate
 from upwell.tools.demo.output_folder import (
     AGENT,
@@ -30,7 +31,6 @@ from upwell.tools.demo.output_folder import (
     REPORT,
     DemoFolder,
 )
-from upwell.tools.demo.summary import outage_table, runs_table, video_table
 from upwell.tools.terminal import AsJson, print_error, progress
 
 _CLOUD_PACKAGES = {"grpc_health": "cloud", "grpc_reflection": "cloud"}

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from upwell.shared.routing.policy.settings import HardSettings, Settings
-from upwell.tools.demo.case_runs import DemoOutcome, Outage
+from upwell.tools.demo.case_runs import DemoOutcome, Outage, Summary, ThresholdSweep
 from upwell.tools.demo.digit_data import DIGITS
-from upwell.tools.demo.summary import Summary, ThresholdSweep
 from upwell.tools.plot_style import ALARM, CLOUD, EDGE, HYBRID, INK, MUTED, picture
 
 _TITLES: Mapping[str, Any] = {"axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlepad": 12}

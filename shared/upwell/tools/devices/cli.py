@@ -15,8 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.devices.device_rows import DeviceCheck, Row
-from upwell.tools.devices.runtime_probe import installed, row_of_library, rows_of
+from upwell.tools.devices.runtime_probe import DeviceCheck, Row, installed, row_of_library, rows_of
 from upwell.tools.devices.system_findings import CpuInfo, SystemFindings, device_files, libraries, processor
 from upwell.tools.terminal import AsJson, stderr_console, table_console
 

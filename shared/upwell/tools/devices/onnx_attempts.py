@@ -11,7 +11,7 @@ from typing import Any
 
 from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
-from upwell.tools.devices.device_rows import DeviceAttempt, Row, judged, with_options
+from upwell.tools.devices.runtime_probe import DeviceAttempt, Row, judged, with_options
 from upwell.tools.devices.sample_models import try_samples
 
 _CPU = "CPUExecutionProvider"

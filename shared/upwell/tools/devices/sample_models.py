@@ -24,7 +24,7 @@ from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.tensors import Array
-from upwell.tools.devices.device_rows import DeviceCheck
+from upwell.tools.devices.runtime_probe import DeviceCheck
 
 ASSETS = Path(__file__).parent / "assets"
 _DEMO_DIGITS = Path(__file__).parents[1] / "demo" / "assets" / "edge" / "digits"

@@ -14,7 +14,7 @@ from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOpti
 from upwell.edge.runtimes.tflite.delegate_nodes import walk
 from upwell.edge.runtimes.tflite.tflite_package import TflitePackage, find_package
 from upwell.shared.tensors import Array
-from upwell.tools.devices.device_rows import DeviceAttempt, DeviceCheck, Row, judged, with_options
+from upwell.tools.devices.runtime_probe import DeviceAttempt, DeviceCheck, Row, judged, with_options
 from upwell.tools.devices.sample_models import SampleModel, logged, samples, try_samples
 
 NPU = "litert_npu"

@@ -23,10 +23,8 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.tools.cases.case_labels import read_labels
 from upwell.tools.cases.case_source import open_source
-from upwell.tools.evaluate.bundle_comparison import compare
+from upwell.tools.evaluate.bundle_comparison import Replay, compare, replayed, weights_of
 from upwell.tools.evaluate.evaluation_run import EvaluationRun, Judged, answers_of, truths
-from upwell.tools.evaluate.log_replay import Replay, replayed
-from upwell.tools.evaluate.weighted_means import weights_of
 from upwell.tools.policy.simulate import START, read_scene
 from upwell.tools.terminal import AsJson, plain, printable, progress, share, table_console
 

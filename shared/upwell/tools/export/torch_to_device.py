@@ -22,7 +22,7 @@ from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.tensors import TensorSpec, numpy_dtype
 from upwell.tools.export.torch_network import random_rows, relative_error, to_numpy, to_torch
-from upwell.tools.library_output import quiet
+from upwell.tools.terminal import quiet
 
 OPSET, IR_VERSION = 18, 10
 """The opset that ONNX Runtime 1.23 reads, the version in JetPack 6."""

@@ -17,8 +17,8 @@ from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOpti
 from upwell.shared.partition.part_bench import Runner, TierOptions
 from upwell.shared.partition.tier_profile import RuntimeFacts
 from upwell.shared.tensors import Array
-from upwell.tools.library_output import quiet
 from upwell.tools.partition.torch_programs import SUFFIXES, exported_program
+from upwell.tools.terminal import quiet
 
 
 class EdgeTier:

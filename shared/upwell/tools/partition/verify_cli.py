@@ -17,11 +17,10 @@ from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.model_digest import model_digest
 from upwell.shared.partition.split.split_file import FILE_NAME
 from upwell.shared.partition.split.split_writer import half_paths, read_split
-from upwell.tools.library_output import quiet
 from upwell.tools.partition.halves_check import Inputs, Unfit, Verification
 from upwell.tools.partition.halves_check import verify as verified
 from upwell.tools.partition.profile_inputs import read_given
-from upwell.tools.terminal import AsJson, finite, table_console
+from upwell.tools.terminal import AsJson, finite, quiet, table_console
 
 EXIT_FAILED = 1
 _HEAD = "The head, or a folder that `upwell partition split` wrote."

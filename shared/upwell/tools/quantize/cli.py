@@ -13,11 +13,10 @@ from rich.console import Console
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
-from upwell.tools.library_output import quiet
 from upwell.tools.quantize.model_quantization import check_model, quantize_model
 from upwell.tools.quantize.quantize_report import show
 from upwell.tools.quantize.quantizer import Interface, Method, QuantizeSettings, T, Target, Weights
-from upwell.tools.terminal import AsJson, progress, stdout_console
+from upwell.tools.terminal import AsJson, progress, quiet, stdout_console
 
 
 def check_free(path: Path, model: Path, force: bool) -> None:

@@ -43,7 +43,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.tensors import Array
-from upwell.tools.pipeline.trial import trial
+from upwell.tools.pipeline_test_cli import trial
 
 pytest.importorskip("cel_expr_python")
 

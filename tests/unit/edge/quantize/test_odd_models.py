@@ -18,10 +18,10 @@ from tests.unit.edge.quantize import digit_models
 from tests.unit.tflite_for_tests import Op, T
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array
-from upwell.tools.library_output import quiet
 from upwell.tools.quantize import model_quantization
 from upwell.tools.quantize.model_quantization import Quantized, quantize_model
 from upwell.tools.quantize.quantizer import QuantizeSettings, Target
+from upwell.tools.terminal import quiet
 
 RANDOM = np.random.default_rng(0)
 ROWS, WIDTH = 200, 8

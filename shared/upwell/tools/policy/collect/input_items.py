@@ -13,7 +13,7 @@ from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.tensors import Array
-from upwell.tools.infer.request_inputs import read_inputs
+from upwell.tools.request_inputs import read_inputs
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".npy", ".npz"})
 """The suffixes of items; other files in the folder are ignored."""

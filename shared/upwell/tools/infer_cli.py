@@ -23,7 +23,7 @@ from upwell.shared.oip.label_parameters import LABELS, take_labels
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.tensors import Array, oip_datatype
 from upwell.shared.units import parse_seconds
-from upwell.tools.infer.request_inputs import read_inputs
+from upwell.tools.request_inputs import read_inputs
 from upwell.tools.terminal import AsJson, finite, key_values, parsed, plain
 
 _METADATA_LIMIT_S = 10.0

@@ -1,4 +1,4 @@
-"""`upwell fleet devices | show | label | revoke | assign | explain | tail`."""
+"""`upwell fleet devices | show | label | revoke | assign | explain | tail`, and `fleet group list | put | drop`."""
 
 from __future__ import annotations
 
@@ -208,3 +208,37 @@ def tail(
             return
         time.sleep(TAIL_S)
         found = client.call("GET", "/events", after=after, device=device)["events"]
+
+
+group = typer.Typer(no_args_is_help=True, help="Groups of devices, by an expression over their labels.")
+_Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+_EXPRESSION = "A CEL expression over labels, name, version, os and arch, such as 'labels.site == \"hamburg\"'."
+
+
+@group.command("list")
+def list_groups(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
+    """List the groups."""
+    found = FleetClient(at, ca, token_file).call("GET", "/groups")
+    if as_json:
+        print_json(found)
+        return
+    names = ("name", "devices", "release", "expression")
+    print_table(names, ([one[name] for name in names] for one in found["groups"]))
+
+
+@group.command("put")
+def put_group(
+    name: _Name,
+    expression: Annotated[str, typer.Argument(help=_EXPRESSION)],
+    at: At,
+    token_file: TokenFile,
+    ca: Ca = None,
+) -> None:
+    """Create a group, or change its expression."""
+    FleetClient(at, ca, token_file).call("PUT", f"/groups/{segment(name)}", {"expression": expression})
+
+
+@group.command("drop")
+def drop_group(name: _Name, at: At, token_file: TokenFile, ca: Ca = None) -> None:
+    """Delete a group; its devices stay."""
+    FleetClient(at, ca, token_file).call("DELETE", f"/groups/{segment(name)}")

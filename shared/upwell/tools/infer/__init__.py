@@ -1,1 +1,0 @@
-"""`upwell infer`."""

@@ -1,1 +1,0 @@
-"""`upwell top`: a running agent or service at a glance."""
