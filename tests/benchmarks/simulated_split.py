@@ -35,9 +35,8 @@ from upwell.shared.partition.split.split_file import CutFacts
 from upwell.shared.partition.split.split_writer import Chosen, UnsplitModel, write_split
 from upwell.shared.partition.tier_profile import CLOUD, EDGE, Profile, combine, cut_name, measured_cuts
 from upwell.shared.tensors import Array
-from upwell.tools.partition.cloud_tier import CloudTier
-from upwell.tools.partition.edge_tier import EdgeTier
 from upwell.tools.partition.profiler import Profiler, Wishes
+from upwell.tools.partition.tiers import CloudTier, EdgeTier
 
 STRETCH = 8.0
 ONE_THREAD = TierOptions(threads=1)

@@ -18,7 +18,7 @@ import pytest
 
 from tests.faults.device_box import STICK, Box, booted
 from tests.unit.models_for_tests import linear
-from upwell.tools.wheelhouse.collect import SBOM, SCRIPT
+from upwell.tools.wheelhouse.cli import SBOM, SCRIPT
 
 ROOT = Path(__file__).parents[2]
 AGENT = """

@@ -17,8 +17,8 @@ from tests.unit.partition.profiles_for_tests import profile
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.plan_file import AdviceFacts, PlanFacts
 from upwell.shared.partition.tier_profile import Profile, load_profile
-from upwell.tools.partition.plan import plan
-from upwell.tools.partition.profile import profile as take_profile
+from upwell.tools.partition.plan_cli import plan
+from upwell.tools.partition.profile_cli import profile as take_profile
 
 SIZES = [602_112, 1_605_632, 802_816, 401_408, 200_704, 100_352, 50_176, 25_088, 5_120, 4_000]
 EDGE_S = {0: 0.0, 1: 0.010, 2: 0.020, 4: 0.045, 6: 0.065, 8: 0.085, 9: 0.090}

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.plan_file import PlanFacts
 from upwell.shared.partition.planner import NoPlan
-from upwell.tools.partition.plan import plan
+from upwell.tools.partition.plan_cli import plan
 
 APP = typer.Typer()
 APP.command()(plan)
@@ -129,7 +129,7 @@ def test_a_conflict_is_told_with_nodes_tensors_and_tiers(tmp_path: Path) -> None
 def error_of(path: Path) -> tuple[int, str]:
     """Exit code and error output of the command as a user runs it."""
     script = (
-        "import sys, typer; from upwell.tools import cli; from upwell.tools.partition.plan import plan;"
+        "import sys, typer; from upwell.tools import cli; from upwell.tools.partition.plan_cli import plan;"
         "app = typer.Typer(pretty_exceptions_enable=False); app.command()(plan);"
         "cli.build_app = lambda arguments: app; cli.main()"
     )

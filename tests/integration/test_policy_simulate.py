@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from tests.unit.routing.simulation.scenes import POLICY, easy, line
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.tools.policy.simulate import simulate
+from upwell.tools.policy.simulate_cli import simulate
 
 WAYS = ["policy", "edge_only", "cloud_only", "random_share", "oracle"]
 KEYS = [

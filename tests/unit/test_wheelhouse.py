@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 
 from upwell.shared.errors import ConfigError
 from upwell.tools.cli import build_app
-from upwell.tools.wheelhouse import collect
-from upwell.tools.wheelhouse.cli import BOXES
-from upwell.tools.wheelhouse.collect import CannotCollect, DeviceTarget
+from upwell.tools.wheelhouse import cli
+from upwell.tools.wheelhouse.cli import BOXES, CannotCollect, DeviceTarget
 
 ROOT = Path(__file__).parents[2]
 PI = BOXES["raspberry-pi-os-12"]
@@ -52,8 +51,8 @@ def test_what_only_this_machine_needs_is_left_out_and_what_else_the_device_needs
         "helper": "Requires-Dist: quick; extra == 'fast'\nRequires-Dist: slow; extra == 'slow'\n",
         "quick": "Requires-Dist: rt\n", "here": "", "slow": "",
     }  # fmt: skip
-    found = {name: collect._wheel(made(tmp_path, name, text)) for name, text in wheels.items()}
-    needed, missing = collect._needed(found, ["edge"], PI)
+    found = {name: cli._wheel(made(tmp_path, name, text)) for name, text in wheels.items()}
+    needed, missing = cli._needed(found, ["edge"], PI)
     assert (needed, missing) == ({"upwell", "rt", "helper", "quick"}, {"old": "old>=3"})
 
 
@@ -63,9 +62,9 @@ def test_a_licence_is_taken_from_wherever_a_wheel_says_it(tmp_path: Path) -> Non
         "two": "License: see file\nClassifier: License :: OSI Approved :: BSD License\n",
         "three": "License: Apache 2.0\n", "four": "License: UNKNOWN\n",
     }  # fmt: skip
-    found = [collect._wheel(made(tmp_path, name, text)) for name, text in said.items()]
+    found = [cli._wheel(made(tmp_path, name, text)) for name, text in said.items()]
     assert [one.licenses for one in found] == [("MIT OR Apache-2.0",), ("BSD License",), ("Apache 2.0",), ()]
-    document = collect.sbom(found, datetime(2027, 1, 31, tzinfo=timezone.utc), uuid.UUID(int=7))
+    document = cli.sbom(found, datetime(2027, 1, 31, tzinfo=timezone.utc), uuid.UUID(int=7))
     assert document["metadata"]["timestamp"] == "2027-01-31T00:00:00Z"
     assert document["components"][1]["licenses"] == [{"license": {"name": "BSD License"}}]
     assert "licenses" not in document["components"][3]
@@ -75,19 +74,19 @@ def test_a_licence_is_taken_from_wherever_a_wheel_says_it(tmp_path: Path) -> Non
 def test_a_file_that_is_no_wheel_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(data)
     with pytest.raises(CannotCollect, match=r"a-1\.0-py3-none-any\.whl"):
-        collect._wheel(tmp_path / "a-1.0-py3-none-any.whl")
+        cli._wheel(tmp_path / "a-1.0-py3-none-any.whl")
 
 
 def test_constraints_are_those_of_the_device_and_a_wrong_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "constraints.txt"
     path.write_text("# tested\nnumpy==2.2.6; python_version < '3.11'\nnumpy==2.4.6 ; python_version >= '3.11'  # new\n")
-    kept = collect._constraints(path, PI, tmp_path / "..")
+    kept = cli._constraints(path, PI, tmp_path / "..")
     assert kept is not None
     assert kept.read_text() == "numpy==2.4.6\n"
     kept.unlink()
     path.write_text("numpy\n==2\n")
     with pytest.raises(ConfigError, match="line 2"):
-        collect._constraints(path, PI, tmp_path)
+        cli._constraints(path, PI, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ UpwellError
     ├── RemoteError       shared.oip.grpc.client.client
     ├── Disagreement      tools.bundle.runnable_variants
     ├── CloudSilent       tools.policy.collect.collection_run
-    ├── LogNotWritten     tools.policy.collect.collection_log
-    ├── CannotCollect     tools.wheelhouse.collect
+    ├── LogNotWritten     tools.policy.collect.collection_run
+    ├── CannotCollect     tools.wheelhouse.cli
     ├── CallFailed        tools.fleet.fleet_client
     └── ServiceNotStarted tools.demo.demonstration
 

@@ -26,7 +26,7 @@ from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason
 from upwell.tools.policy.calibrate import calibrate
 from upwell.tools.policy.request_log_reader import read_log
-from upwell.tools.policy.simulate import simulate
+from upwell.tools.policy.simulate_cli import simulate
 
 LOG = Path("state", "requests.jsonl")
 UNDECIDED: Mapping[str, Any] = {"deadline": "5s", "hard": {"measure": "margin", "below": 0.3}}

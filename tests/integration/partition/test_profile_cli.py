@@ -25,7 +25,7 @@ from upwell.shared.partition.cost_graph import TierLink
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.tier_profile import Profile, combine, load_profile
-from upwell.tools.partition.profile import profile
+from upwell.tools.partition.profile_cli import profile
 
 QUICK = ("--runs", "3", "--budget", "1s")
 

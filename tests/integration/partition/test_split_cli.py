@@ -30,8 +30,8 @@ from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.model_graph import Graph
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.tensors import Array
-from upwell.tools.partition.plan import plan
-from upwell.tools.partition.split import split
+from upwell.tools.partition.plan_cli import plan
+from upwell.tools.partition.split_cli import split
 
 LIMIT_S = 20.0
 

@@ -21,7 +21,7 @@ from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.split_model import split_model
 from upwell.shared.partition.torch_graph import TorchModelFile
 from upwell.tools.export.torch_to_device import TorchNetwork, exported
-from upwell.tools.partition.torch_programs import for_device
+from upwell.tools.partition.tiers import for_device
 
 LARGEST_ERROR = 1e-5
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.policy.collect.input_items import find_items
-from upwell.tools.policy.collect.item_labels import MAX_LABELS_BYTES, KnownLabels, read_boxes, read_classes
+from upwell.tools.policy.collect.input_items import MAX_LABELS_BYTES, KnownLabels, find_items, read_boxes, read_classes
 
 NAMES = frozenset({"001.png", "002.png", "b c.png", "ü.png"})
 

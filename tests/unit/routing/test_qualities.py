@@ -14,7 +14,7 @@ from upwell.shared.routing.log_line import QualityAnswer
 from upwell.shared.routing.policy.settings import LowerQuality
 from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import routed
-from upwell.tools.policy.explain import document
+from upwell.tools.policy.policy_cli import explanation_document
 
 MEASURED = [(60, 0.8, 1.0), (20, 0.4, 0.99), (5, 0.2, 0.9)]
 SIZE_BYTES = 40_000
@@ -47,7 +47,7 @@ def chosen(mbps: float, text: str = "", **keys: Any) -> tuple[int | None, bool]:
     explained = explain(rules, Inquiry.model_validate({**asked, **keys}), 0.0)
     decision = explained.last
     quality = None if decision.quality is None else decision.quality.quality
-    assert document(rules, explained)["steps"][-1]["quality"] == quality
+    assert explanation_document(rules, explained)["steps"][-1]["quality"] == quality
     return quality, bool(decision.up_rows)
 
 

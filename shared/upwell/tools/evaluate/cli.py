@@ -25,7 +25,7 @@ from upwell.tools.cases.case_labels import read_labels
 from upwell.tools.cases.case_source import open_source
 from upwell.tools.evaluate.bundle_comparison import Replay, compare, replayed, weights_of
 from upwell.tools.evaluate.evaluation_run import EvaluationRun, Judged, answers_of, truths
-from upwell.tools.policy.simulate import START, read_scene
+from upwell.tools.policy.simulate_cli import START, read_scene
 from upwell.tools.terminal import AsJson, plain, printable, progress, share, table_console
 
 

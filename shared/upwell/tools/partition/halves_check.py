@@ -23,7 +23,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.signature.bound_steps import sizes_fit
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
 from upwell.tools.partition.profile_inputs import synthetic_array
-from upwell.tools.partition.torch_programs import SUFFIXES, as_safetensors
+from upwell.tools.partition.tiers import SUFFIXES, as_safetensors
 
 
 class Unfit(Exception):

@@ -27,7 +27,7 @@ from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import Scene, routed
 from upwell.shared.units import parse_seconds
 from upwell.tools.bundle.cli import passphrase_of_key
-from upwell.tools.policy.simulate import START, FleetShares, read_scene, with_fleet_shares
+from upwell.tools.policy.simulate_cli import START, FleetShares, read_scene, with_fleet_shares
 from upwell.tools.release.release_misfits import ReleaseParts, misfits
 from upwell.tools.terminal import (
     AsJson,

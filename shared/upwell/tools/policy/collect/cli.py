@@ -27,11 +27,16 @@ from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.correctness import Judge
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
-from upwell.tools.policy.collect.collection_log import opened
-from upwell.tools.policy.collect.collection_run import Collection, CollectionReport, check_same
-from upwell.tools.policy.collect.input_items import Item, find_items
-from upwell.tools.policy.collect.item_labels import KnownLabels, read_boxes, read_classes
-from upwell.tools.policy.collect.paired_answers import ANSWER_S, AskedCloud, Asker
+from upwell.tools.policy.collect.collection_run import (
+    ANSWER_S,
+    AskedCloud,
+    Asker,
+    Collection,
+    CollectionReport,
+    check_same,
+    opened,
+)
+from upwell.tools.policy.collect.input_items import Item, KnownLabels, find_items, read_boxes, read_classes
 from upwell.tools.terminal import AsJson, plain, print_error, progress, stdout_console
 
 _SHOWN = 5

@@ -1,24 +1,73 @@
-"""The device as a tier to measure on: models are opened as by the agent, in its runtimes, on its accelerator."""
+"""The tiers to measure a model on: the device, in its runtimes, and the service, in its engine.
+
+Programs of torch.export and their parts run as torch modules at the service, and converted on devices.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from upwell.cloud.engines.base import Engine, ExtraMissing, ModelSettings, engine_type
 from upwell.edge.runtimes.base import Placement, Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe import ProbeSubject, enter, survived
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
+from upwell.shared.errors import ConfigError
 from upwell.shared.partition.part_bench import Runner, TierOptions
+from upwell.shared.partition.split.model_halves import ModelHalf
 from upwell.shared.partition.tier_profile import RuntimeFacts
+from upwell.shared.partition.torch_graph import TorchModelFile, read_torch
 from upwell.shared.tensors import Array
-from upwell.tools.partition.torch_programs import SUFFIXES, exported_program
 from upwell.tools.terminal import quiet
+
+SUFFIXES = (".pt2", ".safetensors")
+"""The suffixes of programs written by torch.export and by `upwell partition split`."""
+
+DeviceFormat = Literal["onnx", "tflite"]
+
+
+def as_safetensors(path: Path, folder: Path) -> Path:
+    """The file that engine torch loads: `path`, or for a `.pt2` file a new one in `folder`. Raises `ConfigError`."""
+    if path.suffix != ".pt2":
+        return path
+    return TorchModelFile.read(path).whole(read_torch(path)).write(folder)
+
+
+def for_device(half: ModelHalf, kind: DeviceFormat) -> ModelHalf:
+    """A part, or a whole program, as the device runs it. Raises `UpwellError` if it cannot be exported."""
+    with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
+        data = exported_program(half.write(Path(folder)), kind)
+    return replace(half, files={f"model.{kind}": data})
+
+
+def exported_program(path: Path, kind: DeviceFormat) -> bytes:
+    """The program in a file of either suffix, as ONNX or TFLite. Raises `UpwellError`."""
+    try:
+        from upwell.cloud.engines.torch.network_class import declared_specs
+        from upwell.cloud.engines.torch.program_module import ProgramModule
+        from upwell.tools.export.torch_to_device import TorchNetwork, exported
+
+        with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
+            module = ProgramModule.open(as_safetensors(path, Path(folder)))
+        if module is None:
+            raise ConfigError.at(path, "it has weights but no program")
+        specs = (declared_specs(module, attribute) for attribute in ("inputs", "outputs"))
+        return exported(TorchNetwork(module.eval(), *specs), f".{kind}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("upwell"):
+            raise
+        if error.name == "litert_torch":
+            raise ConfigError.at(
+                path, "TFLite needs litert-torch: pip install litert-torch in a separate environment"
+            ) from None
+        raise ExtraMissing("a torch.export program", error.name, "export") from None
 
 
 class EdgeTier:
@@ -127,3 +176,41 @@ def _evidence(placement: Placement) -> str:
     if placement.reason and not placement.nodes_on_accelerator:
         return f"nothing: {placement.reason}"
     return f"{placement.nodes_on_accelerator} of {placement.nodes} nodes"
+
+
+class CloudTier:
+    """The service's engine, on the CPU, with as many threads per run as a model gets there: one by default."""
+
+    formats: ClassVar[tuple[str, ...]] = ("onnx", "torch")
+
+    def __init__(self, options: TierOptions) -> None:
+        if options.accelerator:
+            raise ConfigError.at(None, "applies only to the device; tails are measured on the CPU", "--accelerator")
+        self._threads = options.threads or ModelSettings.threads
+
+    def open(self, path: Path) -> Runner:
+        """Load a model file; see `PartitionTier.open`."""
+        settings = ModelSettings(engine="torch" if path.suffix in SUFFIXES else "onnx", threads=self._threads)
+        engine = engine_type(settings.engine)
+        with tempfile.TemporaryDirectory(prefix="upwell-") as folder:
+            return _CloudRunner(engine.load(path.stem, as_safetensors(path, Path(folder)), settings), settings)
+
+
+class _CloudRunner:
+    """A `Runner` around an engine."""
+
+    placement: str = ""
+
+    def __init__(self, engine: Engine, settings: ModelSettings) -> None:
+        self.inputs = engine.inputs
+        self.outputs = engine.outputs
+        self.runtime = RuntimeFacts(name=settings.engine, version=engine.version, threads=settings.threads)
+        self._engine = engine
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run it once."""
+        return self._engine.run(inputs)
+
+    def close(self) -> None:
+        """Free it."""
+        self._engine.close()

@@ -1,10 +1,11 @@
-"""`upwell policy explain`: one decision of a policy, step by step."""
+"""`upwell policy check | schema | explain`: problems of a policy file, its JSON Schema, one decision step by step."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 from types import MappingProxyType
@@ -16,13 +17,83 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from upwell.shared.config.yaml import load_yaml
+from upwell.shared.config.json_schema import editor_schema
+from upwell.shared.config.yaml import load_yaml, parse_yaml, read_text
+from upwell.shared.config.yaml_tree import dotted, read_tree
+from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem
+from upwell.shared.files import write_named
 from upwell.shared.routing.decide.explanation import NOW_S, Explanation, ExplanationStep, Inquiry, Setting
 from upwell.shared.routing.decide.explanation import explain as explained
 from upwell.shared.routing.policy.compiled_policy import Finding, Verdict
 from upwell.shared.routing.policy.policy import Policy, Rule
+from upwell.shared.routing.policy.policy_warnings import warnings
 from upwell.shared.routing.reasons import chance_in_words
 from upwell.tools.terminal import AsJson, PolicyArgument, finite, plain, printable
+
+
+def check(
+    policy: PolicyArgument,
+    as_json: AsJson = False,
+) -> None:
+    """Check a policy file: every problem and warning with line and column. Exit code 1 if there is a problem."""
+    text = read_text(policy)
+    problems: Sequence[Problem] = ()
+    doubts: Sequence[Problem] = ()
+    digest = ""
+    try:
+        parsed = parse_yaml(text, Policy, policy)
+        digest = parsed.digest
+        doubts = _warnings(parsed, text, policy)
+    except ConfigError as error:
+        problems = error.problems
+    if as_json:
+        found = {
+            "problems": [_problem_document(one) for one in problems],
+            "warnings": [_problem_document(one) for one in doubts],
+        }
+        typer.echo(json.dumps({"file": str(policy), "ok": not problems, "digest": digest, **found}))
+    else:
+        for problem in problems:
+            typer.echo(printable(f"error: {problem}"))
+        for doubt in doubts:
+            typer.echo(printable(f"warning: {doubt}"))
+        if not problems:
+            typer.echo(printable(f"{policy}: a valid policy, {digest}"))
+    if problems:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _warnings(policy: Policy, text: str, path: Path) -> list[Problem]:
+    """The warnings, each at its place in the file or at the nearest one above it."""
+    tree = read_tree(text, path)
+    found = []
+    for location, message in warnings(policy).items():
+        place, _ = tree.find(location)
+        found.append(Problem(path, place.line, place.column, dotted(location), message))
+    return sorted(found, key=lambda one: (one.line or 0, one.column or 0))
+
+
+def _problem_document(problem: Problem) -> dict[str, object]:
+    return {"line": problem.line, "column": problem.column, "key": problem.key, "message": problem.message}
+
+
+def schema(
+    out: Annotated[Path | None, typer.Option(help="Write the schema to this file instead of standard output.")] = None,
+) -> None:
+    """Print the JSON Schema of policy.yaml. Editors with a YAML language server use it to complete and check the
+    file.
+    """
+    text = json.dumps(policy_schema(), indent=2, ensure_ascii=False) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_named(out, text.encode())
+
+
+def policy_schema() -> dict[str, Any]:
+    """The schema; see `editor_schema`."""
+    return editor_schema(Policy, "Upwell routing policy")
+
 
 _UNITS = MappingProxyType(
     {
@@ -46,7 +117,7 @@ def explain(
     written, inquiry = load_yaml(policy, Policy), load_yaml(request, Inquiry)
     explanation = explained(written, inquiry, _wall_time_s(inquiry.time, written.timezone))
     if as_json:
-        typer.echo(json.dumps(document(written, explanation)))
+        typer.echo(json.dumps(explanation_document(written, explanation)))
     else:
         _show(written, explanation)
 
@@ -63,7 +134,7 @@ def _wall_time_s(text: str | None, zone: str) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=_zone(zone))).timestamp()
 
 
-def document(policy: Policy, explanation: Explanation) -> dict[str, Any]:
+def explanation_document(policy: Policy, explanation: Explanation) -> dict[str, Any]:
     """The explanation as JSON: times in seconds, null for what is unknown or does not apply."""
     last = explanation.last
     return {

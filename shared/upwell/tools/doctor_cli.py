@@ -1,8 +1,9 @@
-"""The checks. Each returns findings and never raises because of the state of a machine or file."""
+"""`upwell doctor`: one report of all checks. Each returns findings, whatever the state of a machine or file."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
@@ -11,10 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.repository.model_folders import scan
@@ -25,12 +30,15 @@ from upwell.edge.models.model_config import EdgeSide, SplitSection
 from upwell.edge.models.runtime_candidates import files_of
 from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import EXIT_FAILED, ConfigError, UpwellError
 from upwell.shared.files import open_plain
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.partition.split.split_file import split_file_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.model_yaml import load_description
+from upwell.tools.devices.cli import evidence, folded
+from upwell.tools.devices.runtime_probe import installed, rows_of
+from upwell.tools.terminal import AsJson, plain, stderr_console, table_console
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -292,7 +300,7 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[D
     if files is None:
         return
     try:
-        from upwell.tools.doctor.certificate_expiry import ends
+        from cryptography.x509 import load_pem_x509_certificates
     except ImportError:
         yield DoctorFinding(
             what, "warning", "checking when certificates expire needs an extra: pip install 'upwell[bundle]'"
@@ -305,7 +313,8 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[D
             yield DoctorFinding(what, "problem", problem)
             continue
         try:
-            yield expiry(what, path, ends(path), now_s)
+            end_s = min(one.not_valid_after_utc.timestamp() for one in load_pem_x509_certificates(path.read_bytes()))
+            yield expiry(what, path, end_s, now_s)
         except ValueError:
             yield DoctorFinding(what, "problem", f"{path} contains no certificate in PEM")
         except OSError as error:
@@ -338,3 +347,55 @@ def _endpoint(endpoint: str, config: AgentConfig) -> DoctorFinding:
     return DoctorFinding(
         "cloud", "ok", f"{endpoint} is {metadata.name} {metadata.version}, answers in {took_ms:.0f} ms"
     )
+
+
+_MARKS: Mapping[Level, str] = MappingProxyType({"ok": "  ", "warning": "? ", "problem": "! "})
+
+
+def doctor(
+    config: Annotated[
+        list[Path] | None,
+        typer.Option("--config", "-c", help="An agent.yaml or cloud.yaml to check; may be repeated."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not try the accelerators, which takes seconds.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine: packages, accelerators, clock and, for each file, ports, disk, certificates and the cloud.
+
+    Changes nothing. Exit code 1 if there is a problem. The report holds no secrets, but names and paths.
+    """
+    findings = [*machine(), *packages(), *([] if quick else _accelerators())]
+    for path in config or ():
+        findings += configuration(path, time.time())
+    problems = sum(one.level == "problem" for one in findings)
+    if as_json:
+        typer.echo(json.dumps({"problems": problems, "findings": [asdict(one) for one in findings]}))
+    else:
+        _show(findings, problems)
+    if problems:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _accelerators() -> list[DoctorFinding]:
+    found = []
+    with stderr_console().status("") as status:
+        for package in installed():
+            rows = list(rows_of(package, lambda name: status.update(f"trying {name}")))
+            for alike in folded(rows):
+                first = alike[0]
+                level: Level = "warning" if first.status == "not usable" else "ok"
+                found.append(
+                    DoctorFinding(f"{first.runtime} {first.accelerator}", level, f"{first.status}: {evidence(first)}")
+                )
+    return found
+
+
+def _show(findings: Sequence[DoctorFinding], problems: int) -> None:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for one in findings:
+        grid.add_row(plain(_MARKS[one.level] + one.subject), plain(one.text))
+    console = table_console()
+    console.print(grid)
+    console.print()
+    warnings = sum(one.level == "warning" for one in findings)
+    console.print(Text(f"{problems} problems (!), {warnings} warnings (?)"))

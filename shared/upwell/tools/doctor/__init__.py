@@ -1,1 +1,0 @@
-"""`upwell doctor`: what is installed, what works, and what will stop working, as one report to paste."""
