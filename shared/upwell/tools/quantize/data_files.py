@@ -120,16 +120,19 @@ class Samples:
         found = self.detector.post(outputs, prepared)[_detections(self.detector)[0]]
         return found[: len(case.rows)]
 
-    def split(self) -> tuple[Sequence[int], Sequence[int]]:
-        """The rows to calibrate on and those to measure on, disjoint unless there are too few.
+    def split(self, choosing: bool = False) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """The rows to calibrate on, those to choose layers on if that is done, and those to measure on, disjoint unless
+        there are too few.
 
-        Half of them, at most 512, drawn with a fixed seed, are for calibration; all others are held out to measure.
+        Half of them, at most 512, drawn with a fixed seed, are for calibration. Of the others two thirds, at most 512,
+        are for choosing; what is left is held out to measure.
         """
         if self.count < FEWEST_TO_HOLD_OUT:
-            return range(self.count), range(self.count)
+            return range(self.count), range(self.count if choosing else 0), range(self.count)
         order = np.random.default_rng(0).permutation(self.count)
         first = min(self.count // 2, MOST_CALIBRATION_ROWS)
-        return sorted(order[:first].tolist()), sorted(order[first:].tolist())
+        second = first + (min((self.count - first) * 2 // 3, MOST_CALIBRATION_ROWS) if choosing else 0)
+        return sorted(order[:first].tolist()), sorted(order[first:second].tolist()), sorted(order[second:].tolist())
 
 
 def _detections(processor: Processor) -> list[str]:

@@ -6,6 +6,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,15 @@ from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.formats.onnx.file_checks import external_weights
 from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.tensors import Array
 from upwell.tools.quantize.data_files import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
-from upwell.tools.quantize.output_comparison import SCORE_ERROR, OutputComparison, compared
+from upwell.tools.quantize.output_comparison import (
+    SCORE_ERROR,
+    OutputComparison,
+    compared,
+    detection_change,
+    found_boxes,
+)
 from upwell.tools.quantize.quantize_report import DataUsed, QuantizeReport, Suggestion, Times
 from upwell.tools.quantize.quantizer import (
     Arithmetic,
@@ -26,6 +34,7 @@ from upwell.tools.quantize.quantizer import (
     Format,
     Quantizer,
     QuantizeSettings,
+    Run,
     Track,
     check_kept,
     detector_parts,
@@ -58,10 +67,10 @@ _MOST_ERROR = 0.15
 _LEAST_MATCHED, _LEAST_WITHIN = 0.98, 0.99
 """A loss beyond one of these limits brings a warning, and advice."""
 
-_SURELY_WITHIN = 0.995
-_CHOSEN_ON_ROWS = 128
-_MOST_FLOAT = 0.9
-"""The outer layers of a detector stay float until this many scores are right, up to this share of the weights."""
+_SURE_SCORE_ERROR = 0.012
+"""As many layers of a detector stay float as bring 99 % of its scores this close. On the few rows they are chosen on;
+with `SCORE_ERROR` itself, other rows would miss it.
+"""
 
 
 @dataclass(frozen=True)
@@ -145,8 +154,9 @@ class _Work:
         self._samples = samples
         self._settings = settings
         self._track = track
-        self._seen, self._measured = samples.split()
         self._is_exact = settings.target == "npu"
+        self._chooses = samples.detector is not None and settings.interface == "float" and not self._is_exact
+        self._seen, self._chosen_on, self._measured = samples.split(self._chooses)
 
     def done(self, out: Path, keep_float: Sequence[str]) -> Quantized:
         """Do all steps, in order."""
@@ -179,34 +189,39 @@ class _Work:
 
     def _kept(self, asked: Sequence[str]) -> Sequence[str]:
         """What stays float: what was asked for, and of a detector its tail; where nothing was asked for also as many of
-        its first and last layers as its scores need, chosen on the rows that calibrate, those first that bring most for
-        their weights."""
+        its layers as its scores need.
+
+        Each group of layers is tried alone as int8. Those that move the scores least for their weights become int8, as
+        many as together are close enough; where no group is, the best one. This is judged on rows of its own: on those
+        that calibrate, no value is out of range.
+        """
         if self._samples.detector is None or self._settings.interface == "int8":
             return asked
         parts = detector_parts(self._quantizer)
         kept = tuple(dict.fromkeys([*asked, *parts.tail]))
-        if asked or self._is_exact:
+        if asked or not self._chooses:
             return kept
-        most = _MOST_FLOAT * parts.weights(len(parts.layers), 0)
-        first = last = 0
-        found = {kept: self._within(kept)}
-        share, cost = found[kept], 0
-        while max(found.values()) < _SURELY_WITHIN:
-            costs = {side: parts.weights(*side) for side in ((first + 1, last), (first, last + 1))}
-            tried = {side: (*kept, *parts.outer(*side)) for side, weights in costs.items() if weights <= most}
-            if not tried:
-                break
-            found |= {names: self._within(names) for names in tried.values()}
-            first, last = max(tried, key=lambda side: (found[tried[side]] - share) / (costs[side] - cost))
-            share, cost = found[tried[first, last]], costs[first, last]
-        return max(found, key=lambda names: found[names])
+        before = found_boxes(self._model.run, self._samples, self._cases(self._chosen_on, "running the float model"))
+        if self._score_error(before, kept) <= _SURE_SCORE_ERROR:
+            return kept
+        alone = [self._score_error(before, (*kept, *parts.beside([at]))) for at in range(len(parts.groups))]
+        close = [at for at, error in enumerate(alone) if error <= _SURE_SCORE_ERROR]
+        order = sorted(close or [alone.index(min(alone))], key=lambda at: alone[at] ** 2 / parts.weights(at))
+        more = range(2, len(order) + 1)
+        count = 1 + bisect_right(
+            more, _SURE_SCORE_ERROR, key=lambda count: self._score_error(before, (*kept, *parts.beside(order[:count])))
+        )
+        return (*kept, *parts.beside(order[:count]))
 
-    def _within(self, keep_float: Sequence[str]) -> float:
-        """The share of scores that stay unchanged with these nodes float, on the calibration rows."""
-        model = self._quantizer.quantized(keep_float)
-        rows = self._seen[:: max(1, len(self._seen) // _CHOSEN_ON_ROWS)]
-        boxes = self._comparison(model, rows, f"trying {len(keep_float)} nodes as float").detections
-        return 1.0 if boxes is None else boxes.scores_within
+    def _score_error(self, before: Sequence[Array], keep_float: Sequence[str]) -> float:
+        """What 99 % of the scores move by at most with these nodes float; boxes that lose their partner count, too."""
+        run = self._opened(self._quantizer.quantized(keep_float))
+        cases = self._cases(self._chosen_on, f"trying {len(keep_float)} nodes as float")
+        change = detection_change(before, found_boxes(run, self._samples, cases))
+        return change.score_error_p99 + max(0.0, _LEAST_MATCHED - change.matched)
+
+    def _opened(self, model: bytes) -> Run:
+        return self._quantizer.opened(model, "exact" if self._is_exact else "served")
 
     def _cases(self, rows: Sequence[int], doing: str) -> Iterator[SampleRow]:
         for run in self._track(self._samples.runs(rows), doing):
@@ -221,8 +236,7 @@ class _Work:
             raise ConfigError.at(self._samples.path, f"the model cannot be run on it: {error}", "--data") from None
 
     def _comparison(self, model: bytes, rows: Sequence[int], doing: str) -> OutputComparison:
-        run = self._quantizer.opened(model, "exact" if self._is_exact else "served")
-        return compared(self._model.run, run, self._samples, self._cases(rows, doing))
+        return compared(self._model.run, self._opened(model), self._samples, self._cases(rows, doing))
 
     def _saturation(self, model: bytes) -> Sequence[str]:
         """A warning about a model for CPUs that some of them compute wrongly, with the result on this one."""
@@ -259,6 +273,7 @@ class _Work:
             described_by=str(samples.described_by or ""),
             rows=samples.count,
             calibrated_on=len(self._seen),
+            chosen_on=len(self._chosen_on),
             measured_on=len(self._measured),
             held_out=samples.count >= FEWEST_TO_HOLD_OUT,
         )

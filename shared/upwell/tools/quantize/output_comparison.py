@@ -102,6 +102,23 @@ class _Boxes:
         )
 
 
+def found_boxes(run: Run, samples: Samples, cases: Iterable[SampleRow]) -> list[Array]:
+    """The detections [n, 6] of each row."""
+    found: list[Array] = []
+    for case in cases:
+        boxes = samples.detections(run(case.feed), case)
+        found.extend(() if boxes is None else boxes)
+    return found
+
+
+def detection_change(before: Iterable[Array], after: Iterable[Array]) -> DetectionChange:
+    """The change of detections, row by row."""
+    boxes = _Boxes()
+    for row in zip(before, after, strict=True):
+        boxes.add(*row)
+    return boxes.change()
+
+
 @dataclass
 class _Tally:
     """The sums for one output."""

@@ -34,13 +34,14 @@ class Suggestion:
 @dataclass(frozen=True)
 class DataUsed:
     """Which rows of which data were used for what. `described_by` is the `model.yaml` with their signature, or
-    empty.
+    empty; `chosen_on` counts those that a detector's float layers were chosen on.
     """
 
     path: str
     described_by: str
     rows: int
     calibrated_on: int
+    chosen_on: int
     measured_on: int
     held_out: bool
 
@@ -135,7 +136,8 @@ def show(report: QuantizeReport, console: Console) -> None:
 def _data_line(data: DataUsed) -> str:
     level = f", as callers send it ({data.described_by})" if data.described_by else ""
     how = "others" if data.held_out else "the same, too few to hold any out"
-    rows = f"calibrated on {data.calibrated_on}, measured on {data.measured_on} {how}"
+    chosen = f"float layers chosen on {data.chosen_on}, " if data.chosen_on else ""
+    rows = f"calibrated on {data.calibrated_on}, {chosen}measured on {data.measured_on} {how}"
     return f"{data.path}: {data.rows} rows{level}; {rows}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -135,7 +135,7 @@ class FloatModel:
 
 
 GROUPS = 8
-"""The share of layers tried as float together."""
+"""The most groups of layers that are tried."""
 
 _FEW_WEIGHTS = 64
 """A node with fewer weights is arithmetic, such as the sum over bins that turns a distribution into a distance."""
@@ -154,26 +154,25 @@ class DetectorParts:
     layers: tuple[LayerNode, ...]
     arithmetic: Mapping[str, tuple[frozenset[str], frozenset[str]]]
 
-    def outer(self, first: int, last: int) -> list[str]:
-        """The names of so many groups of layers at the front and at the back, of `GROUPS` in all.
+    @property
+    def groups(self) -> Sequence[Sequence[LayerNode]]:
+        """The layers in at most `GROUPS` groups, front to back."""
+        parts = np.array_split(np.arange(len(self.layers)), min(GROUPS, len(self.layers)))
+        return [[self.layers[at] for at in part.tolist()] for part in parts]
+
+    def weights(self, group: int) -> int:
+        """How many weights a group has."""
+        return sum(layer.weights for layer in self.groups[group])
+
+    def beside(self, quantized: Collection[int]) -> list[str]:
+        """The names of the layers of all other groups than these.
 
         With them what lies only before or only behind such layers: float ones between quantized activations gain
         nothing.
         """
-        names = [layer.name for layer in self._groups(first, last)]
-        if not names:
-            return []
+        names = [layer.name for at, group in enumerate(self.groups) if at not in quantized for layer in group]
         kept = {*names, *self.tail}
         return names + [name for name, sides in self.arithmetic.items() if any(one and one <= kept for one in sides)]
-
-    def weights(self, first: int, last: int) -> int:
-        """How many weights so many groups of layers have."""
-        return sum(layer.weights for layer in self._groups(first, last))
-
-    def _groups(self, first: int, last: int) -> Sequence[LayerNode]:
-        groups = np.array_split(np.arange(len(self.layers)), min(GROUPS, len(self.layers)))
-        chosen = {at for group in (*groups[:first], *groups[max(0, len(groups) - last) :]) for at in group.tolist()}
-        return [layer for at, layer in enumerate(self.layers) if at in chosen]
 
 
 def detector_parts(quantizer: Quantizer) -> DetectorParts:

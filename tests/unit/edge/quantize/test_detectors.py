@@ -15,8 +15,9 @@ from tests.unit import models_for_tests as onnx_models
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.tensors import Array
-from upwell.tools.quantize.model_quantization import Quantized, quantize_model
-from upwell.tools.quantize.output_comparison import SCORE_ERROR
+from upwell.tools.quantize.data_files import read_samples
+from upwell.tools.quantize.model_quantization import Quantized, open_float_model, quantize_model
+from upwell.tools.quantize.output_comparison import SCORE_ERROR, compared
 from upwell.tools.quantize.quantizer import LayerNode, QuantizeSettings, detector_parts
 
 SIDE, CELLS, CLASSES = 32, 8, 2
@@ -67,9 +68,11 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_detector(tmp_path_factory.mktemp("detector"), relu)
 
 
-def write_detector(folder: Path, activation: Callable[[str, str], list[object]], gain: float = 1.3) -> Path:
+def write_detector(
+    folder: Path, activation: Callable[[str, str], list[object]], gain: float = 1.3, seed: int = 5
+) -> Path:
     """[rows, 4 + classes, 64]: convolutions of seeded weights, boxes of 6 to 12 pixels around each cell, sigmoids."""
-    rng = np.random.default_rng(5)
+    rng = np.random.default_rng(seed)
     widths = {"first": (3, 8, 2), "second": (8, 16, 2), "third": (16, 16, 1), "head": (16, 2 + CLASSES, 1)}
     constants: dict[str, Array] = {
         "sizes": np.array([0, 4, CELLS * CELLS], np.int64),
@@ -111,9 +114,12 @@ def write_detector(folder: Path, activation: Callable[[str, str], list[object]],
         constants,
     )
     (folder / "model.yaml").write_text(MODEL_YAML)
-    pictures = rng.integers(0, 256, (60, CELLS, CELLS, 3)).astype(np.uint8).repeat(4, 1).repeat(4, 2)
-    np.savez(folder / "data.npz", image=pictures)
+    np.savez(folder / "data.npz", image=pictures(rng, 60))
     return folder
+
+
+def pictures(rng: np.random.Generator, count: int) -> Array:
+    return rng.integers(0, 256, (count, CELLS, CELLS, 3)).astype(np.uint8).repeat(4, 1).repeat(4, 2)
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +151,8 @@ def test_the_report_tells_what_becomes_of_boxes_after_post(quantized: Quantized)
 
 
 def test_the_models_own_tensors_are_compared_after_post_too(detector: Path) -> None:
-    pictures = np.load(detector / "data.npz")["image"].astype(np.float32).transpose(0, 3, 1, 2) / 255
-    np.savez(detector / "tensors.npz", images=pictures)
+    tensors = np.load(detector / "data.npz")["image"].astype(np.float32).transpose(0, 3, 1, 2) / 255
+    np.savez(detector / "tensors.npz", images=tensors)
     made = quantize_model(
         detector / "model.onnx", detector / "tensors.npz", detector / "q.onnx", QuantizeSettings(), (), silent
     )
@@ -173,6 +179,27 @@ def test_scores_behind_activations_of_several_nodes_keep_their_values(tmp_path: 
     assert found.scores_within >= 0.99
 
 
+@pytest.mark.parametrize("seed", [6, 8, 9])
+def test_scores_of_rows_seen_by_nothing_keep_their_values_beside_objectness(tmp_path: Path, seed: int) -> None:
+    folder = write_detector(tmp_path, silu, gain=2.0, seed=seed)
+    description = MODEL_YAML.replace("min_score: 0.4", "min_score: 0.2, objectness: true")
+    (folder / "model.yaml").write_text(description)
+    made = quantize_model(folder / "model.onnx", folder / "data.npz", folder / "q.onnx", QuantizeSettings(), (), silent)
+    (folder / "q.onnx").write_bytes(made.model)
+    np.savez(folder / "new.npz", image=pictures(np.random.default_rng(100 + seed), 200))
+    model = open_float_model(folder / "model.onnx")
+    samples = read_samples(folder / "new.npz", model)
+    after = load_runtime(folder / "q.onnx", RuntimeOptions(threads=1)).run
+    found = compared(model.run, after, samples, map(samples.case, samples.runs(range(200)))).detections
+    assert found is not None
+    assert found.boxes > 5000
+    assert found.scores_within >= 0.99
+    assert found.score_error_p99 <= 0.015, "room for pictures of other kinds"
+    assert made.report.data.chosen_on == 20
+    layers = [layer for layer in made.report.layers if layer.operator == "Conv"]
+    assert any(layer.precision == "int8" for layer in layers)
+
+
 def test_activations_stay_float_with_the_layers_around_them() -> None:
     graph = [
         LayerNode("in", "Mul", ("x",), ("in",)),
@@ -188,11 +215,12 @@ def test_activations_stay_float_with_the_layers_around_them() -> None:
     ]
     parts = detector_parts(FakeGraph(graph, graph))  # type: ignore[arg-type]  # the part of a quantizer that is read
     assert set(parts.tail) == {"conv8", "gate8", "mul8"}
-    assert parts.outer(0, 0) == []
-    assert set(parts.outer(1, 0)) == {"in", "conv0", "gate0", "mul0", "gate7", "mul7"}
-    assert set(parts.outer(0, 1)) == {"conv7", "gate7", "mul7", "gate6", "mul6"}
-    assert parts.weights(1, 1) == 100 + 107
-    assert parts.weights(8, 8) == sum(range(100, 108))
+    everything = set(range(8))
+    assert set(parts.beside(everything - {0})) == {"in", "conv0", "gate0", "mul0", "gate7", "mul7"}
+    assert set(parts.beside(everything - {7})) == {"conv7", "gate7", "mul7", "gate6", "mul6"}
+    others = {node.name for node in graph[:-3]} - {"conv3"}
+    assert set(parts.beside([3])) == others, "what only quantized layers surround is quantized"
+    assert [parts.weights(at) for at in everything] == list(range(100, 108))
 
 
 def test_the_tail_goes_up_to_the_last_layers_with_weights() -> None:

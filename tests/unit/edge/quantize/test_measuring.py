@@ -67,16 +67,18 @@ def samples_of(folder: Path, model: FloatModel, **data: Any) -> Samples:
     return read_samples(folder / "data.npz", model)
 
 
-@given(rows=st.integers(1, 1500))
-def test_no_row_is_both_calibrated_and_measured_on(rows: int) -> None:
+@given(rows=st.integers(1, 3000), choosing=st.booleans())
+def test_no_row_serves_two_purposes(rows: int, choosing: bool) -> None:
     samples = object.__new__(Samples)
     samples.count = rows
-    first, second = samples.split()
+    first, chosen_on, measured = samples.split(choosing)
     if rows < FEWEST_TO_HOLD_OUT:
-        assert list(first) == list(second) == list(range(rows))
+        assert list(first) == list(measured) == list(range(rows))
     else:
-        assert sorted([*first, *second]) == list(range(rows))
+        assert sorted([*first, *chosen_on, *measured]) == list(range(rows))
         assert len(first) == min(rows // 2, MOST_CALIBRATION_ROWS)
+        assert measured
+    assert bool(chosen_on) == choosing
 
 
 @pytest.mark.parametrize(("leading", "runs"), [((-1,), 5), ((1,), 5), ((2,), 5), ((), 5)])
