@@ -85,9 +85,6 @@ class ReleaseRepository:
         except DownloadHTTPError as error:
             raise FetchFailed(f"there is no release repository, or a part of it is missing: {error}") from None
         except DownloadError as error:
-            cause = error.__cause__
-            if isinstance(cause, FetchFailed):
-                raise cause from None
             raise BundleRefused(
                 Refusal.UNTRUSTED, None, f"the metadata is too large or cannot be read: {error}"
             ) from None

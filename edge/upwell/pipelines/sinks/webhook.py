@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import hashlib
 import hmac
+import math
 import re
 import socket
 import ssl
@@ -150,6 +151,8 @@ def _retry_after_s(value: str | None) -> float:
         return 0.0
     try:
         return max(0.0, float(int(value)))
+    except OverflowError:
+        return math.inf
     except ValueError:
         pass
     try:

@@ -218,7 +218,13 @@ def test_a_redirect_is_followed_to_https_alone(server: FileServer, source: Sourc
 
 
 @pytest.mark.parametrize(
-    ("said", "least", "most"), [("120", 120, 120), ("Sat, 01 Aug 2099 10:00:00 GMT", 86400, 86400), ("soon", 0, 0)]
+    ("said", "least", "most"),
+    [
+        ("120", 120, 120),
+        ("Sat, 01 Aug 2099 10:00:00 GMT", 86400, 86400),
+        ("soon", 0, 0),
+        (f"Sat, 01 Aug 2099 10:00:00 +{'9' * 30}", 0, 0),
+    ],
 )
 def test_a_server_may_ask_to_be_left_alone(
     server: FileServer, source: Source, said: str, least: float, most: float

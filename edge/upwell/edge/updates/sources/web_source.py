@@ -227,7 +227,7 @@ def _retry_after_s(text: str) -> float:
         return min(float(text[:9]), _MOST_RETRY_AFTER_S)
     try:
         due = email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0
     return min(max(0.0, due - time.time()), _MOST_RETRY_AFTER_S)
 
