@@ -5,9 +5,9 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -480,3 +480,48 @@ def test_without_a_queue_only_free_instances_take_requests(pool: ThreadPoolExecu
     engine.let_go()
     busy.first.result(LIMIT_S)
     assert busy.batcher.run(x(1), Call()).outputs["y"][0, 0] == 2
+
+
+def test_a_model_that_gives_more_rows_than_it_got_is_refused() -> None:
+    batcher.check_rows({"y": np.zeros((2, 3))}, 2)
+    for wrong in (np.zeros((3, 3)), np.zeros((1, 3)), np.zeros(())):
+        with pytest.raises(ModelFailed, match="expected 2"):
+            batcher.check_rows({"y": wrong}, 2)
+
+
+def test_tensors_of_different_types_never_share_a_batch(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
+    busy = Busy(pool, engine, max_batch=8)
+    futures = [busy.queue(x(1)), busy.queue({"x": np.ones((1, 2), np.float64)}), busy.queue(x(2))]
+    engine.let_go()
+    with pytest.raises(InvalidRequest, match="float64"):
+        futures[1].result(LIMIT_S)
+    assert [futures[index].result(LIMIT_S).batch_rows for index in (0, 2)] == [2, 2]
+
+
+def test_waiting_and_computing_are_told_apart() -> None:
+    now_s = 100.0
+
+    def answer(batch: Batch) -> dict[str, Array]:
+        nonlocal now_s
+        now_s += 5.0
+        return {"y": batch["x"]}
+
+    ran = Batcher(FakeEngine(answer), clock=lambda: now_s).run(x(1), Call())
+    assert (ran.queue_s, ran.compute_s) == (0.0, 5.0)
+
+
+def test_a_batch_whose_rows_cannot_be_merged_does_not_hold_the_one_before(
+    pool: ThreadPoolExecutor, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = batcher.merge
+
+    def fail(parts: Sequence[Batch], *others: Any) -> Batch:
+        if 3.0 in [firsts(part)[0] for part in parts] and len(parts) > 1:
+            raise MemoryError
+        return merge(parts, *others)
+
+    monkeypatch.setattr(batcher, "merge", fail)
+    busy = Busy(pool, engine, max_batch=2)
+    futures = [busy.queue(x(value)) for value in (1, 2, 3, 4)]
+    engine.let_go()
+    assert [future.result(LIMIT_S).outputs["y"][0, 0] for future in futures] == [2, 4, 6, 8]

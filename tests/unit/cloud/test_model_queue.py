@@ -115,3 +115,48 @@ def test_a_device_that_is_busy_refuses_before_anything_is_prepared() -> None:
     assert device.enter(queue, request(), 0.0) is not None
     with pytest.raises(DeadlineExceeded, match="busy for 100"):
         device.check(queue, Call(deadline_s=0.15), "client", 1, 0.0)
+
+
+def test_a_model_has_no_more_runs_at_once_than_its_instances_however_free_its_device_is() -> None:
+    device, one, other = Device(), queue_of(1), queue_of(1, instances=2)
+    for queue in (one, other):
+        device.admit(queue)
+    first = device.enter(one, request(), 0.0)
+    assert first is not None
+    waiting = request()
+    assert device.enter(one, waiting, 0.0) is None
+    batch = device.enter(other, request(), 0.0)
+    assert batch is not None
+    assert device.done(batch, 0.1) == []
+    assert (one.running, other.running) == (1, 0)
+    (following,) = device.done(first, 0.2)
+    assert following.entries == [waiting]
+
+
+def test_a_run_that_ends_leaves_the_others_of_its_model_running() -> None:
+    device, queue = Device(), queue_of(1, instances=2)
+    device.admit(queue)
+    batches = [device.enter(queue, request(), 0.0) for _ in range(2)]
+    assert batches[0] is not None
+    device.done(batches[0], 0.1)
+    assert queue.running == 1
+
+
+def test_who_is_to_tell_the_others_of_its_batch_cannot_leave_any_more() -> None:
+    device, queue = Device(), queue_of(1)
+    device.admit(queue)
+    first, waiting, last = request(), request(), request()
+    batch = device.enter(queue, first, 0.0)
+    for one in (waiting, last):
+        assert device.enter(queue, one, 0.0) is None
+    assert batch is not None
+    (following,) = device.done(batch, 0.1)
+    device.done(following, 0.2)
+    assert waiting.notifies is following
+    assert not device.leave(queue, waiting)
+    assert device.leave(queue, last)
+
+
+def test_more_rows_than_a_run_holds_take_as_many_runs_as_they_fill() -> None:
+    queue = queue_of(4)
+    assert [round(queue.needed_s(rows, 0.0) / RUN_S) for rows in (4, 5, 8, 9)] == [1, 2, 2, 3]
