@@ -365,6 +365,8 @@ def test_a_bundle_may_stay_in_a_registry_that_the_device_s_floor_names(
         assert not list(server.folder.glob("targets/payload/*"))
         device = Device(tmp_path / "device", server.url(""), releases.root)
         assert f"names {registry.address}, which is not among" in device.refuses(Refusal.LOOSENED)
+        with pytest.raises(BundleRefused, match="which is not among"):
+            device.source.bring(1, tmp_path / "beside")
         floor = DeviceFloor(Policy(), (registry.address,))
         allowed = Device(tmp_path / "allowed", server.url(""), releases.root, floor)
         assert allowed.follower.look() == "installed"
