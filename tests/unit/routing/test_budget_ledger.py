@@ -243,3 +243,11 @@ def test_a_live_request_finds_the_part_of_a_budget_that_is_left_of_its_period() 
         while ledger.spares(draw, UTC):
             ledger = ledger.take([draw], UTC)
         assert ledger.left(DAY, MIDNIGHT_S + second, UTC) >= 1000 * (1 - second / DAY_S) - 1e-6
+
+
+def test_periods_that_are_over_are_forgotten() -> None:
+    ledger = BudgetLedger()
+    for hour in range(100):
+        ledger = taken(ledger, 3600.0 * hour)
+    (windows,) = ledger.windows.values()
+    assert len(windows) == BudgetLedger.WINDOWS

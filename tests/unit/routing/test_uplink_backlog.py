@@ -120,3 +120,20 @@ def test_the_wait_is_that_of_a_first_in_first_out_queue(seed: int) -> None:
         backlog = backlog.sent(InFlight(str(index), size_bytes, now_s), S_PER_BYTE)
         free_s = max(free_s, now_s) + size_bytes * S_PER_BYTE
         due.append((free_s, str(index)))
+
+
+def test_what_was_cancelled_before_an_answer_has_left_with_it() -> None:
+    backlog = queued(("a", 10_000, 0.0), ("b", 20_000, 0.01)).cancelled("a", 0.05, S_PER_BYTE)
+    assert backlog.find("a") is not None
+    assert backlog.answered("b", 0.3).in_flight == ()
+
+
+def test_a_late_answer_does_not_take_back_what_has_left() -> None:
+    backlog = queued(("a", 10_000, 0.0), ("b", 20_000, 0.0)).answered("b", 0.3)
+    backlog = backlog.sent(InFlight("c", 1000, 0.4), S_PER_BYTE).answered("c", 0.2)
+    assert backlog.left_s == 0.3
+
+
+def test_what_has_left_is_gone_when_it_is_cancelled() -> None:
+    assert queued(("a", 10_000, 0.0)).cancelled("a", 0.05, S_PER_BYTE).find("a") is not None
+    assert queued(("a", 10_000, 0.0)).cancelled("a", 0.5, S_PER_BYTE).in_flight == ()
