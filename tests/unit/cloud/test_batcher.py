@@ -14,7 +14,7 @@ import pytest
 
 from upwell.cloud.batching import batcher
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.batching.queued_request import Run, RunResult
+from upwell.cloud.batching.queued_request import QueuedRequest, Run, RunResult
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
@@ -374,7 +374,7 @@ def test_without_batches_a_request_runs_whole() -> None:
     assert [firsts(batch) for batch in engine.batches] == [[1, 2, 3]]
 
 
-def test_a_model_without_rows_never_batches(pool: ThreadPoolExecutor) -> None:
+def test_a_model_without_rows_never_batches(pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture) -> None:
     spec = TensorSpec("x", "FP32", (1, 2))
     engine = FakeEngine(inputs=(spec,), outputs=(TensorSpec("y", "FP32", (1, 2)),))
     busy = Busy(pool, engine, max_batch=8)
@@ -383,6 +383,7 @@ def test_a_model_without_rows_never_batches(pool: ThreadPoolExecutor) -> None:
     for future in futures:
         future.result(LIMIT_S)
     assert [firsts(batch) for batch in engine.batches] == [[0], [1], [2]]
+    assert caplog.text == ""  # no batch was tried either
 
 
 def test_unequal_numbers_of_rows_cannot_be_batched() -> None:
@@ -525,3 +526,37 @@ def test_a_batch_whose_rows_cannot_be_merged_does_not_hold_the_one_before(
     futures = [busy.queue(x(value)) for value in (1, 2, 3, 4)]
     engine.let_go()
     assert [future.result(LIMIT_S).outputs["y"][0, 0] for future in futures] == [2, 4, 6, 8]
+
+
+def test_the_time_until_the_last_of_a_batch_goes_on_is_counted_without_waiting_and_run(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    delays_s: list[float] = []
+
+    def answer(batch: Batch) -> dict[str, Array]:
+        nonlocal now_s
+        now_s += 5.0
+        return {"y": batch["x"]}
+
+    engine = FakeEngine(answer)
+    engine.hold()
+    it = Batcher(engine, ModelSettings(max_batch=8), clock=lambda: now_s)
+    monkeypatch.setattr(it._device, "observe_delay", lambda _, delay_s, __: delays_s.append(delay_s))
+    futures = [pool.submit(it.run, x(0), Call())]
+    assert engine.started.acquire(timeout=LIMIT_S)
+    futures += [pool.submit(it.run, x(value), Call()) for value in (1, 2)]
+    until(lambda: it.waiting == 2)
+    engine.let_go()
+    for future in futures:
+        future.result(LIMIT_S)
+    assert delays_s == [0.0]
+
+
+def test_who_is_to_tell_its_batch_stays_though_its_deadline_passes_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Batcher(FakeEngine())
+    late = QueuedRequest(x(1), Call(deadline_s=0.0), 1, None, lambda _: (), 0.0)
+    for can_leave in (True, False):
+        monkeypatch.setattr(it._device, "leave", lambda *_, can_leave=can_leave: can_leave)
+        with pytest.raises(DeadlineExceeded) if can_leave else contextlib.nullcontext():
+            it._await_wake_up(late, threading.Event())
