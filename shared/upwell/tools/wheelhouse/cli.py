@@ -135,7 +135,7 @@ def collect(folder: Path, asked: UpwellAsked, target: DeviceTarget, constraint: 
         lines = [f"{one.name}=={one.version} --hash=sha256:{one.sha256}\n" for one in found if one.name != "pip"]
         write_whole(listed, "".join(lines).encode(), 0o644)
         here = files("upwell.tools.wheelhouse")
-        write_whole(folder / SCRIPT, _PYTHON + here.joinpath("device.py").read_bytes(), 0o755)
+        write_whole(folder / SCRIPT, _PYTHON + here.joinpath("device_installer.py").read_bytes(), 0o755)
         write_whole(folder / UNIT, here.joinpath(UNIT).read_bytes(), 0o644)
         whole = [_wheel(path) for path in sorted(folder.glob("*.whl"))]
         document = sbom(whole, datetime.now(timezone.utc), uuid.uuid4())
