@@ -181,7 +181,7 @@ class _Work:
             layers=layers,
             kept_float=tuple(keep_float),
             times=None if self._is_exact else self._times(model),
-            warnings=(*self._data_warnings(), *self._saturation(model), *losses),
+            warnings=(*self._data_warnings(), *_not_finite(comparison), *self._saturation(model), *losses),
         )
         if losses:
             report = replace(report, advice=self._advice(report))
@@ -308,6 +308,14 @@ class _Work:
                 durations.append(time.perf_counter() - started_s)
         before_ms, after_ms = (statistics.median(durations) * 1e3 for durations in samples)
         return Times(before_ms, after_ms)
+
+
+def _not_finite(comparison: OutputComparison) -> Sequence[str]:
+    return [
+        f"output {one.name!r} of the float model has {one.not_finite} values that are not finite; errors leave them out"
+        for one in comparison.outputs
+        if one.not_finite
+    ]
 
 
 def _losses(comparison: OutputComparison) -> Sequence[str]:

@@ -29,6 +29,7 @@ _QUANTIZED = frozenset(
     | {"MatMulInteger", "DynamicQuantizeMatMul", "MatMulNBits", "QGemm", "QAttention"}
 )
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_HALF = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 CPU = ("CPUExecutionProvider",)
 _LOG_FATAL = 4
 _NO_SATURATION = ("session.x64quantprecision", "1")
@@ -59,6 +60,11 @@ def read_model(path: Path) -> onnx.ModelProto:
     found = sorted({node.op_type for node in with_bodies(model.graph.node)} & _QUANTIZED)
     if found:
         raise ConfigError.at(path, f"it is already quantized (it has {', '.join(found)}); expected a float model")
+    half = {one.name for one in model.graph.initializer if one.data_type in _HALF}
+    if any(half.intersection(node.input) for node in model.graph.node if node.op_type in _WEIGHTED):
+        raise ConfigError.at(
+            path, "it computes with 16-bit weights; expected float32: export it without half precision"
+        )
     return model
 
 

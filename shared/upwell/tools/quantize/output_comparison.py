@@ -41,12 +41,14 @@ class OutputChange:
     """One output before and after: relative error, and the share of score vectors with the same largest score.
 
     `agreement` is None for outputs that are not scores: those of one column or none. For integers it is the share of
-    equal values, and `relative_error` is None.
+    equal values, and `relative_error` is None. `not_finite` counts the float model's own values that are not finite;
+    they are left out of the error.
     """
 
     name: str
     relative_error: float | None
     agreement: float | None
+    not_finite: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class _Tally:
 
     difference: ErrorSummary
     is_integer: bool = False
+    not_finite: int = 0
     same: int = 0
     vectors: int = 0
     right_before: int = 0
@@ -216,7 +219,9 @@ def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None) -> 
     if expected.shape != got.shape:  # for example boxes, of which another number is left
         tally.difference.differences = math.inf
         return
-    tally.difference.add(expected, got)
+    finite = np.isfinite(expected)
+    tally.not_finite += int((~finite).sum())
+    tally.difference.add(expected[finite], got[finite])
     if expected.ndim and expected.shape[-1] > 1:
         chosen, now = expected.argmax(-1), got.argmax(-1)
         tally.same += int((chosen == now).sum())
@@ -229,7 +234,7 @@ def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None) -> 
 
 def _change(name: str, tally: _Tally) -> OutputChange:
     agreement = tally.same / tally.vectors if tally.vectors else None
-    return OutputChange(name, None if tally.is_integer else tally.difference.relative, agreement)
+    return OutputChange(name, None if tally.is_integer else tally.difference.relative, agreement, tally.not_finite)
 
 
 def _accuracy(name: str, tally: _Tally) -> Accuracy:

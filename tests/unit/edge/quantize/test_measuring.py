@@ -126,3 +126,11 @@ def test_outputs_of_another_size_count_as_lost(tmp_path: Path) -> None:
         lambda feed: {"y0": feed["x"]}, lambda feed: {"y0": feed["x"][:, :1]}, samples, [samples.case([0])]
     )
     assert comparison.worst_error == math.inf
+
+
+def test_values_that_are_not_finite_before_are_counted_and_left_out(tmp_path: Path) -> None:
+    samples = samples_of(tmp_path, model_of((-1, 3), (-1, 3)), x=np.ones((1, 3), np.float32))
+    before, after = np.array([[1, np.nan, np.inf]], np.float32), np.array([[1.5, 0, np.inf]], np.float32)
+    comparison = compared(lambda _: {"y0": before}, lambda _: {"y0": after}, samples, [samples.case([0])])
+    assert comparison.outputs[0].not_finite == 2
+    assert comparison.worst_error == 0.5

@@ -124,6 +124,25 @@ def test_a_mask_of_minus_infinity_is_named_and_can_be_kept_float(tmp_path: Path)
     assert made.report.comparison.worst_error < 0.15
 
 
+def test_weights_in_half_precision_are_refused_since_they_would_stay_as_they_are(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["half"], to=onnx.TensorProto.FLOAT16),
+        product("half", "w16", "h", "scores"),
+        helper.make_node("Cast", ["h"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    path = onnx_model(tmp_path / "half.onnx", nodes, w16=np.ones((WIDTH, WIDTH), np.float16))
+    with pytest.raises(ConfigError, match="computes with 16-bit weights; expected float32"):
+        quantized(path, {"x": numbers(ROWS, WIDTH)})
+
+
+def test_what_the_float_model_leaves_undefined_is_said(tmp_path: Path) -> None:
+    nodes = [product("x", "w", "s", "scores"), helper.make_node("Log", ["s"], ["y"], name="log")]
+    made = quantized(onnx_model(tmp_path / "log.onnx", nodes), {"x": numbers(ROWS, WIDTH)})
+    said = [one for one in made.report.warnings if "not finite" in one]
+    assert len(said) == 1
+    assert said[0].startswith("output 'y' of the float model has ")
+
+
 def test_what_looks_up_integers_in_int8_weights_is_int8(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["found"], name="lookup"),
