@@ -83,12 +83,12 @@ def compared(of: DetectionSet, folder: Path, pictures: int) -> Comparison:
             (value,) = edge.scorer.score(run.outputs, hard, 1, run.candidates)
             values[hard.measure].append(value if hard.measure in RISING else -value)
         alone.append(_partnerless(run.outputs["detections"][0], truth.outputs["detections"][0]))
-        chances = edge.scorer.chances(run.outputs, settings[0], 0, run.candidates)
-        lines.append(LogLine(t_s=len(lines), model=of.name, size_bytes=1, chances=chances, edge_correct=alone[-1] == 0))
+        scores = edge.scorer.logged(run.outputs, settings[0], 0, run.candidates)
+        lines.append(LogLine(t_s=len(lines), model=of.name, size_bytes=1, edge_correct=alone[-1] == 0, **scores))
     counts = np.array(alone)
     worths: dict[str, Worth] = {measure: _worth(np.array(found), counts) for measure, found in values.items()}
     half = pictures // 2
-    calibrated = measured(lines[half:], "margin", *fitted_chances(lines[:half], "margin", 1.0))
+    calibrated = measured(lines[half:], "margin", fitted_chances(lines[:half], "margin", 1.0))
     worths["margin, calibrated"] = _worth(-calibrated, counts[half:])
     return Comparison(float((counts > 0).mean()), float(counts.mean()), dict(_best_first(worths)))
 

@@ -18,13 +18,14 @@ from onnx import helper
 from tests.unit import models_for_tests, tflite_for_tests
 from upwell.edge.models import hardness_scorer
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.models.hardness_scorer import Scorer, hardness_function
+from upwell.edge.models.hardness_scorer import NO_SCORES, Scorer, hardness_function
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.box_hardness import chance_hardness
+from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.hardness import Measure, hardness
+from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
@@ -138,15 +139,16 @@ def test_logged_chances_give_the_hardness_and_none_crosses_the_threshold() -> No
     made[1, 0] = (0, 0, 1, 1, 0.49999, 3)
     made[1, 1] = (0, 0, 1, 1, 0.5, 4)
     made[1, 2] = (0, 0, 1, 1, 0.87654, 5)
-    one, hard = scorer(BOXES), HardSettings(temperature=0.5, bias=1.0)
-    assert one.chances({"boxes": made}, hard, 0, None) == ()
-    chances = one.chances({"boxes": made}, hard, 1, None)
-    assert chances == pytest.approx((0.8765, 0.5, 0.4999), abs=1e-9)
+    one, hard = scorer(BOXES), HardSettings(temperature=0.5, bias=1.0, support=-0.4)
+    assert one.logged({"boxes": made}, hard, 0, None)["chances"] == ()
+    logged = one.logged({"boxes": made}, hard, 1, None)
+    assert logged["chances"] == pytest.approx((0.8765, 0.5, 0.4999), abs=1e-9)
     (_, value) = one.score({"boxes": made}, hard, 2)
-    assert chance_hardness(np.array(chances), "margin", 0.5, 1.0) == pytest.approx(value, abs=1e-3)
-    assert scorer(SCORES).chances({"scores": np.zeros((1, 4), np.float32)}, hard, 0, None) is None
+    line = LogLine(t_s=0.0, model="m", size_bytes=1, **logged)
+    assert measured([line], "margin", hard.fit) == pytest.approx([value], abs=1e-3)
+    assert scorer(SCORES).logged({"scores": np.zeros((1, 4), np.float32)}, hard, 0, None)["chances"] is None
     made[1, 0, 4] = math.nan
-    assert one.chances({"boxes": made}, hard, 1, None) is None
+    assert one.logged({"boxes": made}, hard, 1, None) == NO_SCORES
 
 
 def test_of_several_values_in_a_row_the_hardest_counts() -> None:

@@ -11,7 +11,9 @@ from onnx import helper
 
 from tests.unit import models_for_tests as models
 from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase, answer_bytes, request_bytes
+from upwell.edge.models.hardness_scorer import NO_SCORES
 from upwell.shared.routing.calibration.logged_hardness import measured
+from upwell.shared.routing.hardness import LogitFit
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.tools.evaluate.evaluation_run import Answers, EvaluationRun, answers_of
@@ -56,9 +58,7 @@ def answered(path: Path, shape: tuple[int, ...], hard: HardSettings) -> Answers:
 
 def as_logged(found: Answers) -> LogLine:
     """The line that an agent would have logged."""
-    return LogLine(
-        t_s=0.0, model="m", size_bytes=1, hardness=found.measures[0], logits=found.logits[0], chances=found.chances[0]
-    )
+    return LogLine(t_s=0.0, model="m", size_bytes=1, hardness=found.measures[0], **found.scores[0])
 
 
 def test_a_detectors_candidates_count_and_a_calibration_moves_them(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_a_detectors_candidates_count_and_a_calibration_moves_them(tmp_path: Pat
     path = saved(tmp_path / "model.onnx", DETECTOR, [boxes], "found")
     hard = HardSettings("margin", temperature=0.5, bias=1.0)
     found = answered(path, (1, 1, 1), hard)
-    assert found.chances[0] == pytest.approx((0.9, 0.4), abs=1e-3)
-    (value,) = measured([as_logged(found)], "margin", 0.5, 1.0).tolist()
+    assert found.scores[0]["chances"] == pytest.approx((0.9, 0.4), abs=1e-3)
+    (value,) = measured([as_logged(found)], "margin", hard.fit).tolist()
     assert found.hardness == [pytest.approx(-value, abs=1e-3)]
     assert value < 0.5
 
@@ -76,5 +76,5 @@ def test_a_detectors_candidates_count_and_a_calibration_moves_them(tmp_path: Pat
 def test_a_classifiers_logits_are_kept(tmp_path: Path) -> None:
     path = saved(tmp_path / "model.onnx", CLASSIFIER, [[2.0, 0.0, 1.0]], "scores")
     found = answered(path, (1, 1), HardSettings("margin", temperature=4.0))
-    assert (found.logits, found.chances) == ([(2.0, 0.0, 1.0)], [None])
-    assert found.hardness == pytest.approx((-measured([as_logged(found)], "margin", 4.0)).tolist())
+    assert found.scores == [{**NO_SCORES, "logits": (2.0, 0.0, 1.0)}]
+    assert found.hardness == pytest.approx((-measured([as_logged(found)], "margin", LogitFit(4.0))).tolist())

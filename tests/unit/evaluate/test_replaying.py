@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from upwell.edge.cases.case import CaseFacts, CaseSignature
+from upwell.edge.models.hardness_scorer import NO_SCORES
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.simulation.link_capacity import constant
@@ -29,7 +30,7 @@ def case(index: int, inclusion: float, cloud: str = "yes") -> Judged:
 def side(said: list[str], sure: list[float], run_s: float = 0.01) -> Answers:
     return Answers(
         "x", "sha256:0", [Label(label=one) for one in said],
-        measures=[{"max_prob": one} for one in sure], logits=[None] * len(said), chances=[None] * len(said),
+        measures=[{"max_prob": one} for one in sure], scores=[NO_SCORES] * len(said),
         run_s=[run_s] * len(said),
     )  # fmt: skip
 
@@ -69,16 +70,19 @@ def test_what_is_hard_goes_up_and_is_paid_for_by_the_weight_of_its_case() -> Non
     assert (found["a"]["late"], found["b"]["late"]) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("measure", "moves"), [("max_prob", {"temperature": 4.0}), ("margin", {"bias": -2.0})])
+@pytest.mark.parametrize(
+    ("measure", "moves"),
+    [("max_prob", {"temperature": 4.0}), ("margin", {"bias": -2.0}), ("margin", {"support": -1.0})],
+)
 def test_a_calibration_applies_to_the_cases_as_to_the_agents_rows(measure: str, moves: dict[str, float]) -> None:
     """Both look sure; calibrated, the first is at 0.62, or 0.55, and the second remains sure."""
     cases, inclusion = [case(0, 0.5), case(1, 0.5)], np.array([0.5, 0.5])
     one = side(["yes", "yes"], [0.88, 0.999])
     one.measures = [{"max_prob": 0.88, "margin": 0.9}, {"max_prob": 0.999, "margin": 0.9999}]
     if measure == "max_prob":
-        one.logits = [(2.0, 0.0), (40.0, 0.0)]
+        one.scores = [{**NO_SCORES, "logits": logits} for logits in ((2.0, 0.0), (40.0, 0.0))]
     else:
-        one.chances = [(0.9,), (0.9999,)]
+        one.scores = [{**NO_SCORES, "chances": (chance,), "supports": (7.0,)} for chance in (0.9, 0.9999)]
     fitted = {"model": "m", "measure": measure, "below": 0.7, "max_risk": "5%", **moves}
     calibrated = Policy.model_validate(
         {

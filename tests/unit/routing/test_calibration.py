@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, lower_bound, upper_bound
+from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.calibration.logged_hardness import fitted_temperature, measured
 from upwell.shared.routing.calibration.object_chances import fitted_chances
 from upwell.shared.routing.calibration.pair_calibration import CalibrationResult, Target, by_model_pair, calibration_of
@@ -23,7 +24,7 @@ from upwell.shared.routing.calibration.threshold_choice import (
     requests_for_risk,
     requests_for_share,
 )
-from upwell.shared.routing.hardness import Measure, hardness
+from upwell.shared.routing.hardness import LogitFit, Measure, hardness
 from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
@@ -239,31 +240,58 @@ def test_hardness_comes_from_logits_where_they_are_and_else_from_the_line() -> N
         line(logits=(1.0, 0.0), hardness={"margin": 9.0}),
         line(),
     ]
-    values = measured(logged, "margin", 2.0)
+    values = measured(logged, "margin", LogitFit(2.0))
     assert values[0] == hardness(np.array([[2.0, 0.0, 1.0]]), "margin", logits=True, temperature=2.0)[0]
     assert values[1] == 0.25
     assert values[2] == pytest.approx(1 / (1 + math.exp(-0.5)) - 1 / (1 + math.exp(0.5)))
     assert math.isnan(values[3])
-    assert measured([line(hardness={"count": 7})], "count", 1.0).tolist() == [7.0]
+    assert measured([line(hardness={"count": 7})], "count").tolist() == [7.0]
 
 
-def detected(count: int, seed: int, temperature: float, bias: float) -> list[LogLine]:
+def detected(count: int, seed: int, temperature: float, bias: float, weight: float = 0.0) -> list[LogLine]:
     """Up to eight possible objects a line, each there with the chance that such a calibration gives it."""
     rng = np.random.default_rng(seed)
     made = []
     for index in range(count):
         chances = rng.uniform(0.02, 0.98, rng.integers(0, 9))
-        there = rng.random(len(chances)) < 1 / (1 + np.exp(-(np.log(chances / (1 - chances)) / temperature + bias)))
+        supports = np.exp(rng.uniform(0, 3, len(chances))) if weight else np.ones(len(chances))
+        logits = np.log(chances / (1 - chances)) / temperature + bias + weight * np.log(supports)
+        there = rng.random(len(chances)) < 1 / (1 + np.exp(-logits))
         is_right = bool(((chances >= 0.5) == there).all())
-        made.append(line(index, chances=chances.tolist(), edge_correct=is_right, cloud_correct=True))
+        objects = {"chances": chances.tolist(), "supports": supports.tolist()}
+        made.append(line(index, edge_correct=is_right, cloud_correct=True, **objects))
     return made
 
 
 @pytest.mark.parametrize("measure", ["margin", "doubtful"])
 def test_the_chances_of_objects_are_moved_to_where_the_cloud_finds_them(measure: Measure) -> None:
-    temperature, bias = fitted_chances(detected(2000, 1, 0.4, 1.0), measure, 1.0)
-    assert temperature == pytest.approx(0.4, rel=0.3)
-    assert bias == pytest.approx(1.0, abs=0.3)
+    fit = fitted_chances(detected(2000, 1, 0.4, 1.0), measure, 1.0)
+    assert fit.temperature == pytest.approx(0.4, rel=0.3)
+    assert fit.bias == pytest.approx(1.0, abs=0.3)
+    assert fit.support == 0
+
+
+@pytest.mark.parametrize("weight", [0.8, -1.2])
+def test_objects_count_as_far_as_boxes_support_them(weight: float) -> None:
+    logged = detected(2000, 1, 0.8, 0.5, weight)
+    fit = fitted_chances(logged, "margin", 1.0)
+    assert fit.temperature == pytest.approx(0.8, rel=0.3)
+    assert fit.bias == pytest.approx(0.5, abs=0.4)
+    assert fit.support == pytest.approx(weight, rel=0.25)
+    without = [one.model_copy(update={"supports": None}) for one in logged]
+    assert fitted_chances(without, "margin", 1.0).support == 0
+    wrong = np.array([not one.edge_correct for one in logged])
+    other = measured(logged, "margin", fitted_chances(without, "margin", 1.0))
+    assert auroc(-measured(logged, "margin", fit), wrong) > auroc(-other, wrong) + 0.005
+
+
+def test_a_support_that_tells_nothing_gets_no_weight() -> None:
+    noise = np.random.default_rng(6)
+    logged = [
+        one.model_copy(update={"supports": tuple(noise.uniform(1, 20, len(one.chances or ())).tolist())})
+        for one in detected(2000, 1, 0.4, 1.0)
+    ]
+    assert fitted_chances(logged, "margin", 1.0).support == pytest.approx(0, abs=0.15)
 
 
 def test_scores_that_all_look_sure_are_moved_to_where_the_doubts_lie() -> None:
@@ -271,24 +299,24 @@ def test_scores_that_all_look_sure_are_moved_to_where_the_doubts_lie() -> None:
     squeezed = [one.model_copy(update={"chances": tuple(0.9 + x / 10 for x in one.chances or ())}) for one in logged]
     shown = [one.model_copy(update={"edge_correct": all(x > 0.5 for x in one.chances or ())}) for one in logged]
     lines = [a.model_copy(update={"edge_correct": b.edge_correct}) for a, b in zip(squeezed, shown, strict=True)]
-    temperature, bias = fitted_chances(lines, "margin", 1.0)
-    assert -bias * temperature == pytest.approx(math.log(0.95 / 0.05), abs=0.2)
+    fit = fitted_chances(lines, "margin", 1.0)
+    assert -fit.bias * fit.temperature == pytest.approx(math.log(0.95 / 0.05), abs=0.2)
 
 
 def test_chances_that_tell_nothing_or_too_few_lines_are_left_alone() -> None:
     rng = np.random.default_rng(4)
     noise = [one.model_copy(update={"edge_correct": bool(rng.random() < 0.7)}) for one in detected(400, 4, 1.0, 0.0)]
-    assert fitted_chances(detected(40, 2, 0.4, 1.0), "margin", 1.0) == (1.0, 0.0)
-    assert fitted_chances([line(chances=(0.9,), edge_correct=True)] * 100, "margin", 2.0) == (2.0, 0.0)
-    assert fitted_chances(noise, "margin", 1.0)[0] > 3 or fitted_chances(noise, "margin", 1.0) == (1.0, 0.0)
+    assert fitted_chances(detected(40, 2, 0.4, 1.0), "margin", 1.0) == LogitFit()
+    assert fitted_chances([line(chances=(0.9,), edge_correct=True)] * 100, "margin", 2.0) == LogitFit(2.0)
+    assert fitted_chances(noise, "margin", 1.0)[0] > 3 or fitted_chances(noise, "margin", 1.0) == LogitFit()
 
 
 def test_a_detector_with_moved_chances_is_calibrated_as_the_policy_will_measure_it() -> None:
     logged = detected(1200, 3, 0.4, 1.5)
     one = calibrated(logged, SHARE)
     assert one.bias > 0.5
-    values = measured(logged, "margin", one.temperature, one.bias)
-    plain = measured(logged, "margin", 1.0)
+    values = measured(logged, "margin", one.hard.fit)
+    plain = measured(logged, "margin")
     assert (values < one.threshold).mean() == pytest.approx(0.2, abs=0.02)
     wrong = np.array([not x.edge_correct for x in logged])
     assert wrong[np.argsort(values)[:240]].mean() > wrong[np.argsort(plain)[:240]].mean()
@@ -302,14 +330,14 @@ def test_a_row_that_nothing_could_measure_does_not_prevent_the_fit(target: Targe
     one = calibrated(logged, target)
     assert one.bias > 0.5
     assert one.warnings == ()
-    assert math.isnan(measured(logged, "margin", one.temperature, one.bias)[7])
+    assert math.isnan(measured(logged, "margin", one.hard.fit)[7])
 
 
 def test_lines_that_were_logged_without_chances_prevent_the_fit_and_are_counted() -> None:
     logged = detected(1200, 3, 0.4, 1.5)
     older = [one.model_copy(update={"chances": None, "hardness": {"margin": 0.8}}) for one in logged[:12]]
     one = calibrated([*older, *logged[12:]], SHARE)
-    assert (one.temperature, one.bias) == (1.0, 0.0)
+    assert one.hard.fit == LogitFit()
     assert one.warnings == ("12 lines have margin without `chances`, so no chances are fitted; leave these lines out",)
     assert calibrated(lines(1200), SHARE).warnings == ()
 
@@ -431,13 +459,18 @@ def test_more_risk_is_less_cloud() -> None:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "bias", "says"),
+    ("fit", "says"),
     [
-        (1.0, 0.0, "is hard, so"),
-        (2.0, 0.0, "is hard, logits divided by 2, so"),
-        (1.0, 0.5, "is hard, logits shifted by 0.5, so"),
-        (2.0, 0.5, "is hard, logits divided by 2 and shifted by 0.5, so"),
+        (LogitFit(), "is hard, so"),
+        (LogitFit(2.0), "is hard, logits divided by 2, so"),
+        (LogitFit(bias=0.5), "is hard, logits shifted by 0.5, so"),
+        (LogitFit(2.0, 0.5), "is hard, logits divided by 2 and shifted by 0.5, so"),
+        (
+            LogitFit(2.0, 0.5, 1.5),
+            "is hard, logits divided by 2, shifted by 0.5 and raised by 1.5 ln of the support, so",
+        ),
+        (LogitFit(support=-1.5), "is hard, logits lowered by 1.5 ln of the support, so"),
     ],
 )
-def test_the_result_says_how_the_logits_are_moved(temperature: float, bias: float, says: str) -> None:
-    assert says in _sentence(replace(calibrated(lines(500), SHARE), temperature=temperature, bias=bias))
+def test_the_result_says_how_the_logits_are_moved(fit: LogitFit, says: str) -> None:
+    assert says in _sentence(replace(calibrated(lines(500), SHARE), **fit._asdict()))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.routing.box_hardness import OF_CANDIDATES, CandidateGroups, box_hardness, candidate_hardness
-from upwell.shared.routing.hardness import Measure
+from upwell.shared.routing.hardness import LogitFit, Measure
 from upwell.shared.tensors import Array
 
 MEASURES: tuple[Measure, ...] = ("mean_score", "low_share", "count")
@@ -87,7 +87,8 @@ def test_a_measure_of_scores_is_none_of_boxes() -> None:
 
 def groups(scores: Sequence[float], overlaps: Sequence[float] = (), min_score: float = 0.25) -> CandidateGroups:
     made = np.array(scores, np.float64)
-    return CandidateGroups(made, np.array(overlaps or np.ones(len(made)), np.float64), min_score)
+    supports = np.array([4.0 if score < 0.5 else 9.0 for score in scores])
+    return CandidateGroups(made, np.array(overlaps or np.ones(len(made)), np.float64), supports, min_score)
 
 
 def one_value(measure: Measure, made: CandidateGroups, box_score: float = 0.5) -> float:
@@ -102,17 +103,16 @@ def test_the_margin_is_the_chance_that_the_boxes_shown_are_all_that_is_there(sco
 
 
 def test_a_calibration_moves_the_chances_and_not_what_the_answer_shows() -> None:
-    (value,) = candidate_hardness(
-        detections(()), [groups((0.4, 0.9))], "doubtful", box_score=0.5, temperature=0.5, bias=1.0
-    )
-    shown = 1 / (1 + math.exp(-(2 * math.log(9) + 1)))
-    hidden = 1 / (1 + math.exp(-(2 * math.log(0.4 / 0.6) + 1)))
+    fit = LogitFit(temperature=0.5, bias=1.0, support=-0.3)
+    (value,) = candidate_hardness(detections(()), [groups((0.4, 0.9))], "doubtful", box_score=0.5, fit=fit)
+    shown = 1 / (1 + math.exp(-(2 * math.log(9) + 1 - 0.3 * math.log(9))))
+    hidden = 1 / (1 + math.exp(-(2 * math.log(0.4 / 0.6) + 1 - 0.3 * math.log(4))))
     assert value == pytest.approx(1 - shown + hidden)
 
 
 def test_many_doubtful_objects_keep_their_order_under_any_calibration() -> None:
     made = [groups([0.99] * count) for count in (99, 100)]
-    found = candidate_hardness(detections((), ()), made, "margin", box_score=0.5, temperature=0.05, bias=-300.0)
+    found = candidate_hardness(detections((), ()), made, "margin", box_score=0.5, fit=LogitFit(0.05, -300.0))
     assert found[0] > found[1] > 0
 
 

@@ -140,9 +140,10 @@ def test_candidates_are_what_suppression_and_the_least_score_left_out() -> None:
     np.testing.assert_allclose(candidates.scores, [0.9, 0.6, 0.2], atol=1e-6)
     assert candidates.classes.tolist() == [0, 0, 1]
     assert candidates.min_score == 0.5
-    best, overlaps = grouped(candidates, 0.45)
+    best, overlaps, supports = grouped(candidates, 0.45)
     np.testing.assert_allclose(best, [0.9, 0.2], atol=1e-6)
     np.testing.assert_allclose(overlaps, [(0.9 + 0.6 * 0.95) / 1.5, 1], atol=1e-6)
+    np.testing.assert_allclose(supports, [1.5 / 0.9, 1], atol=1e-6)
 
 
 def test_detections_of_a_model_that_suppresses_itself_are_their_own_candidates() -> None:
@@ -151,9 +152,9 @@ def test_detections_of_a_model_that_suppresses_itself_are_their_own_candidates()
     (candidates,) = as_candidates(made)
     np.testing.assert_allclose(candidates.scores, [0.9, 0.3], atol=1e-6)
     assert candidates.classes.tolist() == [0, 1]
-    assert [len(column) for column in grouped(candidates, 0.45)] == [2, 2]
+    assert [len(column) for column in grouped(candidates, 0.45)] == [2, 2, 2]
 
 
 def test_a_picture_in_which_nothing_is_possible_has_no_group() -> None:
     (candidates,) = as_candidates(np.zeros((1, 0, 6), np.float32))
-    assert [column.tolist() for column in grouped(candidates, 0.45)] == [[], []]
+    assert [column.tolist() for column in grouped(candidates, 0.45)] == [[], [], []]

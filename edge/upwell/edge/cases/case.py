@@ -77,6 +77,7 @@ class HardFacts(_Facts):
     threshold: float | None = None
     temperature: float = 1.0
     bias: float = 0.0
+    support: float = 0.0
     cloud_share: float | None = None
     max_risk: float | None = None
     misfit: str = ""

@@ -358,6 +358,7 @@ def _hard_facts(hard: HardSettings, threshold: float) -> HardFacts:
         threshold=_finite(threshold),
         temperature=hard.temperature,
         bias=hard.bias,
+        support=hard.support,
         cloud_share=_finite(hard.cloud_share),
         max_risk=_finite(hard.max_risk),
         misfit=hard.misfit,

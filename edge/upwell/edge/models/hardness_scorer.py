@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import TypeAlias, get_args
+from typing import TypeAlias, TypedDict, get_args
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from upwell.shared.routing.box_hardness import (
     candidate_hardness,
     object_chances,
 )
-from upwell.shared.routing.hardness import Measure, as_logits, hardness, pixel_margin
+from upwell.shared.routing.hardness import UNFITTED, Measure, as_logits, hardness, pixel_margin
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.detections import FIELDS, KEYPOINT, as_candidates, grouped, has_keypoints
 from upwell.shared.signature.processor import CandidatesByOutput
@@ -35,6 +35,17 @@ GROUP = "upwell.hardness"
 
 HardnessFunction: TypeAlias = Callable[[Mapping[str, Array]], Sequence[float]]
 """Maps outputs by name (read-only, all rows) to one finite number per row, larger for harder rows."""
+
+
+class LoggedScores(TypedDict):
+    """The scores of one row in a request log; None where they do not apply."""
+
+    logits: tuple[float, ...] | None
+    chances: tuple[float, ...] | None
+    supports: tuple[float, ...] | None
+
+
+NO_SCORES: LoggedScores = {"logits": None, "chances": None, "supports": None}
 
 _IOU = 0.45
 """Candidates of one class that overlap by more form one group."""
@@ -110,17 +121,24 @@ class Scorer:
         rows: int,
         candidates: CandidatesByOutput | None = None,
     ) -> tuple[dict[str, float], ...]:
-        """Every measure that applies to each row, without a calibration's temperature and bias, for request logs.
+        """Every measure that applies to each row, without a calibration's fit, for request logs.
 
         `output`, `function` and `box_score` are those of `hard`. A measure without a numeric value is left out.
         """
         # To look for a function without a name would read files of all installed packages.
         measures = [measure for measure in _MEASURES if measure != "function" or hard.function]
-        asked = [replace(hard, measure=measure, temperature=1.0, bias=0.0) for measure in measures]
+        asked = [replace(hard, measure=measure, **UNFITTED._asdict()) for measure in measures]
         columns = {one.measure: self.score(outputs, one, rows, candidates) for one in asked if self.can(one)}
         return tuple(
             {name: column[row] for name, column in columns.items() if math.isfinite(column[row])} for row in range(rows)
         )
+
+    def logged(
+        self, outputs: Mapping[str, Array], hard: HardSettings, row: int, candidates: CandidatesByOutput | None
+    ) -> LoggedScores:
+        """What a request log keeps of one row, so that a later calibration can measure it anew."""
+        chances, supports = self._objects(outputs, hard, row, candidates)
+        return {"logits": self.logits(outputs, row), "chances": chances, "supports": supports}
 
     def logits(self, outputs: Mapping[str, Array], row: int) -> tuple[float, ...] | None:
         """The logits of one row, ln p for probabilities; a single score as those of "no" and "yes".
@@ -136,22 +154,25 @@ class Scorer:
         found = as_logits(array.reshape(1, -1), logits=scores.kind == "logits")[0]
         return tuple(found.tolist()) if np.isfinite(found).all() else None
 
-    def chances(
+    def _objects(
         self, outputs: Mapping[str, Array], hard: HardSettings, row: int, candidates: CandidatesByOutput | None
-    ) -> tuple[float, ...] | None:
-        """The chances of objects in one row of detections, before any calibration.
+    ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        """The chances of objects in one row of detections, before any calibration, and their supports; None for
+        supports that are all 1.
 
-        None unless the model's margin is that of its boxes, or if a box is not finite.
+        Both are None unless the model's margin is that of its boxes, or if a box is not finite.
         """
         if self._boxes is None or not self._measures_boxes("margin"):
-            return None
+            return None, None
         found = self._rows(outputs, self._boxes)[row : row + 1]
         if len(found) == 0 or not np.isfinite(found).all():
-            return None
+            return None, None
         possible = (candidates or {}).get(self._boxes.name)
         one = possible[row] if possible else as_candidates(found)[0]
-        chances = object_chances(CandidateGroups(*grouped(one, _IOU), one.min_score), hard.box_score)
-        return tuple((np.floor(chances * _PARTS) / _PARTS).tolist())  # rounded down, so that none becomes 1/2
+        objects = object_chances(CandidateGroups(*grouped(one, _IOU), one.min_score), hard.box_score)
+        chances = np.floor(objects.chances * _PARTS) / _PARTS  # rounded down, so that none becomes 1/2
+        supports = np.maximum(objects.supports, 1.0).round(2)
+        return tuple(chances.tolist()), tuple(supports.tolist()) if (supports > 1).any() else None
 
     def _problem(self, hard: HardSettings) -> str:
         if hard.measure in OF_CANDIDATES and self._measures_boxes(hard.measure):
@@ -211,8 +232,7 @@ class Scorer:
                 groups,
                 hard.measure,
                 box_score=hard.box_score,
-                temperature=hard.temperature,
-                bias=hard.bias,
+                fit=hard.fit,
             )
         if self._segments is not None and self._measures_pixels(hard.measure):
             return pixel_margin(self._rows(outputs, self._segments))

@@ -44,12 +44,8 @@ def log_lines(done: RequestRecord) -> dict[int, LogLine]:
         outputs, hard = run.outputs, done.settings.hard or HardSettings()
         measures = edge.scorer.score_all(outputs, hard, len(rows), run.candidates)
         for index, row in enumerate(rows):
-            line = _edge_line(done, edge, row, measures[index]).model_copy(
-                update={
-                    "logits": edge.scorer.logits(outputs, index),
-                    "chances": edge.scorer.chances(outputs, hard, index, run.candidates),
-                }
-            )
+            scores = edge.scorer.logged(outputs, hard, index, run.candidates)
+            line = _edge_line(done, edge, row, measures[index]).model_copy(update={**scores})
             reply = done.replies.get(row)
             if reply is not None and not reply.is_degraded:
                 line = with_cloud(line, reply, _row(edge, outputs, index), _cloud_row(done, edge, row), judge)

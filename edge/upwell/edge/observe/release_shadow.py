@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
+from upwell.edge.models.hardness_scorer import NO_SCORES
 from upwell.edge.observe.outcome_recorder import LINE_FACT, SHADOW_FACT, case_of, judge_of, with_cloud
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.request_record import RequestRecord
@@ -184,8 +185,7 @@ class ReleaseShadow:
             t_s=done.signals.request_facts.wall_time_s, model=done.model.name,
             size_bytes=done.signals.row_sizes_bytes[0], edge_s=run.duration_s,
             hardness=edge.scorer.score_all(run.outputs, hard, 1, run.candidates)[0], edge_digest=edge.digest,
-            edge_runtime=runtime_name(edge.runtime), logits=edge.scorer.logits(run.outputs, 0),
-            chances=edge.scorer.chances(run.outputs, hard, 0, run.candidates),
+            edge_runtime=runtime_name(edge.runtime), **edge.scorer.logged(run.outputs, hard, 0, run.candidates),
         )  # fmt: skip
         outputs = {name: array[:1] for name, array in run.outputs.items()} if edge.signature.has_rows else run.outputs
         reply = done.replies.get(0)
@@ -237,12 +237,12 @@ class _Kept:
 
 
 def _text(line: LogLine) -> str:
-    """The line as text, without logits and chances if it would be too long."""
+    """The line as text, without scores if it would be too long."""
     text = line.model_dump_json(exclude_defaults=True)
     return (
         text
         if len(text) <= TOLD_BYTES
-        else line.model_copy(update={"logits": None, "chances": None}).model_dump_json(exclude_defaults=True)
+        else line.model_copy(update={**NO_SCORES}).model_dump_json(exclude_defaults=True)
     )
 
 

@@ -13,9 +13,11 @@ The others read the candidates: boxes before suppression and below `min_score`, 
 as suppression does it, a best box and those of its class that overlap it by more than 0.45; j counts the groups. The
 score s of the best becomes the chance that there is an object, pⱼ, by a line from 0 over 1/2 at t to 1, where t is
 `box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2. A
-calibration moves the chances to σ(logit(pⱼ) / T + b), with a temperature T and a bias b (Platt 1999, "Probabilistic
-outputs for support vector machines"). The answer is right about a group with the chance qⱼ: the moved chance if it
-shows the box, else 1 less that.
+calibration moves the chances to σ(logit(pⱼ) / T + b + c ln mⱼ), with a temperature T and a bias b (Platt 1999,
+"Probabilistic outputs for support vector machines") and a weight c of the support mⱼ, the sum of the group's scores
+relative to the best: an object usually has many candidates, clutter few (the number of suppressed boxes in the logistic
+regression of Schubert et al. 2021, "MetaDetect", arXiv 2010.01695). The answer is right about a group with the chance
+qⱼ: the moved chance if it shows the box, else 1 less that.
 
 - `margin`: Π qⱼ, the chance that the answer is right if groups are independent of each other. Hard when below. Unlike
   the margin of classes it does not subtract the chance of the second best answer: with several doubtful groups that
@@ -41,7 +43,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from upwell.shared.routing.hardness import Measure
+from upwell.shared.routing.hardness import UNFITTED, LogitFit, Measure
 from upwell.shared.tensors import Array
 
 OF_BOXES: frozenset[Measure] = frozenset({"mean_score", "low_share", "count"})
@@ -59,14 +61,25 @@ _EXTREME = 7.0
 
 @dataclass(frozen=True)
 class CandidateGroups:
-    """The groups of one row: the best score of each, FP64 [n], and the mean overlap of its boxes with the best one.
+    """The groups of one row: the best score of each, FP64 [n], the mean overlap of its boxes with the best one, and
+    their support: the sum of their scores relative to the best.
 
     Boxes from `min_score` on count as found.
     """
 
     scores: Array
     overlaps: Array
+    supports: Array
     min_score: float
+
+
+@dataclass(frozen=True)
+class ObjectChances:
+    """The chance of an object in each group of one row, FP64 [n] in 0..1, before any calibration, and its support,
+    FP64 [n]; or of several rows, [rows, n] with NaN where there are fewer."""
+
+    chances: Array
+    supports: Array
 
 
 def box_hardness(detections: Array, measure: Measure, *, box_score: float) -> tuple[float, ...]:
@@ -96,10 +109,9 @@ def candidate_hardness(
     measure: Measure,
     *,
     box_score: float,
-    temperature: float = 1.0,
-    bias: float = 0.0,
+    fit: LogitFit = UNFITTED,
 ) -> tuple[float, ...]:
-    """The measure for each row, from the groups of its candidates, their chances moved by `temperature` and `bias`.
+    """The measure for each row, from the groups of its candidates, their chances moved by `fit`.
 
     It is NaN if a box of `detections`, [rows, boxes, 6], has a NaN. Raises `KeyError` if `measure` is not a measure of
     candidates.
@@ -107,33 +119,32 @@ def candidate_hardness(
     if measure == "spread":
         measured = [float((one.scores * (1 - one.overlaps)).sum()) for one in groups]
     else:
-        measured = [chance_hardness(object_chances(one, box_score), measure, temperature, bias) for one in groups]
+        measured = [chance_hardness(object_chances(one, box_score), measure, fit) for one in groups]
     return tuple(np.where(_broken(detections), np.nan, measured).tolist())
 
 
-def object_chances(groups: CandidateGroups, box_score: float) -> Array:
-    """The chance pⱼ of an object in each group, FP64 [n] in 0..1, before any calibration."""
+def object_chances(groups: CandidateGroups, box_score: float) -> ObjectChances:
+    """The chance pⱼ of an object in each group and its support mⱼ."""
     threshold = min(max(box_score, groups.min_score, 1e-6), 1 - 1e-6)
     scores = np.clip(groups.scores, 0.0, 1.0)
     below, above = scores / threshold / 2, 1 - (1 - scores) / (1 - threshold) / 2
-    chances: Array = np.where(scores < threshold, below, above)
-    return chances
+    return ObjectChances(np.where(scores < threshold, below, above), groups.supports)
 
 
-def right_chances(chances: Array, temperature: float, bias: float) -> Array:
-    """The chance qⱼ that the answer is right about each group, FP64 as `chances`."""
-    moved = chances
-    if temperature != 1.0 or bias != 0.0:
+def right_chances(objects: ObjectChances, fit: LogitFit) -> Array:
+    """The chance qⱼ that the answer is right about each group, FP64 as `objects.chances`."""
+    chances = moved = objects.chances
+    if fit != UNFITTED:
         inside = np.clip(chances, 1e-6, 1 - 1e-6)
-        logits = np.log(inside / (1 - inside)) / temperature + bias
+        logits = np.log(inside / (1 - inside)) / fit.temperature + fit.bias + fit.support * np.log(objects.supports)
         moved = 1 / (1 + np.exp(-np.clip(logits, -_EXTREME, _EXTREME)))
     right: Array = np.where(chances >= 0.5, moved, 1 - moved)
     return right
 
 
-def chance_hardness(chances: Array, measure: Measure, temperature: float, bias: float) -> float:
+def chance_hardness(objects: ObjectChances, measure: Measure, fit: LogitFit) -> float:
     """The measure for one row from the chances of its groups. Raises `KeyError` if it is not one of `OF_CHANCES`."""
-    return _MEASURES[measure](right_chances(chances, temperature, bias))
+    return _MEASURES[measure](right_chances(objects, fit))
 
 
 def _broken(detections: Array) -> npt.NDArray[np.bool_]:

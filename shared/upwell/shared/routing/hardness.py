@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -45,6 +45,19 @@ Measure: TypeAlias = Literal[
     "output",
     "function",
 ]
+
+
+class LogitFit(NamedTuple):
+    """How a calibration moves logits: divided by `temperature`; those of a detector's objects plus `bias`, and plus
+    `support` times the logarithm of how many boxes support the object."""
+
+    temperature: float = 1.0
+    bias: float = 0.0
+    support: float = 0.0
+
+
+UNFITTED = LogitFit()
+"""Logits as they are."""
 
 RISING: frozenset[str] = frozenset(
     {"entropy", "energy", "low_share", "count", "doubtful", "near", "spread", "output", "function"}

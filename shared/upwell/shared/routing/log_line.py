@@ -11,6 +11,7 @@ from upwell.shared.routing.request_tags import lowered
 
 Count = Annotated[int, Field(ge=0)]
 Chance = Annotated[float, Field(ge=0, le=1)]
+Support = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -42,8 +43,9 @@ class LogLine(BaseModel):
     `t_s` is its arrival in seconds from any zero; `up_bytes` are its bytes on the wire if its pictures are shrunk for
     the uplink, else they are `size_bytes`; `edge_s` and `cloud_s` are the time on the device and the cloud's own (queue
     and compute); `hardness` maps measures to values; `logits` are those of the edge, one row; `chances` are those of a
-    detector's possible objects, uncalibrated: it shows those from 1/2 up. `edge_correct` and
-    `cloud_correct` say whether that side's answer is right; `qualities` are the costs of lower picture qualities.
+    detector's possible objects, uncalibrated: it shows those from 1/2 up; `supports` how many boxes support each.
+    `edge_correct` and `cloud_correct` say whether that side's answer is right; `qualities` are the costs of lower
+    picture qualities.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -59,6 +61,7 @@ class LogLine(BaseModel):
     cloud_digest: Text = ""
     logits: tuple[float, ...] | None = None
     chances: Annotated[tuple[Chance, ...], Field(max_length=4096)] | None = None
+    supports: Annotated[tuple[Support, ...], Field(max_length=4096)] | None = None
     reply_bytes: Annotated[Count, BeforeValidator(lambda value: 0 if value is None else value)] = 0
     cloud_s: Duration | None = None
     edge_correct: bool | None = None

@@ -112,11 +112,12 @@ def _candidates(boxes: Floats, scores: Array, classes: Array, min_score: float) 
     return Candidates(boxes[order], scores[order].astype(np.float64), classes[order], min_score)
 
 
-def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats]:
-    """The groups of candidates that `suppress` would form: the best score of each, and how well its boxes agree.
+def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats, Floats]:
+    """The groups of candidates that `suppress` would form: the best score of each, how well its boxes agree, and how
+    many support it.
 
-    Agreement is the mean overlap (IoU) of the group's boxes with its best one, itself included, weighted by score. Both
-    results are FP64 [groups].
+    Agreement is the mean overlap (IoU) of the group's boxes with its best one, itself included, weighted by score.
+    Support is the sum of their scores, relative to the best: 1 for a single box. All are FP64 [groups].
     """
     boxes, scores, classes = candidates.boxes, candidates.scores, candidates.classes
     overlaps = overlap(boxes[:, None], boxes)
@@ -128,7 +129,8 @@ def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats]:
             best.append(index)
             free &= ~is_same[index]
     weights = is_same[best] * scores
-    return scores[best], (weights * overlaps[best]).sum(axis=1) / weights.sum(axis=1)
+    sums = weights.sum(axis=1)
+    return scores[best], (weights * overlaps[best]).sum(axis=1) / sums, sums / scores[best]
 
 
 def _solid(boxes: Floats) -> npt.NDArray[np.bool_]:

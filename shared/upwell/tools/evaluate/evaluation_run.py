@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase
+from upwell.edge.models.hardness_scorer import NO_SCORES, LoggedScores
 from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.updates.model_start import loaded
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
@@ -45,8 +46,7 @@ class Answers:
     hardness: list[float] = field(default_factory=list)
     measures: list[Mapping[str, float]] = field(default_factory=list)
     """Every hardness measure that applies, as in a request log."""
-    logits: list[tuple[float, ...] | None] = field(default_factory=list)
-    chances: list[tuple[float, ...] | None] = field(default_factory=list)
+    scores: list[LoggedScores] = field(default_factory=list)
     """As in a request log, too: a policy's calibration applies to these."""
     run_s: list[float] = field(default_factory=list)
 
@@ -79,14 +79,13 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
             inputs = trial.read(facts.id).inputs()
             label, hardness, boxes = None, math.inf, _NO_BOXES
             measures: Mapping[str, float] = {}
-            logits, chances = None, None
+            scores = NO_SCORES
             try:
                 run = edge.run_now(inputs)
                 outputs = run.outputs
                 found.run_s.append(run.duration_s)
                 measures = edge.scorer.score_all(outputs, trial.hard, 1, run.candidates)[0]
-                logits = edge.scorer.logits(outputs, 0)
-                chances = edge.scorer.chances(outputs, trial.hard, 0, run.candidates)
+                scores = edge.scorer.logged(outputs, trial.hard, 0, run.candidates)
                 label = None if output is None else answer_label(output, outputs)
                 if output is not None and output.kind == "detections":
                     boxes = found_boxes(outputs[output.name])
@@ -106,8 +105,7 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
             found.boxes.append(boxes)
             found.hardness.append(hardness)
             found.measures.append(measures)
-            found.logits.append(logits)
-            found.chances.append(chances)
+            found.scores.append(scores)
             trial.step()
     return found
 

@@ -81,7 +81,7 @@ def _curve(model: str, path: Path, measure: Any) -> Sequence[Sequence[float]]:
     lines: list[LogLine] = [line for line in read_log(path) if line.model == model]
     if not lines:
         raise ConfigError.at(path, f"has no request of {model!r}", "--log")
-    values = measured(lines, measure, 1.0)
+    values = measured(lines, measure)
     scores = np.where(np.isnan(values), np.inf, values if measure in RISING else -values)
     points = operating_points(Sample(scores, np.array([loss_of(line) for line in lines], np.float64)))
     if not points:

@@ -185,6 +185,7 @@ def _document(one: CalibrationResult) -> dict[str, Any]:
         "above" if one.hard.measure in RISING else "below": one.threshold,
         "temperature": one.temperature,
         "bias": one.bias,
+        "support": one.support,
         **asked,
         "evidence": evidence(one),
         "auroc": _known(one.discrimination.auroc),
@@ -255,7 +256,9 @@ def _sentence(one: CalibrationResult) -> str:
     moves = [f"divided by {one.temperature:g}"] if one.temperature != 1.0 else []
     if one.bias != 0.0:
         moves.append(f"shifted by {one.bias:g}")
-    moved = f", logits {' and '.join(moves)}" if moves else ""
+    if one.support != 0.0:
+        moves.append(f"{'raised' if one.support > 0 else 'lowered'} by {abs(one.support):g} ln of the support")
+    moved = f", logits {' and '.join(filter(None, (', '.join(moves[:-1]), moves[-1])))}" if moves else ""
     rule = f"{one.hard.measure} {direction} {one.threshold:.4g} is hard{moved}"
     if one.target.is_share:
         what = f"so {percent(one.chosen.share)} of all requests go up (asked for: {as_percent(one.target.cloud_share)})"

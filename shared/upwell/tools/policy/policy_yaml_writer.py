@@ -157,6 +157,8 @@ def _entry(calibration: CalibrationResult) -> CommentedMap:
         entry["temperature"] = calibration.temperature
     if calibration.bias != 0.0:
         entry["bias"] = calibration.bias
+    if calibration.support != 0.0:
+        entry["support"] = calibration.support
     entry.update(_target_values(calibration.target))
     entry["evidence"] = CommentedMap(evidence(calibration))
     entry["evidence"].fa.set_flow_style()

@@ -73,7 +73,7 @@ def discrimination(lines: Sequence[LogLine], sample: Sample, measure: str) -> Di
     others = {}
     names = {name for line in lines for name in line.hardness} - {measure}
     for name in sorted(names):
-        values = measured(lines, name, 1.0)[decided]  # type: ignore[arg-type]  # a log may name any measure
+        values = measured(lines, name)[decided]  # type: ignore[arg-type]  # a log may name any measure
         is_known = ~np.isnan(values)
         other = auroc(values[is_known] if name in RISING else -values[is_known], losses[is_known])
         if not math.isnan(other) and is_known.mean() > 0.9:

@@ -1,4 +1,4 @@
-"""The hardness of logged requests under one measure, temperature and bias."""
+"""The hardness of logged requests under one measure and fit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from upwell.shared.routing.box_hardness import OF_CHANCES, chance_hardness
-from upwell.shared.routing.hardness import RISING, Measure, hardness
+from upwell.shared.routing.box_hardness import OF_CHANCES, ObjectChances, chance_hardness
+from upwell.shared.routing.hardness import RISING, UNFITTED, LogitFit, Measure, hardness
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.tensors import Array
 
@@ -20,14 +20,19 @@ TEMPERED: frozenset[str] = frozenset({"max_prob", "margin", "entropy"})
 """Measures of probabilities, to which temperature scaling applies."""
 
 
-def measured(lines: Sequence[LogLine], measure: Measure, temperature: float, bias: float = 0.0) -> Array:
+def objects_of(line: LogLine) -> ObjectChances:
+    """The chances of a line; supports that it does not have count as 1, by which no weight moves them."""
+    chances = np.array(line.chances or (), np.float64)
+    return ObjectChances(chances, np.ones(len(chances)) if line.supports is None else np.array(line.supports))
+
+
+def measured(lines: Sequence[LogLine], measure: Measure, fit: LogitFit = UNFITTED) -> Array:
     """The hardness of each line, FP64 [lines]: from its chances or logits if it has them, else as logged, else NaN."""
     values = np.array([line.hardness.get(measure, math.nan) for line in lines], np.float64)
     if measure in OF_CHANCES:
         for index, line in enumerate(lines):
             if line.chances is not None:
-                chances = np.array(line.chances, np.float64)
-                values[index] = chance_hardness(chances, measure, temperature, bias)
+                values[index] = chance_hardness(objects_of(line), measure, fit)
     if measure not in FROM_LOGITS:
         return values
     by_classes: dict[int, list[int]] = defaultdict(list)
@@ -36,7 +41,7 @@ def measured(lines: Sequence[LogLine], measure: Measure, temperature: float, bia
             by_classes[len(line.logits)].append(index)
     for indexes in by_classes.values():
         logits = np.array([lines[index].logits for index in indexes], np.float64)
-        values[indexes] = hardness(logits, measure, logits=True, temperature=temperature)
+        values[indexes] = hardness(logits, measure, logits=True, temperature=fit.temperature)
     return values
 
 
@@ -85,7 +90,7 @@ def _best(lines: Sequence[LogLine]) -> float:
 
 def _losses(lines: Sequence[LogLine], temperature: float) -> Array:
     """The negative log-likelihood of each line; 0 for a row whose score is NaN."""
-    top = np.clip(measured(lines, "max_prob", temperature), 1e-12, 1 - 1e-12)
+    top = np.clip(measured(lines, "max_prob", LogitFit(temperature)), 1e-12, 1 - 1e-12)
     right = np.array([bool(line.edge_correct) for line in lines])
     result: Array = np.nan_to_num(-np.where(right, np.log(top), np.log1p(-top)))
     return result
@@ -94,7 +99,7 @@ def _losses(lines: Sequence[LogLine], temperature: float) -> Array:
 def _order(lines: Sequence[LogLine], measure: Measure, temperature: float) -> float:
     """The chance that a wrong line is harder than a right one (area under the ROC curve); 0.5 if one kind is
     missing."""
-    values = measured(lines, measure, temperature) * (1.0 if measure in RISING else -1.0)
+    values = measured(lines, measure, LogitFit(temperature)) * (1.0 if measure in RISING else -1.0)
     values = np.where(np.isnan(values), np.inf, values)
     wrong = np.array([not line.edge_correct for line in lines])
     if wrong.all() or not wrong.any():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from upwell.shared.routing.box_hardness import right_chances
+from upwell.shared.routing.box_hardness import ObjectChances, right_chances
 from upwell.shared.routing.calibration.discrimination import auroc
-from upwell.shared.routing.calibration.logged_hardness import measured
-from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.routing.calibration.logged_hardness import measured, objects_of
+from upwell.shared.routing.hardness import RISING, LogitFit, Measure
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.tensors import Array
 
@@ -24,93 +26,109 @@ _UNSEEN = np.array([0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 """Expected numbers of wrong boxes of which no candidate tells, among which the likeliest is taken."""
 
 
-def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float) -> tuple[float, float]:
-    """The temperature T and the bias b with which the chances of objects best predict whether the answer is right.
+def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float) -> LogitFit:
+    """The fit with which the chances of objects best predict whether the answer is right.
 
-    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") of the chances pⱼ, fitted to the
-    outcome y of whole answers, since a log does not say which box was wrong: the answer is right with the chance
-    P = e⁻ᵘ Π qⱼ (`right_chances`; u stands for objects without any candidate), and T and b maximize the mean of
-    y ln P + (1 − y) ln(1 − P), less 0.001 (ln² T + μ²) with μ = −T b, the logit of a chance that is moved to 1/2. Found
-    by compass search (Kolda, Lewis & Torczon 2003, "Optimization by direct search") in (−ln T, μ). A fit is kept only
-    if fits on either half of the lines improve the likelihood on the other half and make the order of hardness no
-    worse, in the sum (two-fold cross-validation); otherwise, and with fewer than 50 usable lines, the result is
-    `before` and no bias.
+    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") of the chances pⱼ, with a second
+    feature, the logarithm of the support mⱼ (`box_hardness`), fitted to the outcome y of whole answers, since a log
+    does not say which box was wrong: the answer is right with the chance P = e⁻ᵘ Π qⱼ (`right_chances`; u stands for
+    objects without any candidate). The temperature T, the bias b and the weight c maximize the mean of y ln P + (1 − y)
+    ln(1 − P), less 0.001 (ln² T + μ² + c²) with μ = −T (b + c M), the logit of a chance that is moved to 1/2 at the
+    mean M of ln mⱼ. Found by compass search (Kolda, Lewis & Torczon 2003, "Optimization by direct search") in (−ln T,
+    μ, c).
+
+    A fit is kept only if fits on either half of the lines improve the likelihood on the other half and make the order
+    of hardness no worse, in the sum (two-fold cross-validation): T and b against `before`, then c against these.
+    Otherwise, and with fewer than 50 usable lines, the result is `before` alone.
     """
     usable = [line for line in lines if line.chances is not None and line.edge_correct is not None][:_AT_MOST_LINES]
-    right = np.array([bool(line.edge_correct) for line in usable])
-    if len(usable) < _AT_LEAST_LINES or right.all() or not right.any():
-        return before, 0.0
-    chances = _padded(usable)
-    if _helps(usable, chances, right, measure, before):
-        temperature, bias = _best(chances, right, before)[0]
-        return float(f"{temperature:.4g}"), float(f"{bias:.4g}")
-    return before, 0.0
+    logged = _Logged.of(usable)
+    best = LogitFit(before)
+    if len(usable) < _AT_LEAST_LINES or logged.right.all() or not logged.right.any():
+        return best
+    halves = (_Logged.of(usable[::2]), _Logged.of(usable[1::2]))
+    loss, order = _held_out(halves, (best, best), measure)
+    for has_weight in (False, True):
+        fits = (_best(halves[0], before, has_weight), _best(halves[1], before, has_weight))
+        other_loss, other_order = _held_out(halves, fits, measure)
+        if other_loss < loss and other_order >= order:
+            loss, order, best = other_loss, other_order, _best(logged, before, has_weight)
+    return LogitFit(*(float(f"{value:.4g}") for value in best))
 
 
-def _helps(lines: Sequence[LogLine], chances: Array, right: Array, measure: Measure, before: float) -> bool:
-    """Whether fits on each half of the lines improve likelihood and order on the other half."""
-    gain = order = 0.0
-    halves = (slice(0, None, 2), slice(1, None, 2))
-    for fit, check in (halves, halves[::-1]):
-        fitted, unseen = _best(chances[fit], right[fit], before)
-        _, unseen_before = _losses(chances[fit], right[fit], before, 0.0)
-        losses_before, _ = _losses(chances[check], right[check], before, 0.0, unseen_before)
-        losses, _ = _losses(chances[check], right[check], *fitted, unseen)
-        gain += float(losses_before.sum() - losses.sum())
-        order += _order(lines[check], measure, *fitted) - _order(lines[check], measure, before, 0.0)
-    return gain > 0 and order >= 0
+@dataclass(frozen=True)
+class _Logged:
+    """Lines, all their objects one after another, the line of each object, and whether each line's answer is right."""
+
+    lines: Sequence[LogLine]
+    objects: ObjectChances
+    rows: Array
+    right: Array
+
+    @classmethod
+    def of(cls, lines: Sequence[LogLine]) -> _Logged:
+        each = [objects_of(line) for line in lines]
+        rows = np.repeat(np.arange(len(each)), [len(one.chances) for one in each])
+        chances, supports = ([getattr(one, name) for one in each] for name in ("chances", "supports"))
+        objects = ObjectChances(np.concatenate([[], *chances]), np.concatenate([[], *supports]))
+        return cls(lines, objects, rows, np.array([bool(line.edge_correct) for line in lines]))
 
 
-def _padded(lines: Sequence[LogLine]) -> Array:
-    """The chances of the lines, FP64 [lines, most], NaN where there are fewer."""
-    found = np.full((len(lines), max(1, *(len(line.chances or ()) for line in lines))), np.nan)
-    for row, line in zip(found, lines, strict=True):
-        row[: len(line.chances or ())] = line.chances or ()
-    return found
+def _held_out(
+    halves: tuple[_Logged, _Logged], fits: tuple[LogitFit, LogitFit], measure: Measure
+) -> tuple[float, float]:
+    """The loss and the AUROC of the measure on each half with the fit of the other half, in the sum."""
+    loss = order = 0.0
+    for fitted_on, fit, check in zip(halves, fits, halves[::-1], strict=True):
+        _, unseen = _losses(fitted_on, fit)
+        loss += float(_losses(check, fit, unseen)[0].sum())
+        order += _order(check, measure, fit)
+    return loss, order
 
 
-def _best(chances: Array, right: Array, start: float) -> tuple[tuple[float, float], float]:
-    """The temperature and the bias, and the unseen that goes with them."""
+def _best(logged: _Logged, before: float, has_weight: bool) -> LogitFit:
+    """The likeliest fit, with a weight of the support or without one."""
+    middle = float(np.log(logged.objects.supports).mean()) if len(logged.rows) else 0.0
 
-    def loss(at: tuple[float, float]) -> float:
-        losses, _ = _losses(chances, right, *_moves(at))
-        return float(losses.mean()) + _STIFFNESS * (at[0] ** 2 + at[1] ** 2)
+    def fit(at: tuple[float, ...]) -> LogitFit:
+        slope, weight = math.exp(at[0]), at[2] if has_weight else 0.0
+        return LogitFit(1 / slope, -at[1] * slope - weight * middle, weight)
 
-    at, step = (-math.log(start), 0.0), _FIRST_STEP
-    lowest = loss(at)
+    def loss(at: tuple[float, ...]) -> float:
+        return float(_losses(logged, fit(at))[0].mean()) + _STIFFNESS * sum(value * value for value in at)
+
+    at: tuple[float, ...] = (-math.log(before), *((0.0, 0.0) if has_weight else (0.0,)))
+    lowest, step = loss(at), _FIRST_STEP
     while step > _LAST_STEP:
-        around = [(at[0] + step * x, at[1] + step * y) for x in (-1, 0, 1) for y in (-1, 0, 1) if x or y]
-        inside = [one for one in around if _SLOPES[0] <= math.exp(one[0]) <= _SLOPES[1] and abs(one[1]) <= _FARTHEST]
+        moves = [move for move in itertools.product((-1, 0, 1), repeat=len(at)) if any(move)]
+        around = [tuple(value + step * by for value, by in zip(at, move, strict=True)) for move in moves]
+        inside = [
+            one
+            for one in around
+            if _SLOPES[0] <= math.exp(one[0]) <= _SLOPES[1] and max(map(abs, one[1:])) <= _FARTHEST
+        ]
         value, best = min(((loss(one), one) for one in inside), default=(math.inf, at))
         if value < lowest:
             lowest, at = value, best
         else:
             step /= 2
-    found = _moves(at)
-    return found, _losses(chances, right, *found)[1]
+    return fit(at)
 
 
-def _moves(at: tuple[float, float]) -> tuple[float, float]:
-    """T and b at (−ln T, μ)."""
-    return math.exp(-at[0]), -at[1] * math.exp(at[0])
-
-
-def _losses(
-    chances: Array, right: Array, temperature: float, bias: float, unseen: float | None = None
-) -> tuple[Array, float]:
+def _losses(logged: _Logged, fit: LogitFit, unseen: float | None = None) -> tuple[Array, float]:
     """The negative log-likelihood of each line, and the unseen: as given, else the likeliest."""
-    logs = np.log(np.maximum(right_chances(chances, temperature, bias), 1e-12))
-    expected = -np.nansum(logs, axis=1)
+    logs = np.log(np.maximum(right_chances(logged.objects, fit), 1e-12))
+    expected = np.bincount(logged.rows, -logs, len(logged.lines))
     among = _UNSEEN if unseen is None else np.array([unseen])
     total = np.maximum(expected[None] + among[:, None], 1e-9)
-    losses = np.where(right, total, -np.log(-np.expm1(-total)))
+    losses = np.where(logged.right, total, -np.log(-np.expm1(-total)))
     index = int(losses.mean(axis=1).argmin())
     found: Array = losses[index]
     return found, float(among[index])
 
 
-def _order(lines: Sequence[LogLine], measure: Measure, temperature: float, bias: float) -> float:
+def _order(logged: _Logged, measure: Measure, fit: LogitFit) -> float:
     """The AUROC of the measure against wrong answers; 0.5 with too few of either kind."""
-    values = measured(lines, measure, temperature, bias) * (1.0 if measure in RISING else -1.0)
-    area = auroc(values, np.array([not line.edge_correct for line in lines]))
+    values = measured(logged.lines, measure, fit) * (1.0 if measure in RISING else -1.0)
+    area = auroc(values, ~logged.right)
     return 0.5 if math.isnan(area) else area

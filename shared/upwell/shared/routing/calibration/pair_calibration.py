@@ -78,6 +78,7 @@ class CalibrationResult:
     threshold: float
     temperature: float
     bias: float
+    support: float
     requests: int
     unknown: int
     chosen: Found
@@ -98,10 +99,10 @@ def calibration_of(
     model. Raises `CannotCalibrate`.
 
     The lines are split by multiples of the golden ratio, which are not in step with any period of a log: a fifth is
-    held out and only checked against, a fifth fits temperature and bias if they can be fitted, and the rest chooses the
-    threshold of a risk. Separate parts keep the guarantee of Learn-then-Test exact: what it tests must not depend on
-    its test data. A share, which guarantees nothing, is chosen from all lines that are not held out, which also
-    fit the chances of a detector's objects.
+    held out and only checked against, a fifth fits how logits are moved, if that can be fitted, and the rest chooses
+    the threshold of a risk. Separate parts keep the guarantee of Learn-then-Test exact: what it tests must not depend
+    on its test data. A share, which guarantees nothing, is chosen from all lines that are not held out, which also fit
+    the chances of a detector's objects.
     """
     place = np.modf(np.arange(1, len(lines) + 1) * _GOLDEN)[0]
     is_held_out = place < _HELD_OUT
@@ -125,6 +126,7 @@ def calibration_of(
         threshold=cut if hard.measure in RISING else -cut,
         temperature=hard.temperature,
         bias=hard.bias,
+        support=hard.support,
         requests=len(lines),
         unknown=len(sample) - len(sample.known),
         chosen=chosen,
@@ -163,7 +165,7 @@ def _cut(chosen_on: Sample, target: Target, lines: int) -> float:
 
 def as_sample(lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettings, target: Target) -> Sample:
     """The lines in the form that a threshold sees. For rules, `t_s` counts as Unix time."""
-    values = measured(lines, hard.measure, hard.temperature, hard.bias)
+    values = measured(lines, hard.measure, hard.fit)
     values = np.where(np.isnan(values), np.inf, values if hard.measure in RISING else -values)
     fixed = [_whatever_the_threshold(line, policy, hard, target) for line in lines]
     scores = np.array([value if goes is None else goes for value, goes in zip(values, fixed, strict=True)], np.float64)
@@ -183,7 +185,7 @@ def _whatever_the_threshold(line: LogLine, policy: CompiledPolicy, hard: HardSet
     named = own.cloud_share if target.is_share else own.max_risk
     if named == (target.cloud_share if target.is_share else target.max_risk) and own.measure == hard.measure:
         return None
-    value = float(measured([line], own.measure, own.temperature, own.bias)[0])
+    value = float(measured([line], own.measure, own.fit)[0])
     return math.inf if is_hard(value, own.measure, own.threshold) else -math.inf
 
 
@@ -211,8 +213,8 @@ def _moved(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[H
     if hard.measure not in OF_CHANCES or has_none or _only_logged(lines, hard.measure):
         return hard, np.zeros(len(lines), bool)
     fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
-    temperature, bias = fitted_chances(fit, hard.measure, hard.temperature)
-    return replace(hard, temperature=temperature, bias=bias), part
+    fitted = fitted_chances(fit, hard.measure, hard.temperature)
+    return replace(hard, **fitted._asdict()), part
 
 
 def _only_logged(lines: Sequence[LogLine], measure: Measure) -> int:

@@ -258,6 +258,8 @@ def _flat_hard(settings: Settings) -> dict[str, Any]:
     found = {"hard.measure": hard.measure, "hard.threshold": hard.threshold, "hard.temperature": hard.temperature}
     if hard.bias != 0.0:
         found["hard.bias"] = hard.bias
+    if hard.support != 0.0:
+        found["hard.support"] = hard.support
     targets = {"hard.cloud_share": hard.cloud_share, "hard.max_risk": hard.max_risk}
     written = {key: value for key, value in targets.items() if not math.isnan(value)}
     return found | written | ({"hard.calibrated": hard.calibrated} if written else {})

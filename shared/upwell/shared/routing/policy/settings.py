@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from upwell.shared.routing.hardness import Measure
+from upwell.shared.routing.hardness import LogitFit, Measure
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 
 Objective: TypeAlias = Literal["accuracy", "latency", "energy", "cost"]
@@ -42,16 +42,17 @@ class HardSettings:
     `threshold` decides (below it for falling measures, above it for rising ones). `cloud_share` and `max_risk` are the
     targets of its calibration, NaN for a plain threshold. With a `cloud_share` the threshold is only the start of the
     controller named `scope`. `misfit` says in a sentence that a target was written but no calibration fits the models.
-    `temperature` divides the logits before any measure; `bias` is added to those of a detector's objects. `output`,
-    `function` and `box_score` are parameters of the measures that need them. `qualities` are those measured by the
-    calibration, best first. `is_of_drift`: these are the settings of `on_drift`, in force while the model's rows have
-    drifted.
+    `temperature` divides the logits before any measure; `bias` is added to those of a detector's objects, and `support`
+    times the logarithm of how many boxes support each. `output`, `function` and `box_score` are parameters of the
+    measures that need them. `qualities` are those measured by the calibration, best first. `is_of_drift`: these are
+    the settings of `on_drift`, in force while the model's rows have drifted.
     """
 
     measure: Measure = "margin"
     threshold: float = 0.75
     temperature: float = 1.0
     bias: float = 0.0
+    support: float = 0.0
     output: str = ""
     function: str = ""
     box_score: float = 0.5
@@ -68,6 +69,11 @@ class HardSettings:
         """See whether there is a target."""
         has_target = not (math.isnan(self.cloud_share) and math.isnan(self.max_risk))
         object.__setattr__(self, "has_target", has_target)
+
+    @property
+    def fit(self) -> LogitFit:
+        """How its logits are moved."""
+        return LogitFit(self.temperature, self.bias, self.support)
 
     @property
     def calibrated(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel
 
 from upwell.shared.config.located_errors import Location
-from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.routing.hardness import RISING, LogitFit, Measure
 from upwell.shared.routing.policy.calibrations import Calibration, fitting, misfit_text, nearest
 from upwell.shared.routing.policy.policy_keys import FAILURE_REASONS, PERIOD_S, SettingsPatch
 from upwell.shared.routing.policy.settings import (
@@ -338,7 +338,7 @@ class _Resolver:
         return threshold
 
     def _with_target(self, hard: HardSettings) -> HardSettings:
-        """With the target, and threshold, temperature and bias of the calibration that fits it.
+        """With the target, and threshold and fit of the calibration that suits it.
 
         If none fits, a share starts from the fallback: the share offloaded by a threshold depends on the edge scores
         alone, so it is the same with another cloud model. A risk depends on both.
@@ -359,13 +359,15 @@ class _Resolver:
             if index is None or math.isnan(share):
                 return replace(hard, misfit=misfit)
         found = self._calibrations[index]
-        self.calibrated = dict.fromkeys(("hard.threshold", "hard.temperature", "hard.bias"), f"calibrations[{index}]")
+        names = ("hard.threshold", *(f"hard.{name}" for name in LogitFit._fields))
+        self.calibrated = dict.fromkeys(names, f"calibrations[{index}]")
         qualities = () if misfit else found.qualities  # those of other models say nothing
         return replace(
             hard,
             threshold=found.threshold,
             temperature=found.temperature,
             bias=found.bias,
+            support=found.support,
             misfit=misfit,
             qualities=qualities,
         )

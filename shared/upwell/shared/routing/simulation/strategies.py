@@ -126,7 +126,7 @@ def thresholds(policy: Policy, requests: Sequence[LoggedRequest]) -> tuple[HardS
     Raises `ValueError` unless the policy has one measure for all of them.
     """
     settings = [one for _, one in _with_settings(policy, requests)]
-    used = {(one.hard.measure, one.hard.temperature, one.hard.bias) if one.hard else None for one in settings}
+    used = {(one.hard.measure, one.hard.fit) if one.hard else None for one in settings}
     hard = settings[0].hard
     if len(used) != 1 or hard is None:
         raise ValueError("thresholds can only be swept if one measure applies to every request of the log")
