@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, lower_bound, upper_bound
 from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.calibration.logged_hardness import fitted_temperature, measured
@@ -30,7 +32,7 @@ from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import ModelPair
 from upwell.tools.policy.calibrate import _sentence
-from upwell.tools.policy.policy_yaml_writer import evidence
+from upwell.tools.policy.policy_yaml_writer import PolicyText, evidence
 
 
 def line(t_s: float = 0.0, **fields: Any) -> LogLine:
@@ -283,6 +285,22 @@ def test_objects_count_as_far_as_boxes_support_them(weight: float) -> None:
     wrong = np.array([not one.edge_correct for one in logged])
     other = measured(logged, "margin", fitted_chances(without, "margin", 1.0))
     assert auroc(-measured(logged, "margin", fit), wrong) > auroc(-other, wrong) + 0.005
+
+
+def test_a_policy_file_carries_the_whole_fit_and_one_from_before_has_no_weight() -> None:
+    one = calibrated(detected(1200, 1, 0.8, 0.5, -1.2), SHARE)
+    assert one.support < -0.8
+    text = PolicyText("version: 1\n", Path("policy.yaml"))
+    text.set_target("digits", SHARE)
+    text.add(one)
+    read = text.policy().settings("digits", None).hard
+    assert read is not None
+    assert (read.fit, read.threshold) == (one.hard.fit, one.threshold)
+    older = [line for line in text.text().splitlines() if "support:" not in line]
+    assert len(older) == len(text.text().splitlines()) - 1
+    read = parse_yaml("\n".join(older), Policy).settings("digits", None).hard
+    assert read is not None
+    assert read.fit == LogitFit(one.temperature, one.bias)
 
 
 def test_a_support_that_tells_nothing_gets_no_weight() -> None:
