@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+import tracemalloc
 import warnings
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -205,3 +207,24 @@ def test_what_an_unpacker_says_of_a_long_name_is_cut() -> None:
     with pytest.raises(ValueError, match="File name in directory") as refused:
         read_npz(io.BytesIO(damaged), 1 << 20)
     assert len(str(refused.value)) <= 200
+
+
+@pytest.mark.parametrize("is_zip64", [False, True])
+def test_a_directory_of_many_entries_is_refused_before_it_takes_memory(tmp_path: Path, is_zip64: bool) -> None:
+    entry = b"PK\1\2" + struct.pack("<HHHHHHLLLHHHHHLL", 20, 20, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    entries = entry * 30_000
+    end_64 = b""
+    if is_zip64:
+        record = struct.pack("<QHHLLQQQQ", 44, 45, 45, 0, 0, 30_000, 30_000, len(entries), 0)
+        end_64 = b"PK\6\6" + record + b"PK\6\7" + struct.pack("<LQL", 0, len(entries), 1)
+    said_bytes = 0 if is_zip64 else len(entries)
+    end = b"PK\5\6" + struct.pack("<HHHHLLH", 0, 0, 30_000, 30_000, said_bytes, 0, 0)
+    path = tmp_path / "many.npz"
+    path.write_bytes(entries + end_64 + end)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="its directory has more than"):
+            read_npz(path, 1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import zipfile
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -15,6 +16,9 @@ from upwell.shared.tensors import Array
 _MAX_HEADER_BYTES = 10_000
 """Maximum size of a header, as in numpy: a header is a Python literal, and parsing a long one may exhaust the stack."""
 
+_END, _END_BYTES, _MAX_COMMENT_BYTES = b"PK\5\6", 22, 65_535
+_END_64 = b"PK\6\7"
+_MAX_DIRECTORY_BYTES = 1 << 20
 _LONGEST_REASON = 200
 """Most characters quoted from an unpacker's error, which may contain names from the file."""
 
@@ -49,6 +53,10 @@ def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.in
     Their number and total size are checked before any is read. Raises `ValueError` if this is not such a file, or if it
     is damaged or too large, and `OSError`.
     """
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            return read_npz(opened, max_bytes, max_arrays)
+    _check_directory(file, max_bytes)
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -67,6 +75,22 @@ def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.in
     if len(arrays) != len(members):
         raise ValueError("two of its arrays have the same name")
     return arrays
+
+
+def _check_directory(file: IO[bytes], max_bytes: int) -> None:
+    """Raise `ValueError` for a directory that `zipfile` would load in full, ten times as large in memory."""
+    size_bytes = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size_bytes - _END_BYTES - _MAX_COMMENT_BYTES))
+    tail = file.read()
+    at = len(tail) - _END_BYTES
+    if tail[at : at + 4] != _END or tail[-2:] != b"\0\0":
+        at = tail.rfind(_END)
+    directory_bytes = int.from_bytes(tail[at + 12 : at + 16], "little")
+    is_zip64 = tail[max(0, at - 20) : at].startswith(_END_64)
+    if at >= 0 and (directory_bytes > _MAX_DIRECTORY_BYTES or (is_zip64 and size_bytes < 1 << 32)):
+        raise ValueError(f"its directory has more than {_MAX_DIRECTORY_BYTES} bytes")
+    if size_bytes > max_bytes + _MAX_DIRECTORY_BYTES:
+        raise ValueError(f"it has {size_bytes} bytes; at most {max_bytes} are allowed")
 
 
 def _header(file: IO[bytes]) -> _Header:
