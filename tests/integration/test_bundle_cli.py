@@ -20,7 +20,7 @@ from tests.unit.edge.bundle.bundles import keys, passphrase
 from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.bundle.golden import read_golden
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
 from upwell.tools.bundle.cli import PASSPHRASE_VARIABLE
 from upwell.tools.cli import main
 from upwell.tools.demo.digit_data import ASSETS

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from onnx.external_data_helper import ExternalDataInfo
 
 from tests.examples import examples
-from upwell.shared.formats.onnx.file_checks import ExternalData, external_locations
+from upwell.shared.formats.onnx.file import BadOnnxFile, ExternalData, external_locations
 from upwell.shared.formats.onnx.graph import read_graph
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.partition.read_onnx import held_tensors
 
 seen: Counter[str] = Counter()

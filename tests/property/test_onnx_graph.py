@@ -15,7 +15,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, nu
 from onnx.external_data_helper import ExternalDataInfo
 
 from tests.examples import examples
-from upwell.shared.formats.onnx.file_checks import external_weights
+from upwell.shared.formats.onnx.file import external_weights
 from upwell.shared.formats.onnx.graph import Constant, OnnxGraph, OnnxNode, read_graph
 
 names = st.sampled_from(["", "a", "b", "c", "d", "e", "käse", "a/b:0"])

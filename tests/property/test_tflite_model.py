@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
-from upwell.shared.formats.tflite.model import TfliteSubgraph, names_other_files, read_model
+from upwell.shared.formats.tflite import BadTfliteFile, TfliteSubgraph, names_other_files, read_model
 
 CODES, KINDS = schema.BuiltinOperator, schema.BuiltinOptions
 TENSORS, GRAPHS = 4, 3

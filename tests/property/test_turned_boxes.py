@@ -13,7 +13,7 @@ from tests.examples import examples
 from upwell.shared.signature import detections
 from upwell.shared.signature.detections import RawBoxes, corners_of, detect, overlap, probiou, suppress
 from upwell.shared.signature.model_yaml import Boxes, Segmentation
-from upwell.shared.signature.segmentation import UNSEEN, segments_step
+from upwell.shared.signature.postprocess import UNSEEN, segments_step
 from upwell.shared.signature.step_values import Geometry, ValueType
 from upwell.shared.tensors import Array
 

@@ -28,9 +28,8 @@ from tests.unit.models_for_tests import (
     slow,
     tensor,
 )
-from upwell.shared.formats.onnx.file_checks import MESSAGES, external_locations, external_weights
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
+from upwell.shared.formats.onnx.file import MESSAGES, BadOnnxFile, external_locations, external_weights
 
 GRAPH, TENSOR, ENTRY = 7, 5, 13
 """Field numbers of the way from a model to a location."""

@@ -12,9 +12,8 @@ from onnx import helper, numpy_helper
 from onnx.backend import test as onnx_tests
 
 from tests.unit.models_for_tests import linear, linear_elsewhere, refer, save, tensor
-from upwell.shared.formats.onnx.file_checks import ExternalData
+from upwell.shared.formats.onnx.file import BadOnnxFile, ExternalData
 from upwell.shared.formats.onnx.graph import named_apart, read_graph
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.tools.demo.digit_data import ASSETS
 
 LIGHT = sorted((Path(onnx_tests.__path__[0]) / "data" / "light").glob("*.onnx"))

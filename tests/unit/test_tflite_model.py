@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.tflite_for_tests import identity, linear, two_in_two_out
-from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
-from upwell.shared.formats.tflite.model import read_model
+from upwell.shared.formats.tflite import BadTfliteFile, read_model
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.engines.onnx.engine import OnnxEngine
 from upwell.cloud.engines.torch.engine import TorchEngine
-from upwell.shared.formats.torch_program.program import Program, ProgramNode, ProgramTensor, TensorRef, packed
+from upwell.shared.formats.torch_program import Program, ProgramNode, ProgramTensor, TensorRef, packed
 
 Build: TypeAlias = Callable[[Path], Engine]
 

@@ -23,7 +23,7 @@ from tests.models.tflite_recomposing import towers
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
 from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.partition.graph_contraction import contract

@@ -23,7 +23,7 @@ from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_whole
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
 from upwell.tools.demo.digit_data import ASSETS
 from upwell.tools.release import repository_editor
 

@@ -27,8 +27,7 @@ from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.edge.updates.model_start import loaded
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.onnx.file_checks import external_weights
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile, fields
+from upwell.shared.formats.onnx.file import BadOnnxFile, external_weights, fields
 
 HIDDEN = "what-only-the-device-knows"
 DESCRIPTION: dict[str, Any] = {

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from tests.models.onnx_recomposing import BASIC, random_feed, recomposed, run, session_of
 from tests.unit.partition.splitting import split_onnx
 from upwell.shared.errors import ConfigError
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.model_graph import Graph
 from upwell.shared.partition.read_graph import read_graph

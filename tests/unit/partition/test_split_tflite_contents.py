@@ -15,7 +15,7 @@ from tests.unit.partition import tflite_parts_for_tests as parts
 from tests.unit.partition.splitting import split_tflite
 from tests.unit.tflite_for_tests import Op, T, save, two_in_two_out
 from upwell.shared.errors import ConfigError
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.model_graph import Graph, Node, Tensor
 from upwell.shared.partition.read_graph import read_graph

@@ -19,8 +19,7 @@ from tests.models.torch_programs import BRANCHES, run
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.torch.engine import TorchEngine
 from upwell.shared.errors import ConfigError, ModelFailed
-from upwell.shared.formats.torch_program.operators import OPERATORS
-from upwell.shared.formats.torch_program.program import GRAPH_KEY
+from upwell.shared.formats.torch_program import GRAPH_KEY, OPERATORS
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.split_model import split_model

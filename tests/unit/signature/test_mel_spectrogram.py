@@ -9,8 +9,8 @@ import pytest
 
 from tests.models.make_described import FOLDER, SPECTROGRAMS
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.mel_spectrogram import mel_step
 from upwell.shared.signature.model_yaml import Mel
+from upwell.shared.signature.preprocess import mel_step
 from upwell.shared.signature.step_values import ValueType
 from upwell.shared.tensors import Array
 

@@ -16,8 +16,8 @@ from typing import Literal, TypeAlias
 
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.files import LeadsOut, NoPlainFile, open_plain, plain_file
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.shared.model_digest import jax_weights, model_digest
+from upwell.shared.formats.model_digest import jax_weights, model_digest
+from upwell.shared.formats.onnx.file import BadOnnxFile
 
 _log = logging.getLogger(__name__)
 

@@ -26,8 +26,7 @@ from upwell.shared.routing.drift.drift_reference import DriftReference
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.scheduling.run_request import RunRequest
-from upwell.shared.signature.bound_steps import chunk_of, sizes_fit
-from upwell.shared.signature.processor import CandidatesByOutput, Prepared, Processor
+from upwell.shared.signature.processor import CandidatesByOutput, Prepared, Processor, chunk_of, sizes_fit
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
 from upwell.shared.values import quick

@@ -35,8 +35,8 @@ from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe import TIMEOUT_S, ProbeSubject, enter, survived, try_on_cpu
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError, Problem, UpwellError
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
+from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.platform.process_memory import resident_bytes
 from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor

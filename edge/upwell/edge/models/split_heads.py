@@ -16,7 +16,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file
 from upwell.shared.partition.split.split_file import FILE_NAME, CutFacts, SplitFacts, split_file_of
 from upwell.shared.routing.decide.router_state import SplitRoute
-from upwell.shared.signature.bound_steps import sizes_fit
+from upwell.shared.signature.processor import sizes_fit
 from upwell.shared.tensors import TensorSpec
 
 AUTO_FOLDER = "split"

@@ -29,7 +29,7 @@ from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import HardSettings, Settings
 from upwell.shared.routing.reasons import DEGRADED, Reason
-from upwell.shared.signature.correctness import Judge
+from upwell.shared.signature.answer_rows import Judge
 from upwell.shared.tensors import Array
 
 

@@ -32,7 +32,7 @@ from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import parse_json, read_json, write_whole
-from upwell.shared.model_digest import model_digest, sha256_of
+from upwell.shared.formats.model_digest import model_digest, sha256_of
 
 try:
     import resource

@@ -24,9 +24,8 @@ from typing import Any
 import onnx
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.onnx.file_checks import external_weights
+from upwell.shared.formats.onnx.file import BadOnnxFile, external_weights
 from upwell.shared.formats.onnx.graph import OnnxGraph, OnnxNode, read_graph
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.formats.operator_work import work_of
 from upwell.shared.partition.model_graph import Graph, Node, Tensor, in_order, size_of
 

@@ -17,8 +17,7 @@ from ai_edge_litert import schema_py_generated as schema
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain
 from upwell.shared.formats.operator_work import work_of
-from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
-from upwell.shared.formats.tflite.model import TfliteOperator, TfliteSubgraph, read_model
+from upwell.shared.formats.tflite import BadTfliteFile, TfliteOperator, TfliteSubgraph, read_model
 from upwell.shared.partition.model_graph import Graph, Node, Tensor
 
 OPERATORS = {value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)}

@@ -15,18 +15,18 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.formats.operator_work import work_of
-from upwell.shared.formats.torch_program.operators import OPERATORS
-from upwell.shared.formats.torch_program.program import (
+from upwell.shared.formats.pt2_archive import ProgramFile
+from upwell.shared.formats.torch_program import (
     FILE_NAME,
+    OPERATORS,
     BadProgram,
     Program,
     ProgramNode,
     ProgramTensor,
     packed,
 )
-from upwell.shared.formats.torch_program.pt2_archive import ProgramFile
-from upwell.shared.model_digest import model_digest
 from upwell.shared.partition.model_graph import Graph, Node, Tensor, size_of
 from upwell.shared.partition.split.model_halves import ModelHalf, Part
 

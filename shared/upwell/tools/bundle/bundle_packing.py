@@ -26,7 +26,7 @@ from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.open_bundle import check_confined
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import write_named
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.tensors import Array
 from upwell.tools.bundle.runnable_variants import (
     Models,

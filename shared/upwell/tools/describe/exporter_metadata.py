@@ -21,10 +21,9 @@ from typing import Any, Literal
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain, parse_json, read_file
+from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_class_names, read_metadata
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
-from upwell.shared.formats.tflite.metadata import TensorNote, read_notes
+from upwell.shared.formats.tflite import BadTfliteFile, TensorNote, read_notes
 from upwell.shared.signature.model_yaml import MAX_SIDE
 from upwell.shared.signature.model_yaml_draft import (
     NOTHING_KNOWN,

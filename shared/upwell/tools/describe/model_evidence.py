@@ -14,10 +14,9 @@ import numpy as np
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import open_plain
+from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.formats.onnx.graph import OnnxGraph, OnnxNode, read_graph, read_producer
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile, Flatbuffer
-from upwell.shared.formats.tflite.model import read_model
+from upwell.shared.formats.tflite import BadTfliteFile, Flatbuffer, read_model
 from upwell.shared.signature.model_yaml_draft import NAMED_AS_PROBABILITIES, ScoresKind
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 

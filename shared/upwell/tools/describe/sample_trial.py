@@ -17,8 +17,8 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_named
 from upwell.shared.signature.detections import CORNERS, FIELDS, KEYPOINT
 from upwell.shared.signature.model_yaml import load_description
+from upwell.shared.signature.postprocess import UNSEEN
 from upwell.shared.signature.processor import Processor
-from upwell.shared.signature.segmentation import UNSEEN
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array
 

@@ -20,7 +20,7 @@ from upwell.edge.runtimes.input_check import describe, shape_fits
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.bound_steps import sizes_fit
+from upwell.shared.signature.processor import sizes_fit
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
 from upwell.tools.partition.profile_inputs import synthetic_array
 from upwell.tools.partition.tiers import SUFFIXES, as_safetensors

@@ -42,8 +42,7 @@ from upwell.shared.partition.split.split_writer import (
     write_split,
 )
 from upwell.shared.partition.torch_graph import TorchModelFile
-from upwell.shared.signature.bound_steps import chunk_of
-from upwell.shared.signature.processor import Processor
+from upwell.shared.signature.processor import Processor, chunk_of
 from upwell.shared.tensors import Array
 from upwell.tools.partition.profile_inputs import read_given
 from upwell.tools.partition.tiers import for_device

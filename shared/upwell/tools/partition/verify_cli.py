@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.partition.split.split_file import FILE_NAME
 from upwell.shared.partition.split.split_writer import half_paths, read_split
 from upwell.tools.partition.halves_check import Inputs, Unfit, Verification

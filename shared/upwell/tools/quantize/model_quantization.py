@@ -16,8 +16,7 @@ from upwell.edge.runtimes.onnx.int8_saturation import saturation
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.formats.onnx.file_checks import external_weights
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.formats.onnx.file import BadOnnxFile, external_weights
 from upwell.shared.tensors import Array
 from upwell.tools.quantize.data_files import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
 from upwell.tools.quantize.output_comparison import (

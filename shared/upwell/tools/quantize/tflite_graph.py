@@ -17,8 +17,7 @@ from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import DTypeLike
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
-from upwell.shared.formats.tflite.model import TfliteSubgraph, read_model
+from upwell.shared.formats.tflite import BadTfliteFile, TfliteSubgraph, read_model
 from upwell.shared.partition.read_tflite import OPERATORS
 from upwell.shared.partition.split.tflite_halves import flatbuffer_of, signature_of
 from upwell.shared.tensors import Array

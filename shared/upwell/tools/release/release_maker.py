@@ -21,8 +21,8 @@ from upwell.edge.release.stored_release import StoredRelease, open_release, stor
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.open_source import open_source
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
+from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.tools.release.repository_editor import RepositoryEditor
 
 _MODEL_SUFFIXES = frozenset({".onnx", ".tflite"})

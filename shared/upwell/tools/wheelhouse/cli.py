@@ -30,7 +30,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import write_whole
-from upwell.shared.model_digest import sha256_of
+from upwell.shared.formats.model_digest import sha256_of
 from upwell.tools.terminal import AsJson, plain, progress, stdout_console
 
 SCRIPT, UNIT, SBOM = "upwell-device", "upwell-agent.service", "sbom.cdx.json"

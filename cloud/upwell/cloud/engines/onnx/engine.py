@@ -12,8 +12,7 @@ from upwell.cloud.engines.error_text import onnxruntime_reason
 from upwell.cloud.engines.onnx.sessions import open_session
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime
 from upwell.shared.errors import InvalidRequest, ModelFailed
-from upwell.shared.formats.onnx.file_checks import foreign_operators
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.formats.onnx.file import BadOnnxFile, foreign_operators
 from upwell.shared.formats.onnx.tensor_types import DATATYPES, UnsupportedTensor, bytes_of, spec_of, text_of
 from upwell.shared.tensors import Array, TensorSpec
 

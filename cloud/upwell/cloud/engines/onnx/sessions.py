@@ -32,8 +32,7 @@ from upwell.cloud.engines.onnx.providers import (
 from upwell.cloud.engines.onnxruntime_import import onnxruntime, openvino_devices
 from upwell.shared.errors import ModelFailed
 from upwell.shared.files import open_plain
-from upwell.shared.formats.onnx.file_checks import external_places
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
+from upwell.shared.formats.onnx.file import BadOnnxFile, external_places
 
 _METHOD = "add_external_initializers_from_files_in_memory"
 _MAX_FILE_BYTES = (1 << 31) - 1

@@ -15,7 +15,7 @@ import torch
 
 from upwell.cloud.engines.safetensors_weights import open_weights
 from upwell.shared.errors import ModelFailed
-from upwell.shared.formats.torch_program.program import (
+from upwell.shared.formats.torch_program import (
     GRAPH_KEY,
     Argument,
     BadProgram,

@@ -23,7 +23,7 @@ from upwell.edge.runtimes.onnx.providers import OPENVINO, QNN, Provider
 from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions
 from upwell.shared.files import read_json
-from upwell.shared.model_digest import model_digest, sha256_of
+from upwell.shared.formats.model_digest import model_digest, sha256_of
 
 _SEAL = "seal.json"
 _CONTEXT = "context.onnx"

@@ -14,8 +14,8 @@ import platform
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.formats.onnx.graph import INT8, UINT8, OnnxGraph, OnnxNode, read_graph
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 
 _SAFE_MAGNITUDE = 64
 _NAMED_NODES = 5

@@ -20,9 +20,8 @@ from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.edge.runtimes.placement import AcceleratorFailed, Coverage
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
-from upwell.shared.formats.onnx.file_checks import external_weights
+from upwell.shared.formats.onnx.file import BadOnnxFile, external_weights
 from upwell.shared.formats.onnx.graph import named_apart, read_graph
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 from upwell.shared.formats.onnx.tensor_types import UnsupportedTensor, spec_of
 from upwell.shared.tensors import Array
 

@@ -31,8 +31,8 @@ from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError
+from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_graph
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
 
 _TOOL = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
 _FLOAT16 = 10

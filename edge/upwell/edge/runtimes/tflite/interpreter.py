@@ -20,8 +20,7 @@ from upwell.edge.runtimes.tflite.delegate_nodes import apply_delegates, walk
 from upwell.edge.runtimes.tflite.tflite_package import TflitePackage
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import open_plain
-from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
-from upwell.shared.formats.tflite.model import names_other_files, read_model
+from upwell.shared.formats.tflite import BadTfliteFile, names_other_files, read_model
 from upwell.shared.tensors import Array, TensorSpec, oip_datatype
 
 

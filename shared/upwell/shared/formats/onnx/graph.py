@@ -1,7 +1,7 @@
 """Reads the graph of an ONNX file without the `onnx` package, which devices lack.
 
 It has nodes with inputs and outputs, the bodies of control flow, and constants with dtype, shape and numbers. Field
-numbers are those of `onnx.proto`. For external data see `upwell.shared.formats.onnx.file_checks`.
+numbers are those of `onnx.proto`. For external data see `upwell.shared.formats.onnx.file`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from upwell.shared.files import open_plain
-from upwell.shared.formats.onnx.file_checks import MAX_DEPTH, ExternalData, external_entry
-from upwell.shared.formats.onnx.protobuf_reader import (
+from upwell.shared.formats.onnx.file import (
+    MAX_DEPTH,
     BadOnnxFile,
     Bytes,
     Contents,
+    ExternalData,
     Span,
     Value,
+    external_entry,
     fields,
     length_delimited,
     opened,

@@ -21,8 +21,8 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.model_graph import Tensor
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf
-from upwell.shared.signature.bound_steps import Steps, bind
 from upwell.shared.signature.model_yaml import ModelDescription
+from upwell.shared.signature.processor import Steps, bind
 from upwell.shared.tensors import TensorSpec
 
 DESCRIPTION_FILE = "model.yaml"

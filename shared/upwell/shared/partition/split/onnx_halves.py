@@ -28,10 +28,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain
-from upwell.shared.formats.onnx.file_checks import ExternalData
+from upwell.shared.formats.model_digest import model_digest
+from upwell.shared.formats.onnx.file import BadOnnxFile, ExternalData
 from upwell.shared.formats.onnx.graph import OnnxGraph, read_graph
-from upwell.shared.formats.onnx.protobuf_reader import BadOnnxFile
-from upwell.shared.model_digest import model_digest
 from upwell.shared.partition.model_graph import Graph, Tensor
 from upwell.shared.partition.read_onnx import held_tensors, load_proto, opset_of, with_bodies
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf, Part

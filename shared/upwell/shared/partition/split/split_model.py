@@ -25,7 +25,7 @@ class ModelFile(Protocol):
 
     @property
     def digest(self) -> str:
-        """The digest of `upwell.shared.model_digest`, as 64 hexadecimal digits."""
+        """The digest of `upwell.shared.formats.model_digest`, as 64 hexadecimal digits."""
 
     @property
     def reads(self) -> Sequence[Collection[str]]:

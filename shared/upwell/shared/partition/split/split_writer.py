@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, sync_tree
-from upwell.shared.formats.torch_program.program import FILE_NAME as PROGRAM_FILE
+from upwell.shared.formats.torch_program import FILE_NAME as PROGRAM_FILE
 from upwell.shared.partition.model_graph import Graph, Tensor
 from upwell.shared.partition.plan_file import PieceFacts, PlanFacts
 from upwell.shared.partition.split.halves_model_yaml import (

@@ -17,9 +17,8 @@ from ai_edge_litert import schema_py_generated as schema
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain
-from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
-from upwell.shared.formats.tflite.model import TfliteSubgraph, read_model
-from upwell.shared.model_digest import model_digest
+from upwell.shared.formats.model_digest import model_digest
+from upwell.shared.formats.tflite import BadTfliteFile, TfliteSubgraph, read_model
 from upwell.shared.partition.model_graph import Graph, Tensor
 from upwell.shared.partition.read_tflite import tensor_names
 from upwell.shared.partition.split.model_halves import ModelHalf, Part

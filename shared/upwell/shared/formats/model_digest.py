@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from upwell.shared.files import open_plain
-from upwell.shared.formats.onnx.file_checks import external_weights
+from upwell.shared.formats.onnx.file import external_weights
 
 _CHUNK_BYTES = 1 << 20
 

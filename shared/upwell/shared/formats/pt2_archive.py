@@ -23,9 +23,10 @@ import numpy as np
 from pydantic import ValidationError
 
 from upwell.shared.files import open_plain, parse_json
-from upwell.shared.formats.torch_program.operators import CHECKS, VIEWS
-from upwell.shared.formats.torch_program.program import (
+from upwell.shared.formats.torch_program import (
+    CHECKS,
     SAFETENSORS,
+    VIEWS,
     Argument,
     BadProgram,
     DatatypeRef,
