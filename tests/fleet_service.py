@@ -24,8 +24,7 @@ from upwell.fleet.service.server import FleetServer
 from upwell.fleet.users import Actor, Role, add_user
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.config.security import ClientSecurity, TlsFiles
-from upwell.shared.oip.http.client.exchange import Received
-from upwell.shared.oip.http.client.https_call import HttpsCaller
+from upwell.shared.oip.http.client.exchange import HttpsCaller, Received
 
 CAPABILITIES = (
     opamp_pb2.AgentCapabilities_ReportsStatus

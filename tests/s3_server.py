@@ -33,7 +33,7 @@ class ObjectStorage:
     def call(self, method: str, path: str) -> bytes:
         """What the owner of the storage may do."""
         from upwell.shared.config.security import ClientSecurity, TlsFiles
-        from upwell.shared.oip.http.client.https_call import HttpsCaller
+        from upwell.shared.oip.http.client.exchange import HttpsCaller
 
         caller = HttpsCaller(f"https://{self.address}", ClientSecurity(TlsFiles(ca=self.ca)))
         received = caller.call(method, path, headers={OURS: "1", "Authorization": "AWS owner:x"})

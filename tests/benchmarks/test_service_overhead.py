@@ -82,7 +82,7 @@ WITHOUT = {
     ),
     "streams told by events": (
         "from upwell.shared.oip.grpc.server import model_stream as stream\n"
-        "from upwell.shared.oip.grpc.fastpath.stream_io import _Waits\n"
+        "from upwell.shared.oip.grpc.fastpath.inner_parts import _Waits\n"
         "stream.flow_of = lambda requests, _, *rest: _Waits(requests, *rest)"
     ),
     "the cheap flag": (

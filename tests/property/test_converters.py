@@ -18,10 +18,9 @@ from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec import converters
-from upwell.shared.oip.codec.message_cache import read_cached
-from upwell.shared.oip.codec.tensor_contents import TYPED_FIELDS
+from upwell.shared.oip.codec.converters import read_cached
+from upwell.shared.oip.codec.tensor_contents import MIN_SPLIT_BYTES, TYPED_FIELDS, split_raw_contents
 from upwell.shared.oip.codec.tensor_messages import write_parameters, write_tensor
-from upwell.shared.oip.codec.wire import MIN_SPLIT_BYTES, split_raw_contents
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.tensors import DTYPES, Array
 

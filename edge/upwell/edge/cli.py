@@ -18,9 +18,8 @@ from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.server.agent_service import MAX_STREAMS, add_agent_service
 from upwell.edge.spool.spool_case import SpoolResult
 from upwell.shared.oip.auth.client_quotas import limited
-from upwell.shared.oip.grpc.server.introspection_methods import add_introspection_methods
-from upwell.shared.oip.grpc.server.model_repository import refuse_repository_methods
 from upwell.shared.oip.grpc.server.server import Connections, start_server
+from upwell.shared.oip.grpc.server.triton_extensions import add_introspection_methods, refuse_repository_methods
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.platform.stop_signals import StopSignals

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from upwell.shared.config.security import ClientSecurity, TlsFiles, parse_endpoint
 from upwell.shared.errors import ConfigError
+from upwell.shared.oip.class_labels import LABELS, take_labels
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.label_parameters import LABELS, take_labels
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.tensors import Array, oip_datatype
 from upwell.shared.units import parse_seconds

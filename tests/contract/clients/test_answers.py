@@ -19,7 +19,7 @@ from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server.introspection_methods import add_introspection_methods
+from upwell.shared.oip.grpc.server.triton_extensions import add_introspection_methods
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.introspection import ModelConfig
 from upwell.shared.oip.open_client import Pending

@@ -25,7 +25,7 @@ from upwell.edge.observe.flight_recorder.trace_text import tell
 from upwell.edge.server.agent_assembly import embedded_agent, serve_metrics
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.resize_parameters import Seen
+from upwell.shared.oip.introspection import Seen
 from upwell.shared.routing.decide.router_state import CloudAnswered, PicturesPrepared
 from upwell.shared.routing.estimators.preparation_times import EncodedPictures
 from upwell.shared.tensors import Array

@@ -34,7 +34,7 @@ from upwell.edge.server.agent_core import AgentCore
 from upwell.fleet.case_intake import Credentials, ObjectRequest, read_credentials, sign_url
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.http.client.https_call import HttpsCaller
+from upwell.shared.oip.http.client.exchange import HttpsCaller
 from upwell.tools.cases.case_source import CaseFolder
 
 ID = "0123456789abcdef" * 2

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import Connections
-from upwell.shared.oip.http.server.cross_origin import Origin
+from upwell.shared.oip.http.server.request import Origin
 from upwell.shared.oip.http.server.server import start_http_server
 
 SITE = "https://site.example"

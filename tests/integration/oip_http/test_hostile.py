@@ -27,8 +27,9 @@ from tests.integration.oip_http.harness import (
 )
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import Connections
-from upwell.shared.oip.http.server import body_memory, listener, routes
 from upwell.shared.oip.http.server import connection as http_connection
+from upwell.shared.oip.http.server import request_bodies, routes
+from upwell.shared.oip.http.server import server as http_server
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 
 POST = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n".encode()
@@ -175,12 +176,12 @@ def test_bodies_that_stop_just_before_their_end_make_room_one_by_one(
             connection.sendall(POST + b"Content-Length: 1000\r\n\r\n" + b"[" * 999)
         until_refused(server)  # and none is given up, since none has been coming for long
         assert [ask(server, "POST", INFER, BODY).status for _ in range(3)] == [429] * 3
-        monkeypatch.setattr(body_memory, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(request_bodies, "PATIENCE_S", 0.0)
         eventually, refused = time.monotonic() + TIMEOUT_S, 0
         while ask(server, "POST", INFER, BODY).status != 200:
             refused += 1
             assert time.monotonic() < eventually
-        monkeypatch.setattr(body_memory, "PATIENCE_S", 60.0)
+        monkeypatch.setattr(request_bodies, "PATIENCE_S", 60.0)
         given_up = 0
         for connection in hostile:
             with suppress(OSError):
@@ -246,7 +247,7 @@ def test_two_hundred_silent_connections_take_no_thread(server: RunningHttpServer
 
 
 def test_beyond_the_limit_the_longest_idle_make_room(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "MAX_IDLE", 20)
+    monkeypatch.setattr(http_server, "MAX_IDLE", 20)
     server = serve()
     with ExitStack() as stack:
         first = stack.enter_context(dial(server))

@@ -22,8 +22,8 @@ from tests.integration.spool.harness import ALLOWED, Scene, case, scene, until
 from upwell.edge.server.agent_service import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.shared.config.security import ServerSecurity
+from upwell.shared.oip.auth.caller import Limits
 from upwell.shared.oip.auth.client_quotas import limited
-from upwell.shared.oip.auth.quota_keys import Limits
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
@@ -176,7 +176,7 @@ def test_two_authorization_entries_are_refused(tmp_path: Path) -> None:
 
 def test_messages_that_cannot_be_read_count_and_then_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from upwell.shared.oip.codec import converters
-    from upwell.shared.oip.grpc.server import infer_call
+    from upwell.shared.oip.grpc.server import servicer
 
     reads: list[int] = []
     read = converters.parse_infer_request
@@ -185,7 +185,7 @@ def test_messages_that_cannot_be_read_count_and_then_are_not_read(monkeypatch: p
         reads.append(len(data))
         return read(data)
 
-    monkeypatch.setattr(infer_call, "parse_infer_request", counted)
+    monkeypatch.setattr(servicer, "parse_infer_request", counted)
     limits = Limits.model_validate({"bytes": "1MiB/min"})
     server = start_server(limited(FakeDataplane(), limits, by_token=False), ["127.0.0.1:0"], max_workers=2)
     channel = grpc.insecure_channel(server.addresses[0])

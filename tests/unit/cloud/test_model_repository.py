@@ -19,7 +19,7 @@ from upwell.cloud.service.model_loader import attempt, find_models
 from upwell.cloud.service.model_repository import MAX_CHANGES, ModelRepository, RepositoryWatch
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest
-from upwell.shared.oip.grpc.server.model_repository import IndexEntry, ModelState
+from upwell.shared.oip.grpc.server.triton_extensions import IndexEntry, ModelState
 
 LIMIT_S = 10.0
 X = np.arange(16, dtype=np.float32).reshape(2, 8)

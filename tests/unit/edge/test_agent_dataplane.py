@@ -16,8 +16,8 @@ from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelNotFound, Unavailable
+from upwell.shared.oip.class_labels import LABELS, take_labels
 from upwell.shared.oip.dataplane import Call, InferRequest, Parameter
-from upwell.shared.oip.label_parameters import LABELS, take_labels
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import TensorSpec
 

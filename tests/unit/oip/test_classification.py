@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.classification import infer_classified, top_classes
+from upwell.shared.oip.class_labels import infer_classified, top_classes
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.tensors import Array

@@ -13,7 +13,7 @@ from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest, NotOffered
 from upwell.shared.oip.codec import converters
-from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES, MIN_SPLIT_BYTES, refuse_larger
+from upwell.shared.oip.codec.tensor_contents import MAX_MESSAGE_BYTES, MIN_SPLIT_BYTES, refuse_larger
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.tensors import TensorSpec
 

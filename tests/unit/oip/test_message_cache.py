@@ -7,8 +7,8 @@ import pytest
 
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.codec import converters, message_cache
-from upwell.shared.oip.codec.message_cache import read_cached
+from upwell.shared.oip.codec import converters
+from upwell.shared.oip.codec.converters import read_cached
 from upwell.shared.oip.codec.tensor_contents import MAX_ID_CHARACTERS
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 
@@ -108,8 +108,8 @@ def test_an_id_too_long_is_refused() -> None:
 
 def test_few_layouts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     remembered: dict[int, object] = {}
-    monkeypatch.setattr(message_cache, "_REMEMBERED", 4)
-    monkeypatch.setattr(message_cache, "_frames", remembered)
+    monkeypatch.setattr(converters, "_REMEMBERED", 4)
+    monkeypatch.setattr(converters, "_frames", remembered)
     for length in range(20):
         read_cached(message(id="i" * length))
         assert 1 <= len(remembered) <= 4

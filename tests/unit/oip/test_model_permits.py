@@ -9,9 +9,17 @@ import pytest
 
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed
 from upwell.shared.oip.auth.bearer_tokens import KnownTokens
-from upwell.shared.oip.auth.caller import ANONYMOUS, Caller, Grant, calling, check_may_control, current_caller, may_use
-from upwell.shared.oip.auth.model_permits import Permits
-from upwell.shared.oip.auth.quota_keys import Limits
+from upwell.shared.oip.auth.caller import (
+    ANONYMOUS,
+    Caller,
+    Grant,
+    Limits,
+    Permits,
+    calling,
+    check_may_control,
+    current_caller,
+    may_use,
+)
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 

@@ -10,7 +10,7 @@ import pytest
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec import converters
-from upwell.shared.oip.codec.wire import (
+from upwell.shared.oip.codec.tensor_contents import (
     MAX_DESCRIPTION_BYTES,
     MIN_SPLIT_BYTES,
     append_raw_contents,

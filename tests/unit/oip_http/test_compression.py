@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from upwell.shared.errors import InvalidRequest, Refused
 from upwell.shared.oip.http.replies import Rejected, Reply
-from upwell.shared.oip.http.server.body_memory import Memory, Share
-from upwell.shared.oip.http.server.compression import accepted, encoding_of, packed, unpacked
+from upwell.shared.oip.http.server.request_bodies import Memory, Share, accepted, encoding_of, packed, unpacked
 
 MAX_BYTES = 3 << 20
 PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}

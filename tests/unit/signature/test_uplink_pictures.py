@@ -14,8 +14,7 @@ from tests.photographs import photograph
 from tests.unit.signature.test_processor import CLASSIFIER, processor
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.http.body_converters import parse_config_parameters
-from upwell.shared.oip.introspection import ModelConfig, config_document
-from upwell.shared.oip.resize_parameters import Seen, read_seen, write_seen
+from upwell.shared.oip.introspection import ModelConfig, Seen, config_document, read_seen, write_seen
 from upwell.shared.signature.model_yaml import Decode, Resize
 from upwell.shared.signature.picture_transforms import decode_resized
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature, UplinkEncoding

@@ -26,11 +26,17 @@ from upwell.shared.errors import ModelFailed, Refused, Unavailable
 from upwell.shared.oip.auth.client_quotas import limited
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Call, Flag, InferRequest
-from upwell.shared.oip.error_statuses import Status
-from upwell.shared.oip.grpc.server.infer_call import failure, infer, read_request, serialized
+from upwell.shared.oip.error_statuses import Status, trailers
 from upwell.shared.oip.grpc.server.model_stream import METHOD as STREAM_METHOD
-from upwell.shared.oip.grpc.server.servicer import METHODS, SERVICE, methods_of
-from upwell.shared.oip.retry_hints import trailers
+from upwell.shared.oip.grpc.server.servicer import (
+    METHODS,
+    SERVICE,
+    failure,
+    infer,
+    methods_of,
+    read_request,
+    serialized,
+)
 
 QUICK_CALLS = 16
 """Calls of a replica beside inference: readiness, metadata, and requests refused at once."""

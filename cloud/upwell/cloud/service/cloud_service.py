@@ -13,7 +13,7 @@ from importlib.metadata import version as package_version
 from upwell.cloud.batching.queued_request import RunResult, priority_of
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, ModelVersions, offered
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
-from upwell.shared.oip.announced_extensions import extensions
+from upwell.shared.oip.class_labels import LABELS, label_parameters
 from upwell.shared.oip.dataplane import (
     Call,
     Dataplane,
@@ -23,10 +23,8 @@ from upwell.shared.oip.dataplane import (
     Parameter,
     ServerMetadata,
 )
-from upwell.shared.oip.introspection import ModelConfig, Placement, ServerSettings
-from upwell.shared.oip.label_parameters import LABELS, label_parameters
+from upwell.shared.oip.introspection import ModelConfig, Placement, ServerSettings, extensions, write_seen
 from upwell.shared.oip.model_statistics import ModelStatistics, RequestTimes, StatisticsCounter
-from upwell.shared.oip.resize_parameters import write_seen
 from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.telemetry.telemetry_keys import Traces

@@ -18,7 +18,7 @@ from upwell.cloud.engines.batches import by_rows, works_by_rows
 from upwell.cloud.engines.error_text import printable, tellable
 from upwell.cloud.repository.model_folders import Files, ModelFolder, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
-from upwell.shared.oip.grpc.server.model_repository import AS_CONFIGURED, LoadSettings
+from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, LoadSettings
 from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.signature.processor import Processor
 

@@ -21,7 +21,7 @@ from upwell.cloud.repository.model_folders import (
 from upwell.cloud.service.cloud_service import CloudService
 from upwell.cloud.service.model_loader import BrokenModel, LoadAttempt, ModelVersions, OnRun, attempt, offered
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
-from upwell.shared.oip.grpc.server.model_repository import AS_CONFIGURED, IndexEntry, LoadSettings, ModelState
+from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, IndexEntry, LoadSettings, ModelState
 
 MAX_CHANGES = 4
 """Loads and unloads by request that may run or wait at a time: each holds a thread of the server."""

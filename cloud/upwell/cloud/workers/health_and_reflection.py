@@ -16,9 +16,8 @@ from grpc_reflection.v1alpha.reflection import ReflectionServicer
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.auth.caller import may_use
 from upwell.shared.oip.codec.tensor_messages import M, parse
-from upwell.shared.oip.grpc.server.infer_call import failure
 from upwell.shared.oip.grpc.server.reflection import service_pool
-from upwell.shared.oip.grpc.server.servicer import SERVICE, abort
+from upwell.shared.oip.grpc.server.servicer import SERVICE, abort, failure
 from upwell.shared.platform.call_threads import yield_permit
 
 MAX_WATCHES = 64

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from upwell.cloud.workers.worker_messages import Ask, Change, Done, Message, StartWorker, WorkerReply
-from upwell.shared.oip.grpc.server.model_repository import AS_CONFIGURED, LoadSettings
+from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, LoadSettings
 
 Tell = Callable[[int, Message], None]
 

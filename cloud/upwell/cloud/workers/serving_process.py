@@ -37,16 +37,16 @@ from upwell.shared.config.security import check_exposure, warn_of_root
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.auth.client_quotas import limited
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
-from upwell.shared.oip.grpc.server.introspection_methods import add_introspection_methods
-from upwell.shared.oip.grpc.server.model_repository import (
+from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
+from upwell.shared.oip.grpc.server.triton_extensions import (
     AS_CONFIGURED,
-    EXTENSION,
+    REPOSITORY_EXTENSION,
     LoadSettings,
     Repository,
     RepositoryActions,
+    add_introspection_methods,
     add_repository_methods,
 )
-from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
@@ -151,7 +151,7 @@ class ServingProcess:
         results += [BrokenModel(one.name, str(one.version), UNLOADED) for one in unloaded]
         self.models = [ModelLine.of(result) for result in results]
         self._calls = calls_at_once(results, config) + _QUICK_CALLS
-        extensions = [*INTROSPECTION, *([EXTENSION] if config.serve.repository.control else [])]
+        extensions = [*INTROSPECTION, *([REPOSITORY_EXTENSION] if config.serve.repository.control else [])]
         self.service = CloudService(results, extra_extensions=extensions, statistics=counter)
         self.introspection = CloudIntrospection(self.service, counter, config.serve.traces)
         if restored.versions is not None:  # beside other workers, where a broken version replaced none that was ready

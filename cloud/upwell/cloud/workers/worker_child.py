@@ -38,7 +38,7 @@ from upwell.cloud.workers.worker_messages import (
 )
 from upwell.shared.errors import ConfigError, NotLoaded, Unavailable, UpwellError
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
-from upwell.shared.oip.grpc.server.model_repository import AS_CONFIGURED, IndexEntry, LoadSettings
+from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, IndexEntry, LoadSettings
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.telemetry.logs import set_up_logs
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from upwell.cloud.workers.startup_banner import ModelLine
 from upwell.shared.errors import ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable, UpwellError
-from upwell.shared.oip.grpc.server.model_repository import AS_CONFIGURED, LoadSettings
+from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, LoadSettings
 from upwell.shared.oip.model_statistics import ModelStatistics
 
 _CHUNK_BYTES = 1 << 16

@@ -12,8 +12,7 @@ from upwell.shared.config.security import ClientSecurity, TlsFiles, parse_endpoi
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import parse_json
 from upwell.shared.oip.grpc.client.client import RemoteError
-from upwell.shared.oip.http.client.exchange import Received
-from upwell.shared.oip.http.client.https_call import HttpsCaller
+from upwell.shared.oip.http.client.exchange import HttpsCaller, Received
 from upwell.shared.opamp.wire_names import CASES_PATH, case_upload_s
 
 Service = Callable[[], HttpsCaller | None]

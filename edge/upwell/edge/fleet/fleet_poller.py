@@ -24,8 +24,7 @@ from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import read_token
 from upwell.shared.oip.grpc.client.client import RemoteError
-from upwell.shared.oip.http.client.exchange import Received
-from upwell.shared.oip.http.client.https_call import HttpsCaller
+from upwell.shared.oip.http.client.exchange import HttpsCaller, Received
 from upwell.shared.opamp.wire_names import CONTENT_TYPE, PATH
 from upwell.shared.platform.background_thread import BackgroundThread
 

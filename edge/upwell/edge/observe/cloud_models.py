@@ -17,7 +17,7 @@ from upwell.edge.uplink.egress_check import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.resize_parameters import Seen, read_seen
+from upwell.shared.oip.introspection import Seen, read_seen
 from upwell.shared.routing.reasons import Reason, Route
 
 TIMEOUT_S = 5.0

@@ -9,7 +9,7 @@ from typing import Protocol
 from upwell.edge.admission.request_admission import Admission
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.uplink.uplink import Uplink
-from upwell.shared.oip.resize_parameters import Seen
+from upwell.shared.oip.introspection import Seen
 from upwell.shared.telemetry.log_context import note_trace
 from upwell.shared.telemetry.tracing import Place, Trace, Tracer
 

@@ -57,7 +57,7 @@ from upwell.edge.spool.spool_sender import SpoolSender
 from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
-from upwell.shared.oip.resize_parameters import Seen
+from upwell.shared.oip.introspection import Seen
 from upwell.shared.routing.decide.router_state import EdgeRan
 from upwell.shared.routing.policy.dropped_denies import dropped_denies
 from upwell.shared.routing.policy.policy import Policy

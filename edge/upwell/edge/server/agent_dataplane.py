@@ -24,7 +24,7 @@ from upwell.shared.errors import (
     Refused,
     Unavailable,
 )
-from upwell.shared.oip.announced_extensions import extensions
+from upwell.shared.oip.class_labels import label_parameters
 from upwell.shared.oip.dataplane import (
     Call,
     Dataplane,
@@ -36,8 +36,7 @@ from upwell.shared.oip.dataplane import (
 )
 from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
-from upwell.shared.oip.introspection import ModelConfig, ServerSettings
-from upwell.shared.oip.label_parameters import label_parameters
+from upwell.shared.oip.introspection import ModelConfig, ServerSettings, extensions
 from upwell.shared.oip.model_statistics import ModelStatistics, RequestTimes, StatisticsCounter
 from upwell.shared.tensors import Array
 

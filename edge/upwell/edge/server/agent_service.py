@@ -17,7 +17,7 @@ from upwell.edge.spool.spool_case import SpoolResult, SpoolUnavailable
 from upwell.rpc.agent.v1 import agent_pb2 as pb
 from upwell.shared.errors import Unauthenticated
 from upwell.shared.oip.auth.caller import client_key, current_caller, may_read_result, renewed
-from upwell.shared.oip.grpc.server.infer_call import client_name
+from upwell.shared.oip.grpc.server.servicer import client_name
 
 SERVICE = "upwell.rpc.agent.v1.AgentService"
 

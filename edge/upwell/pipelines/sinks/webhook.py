@@ -18,9 +18,8 @@ from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable, Web
 from upwell.shared.config.security import Address, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import watch_token
-from upwell.shared.oip.http.client.connection_pool import HttpConnection, Pool, ProxyRoute
-from upwell.shared.oip.http.client.proxy import proxy_for
-from upwell.shared.oip.http.tls_contexts import watch_client_context
+from upwell.shared.oip.auth.tls_credentials import watch_client_context
+from upwell.shared.oip.http.client.connection_pool import HttpConnection, Pool, ProxyRoute, proxy_for
 
 _ANSWER_BYTES = 64 << 10
 """Maximum bytes of a reply to read so that the connection can be reused; after a longer one it is closed."""

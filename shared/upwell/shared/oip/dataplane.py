@@ -22,7 +22,7 @@ Parameter: TypeAlias = bool | int | float | str
 @dataclass(frozen=True, slots=True)
 class InferRequest:
     """One inference request. `outputs` names the wanted outputs; empty means all. `classes` gives the number of classes
-    for outputs to be replaced by their highest scores (see `classification`); a `Dataplane` never sees it.
+    for outputs to be replaced by their highest scores (see `class_labels`); a `Dataplane` never sees it.
     """
 
     model: str

@@ -1,13 +1,19 @@
-"""Triton's model configuration and statistics extensions: what a server reports of its models beside metadata."""
+"""What a server reports beside metadata: Triton's model configuration and statistics, resizes, and its extensions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Literal, NoReturn, Protocol
+
+from pydantic import ValidationError
 
 from upwell.shared.errors import NotAllowed, NotOffered
 from upwell.shared.oip.model_statistics import ModelStatistics
+from upwell.shared.signature.model_yaml import Resize
+from upwell.shared.signature.processor import versions
+from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
 from upwell.shared.tensors import TensorSpec
 
 EXTENSIONS = ("classification", "model_configuration", "statistics", "schedule_policy", "parameters")
@@ -170,3 +176,40 @@ def _statistics(one: ModelStatistics) -> dict[str, object]:
 
 def _duration(count: int, total_s: float) -> dict[str, int]:
     return {"count": count, "ns": round(1e9 * total_s)}
+
+
+_DIGEST, _RESIZE = "upwell.digest", "upwell.resize."
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The sizes to which the model of that digest resizes pictures, by input; digest "" if the server does not say."""
+
+    digest: str = ""
+    resizes: Resizes = field(default_factory=lambda: NO_RESIZES)
+
+
+def write_seen(digest: str, resizes: Resizes) -> dict[str, str]:
+    """The parameters for these sizes; empty for a model that resizes nothing."""
+    if not resizes:
+        return {}
+    written = {_RESIZE + name: one.model_dump_json(include={"to", "fit", "filter"}) for name, one in resizes.items()}
+    return {_DIGEST: digest, **written}
+
+
+def read_seen(parameters: Mapping[str, str]) -> Seen:
+    """Parse parameters. A size that cannot be read, for instance from a later version, is ignored."""
+    resizes = {}
+    for name, text in parameters.items():
+        if name.startswith(_RESIZE):
+            try:
+                resizes[name.removeprefix(_RESIZE)] = Resize.model_validate_json(text)
+            except ValidationError:
+                continue
+    return Seen(parameters.get(_DIGEST, ""), resizes)
+
+
+def extensions() -> tuple[str, ...]:
+    """`upwell/MAJOR.MINOR`, and the versions of the libraries that process pictures on both sides."""
+    minor = ".".join(version("upwell").split(".")[:2])
+    return (f"upwell/{minor}", *versions())

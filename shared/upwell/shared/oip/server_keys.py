@@ -7,10 +7,10 @@ from pydantic import Field, model_validator
 from upwell.shared.config.addresses import ListenAddress, TcpAddress, check_all_differ
 from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.config.yaml import FilePart, RelativePath
-from upwell.shared.oip.auth.quota_keys import UNLIMITED, Limits
-from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
+from upwell.shared.oip.auth.caller import UNLIMITED, Limits
+from upwell.shared.oip.codec.tensor_contents import MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.oip.http.server.cross_origin import Origin
+from upwell.shared.oip.http.server.request import Origin
 from upwell.shared.telemetry.telemetry_keys import LogFormat, Traces
 from upwell.shared.units import Bytes
 

@@ -19,7 +19,7 @@ from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import parse_json
 from upwell.shared.oip.grpc.client.client import RemoteError
-from upwell.shared.oip.http.client.https_call import HttpsCaller
+from upwell.shared.oip.http.client.exchange import HttpsCaller
 from upwell.tools.terminal import percent, plain
 
 BASE = "/api/v1"

@@ -15,7 +15,7 @@ from tests.integration.oip.harness import TIMEOUT_S
 from tests.integration.oip.stream.harness import LARGE, Limited, Open, message
 from upwell.shared.errors import InvalidRequest, ModelFailed, Unavailable
 from upwell.shared.oip.auth.bearer_tokens import KnownTokens, TokenInterceptor
-from upwell.shared.oip.auth.model_permits import Permits
+from upwell.shared.oip.auth.caller import Permits
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.model_stream import StreamLimits

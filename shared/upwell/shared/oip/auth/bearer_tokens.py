@@ -17,10 +17,8 @@ from upwell.shared.config.security import ServerSecurity
 from upwell.shared.config.yaml import FilePart, load_yaml
 from upwell.shared.errors import ConfigError, Unauthenticated
 from upwell.shared.files import read_file
-from upwell.shared.oip.auth.caller import ANONYMOUS, Caller, Grant, certificate_name, set_caller
-from upwell.shared.oip.auth.quota_keys import UNLIMITED, Limits
-from upwell.shared.oip.error_counter import note_error_answer
-from upwell.shared.oip.error_statuses import STATUSES
+from upwell.shared.oip.auth.caller import ANONYMOUS, UNLIMITED, Caller, Grant, Limits, certificate_name, set_caller
+from upwell.shared.oip.error_statuses import STATUSES, note_error_answer
 from upwell.shared.platform.watched_files import WatchedFiles
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerLive"})

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.classification import read_classification
+from upwell.shared.oip.class_labels import read_classification
 from upwell.shared.oip.codec.tensor_contents import (
     decode_raw,
     encode_raw,
@@ -24,7 +24,7 @@ from upwell.shared.oip.codec.tensor_contents import (
     refuse_unsupported,
 )
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
-from upwell.shared.oip.grpc.server.infer_call import TIMEOUT, timeout_s
+from upwell.shared.oip.grpc.server.servicer import TIMEOUT, timeout_s
 from upwell.shared.oip.http.json_tensors import NamedNumber, decode_json, encode_json, was_too_large
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 

@@ -12,8 +12,7 @@ from types import MappingProxyType
 import grpc
 
 from upwell.shared.errors import UpwellError
-from upwell.shared.oip.error_statuses import status_of
-from upwell.shared.oip.retry_hints import milliseconds
+from upwell.shared.oip.error_statuses import milliseconds, status_of
 
 STATUS_HEADER = "Upwell-Status"
 """The header with gRPC's name of an error's status, since HTTP has fewer statuses."""

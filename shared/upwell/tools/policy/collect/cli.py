@@ -19,8 +19,8 @@ from upwell.edge.uplink.egress_check import METADATA_BYTES
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError
+from upwell.shared.oip.introspection import read_seen
 from upwell.shared.oip.open_client import Client, open_client
-from upwell.shared.oip.resize_parameters import read_seen
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings

@@ -16,13 +16,13 @@ import grpc
 from upwell.shared.config.security import Address, ClientSecurity, check_endpoint
 from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
 from upwell.shared.oip.auth.bearer_tokens import watch_token
-from upwell.shared.oip.auth.grpc_credentials import PemFiles, channel_credentials, watch_pem
+from upwell.shared.oip.auth.tls_credentials import PemFiles, channel_credentials, watch_pem
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.error_statuses import told_by_trailers
 from upwell.shared.oip.grpc.client.interface_relay import InterfaceRelay
 from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.server.servicer import METHODS, SERVICE
-from upwell.shared.oip.retry_hints import told_by_trailers
 from upwell.shared.platform.watched_files import WatchedFiles
 
 Options: TypeAlias = tuple[tuple[str, int | str], ...]
@@ -295,10 +295,10 @@ class OipClient:
 
     def config_parameters(self, model: str, timeout_s: float) -> Mapping[str, str]:
         """The `parameters` of a model's configuration, an extension of the protocol."""
-        from upwell.shared.oip.codec import introspection_converters  # rarely needed, and it imports protobuf's JSON
+        from upwell.shared.oip.codec import tensor_messages  # rarely needed, and it imports protobuf's JSON
 
-        data = self._call("ModelConfig", introspection_converters.serialize_config_request(model), timeout_s)
-        return parsed(introspection_converters.parse_config_parameters, data)
+        data = self._call("ModelConfig", tensor_messages.serialize_config_request(model), timeout_s)
+        return parsed(tensor_messages.parse_config_parameters, data)
 
     def close(self) -> None:
         """Close the connection; calls in progress end with `RemoteError` CANCELLED. May be called twice."""

@@ -14,7 +14,6 @@ from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.fastpath import inner_parts
-from upwell.shared.oip.grpc.fastpath.polling import handle_unary_unary, serve
 from upwell.shared.oip.grpc.server.server import start_server
 
 PROOF_S = 2.0
@@ -36,7 +35,7 @@ def switch_on() -> bool:
             "the internals of grpcio %s are unknown: small requests cost more (serve.fast_path)", grpc.__version__
         )
         return False
-    inner_parts.replace({"_handle_unary_unary": handle_unary_unary, "_serve": serve}, on=True)
+    inner_parts.replace({"_handle_unary_unary": inner_parts.handle_unary_unary, "_serve": inner_parts.serve}, on=True)
     try:
         _prove()
     except Exception as error:  # noqa: BLE001 (whatever it is, unchanged gRPC works)
@@ -51,7 +50,7 @@ def switch_on() -> bool:
 
 def switch_off() -> None:
     """Restore gRPC for servers that start from now on."""
-    own = {"_handle_unary_unary": inner_parts.handle_unary_unary, "_serve": inner_parts.serve}
+    own = {"_handle_unary_unary": inner_parts.own_handle_unary_unary, "_serve": inner_parts.own_serve}
     inner_parts.replace(own, on=False)
 
 

@@ -23,10 +23,8 @@ from upwell.shared.oip.auth.caller import client_key, current_caller, renewed, s
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Dataplane, InferRequest
 from upwell.shared.oip.error_statuses import Status
-from upwell.shared.oip.grpc.fastpath.polling import SHORT_BYTES
-from upwell.shared.oip.grpc.fastpath.stream_io import Send, flow_of
-from upwell.shared.oip.grpc.server.infer_call import call_of, failure, infer, read_request, serialized
-from upwell.shared.oip.grpc.server.servicer import SERVICE, abort
+from upwell.shared.oip.grpc.fastpath.inner_parts import SHORT_BYTES, Send, flow_of
+from upwell.shared.oip.grpc.server.servicer import SERVICE, abort, call_of, failure, infer, read_request, serialized
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.platform.call_threads import CallFuture, CallThreads, goes_on
 

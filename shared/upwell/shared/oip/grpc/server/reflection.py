@@ -15,8 +15,8 @@ from upwell.rpc.oip.v2 import (
     server_settings_pb2,
 )
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
-from upwell.shared.oip.grpc.server import introspection_methods, model_repository
 from upwell.shared.oip.grpc.server.model_stream import METHOD as STREAM_METHOD
+from upwell.shared.oip.grpc.server.triton_extensions import INTROSPECTION_METHODS, REPOSITORY_METHODS
 
 PUBLISHED_PACKAGE = "inference"
 
@@ -45,7 +45,7 @@ def service_pool(*, with_extensions: bool = False) -> DescriptorPool:
     if with_extensions:
         modules = (model_repository_pb2, model_config_pb2, model_statistics_pb2, server_settings_pb2)
         files += [_published(module.DESCRIPTOR) for module in modules]
-        for name in (*model_repository.METHODS, *introspection_methods.METHODS):
+        for name in (*INTROSPECTION_METHODS, *REPOSITORY_METHODS):
             message = f".{PUBLISHED_PACKAGE}.{name}"
             service.method.add(name=name, input_type=f"{message}Request", output_type=f"{message}Response")
     for one in files:

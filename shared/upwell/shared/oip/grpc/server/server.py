@@ -16,8 +16,8 @@ import grpc
 from upwell.shared.config.security import Address, ServerSecurity, check_listen, parse_address
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import TokenInterceptor, known_tokens
-from upwell.shared.oip.auth.grpc_credentials import server_credentials
-from upwell.shared.oip.auth.model_permits import Permits
+from upwell.shared.oip.auth.caller import Permits
+from upwell.shared.oip.auth.tls_credentials import server_credentials
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.server.model_stream import DEFAULT_LIMITS, Streams
 from upwell.shared.oip.grpc.server.servicer import add_methods, methods_of

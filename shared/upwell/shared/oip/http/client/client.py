@@ -15,16 +15,15 @@ from urllib.parse import quote
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import watch_token
+from upwell.shared.oip.auth.tls_credentials import watch_client_context
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.grpc.client.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
 from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.http import body_converters
-from upwell.shared.oip.http.client.connection_pool import CLOSED, CONNECT_S, HttpConnection, Pool, ProxyRoute
+from upwell.shared.oip.http.client.connection_pool import CLOSED, CONNECT_S, HttpConnection, Pool, ProxyRoute, proxy_for
 from upwell.shared.oip.http.client.exchange import Exchange, Received, converse, failed
-from upwell.shared.oip.http.client.proxy import proxy_for
 from upwell.shared.oip.http.replies import BINARY
-from upwell.shared.oip.http.tls_contexts import watch_client_context
 from upwell.shared.platform.call_threads import CallThreads
 
 _MOST_CALLS = 1024

@@ -1,4 +1,8 @@
-"""One request over HTTP/1.1 and its answer: waiting, cancelling, and errors."""
+"""One request over HTTP/1.1 and its answer: waiting, cancelling, and errors; on a pooled connection or one of its own.
+
+Both the time of the whole call, however slowly bytes come, and the size of the answer are bounded. Redirects are not
+followed, and the environment's proxy is used.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,15 @@ from types import MappingProxyType
 
 import grpc
 
+from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.auth.bearer_tokens import watch_token
+from upwell.shared.oip.auth.tls_credentials import watch_client_context
+from upwell.shared.oip.error_statuses import told_by_headers
 from upwell.shared.oip.grpc.client.client import KINDS, RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.body_converters import error_text
-from upwell.shared.oip.http.client.connection_pool import HttpConnection
+from upwell.shared.oip.http.client.connection_pool import CONNECT_S, HttpConnection, ProxyRoute, proxy_for
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, RETRY_MS_HEADER, STATUS_HEADER
-from upwell.shared.oip.retry_hints import told_by_headers
 
 STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(
     {
@@ -227,3 +235,45 @@ def failed(error: Exception, until_s: float) -> RemoteError:
         return RemoteError(RemoteErrorKind.GARBAGE, f"the answer is not HTTP ({type(error).__name__})")
     _log.error("a call over HTTP failed", exc_info=error)
     return RemoteError(RemoteErrorKind.INTERNAL, "INTERNAL: the answer could not be read")
+
+
+class HttpsCaller:
+    """Calls one server. `endpoint` is `https://HOST[:PORT]`. Changed PEM and token files take effect with the next
+    call.
+
+    Raises `ConfigError` for a wrong endpoint, and for files that are wrong now.
+    """
+
+    def __init__(self, endpoint: str, security: ClientSecurity) -> None:
+        address = check_endpoint(endpoint, security)
+        if address.scheme != "https":
+            raise ConfigError.at(None, f"{endpoint!r} is not an address; expected https://HOST:PORT")
+        self.endpoint = endpoint
+        self._address = address
+        self._context = watch_client_context(security.tls or TlsFiles())
+        self._token = watch_token(security.token_file)
+        self._route = ProxyRoute(address, proxy_for(address), None)
+
+    def call(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b"",
+        timeout_s: float = 30.0, max_bytes: int = 4 << 20,
+    ) -> Received:  # fmt: skip
+        """The answer, whatever its status. Raises `RemoteError` if none came, or one larger than `max_bytes`."""
+        until_s = time.monotonic() + timeout_s
+        host = f"Host: {self._address.authority}"
+        lines = [f"{method} {self._address.prefix}{path} HTTP/1.1", host, "Connection: close"]
+        lines += ["Accept-Encoding: identity", "User-Agent: upwell", f"Content-Length: {len(body)}"]
+        if self._token is not None:
+            lines.append(f"Authorization: Bearer {self._token.get()}")
+        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        exchange = Exchange(["\r\n".join([*lines, "", ""]).encode("ascii"), body], method, until_s)
+        try:
+            dial_until_s = min(until_s, time.monotonic() + CONNECT_S)
+            with self._route.dial(self._context.get(), dial_until_s, exchange.hold) as wire:
+                wire.until_s = until_s
+                received, _ = converse(wire, exchange, max_bytes)
+                return received
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 (`failed` says what it means)
+            raise failed(error, until_s) from None

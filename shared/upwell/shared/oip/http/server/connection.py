@@ -22,12 +22,12 @@ import numpy as np
 
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.auth.caller import client_key
+from upwell.shared.oip.auth.tls_credentials import certificate_name
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
-from upwell.shared.oip.http.server.body_memory import Share
 from upwell.shared.oip.http.server.request import Disconnect, HttpRequest
+from upwell.shared.oip.http.server.request_bodies import Share
 from upwell.shared.oip.http.server.request_scanner import RequestHead, RequestScanner
 from upwell.shared.oip.http.server.routes import Application, Pending, check_size, failure_reply
-from upwell.shared.oip.http.tls_contexts import certificate_name
 from upwell.shared.platform.call_threads import CallThreads
 
 HEADERS_S = 10.0

@@ -9,8 +9,7 @@ from http import HTTPStatus
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.auth.caller import check_may_use, naming_no_others
 from upwell.shared.oip.dataplane import Call
-from upwell.shared.oip.grpc.server.introspection_methods import permitted_statistics
-from upwell.shared.oip.grpc.server.model_repository import RepositoryActions
+from upwell.shared.oip.grpc.server.triton_extensions import RepositoryActions, permitted_statistics
 from upwell.shared.oip.http.body_converters import load_object, text_of
 from upwell.shared.oip.http.replies import Reply, json_reply
 from upwell.shared.oip.introspection import (

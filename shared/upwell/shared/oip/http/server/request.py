@@ -1,19 +1,26 @@
-"""Reads the headers of an HTTP request, and raw bodies that are a single input."""
+"""Reads the headers of an HTTP request, cross-origin ones too, and raw bodies that are a single input.
+
+Source: https://fetch.spec.whatwg.org/#http-cors-protocol
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from pydantic import AfterValidator
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec.tensor_contents import decode_raw
 from upwell.shared.oip.dataplane import ModelMetadata, Parameter, Signal
-from upwell.shared.oip.http.replies import BINARY, JSON, Rejected
+from upwell.shared.oip.http.replies import BINARY, JSON, Rejected, Reply
 from upwell.shared.tensors import Array, numpy_dtype
 
 TIMEOUT_HEADER = "upwell-timeout-ms"
@@ -200,3 +207,55 @@ def fact_headers(parameters: Mapping[str, Parameter]) -> list[tuple[str, str]]:
         if key.startswith("upwell.") and name.isascii() and name.replace("-", "").isalnum() and plain:
             headers.append((name.title(), text[:_MAX_HEADER_CHARACTERS]))
     return headers
+
+
+_SENT = ("authorization", "content-type", "inference-header-content-length", "traceparent", ID_HEADER, TIMEOUT_HEADER)
+_TOLD = "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, Upwell-Degraded, Upwell-Id, Upwell-Reason, "
+_TOLD += "Upwell-Route, Upwell-Status"
+_HEADER_NAME = re.compile(r"[a-z0-9-]{1,100}")
+_MAX_AGE_S = 600
+
+
+def _origin(text: str) -> str:
+    if re.fullmatch(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?", text) is None:
+        raise ValueError(f"expected an origin in lower case, such as https://site.example, got {text!r}")
+    return text
+
+
+Origin: TypeAlias = Annotated[str, AfterValidator(_origin)]
+"""The origin of a page: scheme, host and, unless it is the default, port. No wildcards."""
+
+
+def allowed_origin(headers: Mapping[str, str], origins: Collection[str]) -> str:
+    """The origin of the calling page if it is allowed; "" if the caller is no page, or a page of this server.
+
+    Raises `Rejected` (403) for a page of another site, which runs in the browser of a person who can reach this server.
+    """
+    origin = headers.get("origin", "").strip()
+    if origin in origins:
+        return origin
+    if headers.get("sec-fetch-site", "").strip() == "cross-site":
+        raise Rejected(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server")
+    return ""
+
+
+def preflight(method: str, headers: Mapping[str, str]) -> Reply | None:
+    """The reply to a browser's preflight request for an allowed page; None if this is not one."""
+    if method != "OPTIONS" or "access-control-request-method" not in headers:
+        return None
+    asked = headers.get("access-control-request-headers", "").lower().replace(" ", "").split(",")
+    tags = [name for name in asked if name.startswith(TAG_HEADER) and _HEADER_NAME.fullmatch(name)]
+    told = (
+        ("Access-Control-Allow-Methods", "GET, POST"),
+        ("Access-Control-Allow-Headers", ", ".join((*_SENT, *tags))),
+        ("Access-Control-Max-Age", str(_MAX_AGE_S)),
+    )
+    return Reply(HTTPStatus.OK, told)
+
+
+def shared_with(origin: str, reply: Reply) -> Reply:
+    """The reply with headers that let a page of that origin read it; unchanged if `origin` is ""."""
+    if not origin:
+        return reply
+    told = (("Access-Control-Allow-Origin", origin), ("Access-Control-Expose-Headers", _TOLD), ("Vary", "Origin"))
+    return dataclasses.replace(reply, headers=(*reply.headers, *told))

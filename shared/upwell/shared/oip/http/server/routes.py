@@ -20,9 +20,9 @@ from urllib.parse import unquote
 from upwell.shared.errors import InvalidRequest, ModelFailed, Refused, Unavailable, UpwellError
 from upwell.shared.oip.auth.bearer_tokens import KnownTokens
 from upwell.shared.oip.auth.caller import Caller, calling
-from upwell.shared.oip.classification import infer_classified
+from upwell.shared.oip.class_labels import infer_classified
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
-from upwell.shared.oip.error_counter import note_error_answer
+from upwell.shared.oip.error_statuses import note_error_answer
 from upwell.shared.oip.http.body_converters import (
     MAX_JSON_BYTES,
     ReadRequest,
@@ -33,24 +33,25 @@ from upwell.shared.oip.http.body_converters import (
     write_server_metadata,
 )
 from upwell.shared.oip.http.replies import BINARY, STATUS_HEADER, Rejected, Reply, error_reply, json_reply, write_json
-from upwell.shared.oip.http.server.body_memory import Memory, Share
-from upwell.shared.oip.http.server.compression import accepted, encoding_of, packed, unpacked
-from upwell.shared.oip.http.server.cross_origin import allowed_origin, preflight, shared_with
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.request import (
     HEAD_LENGTH_HEADER,
     ID_HEADER,
     PICTURES,
     HttpRequest,
+    allowed_origin,
     content_type,
     fact_headers,
     head_bytes,
     input_of,
     is_raw,
     looks_like_json,
+    preflight,
+    shared_with,
     timeout_s,
     with_tags,
 )
+from upwell.shared.oip.http.server.request_bodies import Memory, Share, accepted, encoding_of, packed, unpacked
 from upwell.shared.telemetry.log_context import note_request, request_id
 
 BODIES_IN_MEMORY = 8

@@ -1,4 +1,4 @@
-"""Triton's classification extension: an output is replaced by its highest scores, with index and label.
+"""Class labels over the protocol: Triton's classification extension, and labels as parameters of request and answer.
 
 Source:
 https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_classification.html
@@ -6,6 +6,7 @@ https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/pro
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +14,29 @@ from dataclasses import replace
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse
-from upwell.shared.oip.label_parameters import LABELS, take_labels
+from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Parameter
 from upwell.shared.tensors import Array
+
+LABELS = "upwell.labels"
+"""The request parameter that asks for labels; the answer has them in `upwell.labels.<output>`, a JSON array."""
+
+
+def label_parameters(wanted: Mapping[str, Parameter], labels: Mapping[str, Sequence[str]]) -> dict[str, Parameter]:
+    """The answer's parameters for `labels`, by output, if the request's parameters (`wanted`) ask for them."""
+    if wanted.get(LABELS) is not True:
+        return {}
+    return {f"{LABELS}.{name}": json.dumps(each, ensure_ascii=False) for name, each in labels.items()}
+
+
+def take_labels(parameters: dict[str, Parameter], output: str) -> tuple[str, ...]:
+    """Remove the labels of an output from an answer's parameters; empty if it has none that can be read."""
+    text = parameters.pop(f"{LABELS}.{output}", "")
+    try:
+        found = json.loads(text) if isinstance(text, str) and text else ()
+    except (ValueError, RecursionError):  # from another server
+        return ()
+    return tuple(found) if isinstance(found, list) and all(isinstance(one, str) for one in found) else ()
+
 
 CLASSIFICATION = "classification"
 """The parameter of a requested output that holds the number of classes."""
