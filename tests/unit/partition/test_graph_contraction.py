@@ -19,7 +19,7 @@ from tests.unit.partition.onnx_parts_for_tests import (
     value,
     weights,
 )
-from upwell.shared.partition.graph_contraction import contract
+from upwell.shared.partition.graph_contraction import _Groups, contract
 from upwell.shared.partition.model_graph import Graph, Node, Tensor
 from upwell.shared.partition.read_graph import read_graph
 
@@ -196,6 +196,25 @@ def test_thousands_of_nodes_of_which_nothing_has_a_size_are_one() -> None:
     tensors = {f"t{at}": Tensor(f"t{at}", "FP32", (1,) if at == 0 else None) for at in range(3001)}
     (one,) = contract(Graph("onnx", tuple(nodes), tensors, ("t0",), ("t3000",))).nodes
     assert one.members == tuple(range(3000))
+
+
+def test_a_chain_of_elementwise_operators_takes_work_in_proportion_to_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = 0
+    root = _Groups._root
+
+    def counted(groups: _Groups, index: int) -> int:
+        nonlocal asked
+        asked += 1
+        return root(groups, index)
+
+    monkeypatch.setattr(_Groups, "_root", counted)
+    count = 1000
+    nodes = [Node(f"n{at}", "Relu", (f"t{at}",), (f"t{at + 1}",), (at,)) for at in range(count)]
+    tensors = {f"t{at}": Tensor(f"t{at}", "FP32", (1,)) for at in range(count + 1)}
+    assert len(contract(Graph("onnx", tuple(nodes), tensors, ("t0",), (f"t{count}",))).nodes) == 1
+    assert asked < 50 * count
 
 
 def test_what_lies_between_a_fold_of_the_rows_and_its_end_stays_together(tmp_path: Path) -> None:

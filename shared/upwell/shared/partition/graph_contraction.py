@@ -79,7 +79,7 @@ class _Groups:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._parent = list(range(len(graph.nodes)))
-        self._group = {index: _Group([index], {node.op}, set(node.inputs), set(node.outputs))
+        self._group = {index: _Group([index], {node.op}, set(node.inputs), set(node.outputs), set(node.outputs))
                        for index, node in enumerate(graph.nodes)}  # fmt: skip
 
     def _root(self, index: int) -> int:
@@ -188,13 +188,16 @@ class _Groups:
     def _readers(self, root: int) -> set[int]:
         """The other groups that read this group's results."""
         consumers = self._graph.consumers
-        return {self._root(index) for tensor in self._group[root].made for index in consumers.get(tensor, ())} - {root}
+        return {self._root(index) for tensor in self._leaving(root) for index in consumers.get(tensor, ())} - {root}
 
     def _leaving(self, root: int) -> set[str]:
         """The tensors of this group that others read."""
-        consumers = self._graph.consumers
-        made = self._group[root].made
-        return {tensor for tensor in made if any(self._root(index) != root for index in consumers.get(tensor, ()))}
+        consumers, group = self._graph.consumers, self._group[root]
+        # What only the group itself reads stays so: groups grow. Asked anew of all, long chains take quadratic time.
+        group.leaving = {
+            tensor for tensor in group.leaving if any(self._root(index) != root for index in consumers.get(tensor, ()))
+        }
+        return group.leaving
 
     def _sources(self, root: int) -> set[int]:
         """The other groups whose results this one reads."""
@@ -232,18 +235,22 @@ class _Groups:
 
 @dataclass
 class _Group:
-    """Nodes by index, their operators, and the tensors that they read from outside and that they make."""
+    """Nodes by index, their operators, the tensors that they read from outside and that they make, and those of the
+    latter that others may read.
+    """
 
     nodes: list[int]
     ops: set[str]
     read: set[str]
     made: set[str]
+    leaving: set[str]
 
     def take_in(self, other: _Group) -> None:
         """Add another group."""
         self.nodes += other.nodes
         self.ops |= other.ops
         self.made |= other.made
+        self.leaving |= other.leaving
         self.read = (self.read | other.read) - self.made
 
     @property
