@@ -39,7 +39,7 @@ from upwell.fleet.service.application import open_fleet
 from upwell.fleet.service.server import FleetServer
 from upwell.fleet.users import Actor
 from upwell.rpc.opamp.v1 import opamp_pb2
-from upwell.shared.opamp.wire_names import STATISTICS
+from upwell.shared.opamp import STATISTICS
 from upwell.tools import plot_style
 from upwell.tools.plot_style import check_plot
 

@@ -25,7 +25,7 @@ from upwell.shared.oip.dataplane import (
     Parameter,
     ServerMetadata,
 )
-from upwell.shared.telemetry.otlp_spans import SpanDelivery
+from upwell.shared.telemetry.otlp import SpanDelivery
 from upwell.shared.telemetry.tracing import Tracer
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(120)]

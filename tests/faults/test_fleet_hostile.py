@@ -23,8 +23,7 @@ from upwell.fleet.enrolment.certificate_authority import Authority, open_authori
 from upwell.fleet.service.server import server_context
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.opamp.remote_configuration import digest_of
-from upwell.shared.opamp.wire_names import WISH_FILE
+from upwell.shared.opamp import WISH_FILE, digest_of
 
 Handler = http.server.BaseHTTPRequestHandler
 Answer = Callable[[Handler, opamp_pb2.AgentToServer], None]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from upwell.shared.platform.stop_signals import StopSignals, stop_signals
-from upwell.shared.platform.systemd import Systemd
+from upwell.shared.platform.process import StopSignals, Systemd, stop_signals
 
 LIMIT_S = 10.0
 

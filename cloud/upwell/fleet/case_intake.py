@@ -33,7 +33,7 @@ from upwell.fleet.registry.devices import by_certificate
 from upwell.fleet.storage.database import Database
 from upwell.shared.errors import ConfigError, InvalidRequest, Unauthenticated, UpwellError
 from upwell.shared.files import read_file, write_whole
-from upwell.shared.opamp.wire_names import CASE_ID, CASE_SUFFIX, CASES_PATH, case_upload_s
+from upwell.shared.opamp import CASE_ID, CASE_SUFFIX, CASES_PATH, case_upload_s
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

@@ -22,8 +22,7 @@ from upwell.shared.oip.grpc.server.server import Connections, start_server
 from upwell.shared.oip.grpc.server.triton_extensions import add_introspection_methods, refuse_repository_methods
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.server import start_http_server
-from upwell.shared.platform.stop_signals import StopSignals
-from upwell.shared.platform.systemd import Systemd
+from upwell.shared.platform.process import StopSignals, Systemd
 from upwell.shared.telemetry.logs import set_up_logs
 from upwell.shared.telemetry.page_server import Page
 

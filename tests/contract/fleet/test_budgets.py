@@ -16,7 +16,7 @@ from tests.fleet_service import FakeDevice, Service, service
 from upwell.fleet.budget.budget_store import solve_all
 from upwell.fleet.storage.tables import BUDGETS
 from upwell.rpc.opamp.v1 import opamp_pb2
-from upwell.shared.opamp.wire_names import STATISTICS, WISH_FILE
+from upwell.shared.opamp import STATISTICS, WISH_FILE
 
 STEEP = [(0.0, 0.4), (0.2, 0.1), (1.0, 0.0)]
 FLAT = [(0.0, 0.05), (1.0, 0.0)]

@@ -23,7 +23,7 @@ from upwell.fleet.opamp.poll_handler import Instant, Peer, PollHandler
 from upwell.fleet.storage.tables import DEVICES
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
-from upwell.shared.opamp.wire_names import DRIFT, EXPLAIN, STATISTICS, WISH_FILE
+from upwell.shared.opamp import DRIFT, EXPLAIN, STATISTICS, WISH_FILE
 
 FULL_STATE = opamp_pb2.ServerToAgentFlags_ReportFullState
 

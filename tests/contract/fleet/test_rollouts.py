@@ -13,7 +13,7 @@ import pytest
 from tests.fleet_service import FakeDevice, Remote, Service, service
 from upwell.fleet.service import server
 from upwell.rpc.opamp.v1 import opamp_pb2
-from upwell.shared.opamp.wire_names import RELEASE_PACKAGE, STATISTICS, WISH_FILE
+from upwell.shared.opamp import RELEASE_PACKAGE, STATISTICS, WISH_FILE
 
 FORMER, NEW = 6, 7
 GATE = {"requests": 40, "audits": 0, "reports": 4, "patience_s": 600.0}

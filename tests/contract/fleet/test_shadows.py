@@ -12,7 +12,7 @@ import pytest
 from tests.fleet_service import FakeDevice, Service, service
 from upwell.fleet.registry import shadow_releases
 from upwell.rpc.opamp.v1 import opamp_pb2
-from upwell.shared.opamp.wire_names import SHADOW, WISH_FILE
+from upwell.shared.opamp import SHADOW, WISH_FILE
 
 LINE = {"t_s": 1.0, "model": "digits", "size_bytes": 64, "hardness": {"margin": 0.4}, "tags": {"ward": "7"}}
 

@@ -22,7 +22,7 @@ from upwell.fleet.dashboard import pages
 from upwell.fleet.service import server
 from upwell.fleet.users import MOST_FAILURES
 from upwell.rpc.opamp.v1 import opamp_pb2
-from upwell.shared.opamp.wire_names import DRIFT, RELEASE_PACKAGE, STATISTICS
+from upwell.shared.opamp import DRIFT, RELEASE_PACKAGE, STATISTICS
 
 HOSTILE = '<img src=x onerror="document.title=1"></script>'
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -26,7 +26,7 @@ from upwell.fleet.storage.database import Database, all_rows, migrate
 from upwell.fleet.storage.tables import DEVICES, METADATA
 from upwell.fleet.users import Actor
 from upwell.rpc.opamp.v1 import opamp_pb2
-from upwell.shared.opamp.wire_names import WISH_FILE
+from upwell.shared.opamp import WISH_FILE
 
 
 def replica(folder: Path, url: str, poll: str = "60s") -> Path:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.integration.telemetry.collector import collecting
-from upwell.shared.telemetry.otlp_spans import otlp_delivery
+from upwell.shared.telemetry.otlp import otlp_delivery
 from upwell.shared.telemetry.tracing import Place, Tracer
 
 CALLER = Place("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True)

@@ -26,7 +26,7 @@ from tests.integration.agent.harness import LIMIT_S, Running, agent_process, cli
 from tests.integration.telemetry.collector import Collector, Pushed, collecting
 from tests.unit.models_for_tests import linear
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.telemetry.otlp_metrics import MetricsDelivery
+from upwell.shared.telemetry.otlp import MetricsDelivery
 from upwell.shared.telemetry.telemetry_keys import MetricsPush
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from upwell.cloud.observe.metric_families import FAMILIES
 from upwell.cloud.observe.request_counters import MAX_CLIENTS
 from upwell.edge.request import request_spans
-from upwell.shared.telemetry.otlp_spans import MAX_WAITING
+from upwell.shared.telemetry.otlp import MAX_WAITING
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

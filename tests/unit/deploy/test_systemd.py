@@ -72,7 +72,7 @@ def test_it_has_sections_and_users(name: str) -> None:
     unit = Unit(UNITS[name])
     assert unit["User"] == unit["Group"] == name
     assert name in users
-    assert unit["Type"] == "notify"  # upwell.shared.platform.systemd says when it is ready
+    assert unit["Type"] == "notify"  # upwell.shared.platform.process says when it is ready
     assert unit["NoNewPrivileges"] == "yes"
     assert unit["ProtectSystem"] == "strict"
     assert unit["CapabilityBoundingSet"] == ""

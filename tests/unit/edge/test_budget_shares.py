@@ -10,7 +10,7 @@ import pytest
 from upwell.edge.fleet.budget_shares import FILE_NAME, KeptShares
 from upwell.edge.fleet.device_facts import AgentView, DemandRates, DemandView
 from upwell.edge.observe.agent_metrics import ModelTotals
-from upwell.shared.opamp.model_demand import ModelDemand, read_demand
+from upwell.shared.opamp import ModelDemand, read_demand
 
 DAY_S = 86400.0
 

@@ -11,8 +11,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from upwell.shared.telemetry import otlp_spans
-from upwell.shared.telemetry.otlp_spans import SpanDelivery
+from upwell.shared.telemetry import otlp
+from upwell.shared.telemetry.otlp import SpanDelivery
 from upwell.shared.telemetry.tracing import Place, Trace, Tracer
 
 ID, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -107,7 +107,7 @@ def test_a_queue_that_is_full_drops_what_comes_and_says_so() -> None:
 
 
 def test_a_collector_that_hangs_keeps_nobody_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp_spans, "_CLOSE_S", 0.1)
+    monkeypatch.setattr(otlp, "_CLOSE_S", 0.1)
     exporter = Exporter()
     tracer = Tracer(1.0, delivery(exporter))
     trace = tracer.begin("", time.monotonic())

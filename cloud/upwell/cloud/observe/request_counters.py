@@ -16,7 +16,7 @@ from typing import Any
 from upwell.cloud.observe.metric_families import FAMILIES, ROWS, SECONDS, Histogram, Labels, Snapshot, counted, merged
 from upwell.shared.oip.error_statuses import errors_by_status
 from upwell.shared.platform.background_thread import BackgroundThread, restarts
-from upwell.shared.platform.process_memory import resident_bytes
+from upwell.shared.platform.process import resident_bytes
 
 ANONYMOUS = "anonymous"
 OTHERS = "others"

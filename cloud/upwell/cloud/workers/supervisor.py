@@ -42,8 +42,7 @@ from upwell.cloud.workers.worker_messages import (
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.grpc.server.server import check_free
-from upwell.shared.platform.stop_signals import StopSignals, stop_signals
-from upwell.shared.platform.systemd import Systemd
+from upwell.shared.platform.process import StopSignals, Systemd, stop_signals
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import BUDGET_MEMBERS, BUDGETS, DEVICES, GROUPS
 from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.opamp.model_demand import ModelDemand, read_demand
+from upwell.shared.opamp import ModelDemand, read_demand
 from upwell.shared.routing.estimators.budget_ledger import period_bounds
 from upwell.shared.routing.policy.settings import Period
 

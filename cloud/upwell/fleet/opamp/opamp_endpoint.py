@@ -19,7 +19,7 @@ from upwell.fleet.errors import DatabaseUnavailable
 from upwell.fleet.opamp.opamp_messages import read, write, write_error
 from upwell.fleet.opamp.poll_handler import Peer, PollHandler
 from upwell.shared.errors import InvalidRequest, NotAllowed, Refused, Unauthenticated, UpwellError
-from upwell.shared.opamp.wire_names import CONTENT_TYPE
+from upwell.shared.opamp import CONTENT_TYPE
 
 BODY_S = 10.0
 """Time limit for receiving a body."""

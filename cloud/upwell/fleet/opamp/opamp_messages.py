@@ -16,8 +16,7 @@ from upwell.fleet.registry.device_reports import ConfigurationStatus, DeviceCoun
 from upwell.rpc.opamp.v1 import anyvalue_pb2, opamp_pb2
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import parse_json
-from upwell.shared.opamp.remote_configuration import digest_of
-from upwell.shared.opamp.wire_names import DIGEST_TYPE, DRIFT, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
+from upwell.shared.opamp import DIGEST_TYPE, DRIFT, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE, digest_of
 from upwell.shared.routing.log_line import LogLine
 
 MOST_ENTRIES = 64

@@ -16,8 +16,7 @@ from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.registry.shadow_releases import keep_lines
 from upwell.fleet.storage.database import Database
 from upwell.shared.errors import Unauthenticated
-from upwell.shared.opamp.remote_configuration import STATISTICS_S, Wish, digest_of
-from upwell.shared.opamp.wire_names import EXPLAIN
+from upwell.shared.opamp import EXPLAIN, STATISTICS_S, Wish, digest_of
 
 BUDGET_POLLS = 5
 """A device with a share of a budget reports its demand in one of this many polls."""

@@ -12,7 +12,7 @@ from upwell.fleet.registry.device_reports import DeviceCounts, PresenceUpdate, R
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, EVENTS, STATISTICS
 from upwell.fleet.users import Actor, record_audit
-from upwell.shared.opamp.wire_names import AGENT_NAME, LABEL
+from upwell.shared.opamp import AGENT_NAME, LABEL
 
 EVENTS_KEPT_S = 30 * 86400.0
 

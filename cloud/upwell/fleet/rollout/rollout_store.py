@@ -41,7 +41,7 @@ from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import DEVICES, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
 from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.opamp.wire_names import RELEASE_PACKAGE
+from upwell.shared.opamp import RELEASE_PACKAGE
 
 ZONE_LABEL = "timezone"
 """The label that names a device's time zone."""

@@ -36,7 +36,7 @@ from upwell.fleet.storage.database import Database, all_rows
 from upwell.fleet.storage.tables import DEVICES, FACTS
 from upwell.fleet.users import all_users
 from upwell.shared.errors import ConfigError
-from upwell.shared.opamp.wire_names import PATH
+from upwell.shared.opamp import PATH
 
 TABLES: Sequence[Table] = (fleet_api.TABLE, rollouts_api.TABLE, shadows_api.TABLE, budgets_api.TABLE)
 """All tables of operations; each part of the service adds its own."""

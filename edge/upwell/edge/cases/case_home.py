@@ -20,8 +20,7 @@ from upwell.edge.cases.case_parcel import SUFFIX, pack, read_key
 from upwell.edge.cases.case_store import READ, SCHEMA, read_case
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.open_database import opened
-from upwell.shared.config.addresses import Endpoint
-from upwell.shared.config.security import parse_endpoint
+from upwell.shared.config.security import Endpoint, parse_endpoint
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import read_json, write_whole

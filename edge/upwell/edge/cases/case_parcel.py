@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from upwell.edge.cases.case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
-from upwell.shared.opamp.wire_names import CASE_SUFFIX
+from upwell.shared.opamp import CASE_SUFFIX
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

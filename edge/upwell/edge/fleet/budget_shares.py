@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from upwell.shared.files import read_json, write_whole
-from upwell.shared.opamp.remote_configuration import read_wish
+from upwell.shared.opamp import read_wish
 
 FILE_NAME = "shares.json"
 _WRITE_S = 600.0

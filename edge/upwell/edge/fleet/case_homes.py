@@ -13,7 +13,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.files import parse_json
 from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.http.client.exchange import HttpsCaller, Received
-from upwell.shared.opamp.wire_names import CASES_PATH, case_upload_s
+from upwell.shared.opamp import CASES_PATH, case_upload_s
 
 Service = Callable[[], HttpsCaller | None]
 """Returns the current caller of the service, as this device; None while it cannot be called."""

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from upwell.edge.observe.agent_metrics import ModelTotals
-from upwell.shared.opamp.model_demand import ModelDemand
-from upwell.shared.opamp.wire_names import AGENT_NAME, INSTANCE_UID, LABEL
+from upwell.shared.opamp import AGENT_NAME, INSTANCE_UID, LABEL, ModelDemand
 
 Sections = Sequence[tuple[str, list[str]]]
 """Headings, each with its lines."""

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from upwell.shared.config.addresses import Endpoint
-from upwell.shared.config.security import parse_endpoint
+from upwell.shared.config.security import Endpoint, parse_endpoint
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.units import Seconds
 

@@ -22,8 +22,7 @@ from upwell.edge.fleet.device_identity import FleetIdentity
 from upwell.edge.fleet.opamp_messages import ServiceMessage
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
-from upwell.shared.opamp.remote_configuration import Wish, digest_of, read_wish
-from upwell.shared.opamp.wire_names import DRIFT, EXPLAIN, SHADOW, STATISTICS
+from upwell.shared.opamp import DRIFT, EXPLAIN, SHADOW, STATISTICS, Wish, digest_of, read_wish
 
 LARGEST_DRIFT = 16 << 10
 """Maximum size of a drift report (bytes); unchanged models are left out first."""

@@ -25,7 +25,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import read_token
 from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.http.client.exchange import HttpsCaller, Received
-from upwell.shared.opamp.wire_names import CONTENT_TYPE, PATH
+from upwell.shared.opamp import CONTENT_TYPE, PATH
 from upwell.shared.platform.background_thread import BackgroundThread
 
 CALL_S = 20.0

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.files import parse_json
-from upwell.shared.opamp.wire_names import DIGEST_TYPE, DRIFT, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
+from upwell.shared.opamp import DIGEST_TYPE, DRIFT, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE
 
 CAPABILITIES = (
     opamp_pb2.AgentCapabilities_ReportsStatus

@@ -37,7 +37,7 @@ from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.formats.onnx.file import BadOnnxFile
-from upwell.shared.platform.process_memory import resident_bytes
+from upwell.shared.platform.process import resident_bytes
 from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor
 

@@ -48,7 +48,7 @@ from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.oip.open_client import open_client
-from upwell.shared.opamp.remote_configuration import digest_of
+from upwell.shared.opamp import digest_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.signature.tokenization import synthetic_bytes

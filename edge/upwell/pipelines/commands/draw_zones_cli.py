@@ -18,7 +18,7 @@ from upwell.shared.config.security import Address
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.platform.stop_signals import StopSignals
+from upwell.shared.platform.process import StopSignals
 from upwell.shared.telemetry.logs import set_up_logs
 from upwell.shared.telemetry.page_server import serve_pages
 

@@ -20,8 +20,7 @@ from upwell.pipelines.run.pipelines_file import load, running_file
 from upwell.shared.config.security import parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
-from upwell.shared.platform.stop_signals import StopSignals
-from upwell.shared.platform.systemd import Systemd
+from upwell.shared.platform.process import StopSignals, Systemd
 from upwell.shared.telemetry.logs import set_up_logs
 from upwell.shared.telemetry.page_server import Page
 

@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from upwell.pipelines.config.one_key_section import OneKeySection
-from upwell.shared.config.addresses import TcpAddress
 from upwell.shared.config.located_errors import Location, located
-from upwell.shared.config.security import Address, parse_address
+from upwell.shared.config.security import Address, TcpAddress, parse_address
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Bytes, Seconds

@@ -61,7 +61,7 @@ from upwell.pipelines.steps.change import ChangeDetector
 from upwell.pipelines.steps.geometry import LOST_S, Zones, keep
 from upwell.pipelines.steps.tracker import Tracker
 from upwell.shared.config.security import TlsFiles
-from upwell.shared.platform.process_memory import map_large_blocks
+from upwell.shared.platform.process import map_large_blocks
 
 if TYPE_CHECKING:
     from upwell.pipelines.events.where_condition import ObjectCondition

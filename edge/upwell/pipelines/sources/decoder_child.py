@@ -32,7 +32,7 @@ from av.video.stream import VideoStream
 from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate
 from upwell.pipelines.sources.frame_slot import WANTED, WHOLE, FrameSlot, Size, Wanted
 from upwell.pipelines.sources.gstreamer import RAW_FORMAT, GStreamer
-from upwell.shared.platform.process_memory import map_large_blocks
+from upwell.shared.platform.process import map_large_blocks
 
 try:
     import resource

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from upwell.shared.config.addresses import ListenAddress, TcpAddress, check_all_differ
-from upwell.shared.config.security import ServerSecurity, TlsFiles
+from upwell.shared.config.security import ListenAddress, ServerSecurity, TcpAddress, TlsFiles, check_all_differ
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.oip.auth.caller import UNLIMITED, Limits
 from upwell.shared.oip.codec.tensor_contents import MAX_MESSAGE_BYTES

@@ -12,7 +12,7 @@ from upwell.shared.telemetry.telemetry_keys import MetricsPush, Traces
 from upwell.shared.telemetry.tracing import Tracer
 
 if TYPE_CHECKING:
-    from upwell.shared.telemetry.otlp_metrics import MetricsDelivery
+    from upwell.shared.telemetry.otlp import MetricsDelivery
 
 
 def open_tracer(section: Traces, name: str, instance: str) -> Tracer:
@@ -21,7 +21,7 @@ def open_tracer(section: Traces, name: str, instance: str) -> Tracer:
     Raises `ConfigError` if the extra is not installed.
     """
     try:
-        from upwell.shared.telemetry.otlp_spans import otlp_delivery
+        from upwell.shared.telemetry.otlp import otlp_delivery
     except ImportError:
         raise ConfigError.at(None, "traces need an extra: pip install 'upwell[telemetry]'", "traces") from None
     return Tracer(section.sample, otlp_delivery(section.url, name, instance))
@@ -32,7 +32,7 @@ def open_metrics_push(
 ) -> MetricsDelivery:
     """Push `families` to the section's collector until closed. Raises `ConfigError` as `open_tracer` does."""
     try:
-        from upwell.shared.telemetry.otlp_metrics import MetricsDelivery
+        from upwell.shared.telemetry.otlp import MetricsDelivery
     except ImportError:
         raise ConfigError.at(None, "it needs an extra: pip install 'upwell[telemetry]'", "agent.otlp") from None
     return MetricsDelivery(section, families, attributes)

@@ -1,6 +1,6 @@
 """Which requests are traced; a traced request: its place in the caller's trace, and its spans.
 
-It does not know the collector (`otlp_spans`), so a request that is not traced costs one check for None.
+It does not know the collector (`otlp`), so a request that is not traced costs one check for None.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""What agent and fleet service share beyond the Open Agent Management Protocol (OpAMP) itself."""

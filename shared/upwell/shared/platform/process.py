@@ -1,0 +1,157 @@
+"""This process: the signals that stop it, notifications to systemd (sd_notify: ready, stopping), its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+HANGS_UP = getattr(signal, "SIGHUP", None)
+"""The signal of a closing terminal; None on Windows."""
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """SIGTERM, SIGINT and SIGHUP, which by default would cut off accepted requests.
+
+    SIGHUP is left out if it is ignored, as under `nohup`. It does not mean "reload" here: files that may change while a
+    server runs are watched.
+    """
+    ends = (signal.SIGTERM, signal.SIGINT)
+    if HANGS_UP is None or signal.getsignal(HANGS_UP) is signal.SIG_IGN:
+        return ends
+    return (*ends, HANGS_UP)
+
+
+class StopSignals:
+    """Once created, `stop_signals` no longer end the process but are received by the main thread.
+
+    A Python handler would not do. The kernel delivers a signal to any thread, Python runs the handler in the main
+    thread, and if that thread waits, nothing wakes it. So the main thread waits on a socket to which the interpreter
+    writes the number of each signal, from whichever thread has received it (`signal.set_wakeup_fd`). For the main
+    thread only.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = stop_signals()
+        self._received, self._written = socket.socketpair()
+        self._written.setblocking(False)
+        signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
+        for number in self._numbers:
+            signal.signal(number, lambda *_: None)
+
+    def fileno(self) -> int:
+        """The descriptor for a selector to wait on."""
+        return self._received.fileno()
+
+    def receive(self, timeout_s: float | None = None) -> signal.Signals | None:
+        """The next stop signal, after at most `timeout_s` (None: no limit); None if there was none."""
+        self._received.settimeout(timeout_s)
+        with suppress(TimeoutError, BlockingIOError):
+            number = signal.Signals(self._received.recv(1)[0])
+            return number if number in self._numbers else None
+        return None
+
+    def restore_default(self) -> None:
+        """From now on, a stop signal ends the process at once."""
+        signal.set_wakeup_fd(-1)
+        for number in self._numbers:
+            signal.signal(number, signal.SIG_DFL)
+        self._received.close()
+        self._written.close()
+
+
+_log = logging.getLogger(__name__)
+
+
+class Systemd:
+    """Sends datagrams to the socket that systemd named; does nothing if there is none.
+
+    `address` is the value of NOTIFY_SOCKET (a path, or `@` and a name in the abstract namespace), and `watchdog_s` the
+    time after which systemd kills a silent program, None without a watchdog.
+    """
+
+    def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._watchdog_s = watchdog_s
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str] | None = None) -> Systemd:
+        """From the environment: NOTIFY_SOCKET, WATCHDOG_USEC, and WATCHDOG_PID if that is this process."""
+        given = os.environ if environment is None else environment
+        microseconds = given.get("WATCHDOG_USEC", "")
+        meant = given.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        valid = microseconds.isascii() and microseconds.isdigit() and int(microseconds) > 0
+        return cls(given.get("NOTIFY_SOCKET", ""), int(microseconds) / 1e6 if meant and valid else None)
+
+    @property
+    def interval_s(self) -> float | None:
+        """Interval between pings: half of systemd's limit. None: no pings."""
+        return self._watchdog_s / 2 if self._address and self._watchdog_s is not None else None
+
+    def ready(self) -> None:
+        """Report that everything is loaded and requests are answered."""
+        self._send("READY=1")
+
+    def stopping(self) -> None:
+        """Report that the program is about to end."""
+        self._send("STOPPING=1")
+
+    def ping(self) -> None:
+        """Report that the program is alive."""
+        self._send("WATCHDOG=1")
+
+    def ping_until(self, stop: StopSignals, is_well: Callable[[], bool]) -> None:
+        """Wait for a stop signal, and ping meanwhile as long as `is_well` returns True."""
+        while stop.receive(self.interval_s) is None:
+            if self.interval_s is not None and is_well():
+                self.ping()
+
+    def _send(self, state: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.connect(self._address)
+                sender.send(state.encode())
+        except OSError as error:  # the listener is gone, which is no reason to end
+            _log.warning("cannot send %s to systemd: %s", state, error)
+
+
+_MMAP_THRESHOLD = -3
+"""glibc's parameter for the size from which a block is mapped separately (malloc.h)."""
+_LARGE_BYTES = 128 * 1024
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process in bytes, shared pages included; 0 if unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def heap_trimmer() -> Callable[[], None] | None:
+    """A function that returns freed memory, which glibc keeps for reuse, to the system; None without glibc.
+
+    It takes milliseconds, during which other threads may wait for allocations, and later allocations cost page faults.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+    return lambda: trim(ctypes.c_size_t(0))
+
+
+def map_large_blocks() -> None:
+    """Map each block of 128 KiB or more separately, so that it is returned to the system when it is freed.
+
+    glibc starts like that, but raises its threshold, up to 32 MiB, whenever such a block is freed (mallopt(3)).
+    Pictures then end up in the heaps of the threads, between small blocks that outlive them, and the heaps keep
+    growing. The price is a system call per block, and a page fault per 4 KiB. Does nothing without glibc.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
