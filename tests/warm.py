@@ -165,7 +165,7 @@ def _load() -> None:
 
     forbid_telemetry()
     import upwell.cloud.cli
-    import upwell.cloud.engines.onnx.engine
+    import upwell.cloud.engines.onnx_engine
     import upwell.edge.cli
     import upwell.edge.runtimes.onnx.runtime
     import upwell.tools.cli  # noqa: F401

@@ -14,8 +14,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from upwell.cloud.observe.observer import Observed, Observer
-from upwell.cloud.observe.request_counters import RequestCounters
+from upwell.cloud.observe.metrics import RequestCounters
+from upwell.cloud.observe.telemetry import Observed, Observer
 from upwell.shared.oip.dataplane import (
     Call,
     Dataplane,

@@ -27,8 +27,7 @@ from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
-from upwell.edge.uplink.uplink import UplinkSettings
-from upwell.edge.uplink.uplink_prober import Prober
+from upwell.edge.uplink.uplink import Prober, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, NoAllowedRoute
 from upwell.shared.oip.dataplane import InferRequest

@@ -13,7 +13,7 @@ from upwell.cloud.engines.base import ModelSettings
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:
-    from upwell.cloud.engines.jax.engine import JaxEngine
+    from upwell.cloud.engines.jax_engine import JaxEngine
 
 BUCKETS = (1, 2, 3, 8)
 
@@ -51,7 +51,7 @@ def write(
 
 def load(folder: Path, device: str = "cpu", buckets: tuple[int, ...] = BUCKETS) -> JaxEngine:
     """The engine over what `write` wrote, trusted; not warmed up."""
-    from upwell.cloud.engines.jax.engine import JaxEngine
+    from upwell.cloud.engines.jax_engine import JaxEngine
 
     path = folder / "model.jax"
     trusted = frozenset({hashlib.sha256(path.read_bytes()).hexdigest()})

@@ -27,8 +27,8 @@ UpwellError
     ├── FetchFailed       edge.updates.sources.base: a source of bundles cannot be reached, or lacks what was asked for
     │   └── NotThere      edge.release.repository_transport
     ├── CannotGoBack      edge.updates.rollback
-    ├── EgressForbidden   edge.uplink.egress_check
-    ├── UnknownRequest    edge.observe.flight_recorder.recorder
+    ├── EgressForbidden   edge.uplink.cloud_call
+    ├── UnknownRequest    edge.observe.flight_recorder
     ├── SpoolUnavailable  edge.spool.spool_case
     ├── Later             edge.spool.spool_case
     ├── CaseAway          edge.cases.case_home

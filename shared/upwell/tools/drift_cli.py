@@ -18,8 +18,7 @@ from rich.table import Table
 
 from upwell.edge.bundle.bundle import MANIFEST_NAME, REFERENCE_NAME, Trust
 from upwell.edge.config import AgentConfig
-from upwell.edge.drift.drift_watch import FILE_NAME, MAX_BYTES
-from upwell.edge.drift.row_measures import measured
+from upwell.edge.drift import FILE_NAME, MAX_BYTES, measured
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.models.served_model import ServedModel

@@ -22,9 +22,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.observe.flight_recorder.log_segments import newest_lines
-from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, last, local_time
-from upwell.edge.observe.flight_recorder.trace_text import outcome
+from upwell.edge.observe.flight_recorder import FOLDER_NAME, last, local_time, newest_lines
+from upwell.edge.observe.trace_text import outcome
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Unavailable
 from upwell.tools.terminal import AsJson, finite, percent, plain, stdout_console

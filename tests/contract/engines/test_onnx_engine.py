@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, save
 from tests.unit.models_for_tests import OPSET, identity, linear, linear_elsewhere, linear_weights, refer, tensor
 from tests.unit.models_for_tests import save as save_model
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.onnx.engine import OnnxEngine
+from upwell.cloud.engines.onnx_engine import OnnxEngine
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import TensorSpec
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.safetensors_weights import refuse_misfits
-from upwell.cloud.engines.torch import network_class
+from upwell.cloud.engines.torch import networks
 from upwell.cloud.engines.torch.demo import LargeNet
 from upwell.cloud.engines.torch.engine import TorchEngine
 from upwell.shared.errors import ModelFailed
@@ -160,9 +160,9 @@ def test_threads_hold_in_whatever_thread_runs(tmp_path: Path) -> None:
 def test_without_a_class_the_entry_point_of_the_name_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelFailed, match=r"write `class: package\.module\.Class` under models\.m in cloud\.yaml"):
         load(tmp_path, "")
-    entry = EntryPoint("m", "classes_of_torch_tests:Scale", network_class.CLASSES)
+    entry = EntryPoint("m", "classes_of_torch_tests:Scale", networks.CLASSES)
     monkeypatch.setattr(
-        network_class,
+        networks,
         "entry_points",
         lambda **wanted: [entry] if wanted == {"group": entry.group, "name": entry.name} else [],
     )
@@ -360,7 +360,7 @@ def test_weights_that_others_are_copied_over_while_they_are_read_are_those_that_
         refuse_misfits(path, what, wrong)
         os.truncate(path, 0)
 
-    monkeypatch.setattr(network_class, "refuse_misfits", and_cut)
+    monkeypatch.setattr(networks, "refuse_misfits", and_cut)
     network = LargeNet()
     weights = {name: one.detach().numpy() for name, one in network.state_dict().items()}
     engine = load(tmp_path, "upwell.cloud.engines.torch.demo.LargeNet", weights)

@@ -30,8 +30,7 @@ from upwell.edge.request import request_driver as driver_module
 from upwell.edge.request.request import Request
 from upwell.edge.request.request_context import RequestContext
 from upwell.edge.request.request_driver import RequestDriver
-from upwell.edge.uplink.cloud_call import CloudReply, Message
-from upwell.edge.uplink.egress_check import check_egress
+from upwell.edge.uplink.cloud_call import CloudReply, Message, check_egress
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse

@@ -21,7 +21,7 @@ from tests.integration.cloud.serving import serving
 from tests.photographs import photograph
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge import Answer
-from upwell.edge.observe.flight_recorder.trace_text import tell
+from upwell.edge.observe.trace_text import tell
 from upwell.edge.server.agent_assembly import embedded_agent, serve_metrics
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind

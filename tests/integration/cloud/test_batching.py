@@ -18,7 +18,7 @@ from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
-from upwell.cloud.engines.onnx.engine import OnnxEngine
+from upwell.cloud.engines.onnx_engine import OnnxEngine
 from upwell.cloud.service.cloud_service import CloudService
 from upwell.cloud.service.model_loader import CloudModel, find_models, load_model
 from upwell.shared.oip.codec.converters import serialize_infer_request

@@ -42,7 +42,7 @@ def read_only() -> Iterator[Path]:
 
 AS_NOBODY = f"""
 import encodings.idna, os, sys
-import upwell.cloud.cli, upwell.cloud.workers.serving_process, upwell.cloud.engines.onnx.engine, upwell.tools.cli
+import upwell.cloud.cli, upwell.cloud.workers.serving_process, upwell.cloud.engines.onnx_engine, upwell.tools.cli
 from upwell.tools.entry import main
 
 # The interpreter itself may lie where only root can read, so the rights go once it has been read.

@@ -18,9 +18,8 @@ from tests.fleet_service import Service, service
 from tests.integration.agent.harness import LIMIT_S, Running, agent_process, client_of
 from tests.unit.edge.request_traces import request_trace
 from tests.unit.models_for_tests import linear
-from upwell.edge.observe.flight_recorder.log_segments import Segments
-from upwell.edge.observe.flight_recorder.recorder import LIMIT_ON_DISK, ROOM_BYTES
-from upwell.edge.observe.flight_recorder.request_trace import to_line
+from upwell.edge.observe.flight_recorder import LIMIT_ON_DISK, ROOM_BYTES, Segments
+from upwell.edge.observe.request_trace import to_line
 from upwell.shared.oip.dataplane import InferRequest
 
 POLICY = "version: 1\nrules:\n  - {name: private, match: {tags: {privacy: device}}, egress: deny}\n"

@@ -10,10 +10,8 @@ import pytest
 from upwell.cloud.engines.base import ExtraMissing, engine_type
 from upwell.cloud.engines.batches import zero_batch
 from upwell.cloud.engines.error_text import reason_of, tellable
-from upwell.cloud.engines.onnx.engine import OnnxEngine
-from upwell.cloud.engines.onnx.providers import INSTALL
-from upwell.cloud.engines.torch.devices import PACKAGES
-from upwell.cloud.engines.torch.engine import TorchEngine
+from upwell.cloud.engines.onnx_engine import INSTALL, OnnxEngine
+from upwell.cloud.engines.torch.engine import PACKAGES, TorchEngine
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import TensorSpec
 
@@ -26,12 +24,12 @@ def test_engines_come_from_their_entry_points() -> None:
 
 
 def test_an_engine_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    queued = EntryPoint("jax", "upwell.cloud.engines.jax.engine:JaxEngine", "upwell.engines")
+    queued = EntryPoint("jax", "upwell.cloud.engines.jax_engine:JaxEngine", "upwell.engines")
     monkeypatch.setattr(
         "upwell.cloud.engines.base.entry_points", lambda group: [queued] if group == queued.group else []
     )
     monkeypatch.setitem(sys.modules, "jax", None)
-    monkeypatch.delitem(sys.modules, "upwell.cloud.engines.jax.engine", raising=False)
+    monkeypatch.delitem(sys.modules, "upwell.cloud.engines.jax_engine", raising=False)
     with pytest.raises(ExtraMissing, match=r"engine jax needs jax: pip install 'upwell\[jax\]'"):
         engine_type("jax")
 

@@ -12,16 +12,21 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from upwell.cloud.observe.metric_families import FAMILIES, SECONDS, CloudCollector, Histogram, Snapshot, merged
-from upwell.cloud.observe.request_counters import (
+from upwell.cloud.observe.metrics import (
+    FAMILIES,
     MAX_CLIENTS,
     OTHERS,
+    SECONDS,
+    CloudCollector,
+    Histogram,
     ModelCounts,
     Reporter,
     RequestCounters,
     RequestEnd,
+    Snapshot,
     WorkerMetrics,
     from_wire,
+    merged,
     to_wire,
 )
 

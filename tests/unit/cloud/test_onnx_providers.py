@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from upwell.cloud.engines.onnx.providers import (
+from upwell.cloud.engines.onnx_engine import (
     CPU,
     INSTALL,
     WantedProvider,

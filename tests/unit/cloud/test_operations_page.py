@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from upwell.cloud.observe.metric_families import FAMILIES
-from upwell.cloud.observe.request_counters import MAX_CLIENTS
+from upwell.cloud.observe.metrics import FAMILIES, MAX_CLIENTS
 from upwell.edge.request import request_spans
 from upwell.shared.telemetry.otlp import MAX_WAITING
 
@@ -28,7 +27,7 @@ def test_every_metric_is_in_the_table_as_it_is() -> None:
 
 
 def test_every_span_is_in_the_tree_and_the_limits_are_these() -> None:
-    sources = [ROOT / "cloud/upwell/cloud" / name for name in ("observe/observer.py", "service/cloud_service.py")]
+    sources = [ROOT / "cloud/upwell/cloud" / name for name in ("observe/telemetry.py", "service/cloud_service.py")]
     of_cloud = set(re.findall(r'"(upwell\.cloud\.[a-z]+)"', "".join(path.read_text() for path in sources)))
     of_agent = {
         request_spans.REQUEST,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from upwell.cloud.engines.torch.devices import PACKAGES, lacks_unit, open_device, warn_of_slow_precision
+from upwell.cloud.engines.torch.engine import PACKAGES, lacks_unit, open_device, warn_of_slow_precision
 from upwell.shared.errors import ModelFailed
 
 

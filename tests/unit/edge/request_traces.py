@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from upwell.edge.observe.flight_recorder.request_trace import RequestTrace, answer_fields
+from upwell.edge.observe.request_trace import RequestTrace, answer_fields
 from upwell.edge.request.answer import Answer, Timings
 from upwell.shared.routing.decide.router import Router
 from upwell.shared.routing.decide.router_state import RouterState, Signals

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.edge.uplink.endpoint_selector import AT_ONCE, EndpointSelector
+from upwell.edge.uplink.endpoint import AT_ONCE, EndpointSelector
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 
 LATE = Reason.CLOUD_DEADLINE

@@ -14,10 +14,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.edge.request_traces import request_trace, signals
-from upwell.edge.observe.flight_recorder import recorder as recorder_module
-from upwell.edge.observe.flight_recorder.log_segments import SEGMENTS, Segments, newest_lines
-from upwell.edge.observe.flight_recorder.recorder import MOST_PENDING, FlightRecorder, UnknownRequest, find, last
-from upwell.edge.observe.flight_recorder.request_trace import LONGEST_TAG, RequestTrace, to_line
+from upwell.edge.observe import flight_recorder as recorder_module
+from upwell.edge.observe.flight_recorder import (
+    MOST_PENDING,
+    SEGMENTS,
+    FlightRecorder,
+    Segments,
+    UnknownRequest,
+    find,
+    last,
+    newest_lines,
+)
+from upwell.edge.observe.request_trace import LONGEST_TAG, RequestTrace, to_line
 
 
 @pytest.fixture(params=["disk", "memory"])

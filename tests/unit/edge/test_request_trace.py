@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.edge.request_traces import NOT_FINITE, ROUTER, STATE, answer, request_trace, signals
 from upwell.edge.models.served_model import ServedModel
-from upwell.edge.observe.flight_recorder.request_trace import (
+from upwell.edge.observe.request_trace import (
     LONGEST_ID,
     LONGEST_TAG,
     LONGEST_TEXT,
@@ -22,7 +22,7 @@ from upwell.edge.observe.flight_recorder.request_trace import (
     RequestTrace,
     to_line,
 )
-from upwell.edge.observe.flight_recorder.trace_text import meanings, outcome, tell
+from upwell.edge.observe.trace_text import meanings, outcome, tell
 from upwell.edge.request.request import RowParts
 from upwell.edge.request.request_record import RequestRecord
 from upwell.shared.errors import Refused

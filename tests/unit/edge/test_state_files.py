@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.edge.agents import policy
-from upwell.edge.observe.flight_recorder.recorder import UnknownRequest, find
+from upwell.edge.observe.flight_recorder import UnknownRequest, find
 from upwell.edge.policy.housekeeping import BudgetFile
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.result_sinks import JsonlSink

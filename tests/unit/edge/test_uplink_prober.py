@@ -11,8 +11,7 @@ import pytest
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, UplinkSender, allowed, decision, sender, serving
-from upwell.edge.uplink.uplink import Uplink, UplinkSettings
-from upwell.edge.uplink.uplink_prober import Prober
+from upwell.edge.uplink.uplink import Prober, Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.fake_dataplane import FakeDataplane

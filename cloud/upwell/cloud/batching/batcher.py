@@ -13,8 +13,16 @@ import numpy as np
 
 from upwell.cloud.batching.batch_choice import RunSizes
 from upwell.cloud.batching.device_scheduler import Device
-from upwell.cloud.batching.model_queue import ModelQueue
-from upwell.cloud.batching.queued_request import DEFAULT_PRIORITY, Batch, QueuedRequest, Run, RunResult, raise_if, wake
+from upwell.cloud.batching.model_queue import (
+    DEFAULT_PRIORITY,
+    Batch,
+    ModelQueue,
+    QueuedRequest,
+    Run,
+    RunResult,
+    raise_if,
+    wake,
+)
 from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.batches import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError

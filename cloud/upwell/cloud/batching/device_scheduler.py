@@ -6,9 +6,8 @@ import threading
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from upwell.cloud.batching.fair_shares import FairShares
-from upwell.cloud.batching.model_queue import ModelQueue
-from upwell.cloud.batching.queued_request import Batch, QueuedRequest, raise_if, wake
+from upwell.cloud.batching.batch_choice import FairShares
+from upwell.cloud.batching.model_queue import Batch, ModelQueue, QueuedRequest, raise_if, wake
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call
 

@@ -14,7 +14,7 @@ from functools import partial
 from rich.console import Console
 from rich.progress import track
 
-from upwell.cloud.batching.queued_request import Run
+from upwell.cloud.batching.model_queue import Run
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.telemetry import Telemetry, serve_metrics
 from upwell.cloud.repository.model_folders import ModelFolder

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.service.model_repository import ModelRepository
+from upwell.cloud.workers.calls_to_all_workers import SharedIntrospection
 from upwell.cloud.workers.serving_process import BROKEN_OFF, Restored, ServingProcess
-from upwell.cloud.workers.shared_statistics import SharedIntrospection
 from upwell.cloud.workers.worker_messages import (
     Ask,
     Change,

@@ -27,7 +27,7 @@ from upwell.edge.cases.case import (
     request_bytes,
 )
 from upwell.edge.cases.case_store import CaseStore, Kept
-from upwell.edge.drift.row_measures import row_vector
+from upwell.edge.drift import row_vector
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer

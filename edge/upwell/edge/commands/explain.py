@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.observe.flight_recorder.log_segments import newest_lines
-from upwell.edge.observe.flight_recorder.recorder import (
+from upwell.edge.observe.flight_recorder import (
     FOLDER_NAME,
     FRAMES_NAME,
     UnknownRequest,
@@ -23,8 +22,9 @@ from upwell.edge.observe.flight_recorder.recorder import (
     is_frame,
     last,
     local_time,
+    newest_lines,
 )
-from upwell.edge.observe.flight_recorder.trace_text import ms, outcome, tell, tell_frame
+from upwell.edge.observe.trace_text import ms, outcome, tell, tell_frame
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 

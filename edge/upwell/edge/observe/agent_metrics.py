@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from upwell.edge.cases.case_collector import CaseCollector
-from upwell.edge.drift.drift_watch import DriftWatch
+from upwell.edge.drift import DriftWatch
 from upwell.edge.models.load_report import ModelHealth
 from upwell.edge.observe.agent_health import health_families
 from upwell.edge.release.release_control import ReleaseControl

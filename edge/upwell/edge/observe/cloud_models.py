@@ -13,7 +13,7 @@ from upwell.edge.models.served_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request_record import RequestRecord
-from upwell.edge.uplink.egress_check import METADATA_BYTES, EgressForbidden
+from upwell.edge.uplink.cloud_call import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from upwell.edge.cases.case_collector import CaseCollector, SentLater
-from upwell.edge.drift.drift_watch import DriftWatch
+from upwell.edge.drift import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.served_model import ServedModel
 from upwell.edge.observe.request_log import RequestLog

@@ -26,8 +26,7 @@ from upwell.edge.request.request import Request, RowParts, pictures_of, signals_
 from upwell.edge.request.request_context import RequestContext
 from upwell.edge.request.request_record import RequestRecord
 from upwell.edge.request.request_spans import EDGE, HEAD, UPLINK, add_decision, add_run
-from upwell.edge.uplink.cloud_call import CloudCall, CloudReply, Message
-from upwell.edge.uplink.egress_check import EgressForbidden
+from upwell.edge.uplink.cloud_call import CloudCall, CloudReply, EgressForbidden, Message
 from upwell.shared.errors import DeadlineExceeded, ModelFailed, Refused
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.decide.router_state import Decision, PicturesPrepared

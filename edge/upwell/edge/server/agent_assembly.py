@@ -28,7 +28,7 @@ from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.observe.agent_health import release_part
 from upwell.edge.observe.agent_metrics import counter_by, release_families
-from upwell.edge.observe.flight_recorder.trace_text import tell_elsewhere
+from upwell.edge.observe.trace_text import tell_elsewhere
 from upwell.edge.policy.housekeeping import Housekeeping
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.release.release_control import ReleaseControl

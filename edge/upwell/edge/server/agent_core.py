@@ -17,8 +17,8 @@ from typing import Any
 from upwell.edge.admission.request_admission import Admission
 from upwell.edge.cases.case_collector import CaseCollector
 from upwell.edge.cases.case_store import FILE_NAME as CASES_NAME
-from upwell.edge.drift.drift_watch import FILE_NAME as DRIFT_NAME
-from upwell.edge.drift.drift_watch import DriftWatch
+from upwell.edge.drift import FILE_NAME as DRIFT_NAME
+from upwell.edge.drift import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.load_report import ModelHealth
 from upwell.edge.models.served_model import ServedModel
@@ -32,11 +32,11 @@ from upwell.edge.observe.agent_metrics import (
     update_families,
 )
 from upwell.edge.observe.cloud_models import CloudModels
-from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, FlightRecorder
-from upwell.edge.observe.flight_recorder.request_trace import RequestTrace
+from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder
 from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
 from upwell.edge.observe.release_shadow import ReleaseShadow
 from upwell.edge.observe.request_log import RequestLog
+from upwell.edge.observe.request_trace import RequestTrace
 from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.policy.policy_file import PolicyFile

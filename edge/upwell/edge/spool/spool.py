@@ -24,7 +24,7 @@ from upwell.edge.spool.spool_case import (
 )
 from upwell.edge.spool.spool_drainer import CaseSender, Drainer
 from upwell.edge.spool.spool_store import Store
-from upwell.edge.uplink.egress_check import EgressForbidden
+from upwell.edge.uplink.cloud_call import EgressForbidden
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.policy.compiled_policy import Verdict
 

@@ -1,4 +1,7 @@
-"""One call to the cloud: its message, its outcome, and what each error means to the router."""
+"""One call to the cloud: its message, its outcome, and what each error means to the router.
+
+At the moment of sending the policy is asked whether something may leave the device.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,41 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeAlias
 
 from upwell.edge.uplink.endpoint import Connection, Endpoint
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Pending
 from upwell.shared.routing.flow.flow_actions import CloudFailure
+from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.reasons import Reason
+
+Judge: TypeAlias = Callable[[], Verdict]
+"""Asks the policy in force when it is called. It is kept for a while, so it must not hold tensors."""
+
+
+METADATA_BYTES = 64
+"""A question to the cloud about a model is judged like a request of this size without tags."""
+
+
+class EgressForbidden(UpwellError):
+    """The current policy keeps on the device what was about to leave; `reason` is its code."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.reason = verdict.denial or Reason.EGRESS_DENIED
+        could = " could not be evaluated, which" if verdict.failed_rule else ""
+        super().__init__(f"rule {verdict.egress_rule!r}{could} denies egress")
+
+
+def check_egress(judge: Judge) -> None:
+    """Raise `EgressForbidden` if the current policy keeps it here."""
+    verdict = judge()
+    if verdict.denial is not None:
+        raise EgressForbidden(verdict)
+
 
 REASONS: Mapping[RemoteErrorKind, Reason] = {
     RemoteErrorKind.UNAVAILABLE: Reason.CLOUD_UNAVAILABLE,

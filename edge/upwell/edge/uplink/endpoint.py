@@ -1,19 +1,26 @@
-"""Endpoints and their connections, and how long a connection may stay silent before it counts as dead."""
+"""Endpoints and their connections, which one is in use, and how long one may be silent before it counts as dead.
+
+The device may move to another network: its own address has changed.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
-from upwell.shared.config.security import ClientSecurity
+from upwell.shared.config.security import ClientSecurity, parse_endpoint
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client, open_client
+from upwell.shared.platform.socket_connect import bind_to_interface
+from upwell.shared.routing.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +234,96 @@ class Endpoint:
         finally:
             for link in doomed:
                 link.client.close()
+
+
+Sources: TypeAlias = tuple[str, ...]
+
+# Reserved addresses (RFC 5737, RFC 3849): they take the default route.
+_SOMEWHERE = ("192.0.2.1", "2001:db8::1")
+
+
+def source_addresses(endpoints: Sequence[str], interface: str = "") -> Sources:
+    """The device's own addresses towards these endpoints by the current routing table, over `interface` if one is
+    named; "" if there is no route.
+
+    Sends nothing and asks no name server: connecting a UDP socket only looks up the route. An endpoint given by name
+    counts as a host on the default route; one on this machine is skipped.
+    """
+    hosts: dict[str, None] = {}
+    for endpoint in endpoints:
+        address = parse_endpoint(endpoint)
+        if address.socket_path is None and not address.is_loopback:
+            hosts.update(dict.fromkeys([address.host] if _is_number(address.host) else _SOMEWHERE))
+    return tuple(_source(host, interface) for host in hosts)
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _source(host: str, interface: str) -> str:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            bind_to_interface(probe, interface)
+            probe.connect((host, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+AT_ONCE = frozenset({Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_CERTIFICATE, Reason.CLOUD_UNAUTHENTICATED})
+"""Failures of the endpoint itself: the next call goes to another. A late answer may be due to a short deadline, so it
+takes `EndpointSelector.LATE` of them in a row.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSelector:
+    """The endpoint in use among `count`, by its place, and when to try the preferred ones again. A value; time is an
+    argument.
+
+    After a failure the next place is used, the first after the last, and kept. While any but the first is in use,
+    those before it are tried again after `wait_s`. That starts at `FIRST_WAIT_S` and doubles with each try up to
+    `LONGEST_WAIT_S`, even if the try succeeds: an endpoint that reports ready and then fails again is tried less and
+    less often, until an answer comes from the first place.
+    """
+
+    LATE: ClassVar[int] = 3
+    FIRST_WAIT_S: ClassVar[float] = 1.0
+    LONGEST_WAIT_S: ClassVar[float] = 30.0
+
+    count: int
+    place: int = 0
+    late: int = 0
+    wait_s: float = FIRST_WAIT_S
+    try_at_s: float = 0.0
+
+    def answered(self, place: int) -> EndpointSelector:
+        """The state after an answer from `place`."""
+        if place != self.place:
+            return self
+        return replace(self, late=0, wait_s=self.wait_s if place else self.FIRST_WAIT_S)
+
+    def missed(self, place: int, reason: Reason, now_s: float) -> EndpointSelector:
+        """The state after a failure at `place`; a call sent before the last move changes nothing."""
+        if self.count == 1 or place != self.place:
+            return self
+        late = self.late + 1 if reason is Reason.CLOUD_DEADLINE else 0
+        if reason not in AT_ONCE and late < self.LATE:
+            return replace(self, late=late)
+        return replace(self, place=(place + 1) % self.count, late=0, try_at_s=now_s + self.wait_s)
+
+    def tried(self, better: int | None, now_s: float) -> EndpointSelector:
+        """The state after a try of the preferred places: `better` is the first that is ready, or None."""
+        wait_s = min(self.LONGEST_WAIT_S, self.wait_s * 2)
+        place = self.place if better is None else min(better, self.place)
+        return replace(self, place=place, late=0, wait_s=wait_s, try_at_s=now_s + wait_s)
+
+    def after(self, place: int) -> int:
+        """A place other than `place`, if there is one: the one in use, or the next."""
+        return self.place if place != self.place else (place + 1) % self.count

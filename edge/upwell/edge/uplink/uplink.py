@@ -1,4 +1,7 @@
-"""The way to the cloud: endpoints in order of preference, and the check that keeps data on the device."""
+"""The way to the cloud: endpoints in order of preference, and the check that keeps data on the device.
+
+The prober asks the cloud without a request: the time of an empty call, and whether a preferred endpoint is back.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,88 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
-from upwell.edge.uplink.cloud_call import REASONS, CloudCall, CloudReply, ConnectionLease, FailedCall, Message
-from upwell.edge.uplink.egress_check import Judge, check_egress
-from upwell.edge.uplink.endpoint import Connection, Endpoint
-from upwell.edge.uplink.endpoint_selector import EndpointSelector, Sources, source_addresses
-from upwell.edge.uplink.uplink_prober import Prober
+from upwell.edge.uplink.cloud_call import (
+    REASONS,
+    CloudCall,
+    CloudReply,
+    ConnectionLease,
+    FailedCall,
+    Judge,
+    Message,
+    check_egress,
+)
+from upwell.edge.uplink.endpoint import Connection, Endpoint, EndpointSelector, Sources, source_addresses
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
+from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.decide.router_state import CloudMoved, LinkProbed, Outcome
 from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
+
+
+class Prober:
+    """A thread that starts with the first allowed call and sleeps unless there were recent requests that may leave.
+
+    While awake it calls `ask`, which returns the seconds until the next time.
+    """
+
+    SEEN_S: ClassVar[float] = 10.0
+    LOOK_S: ClassVar[float] = 0.5
+
+    def __init__(self, ask: Callable[[], float]) -> None:
+        self._ask = ask
+        self._seen_at_s = -math.inf
+        self._bell = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_dormant = False
+        self._stopped = False
+
+    def begin(self) -> None:
+        """A call that the policy allows begins: from the first one on there may be probes."""
+        self._seen_at_s = time.monotonic()
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._stopped:
+                    self._thread = BackgroundThread("uplink-prober", self._run, lambda: self._stopped)
+                    self._thread.start()
+        self._wake()
+
+    def note_candidate(self) -> None:
+        """There was a request that may leave."""
+        if self._thread is not None:
+            self._seen_at_s = time.monotonic()
+            self._wake()
+
+    def stop(self) -> None:
+        """Start nothing more."""
+        with self._lock:
+            self._stopped = True
+        self._bell.set()
+
+    def join(self) -> None:
+        """Wait for the end of the thread, which comes at once if its calls are cancelled."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _wake(self) -> None:
+        if self._is_dormant:
+            self._bell.set()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._is_dormant = True  # set before the check, so that a later request wakes the thread
+            is_wanted = time.monotonic() - self._seen_at_s < self.SEEN_S
+            if is_wanted:
+                self._is_dormant = False
+            self._bell.wait(self._ask() if is_wanted else None)
+            self._bell.clear()
+
 
 T = TypeVar("T")
 

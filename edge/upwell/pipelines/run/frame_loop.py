@@ -15,8 +15,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from upwell.edge.observe.flight_recorder.recorder import FlightRecorder
-from upwell.edge.observe.flight_recorder.request_trace import LONGEST_ID, LONGEST_TEXT, json_line
+from upwell.edge.observe.flight_recorder import FlightRecorder
+from upwell.edge.observe.request_trace import LONGEST_ID, LONGEST_TEXT, json_line
 from upwell.pipelines.events.event_rules import Event, EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame, PipelineStatus, StepRun

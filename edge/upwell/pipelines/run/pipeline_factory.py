@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from upwell.edge.observe.flight_recorder.recorder import FRAMES_NAME, FlightRecorder
+from upwell.edge.observe.flight_recorder import FRAMES_NAME, FlightRecorder
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.spool.result_sinks import TakeLater
 from upwell.edge.spool.spool_case import SpoolResult

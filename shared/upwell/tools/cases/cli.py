@@ -18,7 +18,7 @@ from rich.table import Table
 from upwell.edge.cases.case import CaseFacts
 from upwell.edge.cases.case_store import FILE_NAME
 from upwell.edge.config import AgentConfig
-from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME as FLIGHTS_NAME
+from upwell.edge.observe.flight_recorder import FOLDER_NAME as FLIGHTS_NAME
 from upwell.edge.observe.outcome_recorder import LOG_NAME
 from upwell.edge.spool.open_database import connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME

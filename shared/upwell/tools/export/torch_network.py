@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from upwell.cloud.engines.torch.network_class import build, find_class
+from upwell.cloud.engines.torch.networks import build, find_class
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 

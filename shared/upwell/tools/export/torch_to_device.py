@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from upwell.cloud.engines.error_text import reason_of
-from upwell.cloud.engines.torch.network_class import declared_specs
+from upwell.cloud.engines.torch.networks import declared_specs
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, ModelFailed

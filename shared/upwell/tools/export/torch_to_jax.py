@@ -18,7 +18,7 @@ from jax import export
 from torch._ops import OpOverloadPacket
 
 from upwell.cloud.engines.error_text import reason_of
-from upwell.cloud.engines.torch.network_class import declared_specs
+from upwell.cloud.engines.torch.networks import declared_specs
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 from upwell.tools.export.torch_network import random_rows, relative_error, to_numpy, to_torch

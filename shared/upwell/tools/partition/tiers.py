@@ -50,8 +50,7 @@ def for_device(half: ModelHalf, kind: DeviceFormat) -> ModelHalf:
 def exported_program(path: Path, kind: DeviceFormat) -> bytes:
     """The program in a file of either suffix, as ONNX or TFLite. Raises `UpwellError`."""
     try:
-        from upwell.cloud.engines.torch.network_class import declared_specs
-        from upwell.cloud.engines.torch.program_module import ProgramModule
+        from upwell.cloud.engines.torch.networks import ProgramModule, declared_specs
         from upwell.tools.export.torch_to_device import TorchNetwork, exported
 
         with tempfile.TemporaryDirectory(prefix="upwell-") as folder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from upwell.cloud.workers.repository_changes import Changes
+from upwell.cloud.workers.calls_to_all_workers import Changes
 from upwell.cloud.workers.worker_messages import Ask, Change, Done, Message, StartWorker, WorkerReply
 
 BROKEN = ("NotLoaded", "it is broken")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from upwell.edge.observe.flight_recorder.recorder import local_time
+from upwell.edge.observe.flight_recorder import local_time
 from upwell.shared.routing import reasons
 
 Section = tuple[str, list[str]]

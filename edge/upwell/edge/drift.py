@@ -1,27 +1,87 @@
-"""Drift detection in the background: rows wait in a short queue, one thread counts them, and a file survives
-restarts."""
+"""Drift detection in the background: rows wait in a short queue, one thread counts them, a file survives restarts.
+
+A row is measured by the quantities of its inputs and of its answer.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from upwell.edge.drift.row_measures import measured
+import numpy as np
+
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
+from upwell.edge.models.hardness_scorer import Scorer
 from upwell.edge.request.request_record import RequestRecord
+from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import read_json, write_whole
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.routing.drift.drift_reference import DriftReference
+from upwell.shared.routing.drift.drift_reference import DriftReference, Floats, RowMeasures
 from upwell.shared.routing.drift.model_drift import DriftReport, ModelDrift
+from upwell.shared.routing.hardness import Measure
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
+from upwell.shared.signature.picture_quality import picture_quality
+from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array
+
+NO_BOX = "(no box)"
+"""The class of a row without detections."""
+
+
+def measured(
+    signature: Signature, scorer: Scorer, outputs: Mapping[str, Array], picture: bytes | Array | None, measure: Measure
+) -> RowMeasures:
+    """One row: `outputs` with their row dimension, and the encoded picture, or its pixels [height, width, channels]."""
+    hard = HardSettings(measure=measure)
+    hardness = scorer.score(outputs, hard, 1)[0] if scorer.can(hard) else math.nan
+    brightness = sharpness = math.nan
+    if picture is not None:
+        with suppress(InvalidRequest):  # a picture that cannot be decoded has no brightness
+            brightness, sharpness = picture_quality(picture)
+    return RowMeasures(
+        hardness=hardness,
+        label=row_label(signature, outputs),
+        brightness=brightness,
+        sharpness=sharpness,
+        vector=row_vector(signature, scorer, outputs),
+    )
+
+
+def row_label(signature: Signature, outputs: Mapping[str, Array]) -> str:
+    """The class of a one-row answer, for a detector that of its best box; empty without one."""
+    for output in signature.outputs:
+        array = outputs.get(output.name)
+        if array is None:
+            continue
+        if output.kind in ("probabilities", "logits") and array.ndim and array.size == array.shape[-1]:
+            best = best_class(array, output.kind)
+            return "" if best is None else label_of(best[0], output.labels)
+        if output.kind == "detections":
+            boxes = found_boxes(array)
+            return label_of(int(boxes[boxes[:, 4].argmax(), 5]), output.labels) if len(boxes) else NO_BOX
+    return ""
+
+
+def row_vector(signature: Signature, scorer: Scorer, outputs: Mapping[str, Array]) -> Floats | None:
+    """The row's embedding, else its logits; None if the model has neither, or if a number is not finite."""
+    embedding = next((one for one in signature.outputs if one.kind == "embedding"), None)
+    if embedding is None:
+        logits = scorer.logits(outputs, 0)
+        return None if logits is None else np.array(logits, dtype=np.float64)
+    vector = outputs[embedding.name].astype(np.float64).ravel()
+    return vector if np.isfinite(vector).all() else None
+
 
 FILE_NAME = "drift.json"
 """The file with the counts, in the agent's `state_dir`."""

@@ -1,1 +1,0 @@
-"""The engine jax: XLA without torch."""

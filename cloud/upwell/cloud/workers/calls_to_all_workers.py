@@ -1,0 +1,231 @@
+"""Calls that concern all workers: loads and unloads, made in each before the caller is answered, and statistics."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TookTooLong
+from dataclasses import dataclass
+
+from upwell.cloud.workers.worker_messages import (
+    Ask,
+    AskStatistics,
+    Change,
+    Done,
+    Message,
+    StartWorker,
+    Statistics,
+    TellStatistics,
+    WorkerReply,
+)
+from upwell.shared.errors import Unavailable
+from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, LoadSettings
+from upwell.shared.oip.introspection import Introspection, ModelConfig, ServerSettings
+from upwell.shared.oip.model_statistics import ModelStatistics, added
+
+Tell = Callable[[int, Message], None]
+
+_NOBODY = -1
+
+
+@dataclass
+class _CurrentChange:
+    """One change: the worker that asked for it, and the workers that have not made it yet."""
+
+    change: Change
+    asker: int
+    ask_id: int
+    waiting: set[int]
+    error: tuple[str, str] | None = None
+
+
+class Changes:
+    """The supervisor's part: sends one change at a time to all workers, and remembers changes for later workers.
+
+    `tell` sends a message to the worker of a number. Not thread-safe.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._queue: deque[tuple[int, Ask]] = deque()
+        self._current: _CurrentChange | None = None
+        self._count = 0
+        self._unloaded: set[str] = set()
+        self._versions: dict[str, tuple[str, ...]] = {}
+        self._settings: dict[str, LoadSettings] = {}
+        self._workers: set[int] = set()
+
+    def note(self, versions: Mapping[str, tuple[str, ...]]) -> None:
+        """Record the versions that were loaded at the start."""
+        self._versions.update(versions)
+
+    def start(self, number: int, config: Mapping[str, object]) -> list[Message]:
+        """The first messages for a new worker, which bring it up to date, including a change in progress."""
+        self._workers.add(number)
+        versions = dict(self._versions) if self._versions else None
+        first: list[Message] = [
+            StartWorker(number, config, tuple(sorted(self._unloaded)), versions, dict(self._settings))
+        ]
+        if self._current is not None:
+            self._current.waiting.add(number)
+            first.append(self._current.change)
+        return first
+
+    def ask(self, number: int, ask: Ask) -> None:
+        """Queue a change that a worker asked for."""
+        self._queue.append((number, ask))
+        self._next()
+
+    def done(self, number: int, done: Done) -> None:
+        """Record that a worker has made the current change, or failed to."""
+        if self._current is None or self._current.change.id != done.id:
+            return
+        self._remember(self._current.change, done.versions)
+        self._current.error = self._current.error or done.error
+        self._without(number)
+
+    def gone(self, number: int) -> None:
+        """Forget a worker that died: nobody waits for it, and the changes it asked for are dropped unless begun."""
+        self._workers.discard(number)
+        self._queue = deque((asker, ask) for asker, ask in self._queue if asker != number)
+        if self._current is not None and self._current.asker == number:
+            self._current.asker = _NOBODY  # the next worker of this number did not ask for it
+        self._without(number)
+
+    def _without(self, number: int) -> None:
+        now = self._current
+        if now is None:
+            return
+        now.waiting.discard(number)
+        if now.waiting:
+            return
+        self._current = None
+        if now.asker in self._workers:
+            self._tell(now.asker, WorkerReply(now.ask_id, now.error))
+        self._next()
+
+    def _remember(self, change: Change, versions: tuple[str, ...]) -> None:
+        """Remember a change made by any worker, for later workers."""
+        if versions and change.unload:
+            self._unloaded.add(change.model)
+            self._settings.pop(change.model, None)
+        elif versions:
+            self._unloaded.discard(change.model)
+            self._settings.pop(change.model, None)
+            if change.settings != AS_CONFIGURED:
+                self._settings[change.model] = change.settings
+            self._versions[change.model] = versions
+
+    def _next(self) -> None:
+        if self._current is not None or not self._queue:
+            return
+        asker, ask = self._queue.popleft()
+        self._count += 1
+        change = Change(self._count, ask.model, ask.unload, ask.settings)
+        self._current = _CurrentChange(change, asker, ask.id, set(self._workers))
+        for number in sorted(self._workers):
+            self._tell(number, change)
+
+
+LIMIT_S = 5.0
+"""How long a caller waits for the slowest worker."""
+
+
+@dataclass
+class _Gathering:
+    """The worker that asked, and the workers that have not replied yet."""
+
+    asker: int
+    ask_id: int
+    waiting: set[int]
+
+
+class GatheredStatistics:
+    """The supervisor's part: asks every worker. Counts of a worker that died are kept, so no sum ever falls.
+
+    `tell` sends a message to the worker of a number. Not thread-safe.
+    """
+
+    def __init__(self, tell: Callable[[int, Message], None]) -> None:
+        self._tell = tell
+        self._count = 0
+        self._open: dict[int, _Gathering] = {}
+        self._latest: dict[int, Sequence[ModelStatistics]] = {}
+        self._former: Sequence[ModelStatistics] = ()
+
+    def ask(self, number: int, ask: AskStatistics, workers: Sequence[int]) -> None:
+        """Handle a question of a worker; `workers` are those that serve."""
+        self._count += 1
+        self._open[self._count] = _Gathering(number, ask.id, set(workers))
+        for worker in workers:
+            self._tell(worker, TellStatistics(self._count))
+
+    def told(self, number: int, statistics: Statistics) -> None:
+        """Handle a worker's statistics."""
+        self._latest[number] = statistics.models
+        if statistics.id in self._open:
+            self._open[statistics.id].waiting.discard(number)
+        self._answer()
+
+    def gone(self, number: int) -> None:
+        """Forget a worker that died, so that nobody waits for it."""
+        self._former = added([self._former, self._latest.pop(number, ())])
+        self._open = {key: one for key, one in self._open.items() if one.asker != number}
+        for one in self._open.values():
+            one.waiting.discard(number)
+        self._answer()
+
+    def _answer(self) -> None:
+        for key, one in list(self._open.items()):
+            if not one.waiting:
+                del self._open[key]
+                self._tell(one.asker, Statistics(one.ask_id, tuple(added([self._former, *self._latest.values()]))))
+
+
+class SharedIntrospection:
+    """The `Introspection` of a worker: `own` answers for this worker, `send` sends a message to the supervisor."""
+
+    def __init__(self, own: Introspection, send: Callable[[Message], None]) -> None:
+        self._own = own
+        self._send = send
+        self._lock = threading.Lock()
+        self._count = 0
+        self._waiting: dict[int, Future[tuple[ModelStatistics, ...]]] = {}
+
+    def config(self, model: str, version: str = "") -> ModelConfig:
+        """See `Introspection.config`."""
+        return self._own.config(model, version)
+
+    def settings(self) -> ServerSettings:
+        """See `Introspection.settings`."""
+        return self._own.settings()
+
+    def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        """See `Introspection.statistics`: for all workers together. Raises `Unavailable` if one does not reply."""
+        wanted = {(one.model, one.version) for one in self._own.statistics(model, version)}
+        with self._lock:
+            self._count += 1
+            number, future = self._count, Future[tuple[ModelStatistics, ...]]()
+            self._waiting[number] = future
+        self._send(AskStatistics(number))
+        try:
+            every = future.result(LIMIT_S)
+        except TookTooLong:
+            raise Unavailable("another worker did not report its statistics; try again") from None
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+        return [one for one in every if (one.model, one.version) in wanted]
+
+    def tell(self, order: TellStatistics) -> None:
+        """Send this worker's statistics to the supervisor."""
+        self._send(Statistics(order.id, tuple(self._own.statistics())))
+
+    def answered(self, statistics: Statistics) -> None:
+        """Handle the sum of all workers' statistics."""
+        with self._lock:
+            future = self._waiting.get(statistics.id)
+        if future is not None and not future.done():
+            future.set_result(statistics.models)
