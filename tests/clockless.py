@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from upwell.edge.updates.update_follower import UpdateFollower
-from upwell.edge.updates.update_poller import RETRY_S, UpdatePoller
+from upwell.edge.updates.update_follower import RETRY_S, UpdateFollower, UpdatePoller
 
 
 class ClocklessPoller(UpdatePoller):

@@ -9,9 +9,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from upwell.edge.bundle.archive import write_archive
-from upwell.edge.bundle.bundle import MANIFEST_NAME, Bundle, Trust
+from upwell.edge.bundle.bundle import MANIFEST_NAME, Bundle, Trust, entry_of, sizes_in
 from upwell.edge.bundle.bundle_signature import sign_bundle
-from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.signing_keys import PrivateKey, fingerprint_of
 

@@ -27,8 +27,7 @@ from tests.integration.agent.harness import client_of
 from tests.integration.agent.test_trials import CLASSES, DESCRIPTION, requests, write_model
 from tests.integration.agent.versions import write_endless
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge.bundle.bundle import DESCRIPTION_NAME, MANIFEST_NAME
-from upwell.edge.bundle.folder_files import entry_of, sizes_in
+from upwell.edge.bundle.bundle import DESCRIPTION_NAME, MANIFEST_NAME, entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import InferRequest

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.faults.oracles import CLOUD_MODEL
-from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource, ServedModel
 from upwell.edge.runtimes.fake import Behaviour, FakeRuntime
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.uplink.uplink import UplinkSettings

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from upwell.edge.admission.request_admission import Admission
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.observe.agent_metrics import AgentMetrics
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.request.request import Request
-from upwell.edge.request.request_context import RequestContext
+from upwell.edge.request.request import Request, RequestContext
 from upwell.edge.request.request_driver import PERFORM, RequestDriver
 from upwell.edge.uplink.cloud_call import CloudCall, CloudReply
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings

@@ -17,8 +17,7 @@ from tests.integration.spool.harness import until
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
 from upwell.edge.models.model_config import UpdatesSection
 from upwell.edge.updates.sources.open_source import open_source
-from upwell.edge.updates.update_follower import UpdateFollower
-from upwell.edge.updates.update_poller import UpdatePoller
+from upwell.edge.updates.update_follower import UpdateFollower, UpdatePoller
 from upwell.edge.updates.version_store import VersionStore
 
 NAME = "digits.bundle.tar"

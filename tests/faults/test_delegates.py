@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.loads import bundle, requests, side, software
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.model_loader import Loader
-from upwell.edge.models.served_model import ServedModel
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.routing.policy.policy import Policy

@@ -21,8 +21,7 @@ from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.oracles import CLOUD_MODEL, edge_scores, picture, pictures
 from tests.faults.proxy import Proxy
 from tests.faults.scene import HARD_ALWAYS, ONE, assert_from_cloud, scene, until, write_agent
-from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource, ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore

@@ -15,10 +15,9 @@ import pytest
 
 from tests.faults.repeating import Repeating
 from tests.unit.edge.agents import MODEL, SURE, edge_model, rows_of
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.model_loader import Loader
-from upwell.edge.models.served_model import ServedModel
 from upwell.edge.models.version_trial import MIN_FAILURES
 from upwell.edge.request.answer import Answer
 from upwell.edge.server.agent_assembly import warm_up

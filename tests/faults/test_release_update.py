@@ -22,15 +22,12 @@ from tests.integration.spool.harness import until
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.release import release_source, repository_transport
-from upwell.edge.release.device_floor import DeviceFloor
-from upwell.edge.release.fleet_choice import FleetChoice, KeptFleetChoice
-from upwell.edge.release.release_config import ReleaseSection
-from upwell.edge.release.release_follower import ReleaseFollower
-from upwell.edge.release.release_source import NO_CLOCK, ReleaseSource
+from upwell.edge.release.release_config import DeviceFloor, ReleaseSection
+from upwell.edge.release.release_source import NO_CLOCK, FleetChoice, KeptFleetChoice, ReleaseFollower, ReleaseSource
 from upwell.edge.release.signed_document import parse_document
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.open_source import open_source
-from upwell.edge.updates.update_poller import UpdatePoller
+from upwell.edge.updates.update_follower import UpdatePoller
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy

@@ -23,7 +23,7 @@ from tests.source_trees import trees
 from upwell.cloud.config import CloudConfig
 from upwell.edge.bundle.calibrations import CalibrationsFile
 from upwell.edge.config import AgentConfig
-from upwell.edge.models.load_report import LoadReport, ModelHealth
+from upwell.edge.models.edge_model import LoadReport, ModelHealth
 from upwell.edge.observe.agent_metrics import AgentMetrics
 from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.runtimes.base import Placement

@@ -170,7 +170,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.export.cli": {"safetensors"},
     "upwell.cloud.ray.serve": {"ray"},
     "upwell.edge.bundle.signing_keys": {"cryptography"},
-    "upwell.edge.cases.case_parcel": {"cryptography"},
+    "upwell.edge.cases.case_delivery": {"cryptography"},
     "upwell.tools.doctor_cli": {"cryptography"},
     "upwell.tools.cases.case_exports": {"pyarrow"},
     "upwell.tools.demo.demo_plot": {"matplotlib"},
@@ -236,7 +236,7 @@ NEEDS_AN_EXTRA = {
 """The modules that name a package of an extra, and which."""
 
 IMPORTED_LATER = {
-    "upwell.edge.cases.case_parcel",
+    "upwell.edge.cases.case_delivery",
     "upwell.edge.release.repository_transport",
     "upwell.tools.cases.case_exports",
     "upwell.tools.doctor_cli",
@@ -267,7 +267,7 @@ ALSO_NEED_ONE = {
     "upwell.edge.runtimes.onnx.tensor_conversion",
     "upwell.pipelines.commands.run_cli",
     "upwell.pipelines.run.pipeline_factory",
-    "upwell.edge.fleet.fleet_conversation",
+    "upwell.edge.fleet.fleet_protocol",
     "upwell.edge.fleet.fleet_poller",
     "upwell.fleet.api.device_and_user_operations",
     "upwell.fleet.api.operation_table",

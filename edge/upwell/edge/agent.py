@@ -9,7 +9,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported when an agent is made, since that takes a second
-    from upwell.edge.models.load_report import ModelHealth
+    from upwell.edge.models.edge_model import ModelHealth
     from upwell.edge.request.answer import Answer
     from upwell.edge.server.agent_core import AgentCore
     from upwell.edge.spool.spool_case import SpoolResult

@@ -15,7 +15,7 @@ from upwell.edge.observe.agent_health import summary
 from upwell.edge.server.agent_assembly import assemble, serve_metrics
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
-from upwell.edge.server.agent_service import MAX_STREAMS, add_agent_service
+from upwell.edge.server.result_stream import MAX_STREAMS, add_agent_service
 from upwell.edge.spool.spool_case import SpoolResult
 from upwell.shared.oip.auth.client_quotas import limited
 from upwell.shared.oip.grpc.server.server import Connections, start_server

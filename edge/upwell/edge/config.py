@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from upwell.edge.bundle.bundle import Trust
-from upwell.edge.cases.case_home import CasesSection
+from upwell.edge.cases.case_delivery import CasesSection
 from upwell.edge.fleet.fleet_config import FleetSection
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.release.release_config import ReleaseSection

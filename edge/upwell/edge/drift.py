@@ -22,7 +22,7 @@ import numpy as np
 
 from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.hardness_scorer import Scorer
-from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.request import RequestRecord
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import read_json, write_whole
 from upwell.shared.platform.background_thread import BackgroundThread

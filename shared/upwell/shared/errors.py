@@ -31,8 +31,8 @@ UpwellError
     ├── UnknownRequest    edge.observe.flight_recorder
     ├── SpoolUnavailable  edge.spool.spool_case
     ├── Later             edge.spool.spool_case
-    ├── CaseAway          edge.cases.case_home
-    ├── CaseRefused       edge.cases.case_home
+    ├── CaseAway          edge.cases.case_delivery
+    ├── CaseRefused       edge.cases.case_delivery
     ├── CaseLost          tools.cases.case_source
     ├── SourceEnded       pipelines.sources.base
     ├── SinkUnavailable   pipelines.sinks.base

@@ -19,9 +19,8 @@ from rich.table import Table
 from upwell.edge.bundle.bundle import MANIFEST_NAME, REFERENCE_NAME, Trust
 from upwell.edge.config import AgentConfig
 from upwell.edge.drift import FILE_NAME, MAX_BYTES, measured
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.model_config import EdgeSide, ModelSection
-from upwell.edge.models.served_model import ServedModel
 from upwell.edge.request.request import as_arrays
 from upwell.edge.updates.model_start import loaded
 from upwell.shared.config.yaml import load_yaml

@@ -22,7 +22,7 @@ from upwell.edge import Answer
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
-from upwell.edge.server.agent_service import add_agent_service
+from upwell.edge.server.result_stream import add_agent_service
 from upwell.edge.spool.spool import Spool
 from upwell.edge.spool.spool_case import SPOOL_ID, SpoolResult
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc

@@ -23,12 +23,10 @@ import pytest
 from tests.examples import sampled
 from tests.unit.edge.agents import CLOUD_MODEL, MODEL, edge_model, policy, rows_of
 from upwell.edge.admission.request_admission import Admission
-from upwell.edge.models.edge_model import EdgeModel, Head, ModelSource
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, Head, ModelSource, ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request import request_driver as driver_module
-from upwell.edge.request.request import Request
-from upwell.edge.request.request_context import RequestContext
+from upwell.edge.request.request import Request, RequestContext
 from upwell.edge.request.request_driver import RequestDriver
 from upwell.edge.uplink.cloud_call import CloudReply, Message, check_egress
 from upwell.shared.errors import UpwellError

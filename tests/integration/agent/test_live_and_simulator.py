@@ -18,8 +18,7 @@ import pytest
 
 from tests.integration.agent.test_agent_and_simulator import cut_of, log_of, probabilities
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_model, policy, rows_of
-from upwell.edge.models.edge_model import EdgeModel, Head
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, Head, ServedModel
 from upwell.edge.server import agent_core
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.uplink.cloud_call import CloudCall, CloudReply

@@ -20,9 +20,8 @@ from tests.faults.scene import until
 from tests.integration.agent.harness import LIMIT_S, Running, agent_process, client_of
 from tests.integration.agent.versions import MODEL, health, serves, state, updates
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge.bundle.bundle import DESCRIPTION_NAME, GOLDEN_NAME, MANIFEST_NAME, Bundle
+from upwell.edge.bundle.bundle import DESCRIPTION_NAME, GOLDEN_NAME, MANIFEST_NAME, Bundle, entry_of, sizes_in
 from upwell.edge.bundle.bundle_signature import sign_bundle
-from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.golden import answer_function, record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.runtimes.runtime_loader import load_runtime

@@ -20,9 +20,8 @@ from tests.faults.bundles_for_tests import Signer, archive_of
 from tests.faults.repeating import Repeating
 from tests.integration.agent.harness import LIMIT_S, Running, client_of
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge.bundle.bundle import GOLDEN_NAME, MANIFEST_NAME, Bundle
+from upwell.edge.bundle.bundle import GOLDEN_NAME, MANIFEST_NAME, Bundle, entry_of, sizes_in
 from upwell.edge.bundle.bundle_signature import sign_bundle
-from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.golden import record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.shared.oip.dataplane import InferRequest

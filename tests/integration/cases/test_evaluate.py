@@ -16,8 +16,7 @@ from tests.faults.bundles_for_tests import archive_of
 from tests.faults.oracles import EDGE_BUNDLE, cloud_scores, edge_scores, picture, pictures
 from tests.faults.releases_for_tests import Releases
 from tests.integration.cases.made_cases import Made, boxes, encoded, keep
-from upwell.edge.bundle.bundle import MANIFEST_NAME
-from upwell.edge.bundle.folder_files import entry_of, sizes_in
+from upwell.edge.bundle.bundle import MANIFEST_NAME, entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.cases.case import CaseSignature
 from upwell.shared.errors import ConfigError

@@ -18,7 +18,7 @@ from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, spooling_agent
 from tests.integration.cases.test_collecting import kept, run
 from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase
-from upwell.edge.cases.case_parcel import UnreadableCase, pack, unpack
+from upwell.edge.cases.case_delivery import UnreadableCase, pack, unpack
 from upwell.shared.errors import ConfigError
 from upwell.tools.cases.case_source import KEY_VARIABLE, CaseFolder
 from upwell.tools.cli import build_app

@@ -25,8 +25,7 @@ from tests.faults.scene import until
 from tests.fleet_service import FakeDevice, Service, service
 from tests.integration.agent.kept import EASY
 from tests.s3_server import KEY_ID, REGION, SECRET, ObjectStorage, object_storage
-from upwell.edge.cases.case_home import CaseAway, CaseRefused, CasesSection
-from upwell.edge.cases.case_parcel import unpack
+from upwell.edge.cases.case_delivery import CaseAway, CaseRefused, CasesSection, unpack
 from upwell.edge.fleet import case_homes
 from upwell.edge.fleet.case_homes import FleetHome, StorageHome
 from upwell.edge.server.agent_assembly import embedded_agent

@@ -15,8 +15,7 @@ import pytest
 from tests.faults.programs import UPWELL, Program
 from tests.page_reader import ROOT, Block, Reader, blocks, matches
 from upwell.edge.bundle.archive import write_archive
-from upwell.edge.bundle.bundle import MANIFEST_NAME
-from upwell.edge.bundle.folder_files import entry_of, sizes_in
+from upwell.edge.bundle.bundle import MANIFEST_NAME, entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.tools.demo.digit_data import ASSETS
 

@@ -18,8 +18,7 @@ from tests.faults.scene import until
 from tests.integration.agent.versions import APPEARS_S, EASY, INPUT, MODEL, Publisher, rows, version_of
 from tests.integration.release.devices import policy_file, write_device
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge.bundle.bundle import MANIFEST_NAME
-from upwell.edge.bundle.folder_files import entry_of, sizes_in
+from upwell.edge.bundle.bundle import MANIFEST_NAME, entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.server.agent_assembly import embedded_agent

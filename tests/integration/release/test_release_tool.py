@@ -18,8 +18,7 @@ from tests.faults.releases_for_tests import Releases
 from tests.in_process import InProcess
 from tests.page_reader import Reader, blocks
 from upwell.edge.bundle.archive import write_archive
-from upwell.edge.bundle.bundle import MANIFEST_NAME
-from upwell.edge.bundle.folder_files import entry_of, sizes_in
+from upwell.edge.bundle.bundle import MANIFEST_NAME, entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_whole

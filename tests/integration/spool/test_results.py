@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.integration.spool.harness import Scene, scene, until
-from upwell.edge.server.agent_service import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
+from upwell.edge.server.result_stream import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
 from upwell.edge.spool.result_sinks import CallbackSink, JsonlSink
 from upwell.edge.spool.spool_case import SpoolResult
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.integration.spool.harness import ALLOWED, Scene, case, scene, until
-from upwell.edge.server.agent_service import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
+from upwell.edge.server.result_stream import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.shared.config.security import ServerSecurity
 from upwell.shared.oip.auth.caller import Limits
@@ -126,7 +126,7 @@ def test_streams_of_one_client_do_not_shut_out_another(tmp_path: Path) -> None:
 
 
 def test_a_stream_ends_of_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upwell.edge.server.agent_service.MAX_AGE_S", 0.5)
+    monkeypatch.setattr("upwell.edge.server.result_stream.MAX_AGE_S", 0.5)
     with guarded(tmp_path) as (it, _, results, _):
         keep(it, 1, ALICE)
         assert len([*results(ALICE)]) == 1

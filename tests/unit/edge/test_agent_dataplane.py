@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.agents import MAX_MESSAGE_BYTES, MODEL, SURE, UNSURE, rows_of, scene, sides
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import UplinkSettings

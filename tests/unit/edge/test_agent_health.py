@@ -10,9 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from tests.unit.edge.agents import MODEL, SURE, edge_model, rows_of, scene
-from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.load_report import LoadReport, RuntimeAttempt
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, LoadReport, RuntimeAttempt, ServedModel
 from upwell.edge.observe.agent_health import document, health_of, summary
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.server.agent_assembly import serve_metrics

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from upwell.edge.fleet.budget_shares import FILE_NAME, KeptShares
 from upwell.edge.fleet.device_facts import AgentView, DemandRates, DemandView
+from upwell.edge.fleet.fleet_protocol import FILE_NAME, KeptShares
 from upwell.edge.observe.agent_metrics import ModelTotals
 from upwell.shared.opamp import ModelDemand, read_demand
 

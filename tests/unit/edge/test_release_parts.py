@@ -11,10 +11,9 @@ import pytest
 from tuf.api.metadata import TargetFile
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
-from upwell.edge.release.device_floor import DeviceFloor
-from upwell.edge.release.fleet_choice import FleetChoice
+from upwell.edge.release.release_config import DeviceFloor
 from upwell.edge.release.release_control import ReleaseControl
-from upwell.edge.release.release_source import ReleaseSource
+from upwell.edge.release.release_source import FleetChoice, ReleaseSource
 from upwell.edge.release.repository_transport import FolderTransport, check_small
 from upwell.edge.release.signed_document import Payload, ReleaseDocument, parse_document
 from upwell.edge.release.tuf_client import ReleaseRepository

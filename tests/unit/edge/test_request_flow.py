@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, busy, edge_model, policy, rows_of, scene, sides
 from upwell.edge import Answer
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import (
     CloudFailed,

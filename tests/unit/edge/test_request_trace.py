@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.request_traces import NOT_FINITE, ROUTER, STATE, answer, request_trace, signals
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.observe.request_trace import (
     LONGEST_ID,
     LONGEST_TAG,
@@ -23,8 +23,7 @@ from upwell.edge.observe.request_trace import (
     to_line,
 )
 from upwell.edge.observe.trace_text import meanings, outcome, tell
-from upwell.edge.request.request import RowParts
-from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.request import RequestRecord, RowParts
 from upwell.shared.errors import Refused
 from upwell.shared.routing import reasons
 from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, RouterState, SplitRoute

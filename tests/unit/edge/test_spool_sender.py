@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.stalling import serving, uplink_of
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_model, policy, rows_of
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy import router_service
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool import spool_sender as sender_module

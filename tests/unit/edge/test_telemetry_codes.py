@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, UNSURE, edge_model, policy, rows_of
 from upwell.edge import Answer
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity

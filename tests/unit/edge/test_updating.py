@@ -21,8 +21,7 @@ from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.models.model_config import UpdatesSection
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.open_source import open_source
-from upwell.edge.updates.update_follower import UpdateFollower
-from upwell.edge.updates.update_poller import UpdatePoller
+from upwell.edge.updates.update_follower import UpdateFollower, UpdatePoller
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, ModelFailed
 

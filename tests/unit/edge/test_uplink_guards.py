@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource, ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane

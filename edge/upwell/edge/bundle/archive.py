@@ -16,8 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from upwell.edge.bundle.bundle import BundleRefused, Refusal
-from upwell.edge.bundle.folder_files import CHUNK_BYTES, Progress, first_clash, nobody, sizes_in, why_unfit
+from upwell.edge.bundle.bundle import (
+    CHUNK_BYTES,
+    BundleRefused,
+    Progress,
+    Refusal,
+    first_clash,
+    nobody,
+    sizes_in,
+    why_unfit,
+)
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain, replacing
 

@@ -1,4 +1,7 @@
-"""`calibrations.yaml`: calibrated thresholds that travel with the models of a bundle."""
+"""What travels with the models of a bundle: `calibrations.yaml` and `reference.json`.
+
+The first has calibrated thresholds, the second the statistics of the rows when the bundle was made, for drift.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 from ruamel.yaml import YAML
 
-from upwell.edge.bundle.bundle import CALIBRATIONS_NAME
+from upwell.edge.bundle.bundle import CALIBRATIONS_NAME, REFERENCE_NAME
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import plain_file, read_file
+from upwell.shared.routing.drift.drift_reference import DriftReference
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.policy_keys import Section
@@ -59,3 +64,18 @@ def _text(calibrations: Sequence[Calibration]) -> str:
     written = [one.model_dump(mode="json", exclude_unset=True) for one in calibrations]
     yaml.dump({"version": 1, "calibrations": written}, buffer)
     return buffer.getvalue()
+
+
+MAX_BYTES = 1 << 20
+
+
+def load_reference(folder: Path) -> DriftReference | None:
+    """The reference of the bundle in `folder`; None without such a file. Raises `ConfigError`."""
+    path = folder / REFERENCE_NAME
+    if not os.path.lexists(path):
+        return None
+    try:
+        data = read_file(plain_file(folder, REFERENCE_NAME), "the reference for drift", MAX_BYTES)
+        return DriftReference.read(data)
+    except ValueError as error:
+        raise ConfigError.at(path, f"not a reference written by `upwell model reference`: {error}") from None

@@ -10,9 +10,18 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, BundleRefused, FileEntry, Manifest, Refusal
-from upwell.edge.bundle.folder_files import first_clash, read_small, why_unfit
-from upwell.edge.bundle.signature_envelope import first_problem
+from upwell.edge.bundle.bundle import (
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    BundleRefused,
+    FileEntry,
+    Manifest,
+    Refusal,
+    first_clash,
+    read_small,
+    why_unfit,
+)
+from upwell.edge.bundle.bundle_signature import first_problem
 from upwell.shared.errors import ConfigError
 
 MAX_MANIFEST_BYTES = 1 << 20

@@ -15,11 +15,14 @@ from upwell.edge.bundle.bundle import (
     Bundle,
     BundleRefused,
     Manifest,
+    Progress,
     Refusal,
     Trust,
+    entry_of,
+    nobody,
+    sizes_in,
 )
 from upwell.edge.bundle.bundle_signature import Signed, check_signature
-from upwell.edge.bundle.folder_files import Progress, entry_of, nobody, sizes_in
 from upwell.edge.bundle.manifest import read_manifest
 from upwell.shared.config.yaml import read_text
 from upwell.shared.config.yaml_tree import read_tree

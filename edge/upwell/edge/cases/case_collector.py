@@ -31,7 +31,7 @@ from upwell.edge.drift import row_vector
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
-from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
 from upwell.edge.spool.spool_case import SpoolResult

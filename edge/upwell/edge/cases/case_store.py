@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from upwell.edge.cases.case import CaseFacts, CollectedCase
-from upwell.edge.spool.open_database import open_database
-from upwell.edge.spool.schema_migrations import Migration
+from upwell.edge.spool.open_database import Migration, open_database
 from upwell.edge.spool.spool_store import TransactionalStore
 from upwell.shared.routing.policy.settings import CollectSettings
 

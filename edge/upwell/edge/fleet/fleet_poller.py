@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from upwell.edge.fleet import opamp_messages
-from upwell.edge.fleet.budget_shares import KeptShares
 from upwell.edge.fleet.device_facts import AgentView
 from upwell.edge.fleet.device_identity import FleetIdentity
 from upwell.edge.fleet.fleet_config import FleetSection
-from upwell.edge.fleet.fleet_conversation import Conversation, Outgoing
+from upwell.edge.fleet.fleet_protocol import Conversation, KeptShares, Outgoing
 from upwell.edge.fleet.opamp_messages import ServiceMessage, Unreadable
 from upwell.edge.observe.agent_health import HealthPart
 from upwell.shared.config.security import ClientSecurity, TlsFiles

@@ -1,4 +1,4 @@
-"""A model on the device, whole or the head of a cut: running it and checking its answers."""
+"""A model on the device, whole or the head of a cut: running it, checking its answers, and how it was loaded."""
 
 from __future__ import annotations
 
@@ -6,30 +6,83 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from upwell.edge.admission.edf_scheduler import EdfScheduler
 from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.models.hardness_scorer import Scorer
-from upwell.edge.models.load_report import LoadReport, State
 from upwell.edge.models.version_trial import Comparison, Trial
-from upwell.edge.runtimes.base import Runtime
+from upwell.edge.runtimes.base import Placement, Runtime, runtime_name
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.split_file import CutFacts
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.drift.drift_reference import DriftReference
 from upwell.shared.routing.policy.calibrations import Calibration
-from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.signature.processor import CandidatesByOutput, Prepared, Processor, chunk_of, sizes_fit
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
 from upwell.shared.values import quick
+
+State = Literal["ready", "compiling", "fallback"]
+"""`ready`: it runs where it should; `compiling`: it runs on the CPU until the accelerator is ready; `fallback`: a
+configured accelerator is not used, or was lost while running."""
+
+CheckedBy = Literal["golden vectors", "the CPU's answers", "nothing"]
+
+
+@dataclass(frozen=True)
+class RuntimeAttempt:
+    """One way to run the model that failed, such as `onnx on qnn`, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """The result of loading. `memory_bytes` is the growth of the process; 0 if unknown.
+
+    `attempts` are the failed ones before the one in use, in order; while `state` is `compiling` the accelerator is not
+    among them yet.
+    """
+
+    state: State = "ready"
+    checked_by: CheckedBy = "nothing"
+    attempts: Sequence[RuntimeAttempt] = ()
+    load_s: float = 0.0
+    warm_up_s: float = 0.0
+    memory_bytes: int = 0
+    remarks: Sequence[str] = ()
+    """Problems with the model's answers that do not keep it from being served."""
+
+
+@dataclass(frozen=True)
+class ModelHealth:
+    """One model as it is served now, for health, metrics and `upwell agent`'s log.
+
+    `accelerator` is empty on the CPU. It is never set without node-assignment evidence and a check of its answers.
+    """
+
+    model: str
+    state: State
+    runtime: str
+    accelerator: str
+    placement: Placement
+    report: LoadReport
+    version: int = 0
+    """Of the bundle; 0 without one."""
+    reason: str = ""
+    """Why it is not `ready`."""
+    uncalibrated: str = ""
+    """Why no calibration fits the policy's targets; empty if one does, or none is needed."""
+
 
 NO_FACTS = "", "", ""
 """The facts about the device in an answer in which it took no part."""
@@ -321,3 +374,34 @@ class Head:
         prepared = self.edge.processor.pre(own) if self.whole is None else self.whole.processor.pre(inputs)
         tensors.update({name: prepared.tensors[name] for name in self.cut.raw_inputs})
         return HeadOutput(tensors, run.duration_s, made, self.whole if self.cut.needs_post else None, prepared)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model by the name its callers use; `cloud_model` is its name in the cloud, empty without a cloud side.
+
+    `heads` are the cuts at which it can be split. For the tail of a cut, `whole` is the name of the split model.
+    """
+
+    name: str
+    edge: EdgeModel | None
+    cloud_model: str = ""
+    heads: tuple[Head, ...] = ()
+    whole: str = ""
+    entry_model: EdgeModel | None = field(init=False)
+    """The model that takes callers' inputs: the whole on the device, or a head; None if only the cloud does."""
+
+    def __post_init__(self) -> None:
+        """Choose the entry model once."""
+        heads = [head.edge for head in self.heads]
+        chosen = self.edge or next((head for head in heads if head.signature.has_rows), heads[0] if heads else None)
+        object.__setattr__(self, "entry_model", chosen)
+
+    def head(self, key: str) -> Head:
+        """The head with this key."""
+        return next(head for head in self.heads if head.split_route.key == key)
+
+    @property
+    def model_pair(self) -> ModelPair:
+        """The pair that identifies calibrations; the cloud's digest is learned from its answers."""
+        return ModelPair() if self.edge is None else ModelPair(self.edge.digest, runtime_name(self.edge.runtime))

@@ -18,13 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upwell.edge.bundle.bundle import GOLDEN_NAME, Bundle
-from upwell.edge.bundle.calibrations import load_calibrations
-from upwell.edge.bundle.drift_reference import load_reference
+from upwell.edge.bundle.calibrations import load_calibrations, load_reference
 from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.bundle.output_comparison import Tolerances
 from upwell.edge.models.answer_checks import check_with_cpu
-from upwell.edge.models.edge_model import EdgeModel, ModelSource
-from upwell.edge.models.load_report import CheckedBy, LoadReport, RuntimeAttempt, State
+from upwell.edge.models.edge_model import CheckedBy, EdgeModel, LoadReport, ModelSource, RuntimeAttempt, State
 from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.runtime_candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
 from upwell.edge.runtimes.base import Runtime

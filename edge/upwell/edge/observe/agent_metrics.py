@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from upwell.edge.cases.case_collector import CaseCollector
 from upwell.edge.drift import DriftWatch
-from upwell.edge.models.load_report import ModelHealth
+from upwell.edge.models.edge_model import ModelHealth
 from upwell.edge.observe.agent_health import health_families
 from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.spool.spool import Spool

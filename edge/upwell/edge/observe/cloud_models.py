@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
-from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.request import RequestRecord
 from upwell.edge.uplink.cloud_call import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError

@@ -11,12 +11,11 @@ from types import MappingProxyType
 
 from upwell.edge.cases.case_collector import CaseCollector, SentLater
 from upwell.edge.drift import DriftWatch
-from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
-from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.spool import Spool
 from upwell.edge.spool.spool_case import Case, Kind, SpoolResult

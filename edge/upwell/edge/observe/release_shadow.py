@@ -17,7 +17,7 @@ from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.hardness_scorer import NO_SCORES
 from upwell.edge.observe.outcome_recorder import LINE_FACT, SHADOW_FACT, case_of, judge_of, with_cloud
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.spool import Spool
 from upwell.shared.errors import UpwellError

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from upwell.edge.request.answer import Answer
-from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.request import RequestRecord
 from upwell.shared.routing.decide.router_state import Decision, RouterState, Signals
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.estimators.link_estimate import LinkEstimate

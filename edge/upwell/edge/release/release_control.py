@@ -9,12 +9,10 @@ from typing import Literal
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.open_bundle import NO_TRUST
-from upwell.edge.release.fleet_choice import FleetChoice, KeptFleetChoice
-from upwell.edge.release.release_follower import ReleaseFollower
-from upwell.edge.release.release_source import ReleaseSource
+from upwell.edge.release.release_source import FleetChoice, KeptFleetChoice, ReleaseFollower, ReleaseSource
 from upwell.edge.release.release_switching import ReleaseCompanion, ReleaseSwitching
 from upwell.edge.release.stored_release import StoredRelease, open_release
-from upwell.edge.updates.update_poller import UpdatePoller
+from upwell.edge.updates.update_follower import UpdatePoller
 
 Phase = Literal["serving", "fetching", "trial", "refused", "rolled_back"]
 

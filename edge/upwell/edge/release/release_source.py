@@ -1,35 +1,90 @@
-"""A repository of releases as a source of updates: picks the release, and fetches its files, each only once."""
+"""A repository of releases as a source of updates: picks the release, fetches its files once, and follows new ones.
+
+The fleet service may choose among signed releases, and nothing else.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.source_address import Reference
-from upwell.edge.release.device_floor import DeviceFloor
-from upwell.edge.release.fleet_choice import KeptFleetChoice
-from upwell.edge.release.release_config import ReleaseSection
+from upwell.edge.release.release_config import DeviceFloor, ReleaseSection
 from upwell.edge.release.repository_transport import METADATA_NAME, RepositoryTransport, open_transport, unless_slow
 from upwell.edge.release.signed_document import Payload, ReleaseDocument
 from upwell.edge.release.stored_release import store_release
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.update_follower import Activate, Followed, Outcome, UpdateFollower
+from upwell.edge.updates.version_state import read_document
 from upwell.edge.updates.version_store import VersionStore
+from upwell.shared.files import write_whole
 from upwell.shared.platform.system_clock import is_synchronised
 
 if TYPE_CHECKING:
     from upwell.edge.release.tuf_client import ReleaseRepository
 
-UNIT_NAME = "unit"
-NO_CLOCK = "the clock is not synchronised: expiry is not checked, only the sequence of releases"
 
 _log = logging.getLogger(__name__)
+
+
+class FleetChoice(BaseModel):
+    """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names; `shadow` is the shadow release, None
+    for none."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    sequence: int | None = Field(None, ge=0)
+    not_before_unix_s: float | None = None
+    shadow: int | None = Field(None, ge=1)
+
+
+class KeptFleetChoice:
+    """A choice that survives the process. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            self._choice = read_document(path, FleetChoice) or FleetChoice()
+        except OSError:
+            self._choice = FleetChoice()
+
+    @property
+    def now(self) -> FleetChoice:
+        """The present choice."""
+        return self._choice
+
+    def keep(self, choice: FleetChoice) -> bool:
+        """Set the choice; returns whether it changed. A failing disk is logged."""
+        with self._lock:
+            if choice == self._choice:
+                return False
+            self._choice = choice
+            try:
+                write_whole(self._path, choice.model_dump_json().encode(), 0o600)
+            except OSError as error:
+                _log.error(
+                    "%s: the choice of a release cannot be saved and is lost on a restart: %s",
+                    self._path,
+                    error.strerror,
+                )
+        return True
+
+
+UNIT_NAME = "unit"
+NO_CLOCK = "the clock is not synchronised: expiry is not checked, only the sequence of releases"
 
 
 class ReleaseSource:
@@ -171,3 +226,31 @@ def _from_registry(payload: Payload, folder: Path, progress: Progress) -> Path:
         return source.fetch(offer, folder, unless_slow(progress))
     finally:
         source.close()
+
+
+GoBack = Callable[[int], bool]
+"""Goes back to the previous release, by its sequence; returns False if that is not allowed."""
+
+
+class ReleaseFollower(UpdateFollower):
+    """An `UpdateFollower` within the choice made. `go_back` and `look_beside` are set once there is an agent."""
+
+    def __init__(
+        self, store: VersionStore, section: Followed, activate: Activate, source: ReleaseSource, choice: KeptFleetChoice
+    ) -> None:
+        super().__init__(store, section, activate, source)
+        self._choice = choice
+        self.go_back: GoBack = lambda _: False
+        self.look_beside: Callable[[], None] = lambda: None
+
+    def look(self, progress: Progress | None = None) -> Outcome:
+        """Look for a release unless the choice says to wait; or go back if that was chosen."""
+        self.look_beside()
+        choice, current = self._choice.now, self.store.state.current
+        chosen = choice.sequence
+        is_early = choice.not_before_unix_s is not None and time.time() < choice.not_before_unix_s
+        if is_early or (chosen == 0 and current == 0):
+            return self._done("nothing_new")
+        if chosen is not None and chosen < current and chosen == self.store.state.previous and self.go_back(chosen):
+            return self._done("nothing_new")
+        return super().look(progress)

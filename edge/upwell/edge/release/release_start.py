@@ -11,12 +11,9 @@ from pathlib import Path
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.release.device_floor import DeviceFloor
-from upwell.edge.release.fleet_choice import KeptFleetChoice
-from upwell.edge.release.release_config import ReleaseSection
+from upwell.edge.release.release_config import DeviceFloor, ReleaseSection
 from upwell.edge.release.release_control import ReleaseControl
-from upwell.edge.release.release_follower import ReleaseFollower
-from upwell.edge.release.release_source import ReleaseSource, home_of
+from upwell.edge.release.release_source import KeptFleetChoice, ReleaseFollower, ReleaseSource, home_of
 from upwell.edge.release.release_switching import (
     ReleaseAgent,
     ReleaseSurroundings,

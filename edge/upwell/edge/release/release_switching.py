@@ -12,11 +12,10 @@ from functools import partial
 from typing import Protocol
 
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.version_trial import DURATION_S
-from upwell.edge.policy.policy_check import check_policy
-from upwell.edge.release.device_floor import DeviceFloor
+from upwell.edge.policy.policy_file import check_policy
+from upwell.edge.release.release_config import DeviceFloor
 from upwell.edge.release.stored_release import StoredRelease, open_release
 from upwell.edge.updates.model_switching import ModelSwitching, ServingAgent, in_background
 from upwell.edge.updates.version_store import VersionStore

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.bundle.bundle_signature import first_problem
 from upwell.edge.bundle.manifest import MAX_VERSION
-from upwell.edge.bundle.signature_envelope import first_problem
 from upwell.edge.bundle.source_address import SCHEME, Reference
 from upwell.shared.errors import ConfigError
 

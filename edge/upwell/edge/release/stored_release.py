@@ -14,9 +14,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from upwell.edge.bundle.bundle import CALIBRATIONS_NAME, MANIFEST_NAME, Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.bundle import (
+    CALIBRATIONS_NAME,
+    MANIFEST_NAME,
+    Bundle,
+    BundleRefused,
+    Refusal,
+    Trust,
+    entry_of,
+    read_small,
+    sizes_in,
+)
 from upwell.edge.bundle.calibrations import load_calibrations
-from upwell.edge.bundle.folder_files import entry_of, read_small, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest, read_manifest
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.edge.release.signed_document import MAX_DOCUMENT_BYTES, Payload, ReleaseDocument, parse_document

@@ -1,4 +1,4 @@
-"""One request to the agent: its id, its inputs and rows, and the signals for the router."""
+"""One request to the agent: its inputs and rows, the signals for the router, its context and its record."""
 
 from __future__ import annotations
 
@@ -7,24 +7,76 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from upwell.edge.models.edge_model import EdgeModel, EdgeRun
-from upwell.edge.models.served_model import ServedModel
-from upwell.edge.request.request_context import RequestContext
-from upwell.edge.uplink.uplink import CloudReply
+from upwell.edge.admission.request_admission import Admission
+from upwell.edge.models.edge_model import EdgeModel, EdgeRun, ServedModel
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.uplink.uplink import CloudReply, Uplink
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.routing.decide.router_state import Signals
+from upwell.shared.oip.introspection import Seen
+from upwell.shared.routing.decide.router_state import Decision, Signals
 from upwell.shared.routing.estimators.preparation_times import LEAST_PIXELS, EncodedPictures
+from upwell.shared.routing.flow.cloud_attempt import CloudAttempt
+from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
+from upwell.shared.routing.policy.settings import Settings
+from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.request_tags import NO_TAGS, checked_tags
 from upwell.shared.signature.picture_codec import encoded_forms, encoded_pixels
 from upwell.shared.signature.signature import Signature
-from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes, encode_for_uplink, saved_bytes
+from upwell.shared.signature.uplink_pictures import (
+    NO_RESIZES,
+    Resizes,
+    encode_for_uplink,
+    saved_bytes,
+    shrink_for_uplink,
+)
+from upwell.shared.telemetry.log_context import note_trace
+from upwell.shared.telemetry.tracing import Place, Trace, Tracer
 from upwell.shared.tensors import Array
 from upwell.shared.values import quick
+
+
+class RequestMetrics(Protocol):
+    """Counts the bytes sent to the cloud."""
+
+    def sent(self, model: str, size_bytes: int) -> None:
+        """Count a message of this size, sent for this model."""
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """The context shared by all requests; a traced request has its own copy.
+
+    `uplinks` are the ways to the cloud by network interface, empty without a cloud. `agent` is the name that answers
+    carry. `seen` is how models in the cloud resize pictures, as far as known, by the
+    model's name here. `trace` is set if `tracer` records the request; `traceparent` is what the cloud is sent if it is
+    not recorded.
+    """
+
+    router: RouterService
+    uplinks: Mapping[str, Uplink]
+    metrics: RequestMetrics
+    admission: Admission
+    tracer: Tracer | None = None
+    agent: str = ""
+    seen: Mapping[str, Seen] = field(default_factory=dict)
+    trace: Trace | None = None
+    traceparent: str = ""
+
+    def placed(self, traceparent: str, arrived_s: float) -> RequestContext:
+        """The context for a request whose caller sent `traceparent`; without a tracer it is passed on unchanged."""
+        if self.tracer is None:
+            place = Place.parse(traceparent)
+            return self if place is None else replace(self, traceparent=str(place))
+        trace = self.tracer.begin(traceparent, arrived_s)
+        if trace is None:
+            return replace(self, traceparent=str(Place.parse(traceparent) or Place.unrecorded()))
+        note_trace(trace.root.trace_id)
+        return replace(self, trace=trace)
 
 
 @quick
@@ -208,3 +260,60 @@ def signals_of(
         routes = tuple(head.split_route for head in heads)
         signals = replace(signals, split_routes=routes, exits=edge is not None and bool(edge.exits))
     return signals, sent_inputs, resizes
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request. `first` is the decision before the device ran, `second` the one after it, None if there was none.
+
+    `sent_inputs` are the inputs as model.yaml sends them to the cloud; `resizes` shrink their pictures before they go;
+    `hardness` is by row, for the rows that the device scored;
+    `edge_digest` names the version that ran on the device.
+    """
+
+    model: ServedModel
+    id: str
+    signals: Signals
+    sent_inputs: Mapping[str, Array]
+    first: Decision
+    second: Decision | None
+    hardness: Mapping[int, float]
+    parts: RowParts
+    attempts: Sequence[CloudAttempt]
+    edge_s: float | None
+    edge_digest: str = ""
+    resizes: Resizes = field(default_factory=lambda: NO_RESIZES)
+
+    @property
+    def settings(self) -> Settings:
+        """The policy's settings for the request."""
+        return self.first.verdict.settings
+
+    @property
+    def replies(self) -> Mapping[int, CloudReply]:
+        """The rows that the cloud answered, each with its reply."""
+        return {row: a.outcome for a in self.attempts if isinstance(a.outcome, CloudReply) for row in a.rows}
+
+    @property
+    def missed(self) -> Mapping[int, Reason]:
+        """The rows that wanted the cloud but got no answer from it, with the reason."""
+        kept = {
+            row: decision.obstacle
+            for decision in (self.first, self.second)
+            if decision is not None and decision.obstacle is not None
+            for row in decision.kept_rows
+        }
+        failed = {row: a.outcome.reason for a in self.attempts if isinstance(a.outcome, CloudFailure) for row in a.rows}
+        return {**kept, **failed}
+
+    def inputs_of(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
+        """The inputs of these rows, with pictures at full size."""
+        if len(rows) == self.parts.rows or self.model.edge is None:
+            return self.sent_inputs
+        return self.model.edge.signature.select_rows(self.sent_inputs, rows)
+
+    def message_inputs(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
+        """The inputs of these rows as sent to the cloud."""
+        entry_model, inputs = self.model.entry_model, self.inputs_of(rows)
+        return inputs if entry_model is None else shrink_for_uplink(entry_model.signature, inputs, self.resizes)

@@ -17,14 +17,10 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
-from upwell.edge.models.edge_model import EdgeModel, HeadOutput, NotFinite
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, HeadOutput, NotFinite, ServedModel
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.request.answer import Answer
-from upwell.edge.request.build_answer import build_answer
-from upwell.edge.request.request import Request, RowParts, pictures_of, signals_of
-from upwell.edge.request.request_context import RequestContext
-from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.answer import Answer, build_answer
+from upwell.edge.request.request import Request, RequestContext, RequestRecord, RowParts, pictures_of, signals_of
 from upwell.edge.request.request_spans import EDGE, HEAD, UPLINK, add_decision, add_run
 from upwell.edge.uplink.cloud_call import CloudCall, CloudReply, EgressForbidden, Message
 from upwell.shared.errors import DeadlineExceeded, ModelFailed, Refused

@@ -8,9 +8,7 @@ import os
 import time
 
 from upwell.edge.request.answer import Answer
-from upwell.edge.request.request import Request
-from upwell.edge.request.request_context import RequestContext
-from upwell.edge.request.request_record import RequestRecord
+from upwell.edge.request.request import Request, RequestContext, RequestRecord
 from upwell.shared.routing.decide.router_state import Decision
 from upwell.shared.telemetry.tracing import Attributes, Trace
 

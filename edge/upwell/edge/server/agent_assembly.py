@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from upwell.edge.bundle.bundle import Bundle
-from upwell.edge.cases.case_home import CaseCarrier, CaseHome, CasesSection, FolderHome
+from upwell.edge.cases.case_delivery import CaseCarrier, CaseHome, CasesSection, FolderHome
 from upwell.edge.cases.case_store import FILE_NAME as CASES_NAME
 from upwell.edge.config import AgentConfig
 from upwell.edge.fleet.device_facts import AgentView, DemandView, resource_attributes
@@ -30,7 +30,7 @@ from upwell.edge.observe.agent_health import release_part
 from upwell.edge.observe.agent_metrics import counter_by, release_families
 from upwell.edge.observe.trace_text import tell_elsewhere
 from upwell.edge.policy.housekeeping import Housekeeping
-from upwell.edge.policy.policy_check import check_policy
+from upwell.edge.policy.policy_file import check_policy
 from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.release.release_start import ReleaseStart
 from upwell.edge.runtimes.input_check import blank
@@ -41,8 +41,7 @@ from upwell.edge.spool.result_sinks import CallbackSink, JsonlSink, Sink
 from upwell.edge.spool.spool_case import SpoolLimits, SpoolResult, SpoolUnavailable
 from upwell.edge.updates.model_start import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.updates.model_switching import ModelSwitching
-from upwell.edge.updates.update_follower import UpdateFollower
-from upwell.edge.updates.update_poller import UpdatePoller
+from upwell.edge.updates.update_follower import UpdateFollower, UpdatePoller
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml

@@ -19,9 +19,7 @@ from upwell.edge.cases.case_collector import CaseCollector
 from upwell.edge.cases.case_store import FILE_NAME as CASES_NAME
 from upwell.edge.drift import FILE_NAME as DRIFT_NAME
 from upwell.edge.drift import DriftWatch
-from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.load_report import ModelHealth
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, ModelHealth, ServedModel
 from upwell.edge.observe.agent_health import HealthPart, document, drift_part, health_of
 from upwell.edge.observe.agent_metrics import (
     AgentMetrics,
@@ -38,15 +36,12 @@ from upwell.edge.observe.release_shadow import ReleaseShadow
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.observe.request_trace import RequestTrace
 from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
-from upwell.edge.policy.policy_check import check_policy
-from upwell.edge.policy.policy_file import PolicyFile
+from upwell.edge.policy.policy_file import PolicyFile, check_policy
 from upwell.edge.policy.router_service import ModelChange, RouterService
 from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.request.answer import Answer
-from upwell.edge.request.request import Ids, Request, as_arrays, as_tags
-from upwell.edge.request.request_context import RequestContext
+from upwell.edge.request.request import Ids, Request, RequestContext, RequestRecord, as_arrays, as_tags
 from upwell.edge.request.request_driver import RequestDriver
-from upwell.edge.request.request_record import RequestRecord
 from upwell.edge.request.request_spans import end_request
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.result_sinks import CallbackSink, Sink

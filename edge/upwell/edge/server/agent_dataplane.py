@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version as package_version
 
 from upwell.edge.config import DEFAULT_MAX_REQUESTS
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import Request
 from upwell.edge.server.agent_core import AgentCore

@@ -16,10 +16,9 @@ from typing import TypeVar
 
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
-from upwell.edge.models.edge_model import EdgeModel, Head
+from upwell.edge.models.edge_model import EdgeModel, Head, ServedModel
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.models.model_loader import Loader, Loading
-from upwell.edge.models.served_model import ServedModel
 from upwell.edge.models.split_heads import load_heads
 from upwell.edge.updates.model_switching import ModelSwitching, TrialVerdict
 from upwell.edge.updates.rollback import REASON, CannotGoBack, RollbackRequest, carry_out_rollback

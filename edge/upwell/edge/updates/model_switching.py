@@ -12,8 +12,7 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Protocol
 
-from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.version_trial import Trial
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.updates.version_comparison import Versions

@@ -15,7 +15,7 @@ from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.agent_health import HealthPart
 from upwell.edge.policy.housekeeping import Housekeeping
-from upwell.edge.release.device_floor import DeviceFloor
+from upwell.edge.release.release_config import DeviceFloor
 from upwell.edge.release.stored_release import StoredRelease
 from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.config.model_signatures import signatures_of

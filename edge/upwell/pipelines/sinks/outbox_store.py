@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from upwell.edge.spool.schema_migrations import Migration
+from upwell.edge.spool.open_database import Migration
 from upwell.pipelines.sinks.base import Message
 
 OUTBOX_NAME = "outbox.db"

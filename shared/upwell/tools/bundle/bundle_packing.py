@@ -17,10 +17,12 @@ from upwell.edge.bundle.bundle import (
     SIGNATURE_NAME,
     Bundle,
     BundleRefused,
+    Progress,
+    entry_of,
+    nobody,
+    sizes_in,
 )
-from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations
-from upwell.edge.bundle.drift_reference import load_reference
-from upwell.edge.bundle.folder_files import Progress, entry_of, nobody, sizes_in
+from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations, load_reference
 from upwell.edge.bundle.golden import Labels
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.open_bundle import check_confined

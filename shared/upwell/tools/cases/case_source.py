@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from upwell.edge.cases.case import CaseFacts, CollectedCase
-from upwell.edge.cases.case_parcel import MAX_BYTES, SUFFIX, read_key, unpack
+from upwell.edge.cases.case_delivery import MAX_BYTES, SUFFIX, read_key, unpack
 from upwell.edge.cases.case_store import FILE_NAME, READ, SCHEMA, read_case
 from upwell.edge.config import AgentConfig
-from upwell.edge.spool.open_database import connect, opened
-from upwell.edge.spool.schema_migrations import version_of
+from upwell.edge.spool.open_database import connect, opened, version_of
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.files import parse_json

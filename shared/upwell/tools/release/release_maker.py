@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from upwell.edge.bundle.archive import write_archive
-from upwell.edge.bundle.bundle import Trust
-from upwell.edge.bundle.folder_files import entry_of
+from upwell.edge.bundle.bundle import Trust, entry_of
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.edge.bundle.source_address import SCHEME, Reference
 from upwell.edge.release.signed_document import BACK_WITHIN_S, Payload, ReleasedBundle, ReleaseDocument

@@ -11,9 +11,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, Bundle
+from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, Bundle, entry_of, sizes_in
 from upwell.edge.bundle.bundle_signature import private_key, sign_bundle
-from upwell.edge.bundle.folder_files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 
 FILES: Mapping[str, bytes] = {

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from tests.unit.edge.bundle.bundles import END, FILES, entry, header, plain_tar, write
 from upwell.edge.bundle import archive as archive_module
 from upwell.edge.bundle.archive import unpacked, write_archive
-from upwell.edge.bundle.bundle import BundleRefused, Refusal
-from upwell.edge.bundle.folder_files import CHUNK_BYTES
+from upwell.edge.bundle.bundle import CHUNK_BYTES, BundleRefused, Refusal
 from upwell.shared.errors import ConfigError
 
 

@@ -16,11 +16,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.unit.edge.bundle.bundles import FILES, Key, keys, make, passphrase, signed
 from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.bundle_signature import MAX_SIGNATURE_BYTES, Signed, check_signature, sign_bundle
-from upwell.edge.bundle.signature_envelope import (
+from upwell.edge.bundle.bundle_signature import (
+    MAX_SIGNATURE_BYTES,
     Envelope,
+    Signed,
+    check_signature,
     digests_of,
     read_envelope,
+    sign_bundle,
     signed_bytes,
     statement,
     write_envelope,

@@ -19,10 +19,16 @@ from tests.unit.edge.bundle.bundles import END, FILES, entry, keys, make, passph
 from upwell.edge.bundle import archive
 from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.bundle import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.bundle_signature import check_signature, private_key
+from upwell.edge.bundle.bundle_signature import (
+    Envelope,
+    check_signature,
+    private_key,
+    signed_bytes,
+    statement,
+    write_envelope,
+)
 from upwell.edge.bundle.manifest import manifest_bytes
 from upwell.edge.bundle.open_bundle import NO_TRUST, open_archive, open_bundle
-from upwell.edge.bundle.signature_envelope import Envelope, signed_bytes, statement, write_envelope
 from upwell.shared.errors import ConfigError
 
 Fault = Callable[[Path], object]

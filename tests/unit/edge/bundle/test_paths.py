@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from upwell.edge.bundle.folder_files import MAX_PATH_CHARS, first_clash, why_unfit
+from upwell.edge.bundle.bundle import MAX_PATH_CHARS, first_clash, why_unfit
 
 
 @pytest.mark.parametrize(

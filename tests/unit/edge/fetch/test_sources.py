@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.bundles_for_tests import bundle_archive, bundle_folder
-from upwell.edge.bundle.bundle import BundleRefused, Refusal
-from upwell.edge.bundle.folder_files import sizes_in
+from upwell.edge.bundle.bundle import BundleRefused, Refusal, sizes_in
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.edge.bundle.source_address import check_source, names_folder
 from upwell.edge.updates.sources import folder_source

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.spool.harness import case
-from upwell.edge.spool.open_database import open_database
-from upwell.edge.spool.schema_migrations import STEPS, VERSION, Migration, migrate, version_of
+from upwell.edge.spool.open_database import STEPS, VERSION, Migration, migrate, open_database, version_of
 from upwell.edge.spool.spool_case import SpoolLimits, Stored
 from upwell.edge.spool.spool_store import Store
 

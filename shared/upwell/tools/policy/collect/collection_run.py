@@ -18,9 +18,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from upwell.edge.models.edge_model import EdgeModel, EdgeRun
+from upwell.edge.models.edge_model import EdgeModel, EdgeRun, ServedModel
 from upwell.edge.models.hardness_scorer import Scorer
-from upwell.edge.models.served_model import ServedModel
 from upwell.edge.observe.request_log import append_line, encode_line, open_log
 from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ConfigError, ModelFailed, UpwellError

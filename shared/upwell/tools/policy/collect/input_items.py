@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from upwell.edge.models.served_model import ServedModel
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.request.request import as_arrays
 from upwell.shared.errors import ConfigError, InvalidRequest, Problem
 from upwell.shared.oip.dataplane import ModelMetadata
