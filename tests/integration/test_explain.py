@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from tests.unit.edge.request_traces import answer, request_trace, signals
-from upwell.edge.commands.explain import explain
+from upwell.edge.commands.explain_cli import explain
 from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder, UnknownRequest
 from upwell.shared.errors import ConfigError, Refused
 from upwell.shared.routing.reasons import Reason

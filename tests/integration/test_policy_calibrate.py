@@ -23,7 +23,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
-from upwell.tools.policy.calibrate import calibrate
+from upwell.tools.policy.calibrate_cli import calibrate
 from upwell.tools.policy.policy_cli import check
 from upwell.tools.policy.request_log_reader import MAX_LINE_BYTES, read_log
 from upwell.tools.policy.simulate_cli import simulate

@@ -24,7 +24,7 @@ from upwell.edge.spool.spool_case import SPOOL_ID
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason
-from upwell.tools.policy.calibrate import calibrate
+from upwell.tools.policy.calibrate_cli import calibrate
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.policy.simulate_cli import simulate
 

@@ -25,7 +25,7 @@ from tests.integration.agent.versions import (
     updates,
     write_config,
 )
-from upwell.edge.commands import rollback
+from upwell.edge.commands import rollback_cli
 
 PROVEN_S = 60.0
 
@@ -97,7 +97,7 @@ def test_a_version_on_trial_is_left_without_more_ado(
 def test_an_agent_that_does_not_run_obeys_at_its_next_start(
     config: Path, publisher: Publisher, folder: Path, in_process: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollback, "TAKEN_WITHIN_S", 0.2)
+    monkeypatch.setattr(rollback_cli, "TAKEN_WITHIN_S", 0.2)
     with agent_process(config) as agent:
         publisher.offer(3)
         until(lambda: serves(agent) == 3 == state(folder)["current"], APPEARS_S)

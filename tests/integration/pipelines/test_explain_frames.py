@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from tests.pipelines_run import FOLLOWED, READ, pipelines_text, running_pipelines, write_agent, write_video
-from upwell.edge.commands.explain import explain
+from upwell.edge.commands.explain_cli import explain
 from upwell.edge.observe.flight_recorder import FRAMES_NAME, ROOM_BYTES, UnknownRequest
 from upwell.shared.errors import ConfigError
 from upwell.tools.demo import digit_data

@@ -31,7 +31,7 @@ from tests.pipelines_run import (
     write_agent,
     write_video,
 )
-from upwell.edge.commands.explain import explain
+from upwell.edge.commands.explain_cli import explain
 from upwell.pipelines.run.pipeline_factory import FLUSH_S
 from upwell.tools.demo import digit_data
 

@@ -11,12 +11,12 @@ import typer
 from typer.testing import CliRunner
 
 from tests.integration.spool.harness import Scene, scene, until
-from upwell.edge.commands import spool
+from upwell.edge.commands import spool_cli
 from upwell.shared.errors import ConfigError
 
 APP = typer.Typer()
-APP.command("list")(spool.list_cases)
-APP.command("purge")(spool.purge)
+APP.command("list")(spool_cli.list_cases)
+APP.command("purge")(spool_cli.purge)
 
 AGENT = """
 version: 1

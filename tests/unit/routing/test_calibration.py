@@ -31,7 +31,7 @@ from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import ModelPair
-from upwell.tools.policy.calibrate import _sentence
+from upwell.tools.policy.calibrate_cli import _sentence
 from upwell.tools.policy.policy_yaml_writer import PolicyText, evidence
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from upwell.edge.commands.explain import printable
+from upwell.edge.commands.explain_cli import printable
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.open_database import opened
 from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME, SCHEMA

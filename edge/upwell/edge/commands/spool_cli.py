@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from upwell.edge.commands.explain import printable
+from upwell.edge.commands.explain_cli import printable
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.open_database import opened
 from upwell.edge.spool.spool import FILE_NAME
