@@ -73,14 +73,51 @@ def test_what_is_kept_can_be_said_for_each_error(tmp_path: Path, cloud: Scripted
         assert [line["reason"] for line in it.lines()] == ["cloud_exhausted"]
 
 
-def test_what_cannot_be_recorded_costs_no_answer(
-    tmp_path: Path, cloud: ScriptedCloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("step", "failing"),
+    [
+        ("making log lines", "outcome_recorder.log_lines"),
+        ("making an audit", "outcome_recorder.OutcomeRecorder._audit_case"),
+        ("sending an audit", "outcome_recorder.OutcomeRecorder._send_audit"),
+        ("writing log lines", "outcome_recorder.RequestLog.append"),
+        ("collecting a case", "outcome_recorder.CaseCollector.collect"),
+        ("watching for drift", "outcome_recorder.DriftWatch.observe"),
+    ],
+)
+def test_a_step_that_fails_costs_no_answer_and_no_spooled_case(
+    step: str,
+    failing: str,
+    tmp_path: Path,
+    cloud: ScriptedCloud,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("upwell.edge.observe.outcome_recorder.log_lines", fail)
-    with spooling_agent(tmp_path, {**SPOOLED, "record": {"keep": "1MiB"}}, cloud) as it:
+    monkeypatch.setattr(f"upwell.edge.observe.{failing}", fail)
+    monkeypatch.setattr("upwell.edge.observe.outcome_recorder.DriftWatch.sees", lambda *_: True)
+    monkeypatch.setattr("upwell.edge.observe.outcome_recorder._easy", lambda _: [0])
+    everything = {"record": {"keep": "1MiB"}, "audit": 1.0, "collect": {"random": 1.0}}
+    with spooling_agent(tmp_path, {**SPOOLED, **everything}, cloud) as it:
+        it.proxy.refuse()
+        answers = [it.ask(index) for index in range(12)]
+    assert all(answer.degraded and answer.spool_id and answer.spool_rows == (0,) for answer in answers)
+    texts = [record.getMessage() for record in caplog.records if f": {step} " in record.getMessage()]
+    assert texts == [
+        f"model digits: {step} failed",
+        f"model digits: {step} has failed 10 times: OSError: [Errno 24] Too many open files",
+    ]
+
+
+def test_an_answer_whose_recording_fails_as_a_whole_is_given(
+    tmp_path: Path, cloud: ScriptedCloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("upwell.edge.observe.outcome_recorder.OutcomeRecorder._keep", fail)
+    with spooling_agent(tmp_path, SPOOLED, cloud) as it:
         np.testing.assert_allclose(it.ask(1).outputs["scores"], cloud_scores(pictures([1])), atol=1e-5)
     assert "recording an answer failed" in caplog.text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.integration.agent.kept import EASY, spooling_agent
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.model_config import ModelSection
+from upwell.edge.observe import release_shadow
 from upwell.edge.observe.release_shadow import FILE_NAME, ReleaseShadow, ShadowNews
 from upwell.edge.updates.model_start import loaded
 
@@ -71,3 +73,23 @@ def test_lines_that_were_not_told_are_told_after_a_restart_and_those_that_were_a
         it.agent.shadow.begin(RELEASE + 1, {"digits": beside})
         it.agent.shadow.end()
     assert not (tmp_path / "state" / FILE_NAME).exists()
+
+
+def test_a_request_is_answered_without_a_thread_for_the_shadow_release_which_runs_on_later(
+    tmp_path: Path, beside: EdgeModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with spooling_agent(tmp_path, EASY, None) as it:
+        it.agent.shadow.begin(RELEASE, {"digits": beside})
+        with monkeypatch.context() as patch:
+            patch.setattr(release_shadow, "threading", SimpleNamespace(Thread=fail))
+            assert it.agent.infer("digits", {"image": picture(0)}).outputs["scores"].shape == (1, 10)
+        assert "running the shadow release failed" in caplog.text
+
+        def asked() -> bool:
+            it.agent.infer("digits", {"image": picture(0)})
+            return has_lines(it.agent.shadow, 1)
+
+        until(asked, LIMIT_S)

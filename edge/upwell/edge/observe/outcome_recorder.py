@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
 from upwell.edge.cases.case_collector import CaseCollector, SentLater
 from upwell.edge.drift import DriftWatch
@@ -30,6 +34,21 @@ from upwell.shared.routing.policy.settings import HardSettings, Settings
 from upwell.shared.routing.reasons import DEGRADED, Reason
 from upwell.shared.signature.answer_rows import Judge
 from upwell.shared.tensors import Array
+
+LOG_NAME = "requests.jsonl"
+"""The request log's name in the agent's `state_dir`."""
+
+SPOOLED = DEGRADED | {Reason.BUDGET_SPENT, Reason.FLEET_SHARE}
+"""Reasons for spooling a row that missed the cloud: a failing cloud or a spent budget, not a rule."""
+
+_SCOPE, LINE_FACT, _TRIAL, SHADOW_FACT = "upwell.scope", "upwell.log", "upwell.trial", "upwell.shadow"
+"""Parameters of the device's answer in an audit: the threshold that kept the row, the log line to complete, the name
+given by a trial, and the mark of a shadow release."""
+
+_NO_FACTS: Mapping[str, Parameter] = MappingProxyType({})
+T = TypeVar("T")
+_draw = random.random  # for sampling only, not for secrets
+_log = logging.getLogger(__name__)
 
 
 def log_lines(done: RequestRecord) -> dict[int, LogLine]:
@@ -110,18 +129,23 @@ def _cloud_row(done: RequestRecord, edge: EdgeModel, row: int) -> Mapping[str, A
     return _row(edge, attempt.outcome.response.outputs, attempt.rows.index(row))
 
 
-LOG_NAME = "requests.jsonl"
-"""The request log's name in the agent's `state_dir`."""
+class FailureLog:
+    """Logs the first failure of each kind with its traceback, and then only counts: at 10, 100, 1000 … Thread-safe."""
 
-_SCOPE, LINE_FACT, _TRIAL, SHADOW_FACT = "upwell.scope", "upwell.log", "upwell.trial", "upwell.shadow"
-"""Parameters of the device's answer in an audit: the threshold that kept the row, the log line to complete, the name
-given by a trial, and the mark of a shadow release."""
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str, type[Exception]]] = Counter()
 
-_NO_FACTS: Mapping[str, Parameter] = MappingProxyType({})
-_log = logging.getLogger(__name__)
-_draw = random.random  # for sampling only, not for secrets
-SPOOLED = DEGRADED | {Reason.BUDGET_SPENT, Reason.FLEET_SHARE}
-"""Reasons for spooling a row that missed the cloud: a failing cloud or a spent budget, not a rule."""
+    def note(self, model: str, step: str, error: Exception) -> None:
+        """Note that a step of recording a request failed."""
+        kind = (model, step, type(error))
+        with self._lock:
+            self._counts[kind] += 1
+            count = self._counts[kind]
+        if count == 1:
+            _log.error("model %s: %s failed", model, step, exc_info=error)
+        elif str(count).rstrip("0") == "1":
+            _log.error("model %s: %s has failed %d times: %s: %s", model, step, count, type(error).__name__, error)
 
 
 @dataclass(frozen=True)
@@ -148,14 +172,23 @@ class OutcomeRecorder:
         self._spool = spool
         self._router = router
         self._collector = collector
+        self._failures = FailureLog()
 
     def keep(self, done: RequestRecord, answer: Answer) -> Answer:
-        """The answer, with the id of the spooled case for its missing rows. A failure is logged and costs only that."""
+        """The answer, with the id of the spooled case for its missing rows. A failing step is logged and skipped."""
         try:
             return self._keep(done, answer)
-        except Exception:  # noqa: BLE001  what is recorded is not worth an answer
-            _log.exception("model %s: recording an answer failed", done.model.name)
+        except Exception as error:  # noqa: BLE001  what is recorded is not worth an answer
+            self._failures.note(done.model.name, "recording an answer", error)
             return answer
+
+    def _tried(self, done: RequestRecord, step: str, act: Callable[[], T], otherwise: T) -> T:
+        """What the step returns; `otherwise` if it fails, which costs no other step."""
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001  whatever a disk, a thread or a user's function raises
+            self._failures.note(done.model.name, step, error)
+            return otherwise
 
     def _keep(self, done: RequestRecord, answer: Answer) -> Answer:
         if any(one is not None and one.verdict.denial is not None for one in (done.first, done.second)):
@@ -172,18 +205,27 @@ class OutcomeRecorder:
         if verdict.denial is not None:  # by a policy that took effect during the request
             return answer
         if is_watched:
-            self._drift.observe(done)
-        lines = log_lines(done) if settings.record_bytes else {}
-        audit = self._audit_case(done, lines if explored else {}) if audits else None
-        spooled = self._missed_case(done, answer, missed) if missed else None
-        # Before the case is sent, since its answer may come at once.
+            self._tried(done, "watching for drift", lambda: self._drift.observe(done), None)
+        lines: Mapping[int, LogLine] = {}
+        if settings.record_bytes:
+            lines = self._tried(done, "making log lines", lambda: log_lines(done), lines)
+        audit = None
+        if audits:
+            facts = lines if explored else {}
+            audit = self._tried(done, "making an audit", lambda: self._audit_case(done, facts), None)
+        spooled = None
+        if missed:
+            spooled = self._tried(done, "making a case", lambda: self._missed_case(done, answer, missed), None)
+        # Before the cases are sent, since their answers may come at once. If one cannot be sent, a collected case stays
+        # without the cloud's answer.
         share = 1.0 if wants_more else 1.0 - (1.0 - settings.audit) * (1.0 - settings.explore)
-        self._collect(done, answer, verdict, self._sent_later(done, spooled, tuple(sorted(missed)), audit, share))
+        later = self._sent_later(done, spooled, tuple(sorted(missed)), audit, share)
+        self._tried(done, "collecting a case", lambda: self._collect(done, answer, verdict, later), None)
         if audit is not None:
-            self._send_audit(done, audit.case, verdict)
-        for row, line in lines.items():
-            if not (explored and audit is not None and row == audit.row):
-                self._log.append(line, settings.record_bytes)
+            self._tried(done, "sending an audit", partial(self._send_audit, done, audit.case, verdict), None)
+        with_audit = audit.row if audit is not None and explored else -1
+        left = [line for row, line in lines.items() if row != with_audit]
+        self._tried(done, "writing log lines", lambda: self._append(left, settings.record_bytes), None)
         if spooled is None or self._spool is None:
             return answer
         first = done.first
@@ -193,12 +235,12 @@ class OutcomeRecorder:
 
     def _collect(self, done: RequestRecord, answer: Answer, verdict: Verdict, later: SentLater) -> None:
         collect = done.settings.collect
-        if collect is None or done.first.verdict.collect_rule or verdict.collect_rule:
-            return
-        try:
+        if collect is not None and not done.first.verdict.collect_rule and not verdict.collect_rule:
             self._collector.collect(done, answer, collect, later)
-        except Exception:  # noqa: BLE001  a case is not worth an answer
-            _log.exception("model %s: collecting a case failed", done.model.name)
+
+    def _append(self, lines: Sequence[LogLine], limit_bytes: int) -> None:
+        for line in lines:
+            self._log.append(line, limit_bytes)
 
     def _sent_later(
         self, done: RequestRecord, spooled: Case | None, rows: tuple[int, ...], audit: _Audit | None, share: float

@@ -15,7 +15,7 @@ from typing import Any
 
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.hardness_scorer import NO_SCORES
-from upwell.edge.observe.outcome_recorder import LINE_FACT, SHADOW_FACT, case_of, judge_of, with_cloud
+from upwell.edge.observe.outcome_recorder import LINE_FACT, SHADOW_FACT, FailureLog, case_of, judge_of, with_cloud
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
@@ -74,6 +74,7 @@ class ReleaseShadow:
         self._is_changed, self._saved_at_s, self._has_failed = False, time.monotonic(), False
         self._problem = ""
         self._is_busy = False
+        self._failures = FailureLog()
         self._next_s = -math.inf
         self.release = 0
         """The shadow release; 0 for none."""
@@ -125,10 +126,13 @@ class ReleaseShadow:
             if self._is_busy or now_s < self._next_s:
                 return
             self._is_busy, self._next_s = True, now_s + EVERY_S
-        inputs = {
-            name: array.copy() for name, array in done.inputs_of((0,)).items()
-        }  # the caller may change its arrays
-        threading.Thread(target=self._answer, args=(edge, done, inputs, spool), name="shadow", daemon=True).start()
+        try:
+            inputs = {name: array.copy() for name, array in done.inputs_of((0,)).items()}  # the caller may change them
+            work = (edge, done, inputs, spool)
+            threading.Thread(target=self._answer, args=work, name="shadow", daemon=True).start()
+        except Exception as error:  # noqa: BLE001  no memory or no thread left: the request itself was answered
+            self._is_busy = False
+            self._failures.note(done.model.name, "running the shadow release", error)
 
     def audited(self, line: LogLine) -> None:
         """Complete the line of a row that the cloud has now answered."""
