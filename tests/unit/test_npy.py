@@ -209,8 +209,12 @@ def test_what_an_unpacker_says_of_a_long_name_is_cut() -> None:
     assert len(str(refused.value)) <= 200
 
 
+@pytest.mark.parametrize("at_byte", [0, 1 << 32])  # the bytes before are a hole in the file
+@pytest.mark.parametrize("padding_bytes", [0, 65_536])
 @pytest.mark.parametrize("is_zip64", [False, True])
-def test_a_directory_of_many_entries_is_refused_before_it_takes_memory(tmp_path: Path, is_zip64: bool) -> None:
+def test_a_large_directory_is_refused_before_it_takes_memory(
+    tmp_path: Path, is_zip64: bool, padding_bytes: int, at_byte: int
+) -> None:
     entry = b"PK\1\2" + struct.pack("<HHHHHHLLLHHHHHLL", 20, 20, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
     entries = entry * 30_000
     end_64 = b""
@@ -220,11 +224,22 @@ def test_a_directory_of_many_entries_is_refused_before_it_takes_memory(tmp_path:
     said_bytes = 0 if is_zip64 else len(entries)
     end = b"PK\5\6" + struct.pack("<HHHHLLH", 0, 0, 30_000, 30_000, said_bytes, 0, 0)
     path = tmp_path / "many.npz"
-    path.write_bytes(entries + end_64 + end)
+    with path.open("wb") as file:
+        file.seek(at_byte)
+        file.write(entries + end_64 + end + bytes(padding_bytes))
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="its directory has more than"):
-            read_npz(path, 1 << 20)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+            read_npz(path, 1 << 33)
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_an_archive_of_two_gibibytes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.npz"
+    with path.open("wb") as file:
+        file.seek(1 << 31)  # a hole, where other arrays would be
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(*ONE)
+    assert read_npz(path, 1 << 33)["x"].tolist() == list(range(100))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import zipfile
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -16,8 +15,6 @@ from upwell.shared.tensors import Array
 _MAX_HEADER_BYTES = 10_000
 """Maximum size of a header, as in numpy: a header is a Python literal, and parsing a long one may exhaust the stack."""
 
-_END, _END_BYTES, _MAX_COMMENT_BYTES = b"PK\5\6", 22, 65_535
-_END_64 = b"PK\6\7"
 _MAX_DIRECTORY_BYTES = 1 << 20
 _LONGEST_REASON = 200
 """Most characters quoted from an unpacker's error, which may contain names from the file."""
@@ -56,9 +53,10 @@ def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.in
     if isinstance(file, Path):
         with file.open("rb") as opened:
             return read_npz(opened, max_bytes, max_arrays)
-    _check_directory(file, max_bytes)
+    guarded = _GuardedFile(file)
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(guarded) as archive:
+            guarded.is_open = True
             members = archive.infolist()
             total_bytes = sum(member.file_size for member in members)
             if total_bytes > max_bytes or len(members) > max_arrays:
@@ -77,20 +75,25 @@ def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.in
     return arrays
 
 
-def _check_directory(file: IO[bytes], max_bytes: int) -> None:
-    """Raise `ValueError` for a directory that `zipfile` would load in full, ten times as large in memory."""
-    size_bytes = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size_bytes - _END_BYTES - _MAX_COMMENT_BYTES))
-    tail = file.read()
-    at = len(tail) - _END_BYTES
-    if tail[at : at + 4] != _END or tail[-2:] != b"\0\0":
-        at = tail.rfind(_END)
-    directory_bytes = int.from_bytes(tail[at + 12 : at + 16], "little")
-    is_zip64 = tail[max(0, at - 20) : at].startswith(_END_64)
-    if at >= 0 and (directory_bytes > _MAX_DIRECTORY_BYTES or (is_zip64 and size_bytes < 1 << 32)):
-        raise ValueError(f"its directory has more than {_MAX_DIRECTORY_BYTES} bytes")
-    if size_bytes > max_bytes + _MAX_DIRECTORY_BYTES:
-        raise ValueError(f"it has {size_bytes} bytes; at most {max_bytes} are allowed")
+class _GuardedFile:
+    """The file of an archive, for `ZipFile`, which loads a directory of any size, ten times as large in memory.
+
+    Until `is_open`, reading more than `_MAX_DIRECTORY_BYTES` at once raises `ValueError`.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+        self.is_open = False
+        self._file = file
+
+    def read(self, size_bytes: int = -1) -> bytes:
+        if self.is_open:
+            return self._file.read(size_bytes)
+        most_bytes = _MAX_DIRECTORY_BYTES + 1
+        data = self._file.read(most_bytes if size_bytes < 0 else min(size_bytes, most_bytes))
+        if len(data) == most_bytes:
+            raise ValueError(f"its directory has more than {_MAX_DIRECTORY_BYTES} bytes")
+        return data
 
 
 def _header(file: IO[bytes]) -> _Header:
