@@ -115,7 +115,7 @@ def _members(path: Path, archive: IO[bytes]) -> list[_Member]:
     folders: list[str] = []
     total_bytes = 0
     while (block := _block(path, archive)) != bytes(_BLOCK_BYTES):
-        header = _header(path, block)
+        header = checked_header(path, block)
         if len(members) + len(folders) == MAX_ENTRIES:
             raise BundleRefused(Refusal.TOO_LARGE, path, f"more than {MAX_ENTRIES} files and folders")
         if header.isdir():
@@ -145,7 +145,8 @@ def _block(path: Path, archive: IO[bytes]) -> bytes:
     return block
 
 
-def _header(path: Path, block: bytes) -> tarfile.TarInfo:
+def checked_header(path: Path, block: bytes) -> tarfile.TarInfo:
+    """The header of a file or folder in the archive at `path`. Raises `BundleRefused` for any other block."""
     expected = "expected a plain tar file as `upwell model pack` writes it"
     if block[_MAGIC] != _USTAR:
         raise BundleRefused(Refusal.MALFORMED, path, f"not a tar file of POSIX (ustar); {expected}")

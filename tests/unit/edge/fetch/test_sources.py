@@ -159,6 +159,16 @@ def test_an_extension_of_any_size_takes_no_memory_and_hides_no_other_archive(tmp
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.SYMTYPE])
+def test_an_archive_that_unpacking_refuses_hides_no_other(tmp_path: Path, kind: bytes) -> None:
+    extension = tarfile.TarInfo("extension")
+    extension.type = kind
+    newest = bundle_archive(tmp_path / "refused.bundle.tar", version=9)
+    newest.write_bytes(extension.tobuf(tarfile.USTAR_FORMAT) + newest.read_bytes())
+    bundle_archive(tmp_path / "good.bundle.tar", version=1)
+    assert offer_of(FolderSource(tmp_path)).token.startswith("file good.bundle.tar ")
+
+
 def test_a_pinned_digest_wants_an_archive(tmp_path: Path) -> None:
     data = bundle_archive(tmp_path / "a.bundle.tar", 1).read_bytes()
     bundle_folder(tmp_path / "b", 2)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from upwell.edge.bundle.archive import MAX_ENTRIES
+from upwell.edge.bundle.archive import MAX_ENTRIES, checked_header
 from upwell.edge.bundle.bundle import MANIFEST_NAME, BundleRefused, Refusal
 from upwell.edge.bundle.manifest import MAX_MANIFEST_BYTES, MAX_VERSION
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
@@ -85,7 +85,7 @@ class FolderSource:
         for path in paths:
             try:
                 candidate = self._candidate(path)
-            except (OSError, tarfile.TarError, ValidationError, ValueError) as error:
+            except (OSError, BundleRefused, ValidationError, ValueError) as error:
                 skipped[path.name] = error
                 continue
             if candidate is not None:
@@ -162,12 +162,12 @@ def _files(folder: Path) -> Iterator[Path]:
 def _version_in(path: Path) -> int:
     """The version in the manifest of an archive. Raises if there is no readable one.
 
-    `tarfile` would load an extension header of any size, so only the plain headers are read.
+    `tarfile` would load an extension header of any size, so only headers that unpacking accepts are read.
     """
     with path.open("rb") as file:
         for _ in range(MAX_ENTRIES):
-            header = tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "replace")
-            if not 0 <= header.size <= MAX_BYTES:
+            header = checked_header(path, file.read(tarfile.BLOCKSIZE))
+            if header.size > MAX_BYTES:
                 break
             if header.name == MANIFEST_NAME and header.isreg() and header.size <= MAX_MANIFEST_BYTES:
                 return _version(file.read(header.size))
