@@ -72,12 +72,12 @@ WITHOUT = {
     ),
     "what is remembered of answers": (
         "from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb\n"
-        "from upwell.shared.oip.codec import converters as c, tensor_messages as m, wire as w\n"
+        "from upwell.shared.oip.codec import converters as c, tensor_contents as t, tensor_messages as m\n"
         "def parts(r):\n"
         "    message = pb.ModelInferResponse(model_name=r.model, model_version=r.version, id=r.id)\n"
         "    m.write_parameters(message.parameters, r.parameters)\n"
         "    raws = [m.write_tensor(message.outputs.add(), name, array) for name, array in r.outputs.items()]\n"
-        "    return [w.append_raw_contents(message.SerializeToString(), c._RAW_OUTPUTS, raws)]\n"
+        "    return [t.append_raw_contents(message.SerializeToString(), c._RAW_OUTPUTS, raws)]\n"
         "c.answer_parts = parts"
     ),
     "streams told by events": (
@@ -86,7 +86,7 @@ WITHOUT = {
         "stream.flow_of = lambda requests, _, *rest: _Waits(requests, *rest)"
     ),
     "the cheap flag": (
-        "import threading; from upwell.shared.oip.grpc.server import infer_call; infer_call.Flag = threading.Event"
+        "import threading; from upwell.shared.oip.grpc.server import servicer; servicer.Flag = threading.Event"
     ),
     "one at work at a time": "from upwell.cloud.workers import serving_process; serving_process.AT_WORK = None",
 }
