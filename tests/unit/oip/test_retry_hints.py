@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.shared.errors import InvalidRequest, Refused
-from upwell.shared.oip.error_statuses import Status, status_of, told_by_headers, told_by_trailers, trailers
+from upwell.shared.oip.error_statuses import (
+    Status,
+    retry_after_s,
+    status_of,
+    told_by_headers,
+    told_by_trailers,
+    trailers,
+)
 
 
 def refused(after_s: float | None) -> Status:
@@ -93,3 +100,30 @@ def test_the_headers_of_http_say_it_in_milliseconds_or_seconds(
     milliseconds: str, seconds: str, told: float | None
 ) -> None:
     assert told_by_headers(milliseconds, seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("said", "pause_s"),
+    [
+        ("", 0.0),
+        ("0", 0.0),
+        ("120", 120.0),
+        ("0000000000120", 120.0),
+        ("soon", 0.0),
+        ("-5", 0.0),
+        ("\u0661", 0.0),
+        ("1e3", 0.0),
+        ("inf", 0.0),
+        ("9" * 400, 86_400.0),
+        ("9" * 5000, 86_400.0),
+        ("-" + "9" * 400, 0.0),
+        ("Thu, 01 Jan 1970 01:00:00 GMT", 3540.0),
+        ("Thu, 01 Jan 1970 00:00:59 GMT", 0.0),
+        ("Sat, 01 Aug 2099 10:00:00 GMT", 86_400.0),
+        (f"Sat, 01 Aug 2099 10:00:00 +{'9' * 30}", 0.0),
+        ("Sat, 01 Aug 99999 10:00:00 GMT", 0.0),
+    ],
+    ids=range(17),
+)
+def test_a_pause_is_a_number_of_seconds_or_a_date_and_at_most_a_day(said: str, pause_s: float) -> None:
+    assert retry_after_s(said, 60.0) == pause_s

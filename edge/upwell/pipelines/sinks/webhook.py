@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import email.utils
 import hashlib
 import hmac
-import math
 import re
 import socket
 import ssl
@@ -19,6 +17,7 @@ from upwell.shared.config.security import Address, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context
+from upwell.shared.oip.error_statuses import retry_after_s
 from upwell.shared.oip.http.client.connection_pool import HttpConnection, Pool, ProxyRoute, proxy_for
 
 _ANSWER_BYTES = 64 << 10
@@ -59,14 +58,14 @@ class Webhook:
         """POST these messages. Each takes at most `timeout_s`."""
         for index, message in enumerate(messages):
             try:
-                status, retry_after_s = self._post(message)
+                status, pause_s = self._post(message)
             except (OSError, HTTPException, ConfigError) as error:
                 raise SinkUnavailable(f"{self._host}: {_what_happened(error)}", taken=index) from None
             if 200 <= status < 300:
                 continue
             if status in _POISONOUS:
                 raise Poisonous(index, f"{self._host} answered {status}")
-            raise SinkUnavailable(f"{self._host} answered {status}", taken=index, retry_after_s=retry_after_s)
+            raise SinkUnavailable(f"{self._host} answered {status}", taken=index, retry_after_s=pause_s)
 
     def close(self) -> None:
         """Close the connection."""
@@ -92,7 +91,7 @@ class Webhook:
             answer.read(_ANSWER_BYTES)
             if answer.isclosed() and not answer.will_close:
                 kept = self._pool.put(wire, context)
-            return answer.status, _retry_after_s(answer.getheader("Retry-After"))
+            return answer.status, retry_after_s(answer.getheader("Retry-After", ""), time.time())
         finally:
             if not kept:
                 wire.close()
@@ -142,22 +141,6 @@ def _host_header(address: Address) -> str:
 
 def _hold(_: socket.socket) -> None:
     """Do nothing: no other thread ends the wait."""
-
-
-def _retry_after_s(value: str | None) -> float:
-    """`Retry-After` in seconds from now, given in seconds or as a date; 0 if missing."""
-    if value is None:
-        return 0.0
-    try:
-        return max(0.0, float(int(value)))
-    except OverflowError:
-        return math.inf
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
 
 
 def _what_happened(error: Exception) -> str:

@@ -10,6 +10,7 @@ libraries built on google.rpc.Status. As a client we read both, since servers di
 
 from __future__ import annotations
 
+import email.utils
 import math
 import re
 import threading
@@ -142,6 +143,19 @@ def told_by_headers(after_ms: str, seconds: str) -> float | None:
     if _MILLISECONDS.fullmatch(after_ms.strip()):
         return int(after_ms) / 1e3
     return float(seconds) if _SECONDS.fullmatch(seconds.strip()) else None
+
+
+def retry_after_s(text: str, now_unix_s: float) -> float:
+    """The seconds to wait of the header `Retry-After`, in seconds or a date: at most a day, 0 for anything else.
+
+    Only for servers whose dates are trusted; see `told_by_headers`.
+    """
+    try:
+        is_number = text.isascii() and text.isdigit()
+        pause_s = float(text) if is_number else email.utils.parsedate_to_datetime(text).timestamp() - now_unix_s
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    return min(max(0.0, pause_s), _LONGEST_MS / 1e3)
 
 
 def _retry_delay_s(details: bytes) -> float | None:

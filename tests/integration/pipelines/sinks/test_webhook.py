@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import math
 import socket
 import threading
 import time
@@ -87,7 +86,7 @@ def test_any_other_answer_is_tried_again_and_no_redirect_is_followed(status: int
 
 @pytest.mark.parametrize(
     ("value", "from_s", "to_s"),
-    [("120", 120, 120), ("-5", 0, 0), ("soon", 0, 0), ("in ten minutes", 400, 600), ("9" * 400, math.inf, math.inf)],
+    [("120", 120, 120), ("", 0, 0), ("in ten minutes", 400, 600)],
 )
 def test_retry_after_is_heeded_in_seconds_and_as_a_date(value: str, from_s: float, to_s: float) -> None:
     with receiver() as there, webhook(at(there)) as sink:

@@ -6,7 +6,6 @@ Interrupted downloads are resumed.
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import http.client
 import re
 import ssl
@@ -24,6 +23,7 @@ from requests.adapters import HTTPAdapter
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.partial_archive import Partial, fetch_archive
 from upwell.shared.config.security import Address
+from upwell.shared.oip.error_statuses import retry_after_s
 
 CONNECT_S = 10.0
 READ_S = 30.0
@@ -31,7 +31,6 @@ READ_S = 30.0
 
 _CHUNK_BYTES = 64 << 10
 _MOST_REDIRECTS = 5
-_MOST_RETRY_AFTER_S = 86400.0
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 _LENGTH = re.compile(r"\d{1,18}")
@@ -202,7 +201,7 @@ def failure(response: requests.Response) -> FetchFailed:
     """The error for an unusable response."""
     asked = response.headers.get("Retry-After", "") if response.status_code in (429, 503) else ""
     return FetchFailed(
-        f"{host_of(response.url)}: answers {response.status_code} {response.reason}", _retry_after_s(asked)
+        f"{host_of(response.url)}: answers {response.status_code} {response.reason}", retry_after_s(asked, time.time())
     )
 
 
@@ -219,17 +218,6 @@ def _scheme_and_host(url: str) -> str:
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
-
-
-def _retry_after_s(text: str) -> float:
-    """`120`, or a date; 0 for anything else."""
-    if text.isascii() and text.isdigit():
-        return min(float(text[:9]), _MOST_RETRY_AFTER_S)
-    try:
-        due = email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
-    return min(max(0.0, due - time.time()), _MOST_RETRY_AFTER_S)
 
 
 def _as_written(request: requests.PreparedRequest) -> requests.PreparedRequest:
