@@ -159,3 +159,9 @@ def test_what_an_agent_is_made_of_imports_no_runtime_and_no_terminal() -> None:
     heavy = {"torch", "onnxruntime", "onnx", "ai_edge_litert", "tflite_runtime", "matplotlib", "sklearn", "scipy"}
     assert not modules & heavy
     assert not {name for name in modules if name.startswith(("upwell.cloud", "typer", "rich"))}
+
+
+def test_listing_cases_imports_no_pipelines() -> None:
+    modules = imported_by("import upwell.tools.cases.cli")
+    assert "upwell.tools.cases.case_source" in modules
+    assert not {name for name in modules if name.startswith("upwell.pipelines")}

@@ -22,7 +22,6 @@ from upwell.edge.observe.flight_recorder import FOLDER_NAME as FLIGHTS_NAME
 from upwell.edge.observe.outcome_recorder import LOG_NAME
 from upwell.edge.spool.open_database import connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
-from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
@@ -235,7 +234,8 @@ def forget(
     `path` is what the user named. Raises `ConfigError` for a state folder, which does not say where the results go,
     and if something could not be erased.
     """
-    from upwell.pipelines.run.event_publisher import AMENDMENTS_NAME  # its imports are not needed to list cases
+    from upwell.pipelines.run.event_publisher import AMENDMENTS_NAME  # pipelines are not needed to list cases
+    from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
 
     if isinstance(source, CaseDatabase) and path.is_dir():
         raise ConfigError.at(path, "expected the agent.yaml, which also says where results go")
