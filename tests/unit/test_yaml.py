@@ -277,15 +277,11 @@ def test_paths_start_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_however_much_is_wrong_the_text_is_bounded() -> None:
-    text = (
-        "".join(f"{'k' * 1000}{number}: 1\n" for number in range(300))
-        + f"name: '{' ' * 100_000}'\nlevel: {'x' * 100_000}"
-    )
+    text = f"deadline: {'x' * 100_000}\n" + "".join(f"{'k' * 1000}{number}: 1\n" for number in range(300))
     with pytest.raises(ConfigError) as caught:
         parse_yaml(text, File)
-    assert len(caught.value.problems) == 302
-    assert len(str(caught.value)) < 200_000
-    assert str(caught.value).endswith("and 202 more")
-    with pytest.raises(ConfigError) as caught:
-        parse_yaml(f"deadline: {'x' * 100_000}", File)
-    assert len(str(caught.value)) == 4000
+    assert len(caught.value.problems) == 301
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 101
+    assert len(lines[0]) == 4000
+    assert lines[-1] == "and 201 more"

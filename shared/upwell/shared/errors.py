@@ -60,8 +60,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_LONGEST_LINE, _MOST_LINES = 4000, 100
-
 EXIT_FAILED = 1
 """The exit code of a command whose check failed; 2 means wrong use."""
 
@@ -142,7 +140,7 @@ class CloudFailed(UpwellError):
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` of at most `most` characters."""
+    """`text`, cut to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -162,12 +160,16 @@ class Problem:
         return ": ".join(part for part in (where, self.key, self.message) if part)
 
 
+_MAX_PROBLEM_CHARACTERS = 4000
+_MAX_PROBLEMS_SHOWN = 100
+
+
 class ConfigError(UpwellError):
     """A file written by a person is wrong. `problems` holds all problems found, in file order; the text is bounded."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        lines = [shortened(str(problem), _LONGEST_LINE) for problem in self.problems[:_MOST_LINES]]
+        lines = [shortened(str(problem), _MAX_PROBLEM_CHARACTERS) for problem in self.problems[:_MAX_PROBLEMS_SHOWN]]
         others = len(self.problems) - len(lines)
         super().__init__("\n".join([*lines, f"and {others} more"] if others else lines))
 

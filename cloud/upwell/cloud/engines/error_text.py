@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from upwell.shared.errors import shortened
+
 _LONGEST_REASON = 300
 _FOLDERS = re.compile(r"(?<![\w.:/-])/(?:[^\s/'\":,;()]+/)+")
 """Matches the folders of an absolute path, from its first slash to its last."""
@@ -34,7 +36,7 @@ def reason_of(error: BaseException) -> str:
     """The first line of a framework's error, short enough for a log line or a status."""
     text = str(error).strip()
     first = printable(text.splitlines()[0]) if text else type(error).__name__
-    return first if len(first) <= _LONGEST_REASON else first[: _LONGEST_REASON - 1] + "…"
+    return shortened(first, _LONGEST_REASON)
 
 
 def onnxruntime_reason(error: BaseException, path: Path | None = None) -> str:

@@ -70,7 +70,7 @@ def status_of(error: Exception) -> Status:
     for kind in type(error).__mro__:
         if kind in STATUSES:
             text = str(error).encode(errors="backslashreplace").decode()  # a file's name may not be text
-            text = text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…"
+            text = errors.shortened(text, MAX_TEXT_LENGTH)
             return Status(STATUSES[kind], text, error.retry_after_s if isinstance(error, errors.Refused) else None)
     return INTERNAL
 
