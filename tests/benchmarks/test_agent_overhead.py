@@ -1,4 +1,4 @@
-"""What the agent costs on the device: a whole request beside the bare run, one decision, and the import."""
+"""What the agent costs on the device: a whole request beside the bare run, one decision, the queue, the import."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from upwell.shared.routing.decide.router_state import CloudAnswered, EdgeRan, Ou
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Plan
+from upwell.shared.routing.scheduling.run_queue import QueuedRun, RunQueue
+from upwell.shared.routing.scheduling.run_request import RunRequest
+from upwell.shared.routing.scheduling.schedulability import ScheduledRun, by_deadline, late
 
 ROUNDS = 3000
 WARM_UP = 300
@@ -120,6 +123,47 @@ def test_one_decision_by_rules(capsys: pytest.CaptureFixture[str]) -> None:
         first = statistics.median(taken["no rules"])
         for name, samples in taken.items():
             print(f"  {summary(name, samples, 'us')}, ratio {statistics.median(samples) / first:.2f}")
+
+
+class PlannedQueue(RunQueue):
+    """A queue without the shortcut of a lone waiting run."""
+
+    def _next(self, now_s: float) -> QueuedRun | None:
+        return self._planned(now_s)
+
+
+def meeting(queue: RunQueue) -> Callable[[], object]:
+    """A run joins while another is on the device, and goes next when that leaves, as with two callers of a model."""
+    run_request, now = RunRequest(run_s=0.001), 1000.0
+    queue.join(QueuedRun(now + 1, run_request), now)
+
+    def meet() -> None:
+        queue.join(QueuedRun(now + 1, run_request), now)
+        queue.leave(queue.running[0], now)
+
+    return meet
+
+
+def test_a_run_that_waits_for_another_and_what_the_shortcuts_of_the_queue_buy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start, job = ScheduledRun(1000.0), QueuedRun(1001.0, RunRequest(run_s=0.001))
+    calls: dict[str, Callable[[], object]] = {
+        "joins and goes next": meeting(RunQueue()),
+        "the same by a plan of the device": meeting(PlannedQueue()),
+        "what `make_room` saves if nothing waits": lambda: {id(one) for one in late(by_deadline(()), start)},
+        "what `slots_due` saves without slots": lambda: (
+            max(one.at_s for one in (start,)) + sum(one.run_request.known_run_s for one in (job,))
+        ),
+    }
+    taken = {name: list[float]() for name in calls}
+    for _ in range(DECISIONS):
+        for name, call in calls.items():
+            taken[name].append(timed_us(call))
+    with capsys.disabled():
+        print("\none run that waits for another")
+        for name, samples in taken.items():
+            print(f"  {summary(name, samples, 'us')}")
 
 
 def test_the_import(capsys: pytest.CaptureFixture[str]) -> None:

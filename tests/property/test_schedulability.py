@@ -13,6 +13,7 @@ from tests.examples import examples
 from tests.unit.edge.virtual_scheduler import Arrival, Reserved, VirtualScheduler
 from upwell.shared.errors import Refused, Superseded
 from upwell.shared.routing.policy.settings import RANKS
+from upwell.shared.routing.scheduling.run_queue import QueuedRun, RunQueue
 from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.routing.scheduling.schedulability import (
     Job,
@@ -222,6 +223,21 @@ def test_who_is_taken_on_is_in_time_and_reservations_are_kept(instances: int, da
     device = VirtualScheduler(instances)
     device.play(day)
     assert_kept(device)
+
+
+RUNNING = st.lists(st.builds(QueuedRun, ALLOWED, RUN_REQUESTS), max_size=4)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(SERVERS, RUNNING, st.lists(st.builds(QueuedRun, ALLOWED, RUN_REQUESTS), max_size=1), INSTANTS)
+def test_a_lone_waiting_run_goes_next_as_the_plan_of_the_device_says(
+    instances: int, running: list[QueuedRun], waiting: list[QueuedRun], now_s: float
+) -> None:
+    queue = RunQueue(instances)
+    queue.running, queue.waiting = running, waiting
+    for run in running:
+        run.began_s = 0.0
+    assert queue._next(now_s) is queue._planned(now_s)
 
 
 @settings(max_examples=examples(100), deadline=None)

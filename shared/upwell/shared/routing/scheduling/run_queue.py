@@ -219,9 +219,13 @@ class RunQueue:
             chosen.wake()
 
     def _next(self, now_s: float) -> QueuedRun | None:
-        """The waiting run that goes next; None if all must wait for a slot."""
-        if len(self.waiting) == 1 and not self.slots:
+        """The waiting run that goes next; None if none waits or all must wait for a slot."""
+        if len(self.waiting) == 1 and not self.slots:  # what this buys: tests/benchmarks/test_agent_overhead.py
             return self.waiting[0]
+        return self._planned(now_s)
+
+    def _planned(self, now_s: float) -> QueuedRun | None:
+        """The same by a plan of the device."""
         starts = self._starts(now_s)
         ready = [run for run in self.waiting if not self._must_wait(run, starts)]
         if not ready:

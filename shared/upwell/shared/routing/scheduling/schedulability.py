@@ -125,7 +125,7 @@ def slots_due(slots: Sequence[J], jobs: Collection[Job], *starts: ScheduledRun) 
     Distant slots are seldom needed.
     """
     due: list[J] = []
-    if not slots:  # the usual case, on the way of every run that waits
+    if not slots:  # the usual case; what this buys: tests/benchmarks/test_agent_overhead.py
         return due
     busy_until_s = max(start.at_s for start in starts)
     work_s = sum(job.run_request.known_run_s for job in jobs)
