@@ -6,6 +6,7 @@ import pytest
 
 from tests.faults.stalling import LIMIT_BYTES, allowed, decision, serving
 from upwell.edge.uplink import uplink as module
+from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.edge.uplink.endpoint import source_addresses
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
@@ -38,7 +39,7 @@ def test_after_a_move_every_connection_is_made_anew_and_the_router_is_told(monke
         def is_first() -> bool:
             at = decision()
             reply = uplink.start(InferRequest("echo", EXAMPLE, id="1"), allowed, at.give_up_s).wait(at.give_up_s)
-            assert isinstance(reply, module.CloudReply), reply
+            assert isinstance(reply, CloudReply), reply
             return reply.is_first
 
         assert [is_first(), is_first()] == [True, False]

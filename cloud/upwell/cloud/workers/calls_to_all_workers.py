@@ -26,6 +26,7 @@ from upwell.shared.oip.introspection import Introspection, ModelConfig, ServerSe
 from upwell.shared.oip.model_statistics import ModelStatistics, added
 
 Tell = Callable[[int, Message], None]
+"""Sends a message to the worker of a number."""
 
 _NOBODY = -1
 
@@ -42,9 +43,9 @@ class _CurrentChange:
 
 
 class Changes:
-    """The supervisor's part: sends one change at a time to all workers, and remembers changes for later workers.
+    """Loads and unloads at the supervisor: one at a time goes to all workers, and is remembered for later workers.
 
-    `tell` sends a message to the worker of a number. Not thread-safe.
+    Not thread-safe.
     """
 
     def __init__(self, tell: Tell) -> None:
@@ -143,12 +144,13 @@ class _Gathering:
 
 
 class GatheredStatistics:
-    """The supervisor's part: asks every worker. Counts of a worker that died are kept, so no sum ever falls.
+    """Statistics at the supervisor, which asks every worker. Counts of a worker that died are kept, so no sum ever
+    falls.
 
-    `tell` sends a message to the worker of a number. Not thread-safe.
+    Not thread-safe.
     """
 
-    def __init__(self, tell: Callable[[int, Message], None]) -> None:
+    def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._count = 0
         self._open: dict[int, _Gathering] = {}

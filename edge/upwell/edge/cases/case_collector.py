@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
@@ -54,7 +53,6 @@ TRACK = "track"
 
 _LOSSLESS = UplinkEncoding("png")
 _draw = random.random  # for sampling only, not for secrets
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from upwell.shared.units import Seconds
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+MAX_PARCEL_BYTES = 512 << 20
+"""Maximum size of the file of one case."""
 
-SUFFIX = CASE_SUFFIX
-MAX_BYTES = 512 << 20
 KEY_BYTES, _NONCE_BYTES = 32, 12
 _CLEAR, _SEALED = b"UPWELLCASE1\x00", b"UPWELLCASE1\x01"
 _LENGTHS = struct.Struct(">IIII")
@@ -117,7 +117,7 @@ def _aead(key: bytes) -> AESGCM:
 FILE_NAME = "cases-home.json"
 """Record of the delivered cases, in the agent's `state_dir`."""
 
-_MAX_BYTES = 64 << 20
+_MAX_RECORD_BYTES = 64 << 20
 _AT_ONCE = 200
 _CLOSE_S = 5.0
 _LONGEST_PAUSE_S = 3600.0
@@ -169,7 +169,7 @@ class FolderHome:
 
     def _put(self, id: str, data: bytes) -> None:
         try:
-            write_whole(self._target / f"{id}{SUFFIX}", data, 0o600)
+            write_whole(self._target / f"{id}{CASE_SUFFIX}", data, 0o600)
         except OSError as error:
             raise CaseAway(error.strerror or type(error).__name__) from None
 
@@ -319,7 +319,7 @@ class CaseCarrier:
 
     def _load(self) -> dict[str, bool]:
         try:
-            found = read_json(self._memory, _MAX_BYTES)
+            found = read_json(self._memory, _MAX_RECORD_BYTES)
             return {str(id): bool(done) for id, done in found["sent"].items()}
         except FileNotFoundError:
             return {}

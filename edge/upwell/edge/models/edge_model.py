@@ -113,7 +113,7 @@ class EdgeRun:
     """The detection candidates of each row, by output."""
 
 
-class VersionComparison(Comparison["EdgeRun"], Protocol):
+class VersionComparison(Comparison[EdgeRun], Protocol):
     """The comparison of a version on trial with the previous one. Thread-safe."""
 
     def wants_audit(self) -> bool:

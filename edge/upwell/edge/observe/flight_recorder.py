@@ -27,7 +27,6 @@ SEGMENTS = 8
 """Number of full files of equal length, besides the one being written."""
 
 _NAME = re.compile(r"(\d{1,15})\.jsonl", re.ASCII)
-_CHUNK_BYTES = 1 << 16
 
 
 class Segments:

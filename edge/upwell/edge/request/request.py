@@ -14,7 +14,8 @@ import numpy as np
 from upwell.edge.admission.request_admission import Admission
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun, ServedModel
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.uplink.uplink import CloudReply, Uplink
+from upwell.edge.uplink.cloud_call import CloudReply
+from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.introspection import Seen
 from upwell.shared.routing.decide.router_state import Decision, Signals

@@ -13,8 +13,7 @@ from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import Request
 from upwell.edge.server.agent_core import AgentCore
-from upwell.edge.uplink.cloud_call import METADATA_BYTES, EgressForbidden
-from upwell.edge.uplink.uplink import REASONS
+from upwell.edge.uplink.cloud_call import METADATA_BYTES, REASONS, EgressForbidden
 from upwell.shared.errors import (
     CallerLeft,
     CloudFailed,

@@ -16,7 +16,6 @@ from typing import ClassVar, TypeVar
 from upwell.edge.uplink.cloud_call import (
     REASONS,
     CloudCall,
-    CloudReply,
     ConnectionLease,
     FailedCall,
     Judge,
@@ -31,8 +30,33 @@ from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.decide.router_state import CloudMoved, LinkProbed, Outcome
-from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
+
+SUSPECT = frozenset(
+    {
+        Reason.CLOUD_DEADLINE,
+        Reason.CLOUD_UNAVAILABLE,
+        Reason.CLOUD_CERTIFICATE,
+        Reason.CLOUD_GARBAGE,
+        Reason.CLOUD_ERROR,
+    }
+)
+"""Failures that may be the fault of the connection itself (half open, out of step): the next call gets a new one."""
+
+UNREACHED = frozenset({Reason.CLOUD_DEADLINE, Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_CERTIFICATE})
+"""Those of them in which nobody answered at all."""
+
+ALIVE_S = 2.0
+"""A connection that received something this recently, for another call, is slow rather than dead: it is kept."""
+
+LOOK_S = 1.0
+"""Minimum time between checks for a move to another network."""
+
+ASK_TIMEOUT_S = 2.0
+"""Time limit of an empty call, and of a readiness question."""
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Prober:
@@ -92,36 +116,6 @@ class Prober:
                 self._is_dormant = False
             self._bell.wait(self._ask() if is_wanted else None)
             self._bell.clear()
-
-
-T = TypeVar("T")
-
-__all__ = ["REASONS", "CloudFailure", "CloudReply", "Message", "Uplink"]
-
-SUSPECT = frozenset(
-    {
-        Reason.CLOUD_DEADLINE,
-        Reason.CLOUD_UNAVAILABLE,
-        Reason.CLOUD_CERTIFICATE,
-        Reason.CLOUD_GARBAGE,
-        Reason.CLOUD_ERROR,
-    }
-)
-"""Failures that may be the fault of the connection itself (half open, out of step): the next call gets a new one."""
-
-UNREACHED = frozenset({Reason.CLOUD_DEADLINE, Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_CERTIFICATE})
-"""Those of them in which nobody answered at all."""
-
-ALIVE_S = 2.0
-"""A connection that received something this recently, for another call, is slow rather than dead: it is kept."""
-
-LOOK_S = 1.0
-"""Minimum time between checks for a move to another network."""
-
-ASK_TIMEOUT_S = 2.0
-"""Time limit of an empty call, and of a readiness question."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from upwell.edge.cases.case import CaseFacts, CollectedCase
-from upwell.edge.cases.case_delivery import MAX_BYTES, SUFFIX, read_key, unpack
+from upwell.edge.cases.case_delivery import MAX_PARCEL_BYTES, read_key, unpack
 from upwell.edge.cases.case_store import FILE_NAME, READ, SCHEMA, read_case
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.open_database import connect, opened, version_of
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.files import parse_json
+from upwell.shared.opamp import CASE_SUFFIX
 from upwell.tools.terminal import printable
 
 _ROWS_AT_ONCE, _PAGES_AT_ONCE = 100, 1000
@@ -261,12 +262,12 @@ class CaseFolder:
         return gone
 
     def _files(self) -> dict[str, Path]:
-        return {path.stem: path for path in sorted(self.path.rglob(f"*{SUFFIX}")) if path.is_file()}
+        return {path.stem: path for path in sorted(self.path.rglob(f"*{CASE_SUFFIX}")) if path.is_file()}
 
     def _unpacked(self, path: Path) -> CollectedCase:
         key_file = os.environ.get(KEY_VARIABLE)
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it is larger than {MAX_BYTES >> 20} MiB")
+        if path.stat().st_size > MAX_PARCEL_BYTES:
+            raise ValueError(f"it is larger than {MAX_PARCEL_BYTES >> 20} MiB")
         return unpack(path.read_bytes(), path.stem, None if key_file is None else read_key(Path(key_file)))
 
 
@@ -275,7 +276,7 @@ def open_source(path: Path) -> CaseSource:
 
     Raises `ConfigError`.
     """
-    if path.is_dir() and not (path / FILE_NAME).exists() and next(path.rglob(f"*{SUFFIX}"), None) is not None:
+    if path.is_dir() and not (path / FILE_NAME).exists() and next(path.rglob(f"*{CASE_SUFFIX}"), None) is not None:
         return CaseFolder(path)
     if path.is_dir():
         return CaseDatabase(path / FILE_NAME)

@@ -112,8 +112,7 @@ _frames: dict[int, _Frame] = {}
 
 
 def read_cached(data: bytes) -> InferRequest | None:
-    """Parse a `ModelInferRequest` as `converters.parse_infer_request` does, or return None if it is not of the usual
-    kind.
+    """Parse a `ModelInferRequest` as `parse_infer_request` does, or return None if it is not of the usual kind.
 
     Raises `InvalidRequest` for an ID that is too long.
     """
