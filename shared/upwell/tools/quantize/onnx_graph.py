@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,9 @@ def read_model(path: Path) -> onnx.ModelProto:
     found = sorted({node.op_type for node in with_bodies(model.graph.node)} & _QUANTIZED)
     if found:
         raise ConfigError.at(path, f"it is already quantized (it has {', '.join(found)}); expected a float model")
-    half = {one.name for one in model.graph.initializer if one.data_type in _HALF}
-    if any(half.intersection(node.input) for node in model.graph.node if node.op_type in _WEIGHTED):
-        raise ConfigError.at(
-            path, "it computes with 16-bit weights; expected float32: export it without half precision"
-        )
+    half = next(_in_half(onnx.shape_inference.infer_shapes(model).graph), None)
+    if half is not None:
+        raise ConfigError.at(path, f"{half} computes in half precision; expected float32: export it without")
     return model
 
 
@@ -144,6 +142,21 @@ def exposing(model: onnx.ModelProto, names: Iterable[tuple[str, int]]) -> onnx.M
     del made.graph.output[:]
     made.graph.output.extend(helper.make_tensor_value_info(name, datatype, None) for name, datatype in names)
     return made
+
+
+def _in_half(graph: onnx.GraphProto, outside: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Layers, in bodies too, that read a 16-bit value: they and their weights would stay as they are."""
+    values = (*graph.value_info, *graph.input, *graph.output)
+    half = outside.union(
+        (one.name for one in graph.initializer if one.data_type in _HALF),
+        (one.name for one in values if one.type.tensor_type.elem_type in _HALF),
+    )
+    for node in graph.node:
+        if node.op_type in _WEIGHTED and not half.isdisjoint(node.input):
+            yield f"{node.op_type} {node.name!r}"
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _in_half(body, half)
 
 
 def _folded(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from ai_edge_litert import schema_py_generated as schema
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
@@ -20,6 +20,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array
 from upwell.tools.quantize import model_quantization
 from upwell.tools.quantize.model_quantization import Quantized, quantize_model
+from upwell.tools.quantize.onnx_graph import read_model
 from upwell.tools.quantize.quantizer import QuantizeSettings, Target
 from upwell.tools.terminal import quiet
 
@@ -124,15 +125,46 @@ def test_a_mask_of_minus_infinity_is_named_and_can_be_kept_float(tmp_path: Path)
     assert made.report.comparison.worst_error < 0.15
 
 
-def test_weights_in_half_precision_are_refused_since_they_would_stay_as_they_are(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["half"], to=onnx.TensorProto.FLOAT16),
-        product("half", "w16", "h", "scores"),
+HALF = np.ones((WIDTH, 4), np.float16)
+
+
+@pytest.mark.parametrize("kind", ["initializer", "constant", "identity", "transpose", "body", "bfloat16"])
+def test_layers_in_half_precision_are_refused_since_they_would_stay_as_they_are(tmp_path: Path, kind: str) -> None:
+    datatype = onnx.TensorProto.BFLOAT16 if kind == "bfloat16" else onnx.TensorProto.FLOAT16
+    to = datatype if kind == "bfloat16" else onnx.TensorProto.FLOAT
+    makers = {
+        "initializer": [],
+        "constant": [helper.make_node("Constant", [], ["v"], value=numpy_helper.from_array(HALF))],
+        "identity": [helper.make_node("Identity", ["w16"], ["v"])],
+        "transpose": [helper.make_node("Transpose", ["turned"], ["v"])],
+        "bfloat16": [helper.make_node("Cast", ["w16"], ["v"], to=to)],
+        "body": [],
+    }
+    weights = "w16" if kind in ("initializer", "body") else "v"
+    layers = [
+        helper.make_node("Cast", ["x"], ["half"], to=datatype),
+        *makers[kind],
+        product("half", weights, "h", "scores"),
         helper.make_node("Cast", ["h"], ["y"], to=onnx.TensorProto.FLOAT),
     ]
-    path = onnx_model(tmp_path / "half.onnx", nodes, w16=np.ones((WIDTH, WIDTH), np.float16))
-    with pytest.raises(ConfigError, match="computes with 16-bit weights; expected float32"):
-        quantized(path, {"x": numbers(ROWS, WIDTH)})
+    if kind == "body":
+        other = helper.make_node("MatMul", ["x", "w2"], ["y"])
+        then, otherwise = (
+            helper.make_graph(nodes, "body", [], [onnx_models.tensor("y", ["rows", 4])]) for nodes in (layers, [other])
+        )
+        layers = [helper.make_node("If", ["is_on"], ["y"], then_branch=then, else_branch=otherwise)]
+    path = onnx_model(tmp_path / "half.onnx", layers, w16=HALF, turned=HALF.T.copy(), is_on=np.array(True))
+    with pytest.raises(ConfigError, match="MatMul 'scores' computes in half precision; expected float32"):
+        read_model(path)
+
+
+def test_weights_that_are_only_stored_in_half_precision_are_int8(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["w16"], ["v"], to=onnx.TensorProto.FLOAT),
+        product("x", "v", "y", "scores"),
+    ]
+    made = quantized(onnx_model(tmp_path / "stored.onnx", nodes, w16=HALF), {"x": numbers(ROWS, WIDTH)})
+    assert [layer.precision for layer in made.report.layers if layer.node == "scores"] == ["int8"]
 
 
 def test_what_the_float_model_leaves_undefined_is_said(tmp_path: Path) -> None:
