@@ -129,7 +129,7 @@ def quantize_model(
     samples = read_samples(data, model)
     quantizer = quantizer_of(model, settings)
     check_kept(path, quantizer, keep_float)
-    return _Work(model, quantizer, samples, settings, track).done(out, keep_float)
+    return _Work(model, quantizer, samples, settings, keep_float, track).done(out)
 
 
 def _size_bytes(path: Path) -> int:
@@ -146,22 +146,30 @@ class _Work:
     """One model, its quantizer and its data."""
 
     def __init__(
-        self, model: FloatModel, quantizer: Quantizer, samples: Samples, settings: QuantizeSettings, track: Track
+        self,
+        model: FloatModel,
+        quantizer: Quantizer,
+        samples: Samples,
+        settings: QuantizeSettings,
+        asked: Sequence[str],
+        track: Track,
     ) -> None:
         self._model = model
         self._quantizer = quantizer
         self._samples = samples
         self._settings = settings
+        self._asked = asked
         self._track = track
         self._is_exact = settings.target == "npu"
-        self._chooses = samples.detector is not None and settings.interface == "float" and not self._is_exact
+        self._keeps_tail = samples.detector is not None and settings.interface == "float"
+        self._chooses = self._keeps_tail and not self._is_exact and not asked
         self._seen, self._chosen_on, self._measured = samples.split(self._chooses)
 
-    def done(self, out: Path, keep_float: Sequence[str]) -> Quantized:
+    def done(self, out: Path) -> Quantized:
         """Do all steps, in order."""
         self._first_run()
         self._quantizer.calibrate(case.feed for case in self._cases(self._seen, "calibrating"))
-        keep_float = self._kept(keep_float)
+        keep_float = self._kept()
         (model,) = (self._quantizer.quantized(kept) for kept in self._track([keep_float], "quantizing"))
         comparison = self._comparison(model, self._measured, "measuring")
         few = self._cases(self._measured[:_LAYER_ROWS], "comparing layers")
@@ -186,7 +194,7 @@ class _Work:
             report = replace(report, advice=self._advice(report))
         return Quantized(model, report)
 
-    def _kept(self, asked: Sequence[str]) -> Sequence[str]:
+    def _kept(self) -> Sequence[str]:
         """What stays float: what was asked for, and of a detector its tail; where nothing was asked for also as many of
         its layers as its scores need.
 
@@ -194,11 +202,11 @@ class _Work:
         many as together are close enough; where no group is, the best one. This is judged on rows of its own: on those
         that calibrate, no value is out of range.
         """
-        if self._samples.detector is None or self._settings.interface == "int8":
-            return asked
+        if not self._keeps_tail:
+            return self._asked
         parts = detector_parts(self._quantizer)
-        kept = tuple(dict.fromkeys([*asked, *parts.tail]))
-        if asked or not self._chooses:
+        kept = tuple(dict.fromkeys([*self._asked, *parts.tail]))
+        if not self._chooses:
             return kept
         before = found_boxes(self._model.run, self._samples, self._cases(self._chosen_on, "running the float model"))
         if self._score_error(before, kept) <= _SURE_SCORE_ERROR:
@@ -311,7 +319,8 @@ class _Work:
 
 def _not_finite(comparison: OutputComparison) -> Sequence[str]:
     return [
-        f"output {one.name!r} of the float model has {one.not_finite} values that are not finite; errors leave them out"
+        f"output {one.name!r} of the float model has {one.not_finite} values that are not finite; the relative "
+        "error leaves them out"
         for one in comparison.outputs
         if one.not_finite
     ]

@@ -168,6 +168,8 @@ def test_what_a_person_keeps_float_is_kept_beside_the_tail_alone(detector: Path)
     )
     assert {"second", "head", "concat"} <= set(made.report.kept_float)
     assert not {"first", "third"} & set(made.report.kept_float)
+    data = made.report.data
+    assert (data.calibrated_on, data.chosen_on, data.measured_on) == (30, 0, 30), "no row is used for nothing"
 
 
 def test_scores_behind_activations_of_several_nodes_keep_their_values(tmp_path: Path) -> None:
