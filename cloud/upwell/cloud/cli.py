@@ -1,4 +1,4 @@
-"""`upwell serve --print-config`: prints the configuration in force as a file."""
+"""`upwell serve`: runs the cloud service from a file or from flags, or prints the configuration in force."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from upwell.edge.commands.explain_cli import printable
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.open_database import opened
 from upwell.edge.spool.spool import FILE_NAME
+from upwell.edge.spool.spool_store import SCHEMA
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 
@@ -38,7 +39,7 @@ def list_cases(config: _Config, tag: _Tags = None, as_json: _Json = False) -> No
     path = _database(config)
     items: list[dict[str, Any]] = []
     if path.exists():
-        with _errors(path), opened(path) as connection:
+        with _errors(path), opened(path, len(SCHEMA)) as connection:
             items = _matching(connection, tags)
     if as_json:
         typer.echo(json.dumps({"path": str(path), "items": items}))
@@ -63,7 +64,7 @@ def purge(
     path = _database(config)
     purged = 0
     if path.exists():
-        with _errors(path), opened(path) as connection:
+        with _errors(path), opened(path, len(SCHEMA)) as connection:
             doomed = [item["id"] for item in _matching(connection, tags)]
             if doomed and not yes and sys.stdin.isatty():
                 typer.confirm(f"Drop {len(doomed)} cases from {path}?", abort=True, err=True)

@@ -20,50 +20,6 @@ class Migration:
     down: tuple[str, ...]
 
 
-STEPS: tuple[Migration, ...] = (
-    Migration(
-        up=(
-            "CREATE TABLE downgrades (version INTEGER PRIMARY KEY, statements TEXT NOT NULL)",
-            """CREATE TABLE items (
-                id TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, model TEXT NOT NULL,
-                cloud_model TEXT NOT NULL, request_id TEXT NOT NULL, tags TEXT NOT NULL, reason TEXT NOT NULL,
-                created_wall_s REAL NOT NULL, kept_s REAL NOT NULL, next_s REAL NOT NULL, attempts INTEGER NOT NULL,
-                edge_answer_digest TEXT NOT NULL, size_bytes INTEGER NOT NULL, error TEXT NOT NULL DEFAULT ''
-            )""",
-            # A separate table, so that changing an item does not rewrite its tensors.
-            """CREATE TABLE bodies (
-                id TEXT PRIMARY KEY REFERENCES items ON DELETE CASCADE,
-                request BLOB NOT NULL, edge_answer BLOB NOT NULL
-            )""",
-            """CREATE TABLE results (
-                sequence INTEGER PRIMARY KEY AUTOINCREMENT,
-                id TEXT NOT NULL UNIQUE REFERENCES items ON DELETE CASCADE,
-                answered_wall_s REAL NOT NULL, answer BLOB NOT NULL
-            )""",
-            "CREATE TABLE sinks (name TEXT PRIMARY KEY, delivered INTEGER NOT NULL)",
-            "CREATE INDEX items_due ON items (state, kind, next_s)",
-            "CREATE INDEX items_age ON items (kind, kept_s)",
-            # A new database continues above the numbers of the previous one, which consumers have seen.
-            """INSERT INTO sqlite_sequence (name, seq)
-               VALUES ('results', CAST((julianday('now') - 2440587.5) * 86400e3 AS INTEGER))""",
-        ),
-        down=(
-            "DROP TABLE sinks",
-            "DROP TABLE results",
-            "DROP TABLE bodies",
-            "DROP TABLE items",
-            "DROP TABLE downgrades",
-        ),
-    ),
-    Migration(
-        # The caller that owns the case and its results; unknown for cases from before this version.
-        up=("ALTER TABLE items ADD COLUMN owner TEXT NOT NULL DEFAULT ''",),
-        down=("ALTER TABLE items DROP COLUMN owner",),
-    ),
-)
-
-VERSION = len(STEPS)
-
 _DENIED = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA})
 _BETWEEN = ";\n--\n"
 
@@ -73,7 +29,7 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def migrate(connection: sqlite3.Connection, steps: Sequence[Migration] = STEPS, target: int | None = None) -> None:
+def migrate(connection: sqlite3.Connection, steps: Sequence[Migration], target: int | None = None) -> None:
     """Bring the database to version `target` (the newest of `steps` if None), in one transaction.
 
     Each upgrade stores its downgrade in the database, so that older software can go back. Raises `sqlite3.Error`,
@@ -129,7 +85,7 @@ _SIDE_FILES = ("-wal", "-shm")
 _log = logging.getLogger(__name__)
 
 
-def open_database(path: Path, steps: Sequence[Migration] = STEPS) -> sqlite3.Connection:
+def open_database(path: Path, steps: Sequence[Migration]) -> sqlite3.Connection:
     """Open the database at `path`, created if missing (folder 0700, file 0600), migrated to the newest version of
     `steps`.
 
@@ -176,7 +132,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def opened(path: Path, version: int = VERSION) -> Iterator[sqlite3.Connection]:
+def opened(path: Path, version: int) -> Iterator[sqlite3.Connection]:
     """Open a second connection to a database of this version, which a running agent may use; closed after the block.
 
     Raises `sqlite3.DatabaseError` for a database of another version.

@@ -23,7 +23,7 @@ from upwell.edge.spool.spool_case import (
     Stored,
 )
 from upwell.edge.spool.spool_drainer import CaseSender, Drainer
-from upwell.edge.spool.spool_store import Store
+from upwell.edge.spool.spool_store import SCHEMA, Store
 from upwell.edge.uplink.cloud_call import EgressForbidden
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.policy.compiled_policy import Verdict
@@ -60,7 +60,7 @@ class Spool:
         """Signalled with every result, closed with the spool."""
         loss = "requests are still answered, but no cases are spooled"
         self._keeper = Keeper(
-            KeptDatabase("spool", path, lambda at: Store(open_database(at), limits), self._tally.add, loss)
+            KeptDatabase("spool", path, lambda at: Store(open_database(at, SCHEMA), limits), self._tally.add, loss)
         )
         self._drainer = Drainer(self._keeper, limits, self._tally, self.news, sender, seed)
         self._deliverers = [Deliverer(self._keeper, sink, self.news, self._tally) for sink in sinks]

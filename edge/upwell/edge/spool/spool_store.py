@@ -10,7 +10,51 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from upwell.edge.spool.open_database import Migration
 from upwell.edge.spool.spool_case import OVERHEAD_BYTES, SpoolHeld, SpoolLimits, SpoolResult, SpoolUnavailable, Stored
+
+SCHEMA: tuple[Migration, ...] = (
+    Migration(
+        up=(
+            "CREATE TABLE downgrades (version INTEGER PRIMARY KEY, statements TEXT NOT NULL)",
+            """CREATE TABLE items (
+                id TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, model TEXT NOT NULL,
+                cloud_model TEXT NOT NULL, request_id TEXT NOT NULL, tags TEXT NOT NULL, reason TEXT NOT NULL,
+                created_wall_s REAL NOT NULL, kept_s REAL NOT NULL, next_s REAL NOT NULL, attempts INTEGER NOT NULL,
+                edge_answer_digest TEXT NOT NULL, size_bytes INTEGER NOT NULL, error TEXT NOT NULL DEFAULT ''
+            )""",
+            # A separate table, so that changing an item does not rewrite its tensors.
+            """CREATE TABLE bodies (
+                id TEXT PRIMARY KEY REFERENCES items ON DELETE CASCADE,
+                request BLOB NOT NULL, edge_answer BLOB NOT NULL
+            )""",
+            """CREATE TABLE results (
+                sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+                id TEXT NOT NULL UNIQUE REFERENCES items ON DELETE CASCADE,
+                answered_wall_s REAL NOT NULL, answer BLOB NOT NULL
+            )""",
+            "CREATE TABLE sinks (name TEXT PRIMARY KEY, delivered INTEGER NOT NULL)",
+            "CREATE INDEX items_due ON items (state, kind, next_s)",
+            "CREATE INDEX items_age ON items (kind, kept_s)",
+            # A new database continues above the numbers of the previous one, which consumers have seen.
+            """INSERT INTO sqlite_sequence (name, seq)
+               VALUES ('results', CAST((julianday('now') - 2440587.5) * 86400e3 AS INTEGER))""",
+        ),
+        down=(
+            "DROP TABLE sinks",
+            "DROP TABLE results",
+            "DROP TABLE bodies",
+            "DROP TABLE items",
+            "DROP TABLE downgrades",
+        ),
+    ),
+    Migration(
+        # The caller that owns the case and its results; unknown for cases from before this version.
+        up=("ALTER TABLE items ADD COLUMN owner TEXT NOT NULL DEFAULT ''",),
+        down=("ALTER TABLE items DROP COLUMN owner",),
+    ),
+)
+"""The versions of the spool's database."""
 
 _WAITING = "state != 'done'"
 _RESULTS = "state = 'done'"

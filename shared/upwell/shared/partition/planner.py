@@ -1,9 +1,7 @@
 """Plans placements: the best, and alternatives for other bandwidths or single moves; or explains why there is none.
 
-Every rule is an order or an equality of two nodes' tiers, or a set of tiers for one node. Such rules can all be met
-exactly if each node has a tier left after repeatedly striking out those that leave a neighbour without one (both kinds
-are closed under the minimum and the maximum of two placements). So tiers are struck out, each with its reason, until
-nothing changes or a node has none left.
+`Cutter` starts from the best single tier and improves on it by branch and bound over minimum cuts. These count time in
+whole quanta; it repeats with finer ones until they are fine enough for the total that was found.
 """
 
 from __future__ import annotations
@@ -61,7 +59,13 @@ class _Struck:
 
 
 class _Domains:
-    """The tiers that each node has left, and why the others are gone."""
+    """The tiers that each node has left, and why the others are gone.
+
+    Every rule is an order or an equality of two nodes' tiers, or a set of tiers for one node. Such rules can all be met
+    exactly if each node has a tier left after repeatedly striking out those that leave a neighbour without one (both
+    kinds are closed under the minimum and the maximum of two placements). So tiers are struck out, each with its
+    reason, until nothing changes or a node has none left.
+    """
 
     def __init__(self, graph: CostGraph) -> None:
         self.graph = graph
@@ -163,22 +167,20 @@ def conflict(graph: CostGraph) -> str:
     return f"no placement is possible: the tiers {together} of `non_empty` cannot all hold a node at once"
 
 
-BANDWIDTH_FACTORS = (0.25, 4.0)
-"""Factors of the links' bandwidth, equal for all links, between which the envelope is searched for other plans. At its
-ends everything is on one tier."""
+_MOST_ALTERNATIVES = 5
+"""Maximum number of other placements in a plan."""
 
-MOST = 5
 _MOST_MOVES = 64
 """Number of node moves examined, first those whose own cost improves or changes least."""
 
 
-def others(arrays: Arrays, terms: Terms, best: Array, met: Iterable[Array]) -> list[tuple[Array, float]]:
+def _others(arrays: Arrays, terms: Terms, best: Array, met: Iterable[Array]) -> list[tuple[Array, float]]:
     """The best few other placements with their totals: from those `met` elsewhere, or one node away."""
     found = {tuple(levels.tolist()): levels for levels in (*met, *_moved(arrays, terms, best))}
     found.pop(tuple(best.tolist()), None)
     totals = ((arrays.total_s(terms, levels), key) for key, levels in found.items())
     best_first = sorted((total_s, key) for total_s, key in totals if math.isfinite(total_s))
-    return [(found[key], total_s) for total_s, key in best_first[:MOST]]
+    return [(found[key], total_s) for total_s, key in best_first[:_MOST_ALTERNATIVES]]
 
 
 def _moved(arrays: Arrays, terms: Terms, best: Array) -> Iterator[Array]:
@@ -198,6 +200,9 @@ def _moved(arrays: Arrays, terms: Terms, best: Array) -> Iterator[Array]:
         levels[node] = target
         yield levels
 
+
+_BANDWIDTH_FACTORS = (0.25, 4.0)
+"""Factors of the links' bandwidth, equal for all links, at which other plans are searched for."""
 
 _ROUNDING = 1 + 1e-9
 _COARSE = 100.0
@@ -237,7 +242,7 @@ class Cutter:
             cloud_only_s=one_tier_s.get(len(self.graph.links)),
             alternatives=tuple(
                 Alternative(self._arrays.placement(levels), total_s)
-                for levels, total_s in others(self._arrays, terms, best, self._met(terms))
+                for levels, total_s in _others(self._arrays, terms, best, self._met(terms))
             ),
         )
 
@@ -285,7 +290,7 @@ class Cutter:
     def _met(self, terms: Terms) -> Iterator[Array]:
         """Placements that are best at other bandwidths."""
         yield from map(self._all_on, self._one_tier_s(terms))
-        for factor in BANDWIDTH_FACTORS if self.graph.links else ():
+        for factor in _BANDWIDTH_FACTORS if self.graph.links else ():
             yield self._best(self._terms([replace(link, bps=link.bps * factor) for link in self.graph.links]))
 
 

@@ -1,4 +1,4 @@
-"""A plan of a cost graph, as JSON and at a terminal."""
+"""`upwell partition plan`: the plan of a model or of a cost graph, as JSON and at a terminal."""
 
 from __future__ import annotations
 

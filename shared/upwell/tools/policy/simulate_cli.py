@@ -1,4 +1,4 @@
-"""The output of `upwell policy simulate` at a terminal."""
+"""`upwell policy simulate`: policies on a request log over a link, with a report at a terminal or as JSON."""
 
 from __future__ import annotations
 

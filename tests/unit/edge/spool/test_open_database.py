@@ -12,11 +12,11 @@ from tests.integration.spool.harness import case
 from upwell.edge.spool import open_database as module
 from upwell.edge.spool.open_database import WELL_AFTER_S, DatabaseHealth, is_damage, open_database, set_aside
 from upwell.edge.spool.spool_case import SpoolLimits, Stored
-from upwell.edge.spool.spool_store import Store
+from upwell.edge.spool.spool_store import SCHEMA, Store
 
 
 def test_every_commit_is_on_disk_and_what_is_deleted_is_gone(tmp_path: Path) -> None:
-    connection = open_database(tmp_path / "spool.db")
+    connection = open_database(tmp_path / "spool.db", SCHEMA)
     try:
         found = {
             name: connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -44,7 +44,7 @@ def test_every_commit_is_on_disk_and_what_is_deleted_is_gone(tmp_path: Path) -> 
 
 def test_a_page_that_is_damaged_is_found_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "spool.db"
-    connection = open_database(path)
+    connection = open_database(path, SCHEMA)
     store = Store(connection, SpoolLimits())
     with store.transaction():
         for number in range(200):
@@ -55,18 +55,18 @@ def test_a_page_that_is_damaged_is_found_at_the_start(tmp_path: Path) -> None:
     data[middle : middle + 4096] = b"\xff" * 4096
     path.write_bytes(data)
     with pytest.raises(sqlite3.DatabaseError) as caught:
-        open_database(path)
+        open_database(path, SCHEMA)
     assert is_damage(caught.value)
 
 
 def test_the_file_becomes_private_and_is_no_link(tmp_path: Path) -> None:
     path = tmp_path / "spool.db"
     path.touch(0o644)
-    open_database(path).close()
+    open_database(path, SCHEMA).close()
     assert path.stat().st_mode & 0o777 == 0o600
     (tmp_path / "link.db").symlink_to(path)
     with pytest.raises(OSError, match="symbolic link"):
-        open_database(tmp_path / "link.db")
+        open_database(tmp_path / "link.db", SCHEMA)
 
 
 def test_a_damaged_database_set_aside_has_no_log_of_an_earlier_one(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.spool.harness import case
-from upwell.edge.spool.open_database import STEPS, VERSION, Migration, migrate, open_database, version_of
+from upwell.edge.spool.open_database import Migration, migrate, open_database, version_of
 from upwell.edge.spool.spool_case import SpoolLimits, Stored
-from upwell.edge.spool.spool_store import Store
+from upwell.edge.spool.spool_store import SCHEMA, Store
 
 NEXT = Migration(
     up=(
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def connection(path: Path) -> Iterator[sqlite3.Connection]:
-    connection = open_database(path)
+    connection = open_database(path, SCHEMA)
     yield connection
     connection.close()
 
@@ -51,29 +51,29 @@ def ids(connection: sqlite3.Connection) -> list[str]:
 
 
 def test_a_new_database_has_the_newest_version(connection: sqlite3.Connection) -> None:
-    assert version_of(connection) == VERSION
+    assert version_of(connection) == len(SCHEMA)
 
 
 def test_down_to_nothing_and_up_again(connection: sqlite3.Connection) -> None:
     before = shape(connection)
-    migrate(connection, target=0)
+    migrate(connection, SCHEMA, target=0)
     assert [name for name, _ in shape(connection) if not name.startswith("sqlite_")] == []
-    migrate(connection)
+    migrate(connection, SCHEMA)
     assert shape(connection) == before
 
 
 def test_a_later_version_goes_up_and_we_go_down_with_every_case(path: Path, connection: sqlite3.Connection) -> None:
     before = shape(connection)
     put(connection, "a")
-    migrate(connection, [*STEPS, NEXT])
-    assert version_of(connection) == VERSION + 1
+    migrate(connection, [*SCHEMA, NEXT])
+    assert version_of(connection) == len(SCHEMA) + 1
     connection.execute("INSERT INTO colours VALUES ('a', 'red')")
-    older = open_database(path)  # knows nothing of the later step
+    older = open_database(path, SCHEMA)  # knows nothing of the later step
     try:
-        assert (version_of(older), ids(older)) == (VERSION, ["a"])
+        assert (version_of(older), ids(older)) == (len(SCHEMA), ["a"])
         assert shape(older) == before
         put(older, "b")
-        migrate(older, [*STEPS, NEXT])
+        migrate(older, [*SCHEMA, NEXT])
         assert older.execute("SELECT id, shade FROM items ORDER BY id").fetchall() == [("a", "grey"), ("b", "grey")]
     finally:
         older.close()
@@ -84,17 +84,17 @@ def test_a_step_that_fails_changes_nothing(connection: sqlite3.Connection) -> No
     before = shape(connection)
     broken = Migration(up=("CREATE TABLE more (id TEXT)", "CREATE TABLE items (id TEXT)"), down=())
     with pytest.raises(sqlite3.OperationalError):
-        migrate(connection, [*STEPS, broken])
-    assert (version_of(connection), shape(connection), ids(connection)) == (VERSION, before, ["a"])
+        migrate(connection, [*SCHEMA, broken])
+    assert (version_of(connection), shape(connection), ids(connection)) == (len(SCHEMA), before, ["a"])
 
 
 @pytest.mark.parametrize("statement", ["ATTACH DATABASE '{}' AS other", "PRAGMA journal_mode = DELETE"])
 def test_a_way_down_gets_no_further_than_the_file(path: Path, connection: sqlite3.Connection, statement: str) -> None:
     target = path.with_name("elsewhere")
-    migrate(connection, [*STEPS, Migration(up=(), down=(statement.format(target),))])
+    migrate(connection, [*SCHEMA, Migration(up=(), down=(statement.format(target),))])
     with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
-        migrate(connection)
-    assert version_of(connection) == VERSION + 1
+        migrate(connection, SCHEMA)
+    assert version_of(connection) == len(SCHEMA) + 1
     assert not target.exists()
     connection.execute("PRAGMA user_version")  # allowed again
 
@@ -102,4 +102,4 @@ def test_a_way_down_gets_no_further_than_the_file(path: Path, connection: sqlite
 def test_a_version_without_a_way_down_is_no_database_of_ours(path: Path, connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA user_version = 99")
     with pytest.raises(sqlite3.DatabaseError, match="no way down from version 99"):
-        open_database(path)
+        open_database(path, SCHEMA)

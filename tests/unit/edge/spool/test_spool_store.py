@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.integration.spool.harness import case
 from upwell.edge.spool.open_database import open_database
 from upwell.edge.spool.spool_case import SpoolClock, SpoolHeld, SpoolLimits, Stored
-from upwell.edge.spool.spool_store import Store
+from upwell.edge.spool.spool_store import SCHEMA, Store
 
 LIMITS = SpoolLimits(max_bytes=10_000, max_result_bytes=10_000, max_age_s=100.0)
 
@@ -31,7 +31,7 @@ FIT = LIMITS.max_bytes // SIZE_BYTES
 
 @pytest.fixture
 def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    connection = open_database(tmp_path / "spool.db")
+    connection = open_database(tmp_path / "spool.db", SCHEMA)
     yield connection
     connection.close()
 
@@ -220,7 +220,7 @@ def test_a_case_that_is_gone_leaves_its_room(store: Store, way: str) -> None:
 
 def test_sums_stay_true_when_somebody_else_purges(tmp_path: Path, store: Store) -> None:
     add(store, *(stored(f"{number:02}", float(number)) for number in range(FIT)))
-    other = open_database(tmp_path / "spool.db")
+    other = open_database(tmp_path / "spool.db", SCHEMA)
     other.execute("DELETE FROM items")
     other.close()
     add(store, *(stored(f"new {number:02}") for number in range(FIT)))
@@ -252,7 +252,7 @@ def test_what_is_dropped_is_overwritten(tmp_path: Path, store: Store, connection
 def test_the_bound_holds_and_the_sums_are_true(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[Any, int]]
 ) -> None:
-    connection = open_database(tmp_path_factory.mktemp("spool") / "spool.db")
+    connection = open_database(tmp_path_factory.mktemp("spool") / "spool.db", SCHEMA)
     try:
         store = Store(connection, LIMITS)
         oracle: list[Stored] = []
