@@ -364,8 +364,8 @@ FAULTS: Sequence[Fault] = (
         ("open_bundle.py", "for path in {*signed.digests, *digests}", "for path in digests"),
         (
             "open_bundle.py",
-            "return open_bundle(folder, trust, newer_than, progress)\n    except",
-            "return open_bundle(folder, trust, None, progress)\n    except",
+            "return open_bundle(folder, trust, newer_than, advance)\n    except",
+            "return open_bundle(folder, trust, None, advance)\n    except",
         ),
         ("open_bundle.py", ' or (path.suffix == ".yaml" and models.intersection(files))', ""),
         ("open_bundle.py", "os.path.normpath(base / name)", "os.path.normpath(folder / name)"),

@@ -18,8 +18,8 @@ from typing import IO
 
 from upwell.edge.bundle.bundle import (
     CHUNK_BYTES,
+    Advance,
     BundleRefused,
-    Progress,
     Refusal,
     first_clash,
     nobody,
@@ -49,7 +49,7 @@ class _Member:
     size_bytes: int
 
 
-def write_archive(out: Path, folder: Path, progress: Progress = nobody) -> None:
+def write_archive(out: Path, folder: Path, advance: Advance = nobody) -> None:
     """Write the files of `folder` into a tar at `out`, atomically; the bytes depend on the files alone.
 
     Raises `BundleRefused` if the folder contains what no bundle may, and `ConfigError` if writing fails.
@@ -61,13 +61,13 @@ def write_archive(out: Path, folder: Path, progress: Progress = nobody) -> None:
     try:
         with replacing(out, 0o644) as file:  # a bundle is no secret
             for path, size_bytes in sizes.items():
-                _append(file, path, folder / path, size_bytes, progress)
+                _append(file, path, folder / path, size_bytes, advance)
             file.write(_END)
     except OSError as error:
         raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
 
 
-def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, progress: Progress) -> None:
+def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, advance: Advance) -> None:
     header = tarfile.TarInfo(path)  # of 1970, of user 0, with no names
     header.size = size_bytes
     file.write(header.tobuf(tarfile.USTAR_FORMAT, "ascii"))
@@ -76,14 +76,14 @@ def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, progress:
         while left and (chunk := opened.read(min(CHUNK_BYTES, left))):
             file.write(chunk)
             left -= len(chunk)
-            progress(len(chunk))
+            advance(len(chunk))
     if left:
         raise ConfigError.at(source, "shrank while it was being read")
     file.write(bytes(-size_bytes % _BLOCK_BYTES))
 
 
 @contextlib.contextmanager
-def unpacked(path: Path, beside: Path, progress: Progress = nobody) -> Iterator[Path]:
+def unpacked(path: Path, beside: Path, advance: Advance = nobody) -> Iterator[Path]:
     """Unpack the archive at `path` into a new folder beside `beside`, deleted after the block unless moved.
 
     Raises `BundleRefused`: `MISSING`, `TRUNCATED`, `MALFORMED` (not a plain tar), `UNCONFINED` (a path outside the
@@ -102,7 +102,7 @@ def unpacked(path: Path, beside: Path, progress: Progress = nobody) -> Iterator[
             raise ConfigError.at(beside, f"cannot be written: {error.strerror}") from None
         try:
             for member in members:
-                _extract(path, archive, member, folder, progress)
+                _extract(path, archive, member, folder, advance)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -172,7 +172,7 @@ def _check_end(path: Path, archive: IO[bytes]) -> None:
             raise BundleRefused(Refusal.MALFORMED, path, "there is data after the end-of-archive marker")
 
 
-def _extract(path: Path, archive: IO[bytes], member: _Member, folder: Path, progress: Progress) -> None:
+def _extract(path: Path, archive: IO[bytes], member: _Member, folder: Path, advance: Advance) -> None:
     target = folder.joinpath(*member.path.split("/"))
     archive.seek(member.offset)
     left = member.size_bytes
@@ -182,7 +182,7 @@ def _extract(path: Path, archive: IO[bytes], member: _Member, folder: Path, prog
             while left and (chunk := archive.read(min(CHUNK_BYTES, left))):
                 file.write(chunk)
                 left -= len(chunk)
-                progress(len(chunk))
+                advance(len(chunk))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

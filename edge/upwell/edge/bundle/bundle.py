@@ -111,19 +111,13 @@ class Bundle:
         return self.manifest.version if self.manifest else 0
 
 
-MAX_PATH_CHARS = 100
-"""The longest path that fits a plain tar header."""
-
-_PART = re.compile(r"[A-Za-z0-9_+@=](?:[A-Za-z0-9_+@=., -]*[A-Za-z0-9_+@=,-])?")
-_DEVICES = frozenset(["con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))])
-
 CHUNK_BYTES = 1 << 20
-Progress = Callable[[int], None]
+Advance = Callable[[int], None]
 """Called with the number of bytes processed since the last call."""
 
 
 def nobody(_count: int) -> None:
-    """Ignore the progress."""
+    """Ignore the count."""
 
 
 def sizes_in(folder: Path) -> Mapping[str, int]:
@@ -161,7 +155,7 @@ def _collect(folder: Path, prefix: str, sizes: dict[str, int]) -> None:
                 sizes[path] = entry.stat(follow_symlinks=False).st_size
 
 
-def entry_of(source: Path, progress: Progress = nobody) -> FileEntry:
+def entry_of(source: Path, advance: Advance = nobody) -> FileEntry:
     """Digest and size of a file, read once in chunks. Raises `BundleRefused` (`MISSING`) if it cannot be read."""
     digest, size_bytes = hashlib.sha256(), 0
     try:
@@ -169,7 +163,7 @@ def entry_of(source: Path, progress: Progress = nobody) -> FileEntry:
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
                 size_bytes += len(chunk)
-                progress(len(chunk))
+                advance(len(chunk))
     except OSError as error:
         raise BundleRefused(Refusal.MISSING, source, f"cannot be read: {error.strerror}") from None
     return FileEntry(digest.hexdigest(), size_bytes)
@@ -185,6 +179,13 @@ def read_small(path: Path, most_bytes: int, refusal: Refusal) -> bytes:
     if len(data) > most_bytes:
         raise BundleRefused(refusal, path, f"larger than the limit of {most_bytes} bytes")
     return data
+
+
+MAX_PATH_CHARS = 100
+"""The longest path that fits a plain tar header."""
+
+_PART = re.compile(r"[A-Za-z0-9_+@=](?:[A-Za-z0-9_+@=., -]*[A-Za-z0-9_+@=,-])?")
+_DEVICES = frozenset(["con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))])
 
 
 def why_unfit(path: str) -> str:

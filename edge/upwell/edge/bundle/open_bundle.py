@@ -12,10 +12,10 @@ from upwell.edge.bundle.bundle import (
     DESCRIPTION_NAME,
     MANIFEST_NAME,
     SIGNATURE_NAME,
+    Advance,
     Bundle,
     BundleRefused,
     Manifest,
-    Progress,
     Refusal,
     Trust,
     entry_of,
@@ -34,7 +34,7 @@ _MODEL_SUFFIXES = (".onnx", ".tflite")
 
 
 def open_bundle(
-    folder: Path, trust: Trust = NO_TRUST, newer_than: int | None = None, progress: Progress = nobody
+    folder: Path, trust: Trust = NO_TRUST, newer_than: int | None = None, advance: Advance = nobody
 ) -> Bundle:
     """Open the bundle in `folder` and verify that its files match its manifest and a trusted signature.
 
@@ -51,7 +51,7 @@ def open_bundle(
     _check_sizes(folder, manifest, sizes)
     signed = check_signature(folder, trust)
     _check_version(folder, manifest.version, newer_than)
-    digests = {path: entry_of(folder / path, progress).sha256 for path in sizes if path != SIGNATURE_NAME}
+    digests = {path: entry_of(folder / path, advance).sha256 for path in sizes if path != SIGNATURE_NAME}
     for path, entry in manifest.files.items():
         if digests[path] != entry.sha256:
             raise BundleRefused(Refusal.TAMPERED, folder / path, f"does not match {MANIFEST_NAME}")
@@ -66,15 +66,15 @@ def open_archive(
     into: Path,
     trust: Trust = NO_TRUST,
     newer_than: int | None = None,
-    progress: Progress = nobody,
+    advance: Advance = nobody,
 ) -> Bundle:
     """Verify the archive at `path` as `open_bundle` does, then install it as the folder `into`.
 
-    `into` must not exist, but its parent must; it appears atomically. `progress` counts every byte twice, as written
+    `into` must not exist, but its parent must; it appears atomically. `advance` counts every byte twice, as written
     and as read. Raises `BundleRefused`, and `ConfigError` if it cannot be written.
     """
-    with unpacked(path, into, progress) as folder:
-        bundle = _from_archive(path, folder, trust, newer_than, progress)
+    with unpacked(path, into, advance) as folder:
+        bundle = _from_archive(path, folder, trust, newer_than, advance)
         try:
             os.chmod(folder, 0o755)  # noqa: S103  as any folder of files that are no secret
             if os.path.lexists(into):
@@ -86,12 +86,12 @@ def open_archive(
     return Bundle(into, bundle.manifest, bundle.signed_by)
 
 
-def _from_archive(path: Path, folder: Path, trust: Trust, newer_than: int | None, progress: Progress) -> Bundle:
+def _from_archive(path: Path, folder: Path, trust: Trust, newer_than: int | None, advance: Advance) -> Bundle:
     """The bundle unpacked into `folder`; a refusal names the archive, since the folder is deleted by then."""
     if not (folder / MANIFEST_NAME).is_file():
         raise BundleRefused(Refusal.MALFORMED, path, f"contains no {MANIFEST_NAME}; expected a bundle")
     try:
-        return open_bundle(folder, trust, newer_than, progress)
+        return open_bundle(folder, trust, newer_than, advance)
     except BundleRefused as error:
         problem = error.problems[0]
         inside = "" if problem.path in (None, folder) else f"{problem.path.relative_to(folder)}: "

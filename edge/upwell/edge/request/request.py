@@ -53,9 +53,8 @@ class RequestContext:
     """The context shared by all requests; a traced request has its own copy.
 
     `uplinks` are the ways to the cloud by network interface, empty without a cloud. `agent` is the name that answers
-    carry. `seen` is how models in the cloud resize pictures, as far as known, by the
-    model's name here. `trace` is set if `tracer` records the request; `traceparent` is what the cloud is sent if it is
-    not recorded.
+    carry. `seen` is how models in the cloud resize pictures, as far as known, by the model's name here. `trace` is set
+    if `tracer` records the request; `traceparent` is what the cloud is sent if it is not recorded.
     """
 
     router: RouterService
@@ -97,7 +96,8 @@ class Request:
     traceparent: str = ""
 
 
-_AT_ONCE = 64
+_IDS_AT_ONCE = 64
+"""Number of request ids made in one batch."""
 
 
 class Ids:
@@ -114,7 +114,7 @@ class Ids:
         try:
             return self._ready.pop()
         except IndexError:
-            id, *self._ready = [f"{random.getrandbits(128):032x}" for _ in range(_AT_ONCE)]
+            id, *self._ready = [f"{random.getrandbits(128):032x}" for _ in range(_IDS_AT_ONCE)]
             return id
 
 
@@ -266,11 +266,11 @@ def signals_of(
 @quick
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request. `first` is the decision before the device ran, `second` the one after it, None if there was none.
+    """The record of one request.
 
-    `sent_inputs` are the inputs as model.yaml sends them to the cloud; `resizes` shrink their pictures before they go;
-    `hardness` is by row, for the rows that the device scored;
-    `edge_digest` names the version that ran on the device.
+    `first` is the decision before the device ran, `second` the one after it, None if there was none. `sent_inputs` are
+    the inputs as model.yaml sends them to the cloud; `resizes` shrink their pictures before they go. `hardness` is by
+    row, for the rows that the device scored; `edge_digest` names the version that ran on the device.
     """
 
     model: ServedModel

@@ -15,9 +15,9 @@ from upwell.edge.bundle.bundle import (
     CALIBRATIONS_NAME,
     MANIFEST_NAME,
     SIGNATURE_NAME,
+    Advance,
     Bundle,
     BundleRefused,
-    Progress,
     entry_of,
     nobody,
     sizes_in,
@@ -76,7 +76,7 @@ class Packed:
 
 @contextmanager
 def packed(
-    folder: Path, wanted: PackRequest, beside: Path, step: Callable[[str], None], progress: Progress = nobody
+    folder: Path, wanted: PackRequest, beside: Path, step: Callable[[str], None], advance: Advance = nobody
 ) -> Iterator[Packed]:
     """The unsigned bundle of `folder`, in a new folder beside `beside` that is deleted after the block.
 
@@ -95,7 +95,7 @@ def packed(
                     _bring(folder / path, stage / path)
             checks, golden, is_own_word, made = _checked(stage, wanted, step)
             step("taking digests")
-            files = {path: entry_of(stage / path, progress) for path in sizes_in(stage)}
+            files = {path: entry_of(stage / path, advance) for path in sizes_in(stage)}
             manifest = new_manifest(wanted.name, wanted.version, files)
             (stage / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
         yield Packed(Bundle(stage, manifest), checks, golden, is_own_word, (*made, MANIFEST_NAME))

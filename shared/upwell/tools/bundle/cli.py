@@ -176,7 +176,7 @@ def _checked(path: Path, trust: Trust, newer_than: int | None) -> Iterator[Bundl
             if path.is_dir():
                 bundle = open_bundle(path, trust, newer_than, advance)
             else:
-                bundle = open_archive(path, Path(scratch) / "bundle", trust, newer_than, progress=advance)
+                bundle = open_archive(path, Path(scratch) / "bundle", trust, newer_than, advance=advance)
         yield bundle
 
 

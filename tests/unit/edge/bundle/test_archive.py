@@ -74,7 +74,7 @@ def test_a_tar_of_another_writer_is_read_with_its_folders(tmp_path: Path) -> Non
 def test_every_byte_is_told(tmp_path: Path) -> None:
     told: list[int] = []
     write_archive(tmp_path / "x.tar", write(tmp_path / "folder", FILES), told.append)
-    with unpacked(tmp_path / "x.tar", tmp_path / "into", progress=told.append):
+    with unpacked(tmp_path / "x.tar", tmp_path / "into", advance=told.append):
         assert sum(told) == 2 * sum(map(len, FILES.values()))
 
 
@@ -193,7 +193,7 @@ def test_too_many_bytes_are_not_packed(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_file_that_shrinks_meanwhile_is_not_packed(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder", {"a": b"abc", "b": b"abc"})
     with pytest.raises(ConfigError, match="b: shrank while it was being read"):
-        write_archive(tmp_path / "x.tar", folder, progress=lambda _: os.truncate(folder / "b", 2))
+        write_archive(tmp_path / "x.tar", folder, advance=lambda _: os.truncate(folder / "b", 2))
     assert os.listdir(tmp_path) == ["folder"]
 
 

@@ -236,7 +236,7 @@ def test_an_archive_becomes_a_folder(tmp_path: Path) -> None:
     private, public = keys(tmp_path, "key")
     bundle = signed(tmp_path / "b", private)
     path, into, told = archive_of(tmp_path, bundle), tmp_path / "into", list[int]()
-    opened = open_archive(path, into, Trust((public,), require=True), 2, progress=told.append)
+    opened = open_archive(path, into, Trust((public,), require=True), 2, advance=told.append)
     assert opened == Bundle(into, bundle.manifest, opened.signed_by)
     assert open_bundle(into, Trust((public,), require=True)) == opened
     assert into.stat().st_mode & 0o777 == 0o755
