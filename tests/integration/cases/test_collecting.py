@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import cloud_scores, edge_scores, margins, picture, pictures
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, spooling_agent
-from tests.integration.cases.made_cases import Made, encoded
+from tests.integration.cases.made_cases import Made, encoded, keep
 from upwell.edge.cases.case import CollectedCase
+from upwell.edge.cases.case_delivery import pack
 from upwell.edge.cases.case_store import FILE_NAME, CaseStore
-from upwell.edge.spool.open_database import open_database
+from upwell.edge.spool.open_database import open_database, opened
 from upwell.pipelines.run.event_publisher import AMENDMENTS_NAME, _open
 from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME, SCHEMA
+from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.routing.policy.settings import CollectSettings
-from upwell.tools.cases.case_source import CaseDatabase
+from upwell.tools.cases import case_source
+from upwell.tools.cases.case_source import CaseDatabase, CaseFolder, CaseLost, CaseSource
 from upwell.tools.cli import build_app
 
 HARD_HALF = {"deadline": "5s", "hard": {"measure": "margin", "below": 0.9}}
@@ -43,7 +46,8 @@ def database(it: Kept) -> CaseDatabase:
 def collected(it: Kept) -> list[CollectedCase]:
     """All of them."""
     source = database(it)
-    return [source.read(facts.id) for facts in source.facts()]
+    with source.reading() as read:
+        return [read(facts.id) for facts in source.facts()]
 
 
 def kept(it: Kept, count: int) -> list[CollectedCase]:
@@ -241,6 +245,35 @@ def test_rows_of_a_class_near_the_threshold_or_first_of_a_track_are_kept_as_such
         cases = kept(it, len(wanted))
     assert [case.pictures() for case in cases] == [{"image": picture(index)} for index in wanted]
     assert {case.facts.why for case in cases} == {(kind,)}
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_any_number_of_cases_is_read_over_one_connection_or_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    ids = keep(tmp_path, [Made(encoded((4, 4), seed=number), {}, {}) for number in range(5)])
+    source: CaseSource = CaseDatabase(tmp_path / FILE_NAME)
+    if is_folder:
+        with source.reading() as read:
+            for id in ids:
+                (tmp_path / f"{id}{CASE_SUFFIX}").write_bytes(pack(read(id), None))
+        source = CaseFolder(tmp_path)
+    calls: list[object] = []
+
+    def noted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: object) -> Any:
+            calls.append(given)
+            return real(*given)
+
+        return call
+
+    monkeypatch.setattr(case_source, "opened", noted(opened))
+    monkeypatch.setattr(CaseFolder, "_files", noted(CaseFolder._files))
+    with source.reading() as read:
+        assert [read(id).pictures()["image"] for id in ids] == [encoded((4, 4), seed=number) for number in range(5)]
+        with pytest.raises(CaseLost, match="no longer exists"):
+            read("0" * 32)
+    assert len(calls) == 1
 
 
 def test_bytes_are_capped_by_dropping_the_oldest_mined_cases_and_age_drops_all(tmp_path: Path) -> None:

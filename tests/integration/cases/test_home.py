@@ -60,7 +60,8 @@ def test_cases_come_home_once_with_both_answers_and_are_read_from_there(tmp_path
     assert set(stamps) <= {path.stat().st_mtime_ns for path in home(to)}
     listed = run("cases", "list", str(to), "--json")["cases"]
     assert {one["tags"].get("camera", "") for one in listed} == {"dock", ""}
-    first = CaseFolder(to).read(listed[0]["id"])
+    with CaseFolder(to).reading() as read:
+        first = read(listed[0]["id"])
     assert first.pictures() == {"image": picture(1)}
     assert first.cloud_outputs().keys() == {"scores"}
     run("cases", "export", str(to), "--set", "all", "--format", "imagefolder", "--out", str(tmp_path / "x"), "--json")

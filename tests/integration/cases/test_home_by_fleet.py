@@ -140,7 +140,8 @@ def test_cases_come_home_into_the_folder_of_the_fleet_service(tmp_path: Path) ->
         files = sorted((kept / device["id"]).iterdir())
         assert len(files) == 2
         assert [facts.tags for facts in CaseFolder(kept).facts()] == [{"camera": "dock"}, {}]
-        assert CaseFolder(kept).read(files[0].stem).pictures()["image"] in (picture(1), picture(4))
+        with CaseFolder(kept).reading() as read:
+            assert read(files[0].stem).pictures()["image"] in (picture(1), picture(4))
         (tmp_path / "one/state/cases-home.json").unlink()  # as if the receipts had been lost
         with agent_of(tmp_path / "one", fleet, {"fleet": True}) as agent:
             until(lambda: sent(agent) >= 2, 30.0)

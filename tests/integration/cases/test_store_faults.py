@@ -60,6 +60,7 @@ def test_a_full_disk_costs_cases_alone_and_a_kill_leaves_whole_ones(tmp_path: Pa
     known = {picture(number) for number in range(20)}
     facts = database.facts()
     assert len(facts) > 5
-    assert all(database.read(one.id).pictures()["image"] in known for one in facts)
+    with database.reading() as read:
+        assert all(read(one.id).pictures()["image"] in known for one in facts)
     with agent_process(path) as running:
         until(lambda: figure(running, "upwell_cases_held") == len(facts), REOPENED_S)

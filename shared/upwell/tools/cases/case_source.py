@@ -12,9 +12,11 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from upwell.edge.cases.case import CaseFacts, CollectedCase
 from upwell.edge.cases.case_delivery import MAX_PARCEL_BYTES, read_key, unpack
@@ -112,6 +114,9 @@ class CaseLost(UpwellError):
     """A case that no longer exists or cannot be read."""
 
 
+ReadCase: TypeAlias = Callable[[str], CollectedCase]
+
+
 class CaseSource(Protocol):
     """A store of cases."""
 
@@ -127,8 +132,8 @@ class CaseSource(Protocol):
     def unreadable(self) -> Sequence[Path]:
         """Files whose case cannot be determined."""
 
-    def read(self, id: str) -> CollectedCase:
-        """A case with its tensors. Raises `CaseLost`."""
+    def reading(self) -> AbstractContextManager[ReadCase]:
+        """Gives what reads a case with its tensors by its id, any number of them, or raises `CaseLost`."""
 
     def erase(self, ids: Sequence[str]) -> int:
         """Erase these cases; return their number. Raises `ConfigError` if that failed."""
@@ -163,9 +168,15 @@ class CaseDatabase:
         """None: everything in the database can be read."""
         return ()
 
-    def read(self, id: str) -> CollectedCase:
-        """A case with its tensors."""
-        with self._connection() as connection:
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[ReadCase]:
+        """One connection serves all cases; it is opened with the first."""
+        with contextlib.ExitStack() as stack:
+            connection = cache(lambda: stack.enter_context(self._connection()))
+            yield lambda id: self._read(connection(), id)
+
+    def _read(self, connection: sqlite3.Connection, id: str) -> CollectedCase:
+        with self._errors():
             row = connection.execute(f"{READ} WHERE cases.id = ?", (id,)).fetchone()
         if row is None:
             raise CaseLost(f"case {id} no longer exists")
@@ -237,9 +248,13 @@ class CaseFolder:
                 problems.append(Problem(path, None, None, "", f"it is not a readable case: {error}"))
         return found, problems
 
-    def read(self, id: str) -> CollectedCase:
-        """A case with its tensors."""
-        path = self._files().get(id)
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[ReadCase]:
+        """The folder is searched once, for all cases."""
+        files = self._files()
+        yield lambda id: self._read(files.get(id), id)
+
+    def _read(self, path: Path | None, id: str) -> CollectedCase:
         if path is None:
             raise CaseLost(f"case {id} no longer exists")
         try:

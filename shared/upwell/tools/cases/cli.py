@@ -131,10 +131,10 @@ def show(
     if not found:
         raise ConfigError.at(cases, "there is no such case; see `upwell cases list`")
     read = []
-    with progress() as bar:
+    with progress() as bar, source.reading() as read_case:
         for facts in bar.track(found, description="cases"):
             try:
-                read.append(source.read(facts.id))
+                read.append(read_case(facts.id))
             except CaseLost as error:
                 typer.echo(printable(f"left out: {error}"), err=True)
     write_named(out, png_sheet(read) if out.suffix.lower() == ".png" else html_sheet(read), "--out")

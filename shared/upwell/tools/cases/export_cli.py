@@ -63,12 +63,12 @@ def export(
     if not found:
         raise ConfigError.at(cases, f"there are no cases to export (--set {which}); see `upwell cases stats`")
     url = f"/data/local-files/?d={out.name}/" if picture_url is None else picture_url
-    with progress() as bar, new_folder(out) as folder:
+    with progress() as bar, new_folder(out) as folder, source.reading() as read_case:
         step = bar.add_task("cases", total=len(found))
 
         def read(id: str) -> CollectedCase:
             bar.advance(step)
-            return source.read(id)
+            return read_case(id)
 
         left_out = FORMATS[format](ExportTask(found, read, read_labels(source.folder), side), folder, url)
         # First the index: an export missing from it could not be found when a case must be erased.
@@ -127,8 +127,8 @@ def select(
             else f"these are cases of {', '.join(models)}; choose one with --model"
         )
         raise ConfigError.at(cases, what)
-    with progress() as bar:
-        vectors = [_features(source.read(facts.id)) for facts in bar.track(found, description="cases")]
+    with progress() as bar, source.reading() as read:
+        vectors = [_features(read(facts.id)) for facts in bar.track(found, description="cases")]
     width = max(map(len, vectors))
     features = np.full((len(vectors), width), np.nan)
     for row, vector in enumerate(vectors):

@@ -83,12 +83,11 @@ def evaluate(
     scene = None if log is None else read_scene(log, trace, uplink, rtt, START)
     local = Policy() if policy is None else load_yaml(policy, Policy)
     name, judged, settings, unlabelled = _judged(cases, model, by_cloud=cloud_is_right)
-    source = open_source(cases)
     names: dict[str, int] = {}
-    with ExitStack() as unpacked, progress() as bar:
+    with ExitStack() as unpacked, progress() as bar, open_source(cases).reading() as read:
         sides = _sides((a, b), name, _Releases(releases, root), unpacked)
         task = bar.add_task("cases", total=2 * len(judged))
-        trial = EvaluationRun([case.facts for case in judged], source.read, settings, names, lambda: bar.advance(task))
+        trial = EvaluationRun([case.facts for case in judged], read, settings, names, lambda: bar.advance(task))
         before, after = (answers_of(side.path, trial) for side in sides)
     document = compare(before, after, judged, names, group, risk)
     document |= {"without_label": unlabelled, "covers": _covered(judged)}
@@ -165,7 +164,8 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
     models = sorted({facts.model for facts in found})
     if len(models) > 1:
         raise ConfigError.at(cases, f"these are cases of {', '.join(models)}; choose one with --model")
-    judged = truths(found, read_labels(source.folder), source.read, by_cloud=by_cloud)
+    with source.reading() as read:
+        judged = truths(found, read_labels(source.folder), read, by_cloud=by_cloud)
     if not judged:
         raise ConfigError.at(
             cases, f"of {len(found)} evaluation cases none has a label; `upwell cases import` brings some, or "
