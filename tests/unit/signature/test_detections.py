@@ -8,7 +8,7 @@ import pytest
 from upwell.shared.signature import detections
 from upwell.shared.signature.detections import RawBoxes, as_candidates, grouped, suppress, to_corners
 from upwell.shared.signature.model_yaml import Boxes
-from upwell.shared.signature.step_values import Detections, Geometry
+from upwell.shared.signature.step_values import Candidates, Detections, Geometry
 from upwell.shared.tensors import Array
 
 
@@ -144,6 +144,14 @@ def test_candidates_are_what_suppression_and_the_least_score_left_out() -> None:
     np.testing.assert_allclose(best, [0.9, 0.2], atol=1e-6)
     np.testing.assert_allclose(overlaps, [(0.9 + 0.6 * 0.95) / 1.5, 1], atol=1e-6)
     np.testing.assert_allclose(supports, [1.5 / 0.9, 1], atol=1e-6)
+
+
+def test_a_box_supports_each_object_whose_best_box_it_overlaps() -> None:
+    boxes = np.array([[left, 0.0, left + 10.0, 10.0] for left in (0.0, 3.0, 6.0)])
+    chain = Candidates(boxes, np.array([0.9, 0.8, 0.1]), np.zeros(3, np.int64), 0.5)
+    best, _, supports = grouped(chain, 0.45)
+    assert best.tolist() == [0.9, 0.1]
+    np.testing.assert_allclose(supports, [1.7 / 0.9, 0.9 / 0.1])
 
 
 def test_detections_of_a_model_that_suppresses_itself_are_their_own_candidates() -> None:

@@ -14,10 +14,12 @@ as suppression does it, a best box and those of its class that overlap it by mor
 score s of the best becomes the chance that there is an object, pⱼ, by a line from 0 over 1/2 at t to 1, where t is
 `box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2. A
 calibration moves the chances to σ(logit(pⱼ) / T + b + c ln mⱼ), with a temperature T and a bias b (Platt 1999,
-"Probabilistic outputs for support vector machines") and a weight c of the support mⱼ, the sum of the group's scores
-relative to the best: an object usually has many candidates, clutter few (the number of suppressed boxes in the logistic
-regression of Schubert et al. 2021, "MetaDetect", arXiv 2010.01695). The answer is right about a group with the chance
-qⱼ: the moved chance if it shows the box, else 1 less that.
+"Probabilistic outputs for support vector machines") and a weight c of the support mⱼ, the sum of the scores of all
+boxes of its class that overlap the best one, relative to that (as the number of suppressed boxes in the logistic
+regression of Schubert et al. 2021, "MetaDetect", arXiv 2010.01695). A box supports every group whose best it overlaps,
+so a weak one beside a strong one has much support, and a negative c takes it for a part of that object: if each box
+counts for one group only, c is worth less. The answer is right about a group with the chance qⱼ: the moved chance if it
+shows the box, else 1 less that.
 
 - `margin`: Π qⱼ, the chance that the answer is right if groups are independent of each other. Hard when below. Unlike
   the margin of classes it does not subtract the chance of the second best answer: with several doubtful groups that
@@ -62,7 +64,7 @@ _EXTREME = 7.0
 @dataclass(frozen=True)
 class CandidateGroups:
     """The groups of one row: the best score of each, FP64 [n], the mean overlap of its boxes with the best one, and
-    their support: the sum of their scores relative to the best.
+    their support: the sum of the scores of the boxes that overlap the best one, relative to its own.
 
     Boxes from `min_score` on count as found.
     """

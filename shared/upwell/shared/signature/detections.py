@@ -113,11 +113,12 @@ def _candidates(boxes: Floats, scores: Array, classes: Array, min_score: float) 
 
 
 def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats, Floats]:
-    """The groups of candidates that `suppress` would form: the best score of each, how well its boxes agree, and how
-    many support it.
+    """The groups of candidates that `suppress` would form: the best score of each, how well the boxes of its class that
+    overlap the best one agree, and how much they support it.
 
-    Agreement is the mean overlap (IoU) of the group's boxes with its best one, itself included, weighted by score.
-    Support is the sum of their scores, relative to the best: 1 for a single box. All are FP64 [groups].
+    Agreement is their mean overlap (IoU) with the best one, itself included, weighted by score. Support is the sum of
+    their scores, relative to the best: 1 for a single box. A box counts for every group whose best it overlaps, also
+    one that scores higher than that best. All are FP64 [groups].
     """
     boxes, scores, classes = candidates.boxes, candidates.scores, candidates.classes
     overlaps = overlap(boxes[:, None], boxes)
