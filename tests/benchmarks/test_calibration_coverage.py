@@ -141,7 +141,7 @@ def test_the_true_risk_of_the_digits(noise_levels: float, capsys: pytest.Capture
         except CannotCalibrate:
             refused += 1
             continue
-        kept = ~pool.hard("margin", one.temperature, one.threshold)
+        kept = ~pool.hard("margin", one.hard.temperature, one.threshold)
         risks.append(float((kept & loss).mean()))
         shares.append(1 - float(kept.mean()))
         exceeded += risks[-1] > RISK.max_risk
@@ -165,11 +165,11 @@ def test_the_share_on_cases_held_out(noise_levels: float, measure: Measure, caps
     plain, held = [], []
     for seed in range(20):
         one = calibration_of(pool.log(3000, seed), policy, hard, ModelPair(), target)
-        plain.append(float(pool.hard(measure, one.temperature, one.threshold).mean()) - SHARE)
-        start = HardSettings(measure, one.threshold, one.temperature, cloud_share=SHARE)
+        plain.append(float(pool.hard(measure, one.hard.temperature, one.threshold).mean()) - SHARE)
+        start = HardSettings(measure, one.threshold, one.hard.temperature, cloud_share=SHARE)
         fresh = [line.logits for line in pool.log(1000, seed + 10_000)]
         held.append(
-            controlled(hardness(np.array(fresh), measure, logits=True, temperature=one.temperature), start) - SHARE
+            controlled(hardness(np.array(fresh), measure, logits=True, temperature=one.hard.temperature), start) - SHARE
         )
     report(
         capsys,
@@ -187,13 +187,13 @@ def test_the_share_while_the_pictures_get_noisier(capsys: pytest.CaptureFixture[
     for measure in MEASURES:
         policy, hard = compiled(target, measure)
         one = calibration_of(clean.log(3000, 0), policy, hard, ModelPair(), target)
-        start = HardSettings(measure, one.threshold, one.temperature, cloud_share=SHARE)
+        start = HardSettings(measure, one.threshold, one.hard.temperature, cloud_share=SHARE)
         worst = 0.0
         for seed in range(20):
             for first, second in ((clean, noisy), (noisy, clean)):
                 lines = [*first.log(500, seed + 1), *second.log(500, seed + 500)]
                 values = hardness(
-                    np.array([line.logits for line in lines]), measure, logits=True, temperature=one.temperature
+                    np.array([line.logits for line in lines]), measure, logits=True, temperature=one.hard.temperature
                 )
                 worst = max(worst, abs(controlled(values, start, 500) - SHARE))
         report(capsys, f"drift, {measure}: share of the second half off by at most {worst:.1%}")

@@ -142,6 +142,8 @@ def test_logged_chances_give_the_hardness_and_none_crosses_the_threshold() -> No
     one, hard = scorer(BOXES), HardSettings(temperature=0.5, bias=1.0, support=-0.4)
     assert one.logged({"boxes": made}, hard, 0, None)["chances"] == ()
     logged = one.logged({"boxes": made}, hard, 1, None)
+    assert one.logged({"boxes": made}, hard, 0, None)["supports"] == ()
+    assert logged["supports"] == (1.0, 1.0, 1.0), "unknown is another thing"
     assert logged["chances"] == pytest.approx((0.8765, 0.5, 0.4999), abs=1e-9)
     (_, value) = one.score({"boxes": made}, hard, 2)
     line = LogLine(t_s=0.0, model="m", size_bytes=1, **logged)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, lower_bound, upper_bound
@@ -289,7 +290,7 @@ def test_objects_count_as_far_as_boxes_support_them(weight: float) -> None:
 
 def test_a_policy_file_carries_the_whole_fit_and_one_from_before_has_no_weight() -> None:
     one = calibrated(detected(1200, 1, 0.8, 0.5, -1.2), SHARE)
-    assert one.support < -0.8
+    assert one.hard.support < -0.8
     text = PolicyText("version: 1\n", Path("policy.yaml"))
     text.set_target("digits", SHARE)
     text.add(one)
@@ -300,10 +301,10 @@ def test_a_policy_file_carries_the_whole_fit_and_one_from_before_has_no_weight()
     assert len(older) == len(text.text().splitlines()) - 1
     read = parse_yaml("\n".join(older), Policy).settings("digits", None).hard
     assert read is not None
-    assert read.fit == LogitFit(one.temperature, one.bias)
+    assert read.fit == one.hard.fit._replace(support=0.0)
 
 
-def test_a_support_that_tells_nothing_gets_no_weight() -> None:
+def test_a_support_that_tells_nothing_gets_almost_no_weight() -> None:
     noise = np.random.default_rng(6)
     logged = [
         one.model_copy(update={"supports": tuple(noise.uniform(1, 20, len(one.chances or ())).tolist())})
@@ -332,7 +333,7 @@ def test_chances_that_tell_nothing_or_too_few_lines_are_left_alone() -> None:
 def test_a_detector_with_moved_chances_is_calibrated_as_the_policy_will_measure_it() -> None:
     logged = detected(1200, 3, 0.4, 1.5)
     one = calibrated(logged, SHARE)
-    assert one.bias > 0.5
+    assert one.hard.bias > 0.5
     values = measured(logged, "margin", one.hard.fit)
     plain = measured(logged, "margin")
     assert (values < one.threshold).mean() == pytest.approx(0.2, abs=0.02)
@@ -346,7 +347,7 @@ def test_a_row_that_nothing_could_measure_does_not_prevent_the_fit(target: Targe
     logged = detected(1200, 3, 0.4, 1.5)
     logged[7] = logged[7].model_copy(update={"chances": None})
     one = calibrated(logged, target)
-    assert one.bias > 0.5
+    assert one.hard.bias > 0.5
     assert one.warnings == ()
     assert math.isnan(measured(logged, "margin", one.hard.fit)[7])
 
@@ -358,6 +359,36 @@ def test_lines_that_were_logged_without_chances_prevent_the_fit_and_are_counted(
     assert one.hard.fit == LogitFit()
     assert one.warnings == ("12 lines have margin without `chances`, so no chances are fitted; leave these lines out",)
     assert calibrated(lines(1200), SHARE).warnings == ()
+
+
+def test_lines_that_were_logged_without_supports_prevent_their_weight_and_are_counted() -> None:
+    logged = detected(1200, 1, 0.8, 0.5, -1.2)
+    older = [one.model_copy(update={"supports": None}) for one in logged]
+    mixed = [*older[:12], *logged[12:]]
+    count = sum(bool(one.chances) for one in older[:12])
+    one = calibrated(mixed, SHARE)
+    assert one.hard.support == 0
+    assert one.hard.fit != LogitFit()
+    assert one.warnings == (
+        f"{count} lines have `chances` without `supports`, so these get no weight; leave these lines out",
+    )
+    assert (measured(logged, "margin", one.hard.fit) < one.threshold).mean() == pytest.approx(0.2, abs=0.02)
+    assert calibrated(logged, SHARE).hard.support < -0.8
+    assert calibrated(older, SHARE).warnings == ()
+
+
+def test_what_a_line_without_supports_means_to_a_fit_that_weighs_them_is_unknown() -> None:
+    known, unknown, none = (line(chances=(0.9,), supports=(3.0,)), line(chances=(0.9,)), line(chances=(), supports=()))
+    assert np.isnan(measured([known, unknown, none], "margin", LogitFit(support=-1.0))).tolist() == [False, True, False]
+    assert measured([unknown], "margin", LogitFit(bias=1.0)) > 0.9
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"supports": [1.0]}, {"chances": [0.9, 0.2], "supports": [1.0]}, {"chances": [], "supports": [1.0]}]
+)
+def test_supports_are_those_of_the_chances(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="supports needs one number for each of chances"):
+        line(**wrong)
 
 
 def test_lines_are_grouped_by_what_they_ran_on() -> None:
@@ -465,10 +496,9 @@ def test_a_log_whose_parts_disagree_is_refused() -> None:
 def test_the_temperature_is_fitted_on_lines_of_its_own() -> None:
     logged = [one.model_copy(update={"cloud_correct": True}) for one in overconfident(4000, 5, 3.0)]
     one = calibrated(logged, RISK)
-    assert one.temperature == pytest.approx(3.0, rel=0.2)
+    assert one.hard.temperature == pytest.approx(3.0, rel=0.2)
     assert one.chosen.requests == pytest.approx(2400, abs=2)
     assert one.held_out.requests == pytest.approx(800, abs=2)
-    assert one.hard.temperature == one.temperature
 
 
 def test_more_risk_is_less_cloud() -> None:
@@ -491,4 +521,5 @@ def test_more_risk_is_less_cloud() -> None:
     ],
 )
 def test_the_result_says_how_the_logits_are_moved(fit: LogitFit, says: str) -> None:
-    assert says in _sentence(replace(calibrated(lines(500), SHARE), **fit._asdict()))
+    one = calibrated(lines(500), SHARE)
+    assert says in _sentence(replace(one, hard=replace(one.hard, **fit._asdict())))

@@ -157,8 +157,7 @@ class Scorer:
     def _objects(
         self, outputs: Mapping[str, Array], hard: HardSettings, row: int, candidates: CandidatesByOutput | None
     ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        """The chances of objects in one row of detections, before any calibration, and their supports; None for
-        supports that are all 1.
+        """The chances of objects in one row of detections, before any calibration, and their supports.
 
         Both are None unless the model's margin is that of its boxes, or if a box is not finite.
         """
@@ -172,7 +171,7 @@ class Scorer:
         objects = object_chances(CandidateGroups(*grouped(one, _IOU), one.min_score), hard.box_score)
         chances = np.floor(objects.chances * _PARTS) / _PARTS  # rounded down, so that none becomes 1/2
         supports = np.maximum(objects.supports, 1.0).round(2)
-        return tuple(chances.tolist()), tuple(supports.tolist()) if (supports > 1).any() else None
+        return tuple(chances.tolist()), tuple(supports.tolist())
 
     def _problem(self, hard: HardSettings) -> str:
         if hard.measure in OF_CANDIDATES and self._measures_boxes(hard.measure):

@@ -49,7 +49,7 @@ Measure: TypeAlias = Literal[
 
 class LogitFit(NamedTuple):
     """How a calibration moves logits: divided by `temperature`; those of a detector's objects plus `bias`, and plus
-    `support` times the logarithm of how many boxes support the object."""
+    `support` times the logarithm of the object's support (`box_hardness`)."""
 
     temperature: float = 1.0
     bias: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from upwell.shared.routing.request_tags import lowered
 
@@ -43,9 +43,10 @@ class LogLine(BaseModel):
     `t_s` is its arrival in seconds from any zero; `up_bytes` are its bytes on the wire if its pictures are shrunk for
     the uplink, else they are `size_bytes`; `edge_s` and `cloud_s` are the time on the device and the cloud's own (queue
     and compute); `hardness` maps measures to values; `logits` are those of the edge, one row; `chances` are those of a
-    detector's possible objects, uncalibrated: it shows those from 1/2 up; `supports` how many boxes support each.
-    `edge_correct` and `cloud_correct` say whether that side's answer is right; `qualities` are the costs of lower
-    picture qualities.
+    detector's possible objects, uncalibrated: it shows those from 1/2 up; `supports` has for each of these the sum of
+    the scores of the candidates that overlap its best one (`box_hardness`) ÷ the best one's score, so 1 for one
+    candidate. `edge_correct` and `cloud_correct` say whether that side's answer is right; `qualities` are the costs of
+    lower picture qualities.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -69,3 +70,9 @@ class LogLine(BaseModel):
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     tags: Annotated[Mapping[str, str], BeforeValidator(_known), AfterValidator(lowered)] = {}
     qualities: Annotated[tuple[QualityAnswer, ...], BeforeValidator(lambda value: () if value is None else value)] = ()
+
+    @model_validator(mode="after")
+    def _supports_chances(self) -> LogLine:
+        if self.supports is not None and len(self.supports) != len(self.chances or ()):
+            raise ValueError("supports needs one number for each of chances")
+        return self

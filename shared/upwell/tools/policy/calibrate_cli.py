@@ -183,9 +183,7 @@ def _document(one: CalibrationResult) -> dict[str, Any]:
         **asdict(one.model_pair),
         "measure": one.hard.measure,
         "above" if one.hard.measure in RISING else "below": one.threshold,
-        "temperature": one.temperature,
-        "bias": one.bias,
-        "support": one.support,
+        **one.hard.fit._asdict(),
         **asked,
         "evidence": evidence(one),
         "auroc": _known(one.discrimination.auroc),
@@ -253,11 +251,12 @@ def _show_qualities(console: Console, one: CalibrationResult) -> None:
 
 def _sentence(one: CalibrationResult) -> str:
     direction = "above" if one.hard.measure in RISING else "below"
-    moves = [f"divided by {one.temperature:g}"] if one.temperature != 1.0 else []
-    if one.bias != 0.0:
-        moves.append(f"shifted by {one.bias:g}")
-    if one.support != 0.0:
-        moves.append(f"{'raised' if one.support > 0 else 'lowered'} by {abs(one.support):g} ln of the support")
+    fit = one.hard.fit
+    moves = [f"divided by {fit.temperature:g}"] if fit.temperature != 1.0 else []
+    if fit.bias != 0.0:
+        moves.append(f"shifted by {fit.bias:g}")
+    if fit.support != 0.0:
+        moves.append(f"{'raised' if fit.support > 0 else 'lowered'} by {abs(fit.support):g} ln of the support")
     moved = f", logits {' and '.join(filter(None, (', '.join(moves[:-1]), moves[-1])))}" if moves else ""
     rule = f"{one.hard.measure} {direction} {one.threshold:.4g} is hard{moved}"
     if one.target.is_share:

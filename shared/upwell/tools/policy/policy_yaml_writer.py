@@ -16,7 +16,7 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.calibration.pair_calibration import CalibrationResult, Target
 from upwell.shared.routing.calibration.threshold_choice import Found, operating_points
-from upwell.shared.routing.hardness import RISING
+from upwell.shared.routing.hardness import RISING, UNFITTED
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy
 
@@ -153,12 +153,7 @@ def _entry(calibration: CalibrationResult) -> CommentedMap:
             entry[name] = value
     entry["measure"] = hard.measure
     entry["above" if hard.measure in RISING else "below"] = calibration.threshold
-    if calibration.temperature != 1.0:
-        entry["temperature"] = calibration.temperature
-    if calibration.bias != 0.0:
-        entry["bias"] = calibration.bias
-    if calibration.support != 0.0:
-        entry["support"] = calibration.support
+    entry.update((key, value) for key, value in hard.fit._asdict().items() if value != getattr(UNFITTED, key))
     entry.update(_target_values(calibration.target))
     entry["evidence"] = CommentedMap(evidence(calibration))
     entry["evidence"].fa.set_flow_style()

@@ -32,11 +32,12 @@ from upwell.shared.routing.simulation.strategies import (
     random_share,
     routed,
     thresholds,
+    without_supports,
 )
 from upwell.shared.units import parse_bits_per_second, parse_seconds
 from upwell.tools.plot_style import check_plot
 from upwell.tools.policy.request_log_reader import read_log
-from upwell.tools.terminal import AsJson, PolicyArgument, key_values, parsed, progress, share
+from upwell.tools.terminal import AsJson, PolicyArgument, key_values, parsed, plain, progress, share, stderr_console
 
 _TITLES = MappingProxyType(
     {
@@ -141,6 +142,10 @@ def simulate(
     rules, other = load_yaml(policy, Policy), None if compare is None else load_yaml(compare, Policy)
     check_plot(plot)
     scene = with_fleet_shares(read_scene(requests, trace, uplink, rtt, start), fleet_share)
+    for path, one in ((policy, rules), (compare, other)):
+        if one is not None and (count := without_supports(one, scene.requests)):
+            text = f"{path}: {count} lines have `chances` without the `supports` that it weighs, so they count as hard"
+            stderr_console().print(plain(text))
     run = routed(rules, scene)
     reports = _reports(rules, other, scene, run, seed)
     swept = _swept(rules, scene) if sweep else None

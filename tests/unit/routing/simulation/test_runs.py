@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from upwell.shared.routing.simulation.strategies import (
     random_share,
     routed,
     thresholds,
+    without_supports,
 )
 
 
@@ -35,6 +37,20 @@ def test_an_easy_case_stays_and_a_hard_one_goes_up_after_its_run() -> None:
     assert outcome(easy_one) == (Route.EDGE, Reason.EASY, 0.01)
     assert outcome(hard_one) == (Route.CLOUD, Reason.HARD, 0.01 + 0.01 + 0.06 + 0.01)
     assert (hard_one.edge_runs, hard_one.left_bytes) == (1, 10_000)
+
+
+def test_a_line_without_the_supports_that_the_policy_weighs_is_hard_and_counted() -> None:
+    objects: list[dict[str, Any]] = [{"chances": (0.9,), "supports": (3.0,)}, {"chances": (0.9,)}, {"chances": ()}]
+    logged = scene([easy(float(at), **one) for at, one in enumerate(objects)])
+    fit = "{model: photos, measure: margin, below: 0.5, cloud_share: 20%, bias: 1.0"
+    weighs, plain = (
+        rules(f"defaults: {{hard: {{cloud_share: 20%}}}}\ncalibrations: [{fit}{more}}}]")
+        for more in (", support: 1", "")
+    )
+    assert without_supports(weighs, logged.requests) == 1
+    assert [one.reason for one in routed(weighs, logged)] == [Reason.EASY, Reason.HARD, Reason.EASY]
+    assert without_supports(plain, logged.requests) == 0
+    assert [one.reason for one in routed(plain, logged)] == [Reason.EASY] * 3
 
 
 def test_a_late_cloud_is_given_up_and_the_edge_answer_stands_in() -> None:

@@ -20,10 +20,20 @@ TEMPERED: frozenset[str] = frozenset({"max_prob", "margin", "entropy"})
 """Measures of probabilities, to which temperature scaling applies."""
 
 
+def lacks_supports(line: LogLine) -> bool:
+    """Whether a line has chances whose supports are unknown, as those logged by an older agent are."""
+    return bool(line.chances) and line.supports is None
+
+
 def objects_of(line: LogLine) -> ObjectChances:
-    """The chances of a line; supports that it does not have count as 1, by which no weight moves them."""
+    """The chances of a line. Unknown supports are 1 here, which is right only for a fit that gives them no weight."""
     chances = np.array(line.chances or (), np.float64)
     return ObjectChances(chances, np.ones(len(chances)) if line.supports is None else np.array(line.supports))
+
+
+def hardness_of_chances(line: LogLine, measure: Measure, fit: LogitFit) -> float:
+    """The measure from the chances of a line; NaN if the fit weighs supports that the line lacks."""
+    return math.nan if fit.support != 0.0 and lacks_supports(line) else chance_hardness(objects_of(line), measure, fit)
 
 
 def measured(lines: Sequence[LogLine], measure: Measure, fit: LogitFit = UNFITTED) -> Array:
@@ -32,7 +42,7 @@ def measured(lines: Sequence[LogLine], measure: Measure, fit: LogitFit = UNFITTE
     if measure in OF_CHANCES:
         for index, line in enumerate(lines):
             if line.chances is not None:
-                values[index] = chance_hardness(objects_of(line), measure, fit)
+                values[index] = hardness_of_chances(line, measure, fit)
     if measure not in FROM_LOGITS:
         return values
     by_classes: dict[int, list[int]] = defaultdict(list)

@@ -26,7 +26,7 @@ _UNSEEN = np.array([0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 """Expected numbers of wrong boxes of which no candidate tells, among which the likeliest is taken."""
 
 
-def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float) -> LogitFit:
+def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float, *, has_supports: bool = True) -> LogitFit:
     """The fit with which the chances of objects best predict whether the answer is right.
 
     Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") of the chances pⱼ, with a second
@@ -38,8 +38,8 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float) ->
     μ, c).
 
     A fit is kept only if fits on either half of the lines improve the likelihood on the other half and make the order
-    of hardness no worse, in the sum (two-fold cross-validation): T and b against `before`, then c against these.
-    Otherwise, and with fewer than 50 usable lines, the result is `before` alone.
+    of hardness no worse, in the sum (two-fold cross-validation): T and b against `before`, then c, if the log
+    `has_supports`, against these. Otherwise, and with fewer than 50 usable lines, the result is `before` alone.
     """
     usable = [line for line in lines if line.chances is not None and line.edge_correct is not None][:_AT_MOST_LINES]
     logged = _Logged.of(usable)
@@ -48,7 +48,7 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float) ->
         return best
     halves = (_Logged.of(usable[::2]), _Logged.of(usable[1::2]))
     loss, order = _held_out(halves, (best, best), measure)
-    for has_weight in (False, True):
+    for has_weight in (False, True) if has_supports else (False,):
         fits = (_best(halves[0], before, has_weight), _best(halves[1], before, has_weight))
         other_loss, other_order = _held_out(halves, fits, measure)
         if other_loss < loss and other_order >= order:

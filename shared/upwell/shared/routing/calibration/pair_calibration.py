@@ -11,7 +11,13 @@ import numpy as np
 from upwell.shared.routing.box_hardness import OF_CHANCES
 from upwell.shared.routing.calibration.binomial import lower_bound
 from upwell.shared.routing.calibration.discrimination import Discrimination, discrimination
-from upwell.shared.routing.calibration.logged_hardness import FROM_LOGITS, TEMPERED, fitted_temperature, measured
+from upwell.shared.routing.calibration.logged_hardness import (
+    FROM_LOGITS,
+    TEMPERED,
+    fitted_temperature,
+    lacks_supports,
+    measured,
+)
 from upwell.shared.routing.calibration.object_chances import fitted_chances
 from upwell.shared.routing.calibration.threshold_choice import (
     CannotCalibrate,
@@ -76,9 +82,6 @@ class CalibrationResult:
     target: Target
     hard: HardSettings
     threshold: float
-    temperature: float
-    bias: float
-    support: float
     requests: int
     unknown: int
     chosen: Found
@@ -124,9 +127,6 @@ def calibration_of(
         target=target,
         hard=hard,
         threshold=cut if hard.measure in RISING else -cut,
-        temperature=hard.temperature,
-        bias=hard.bias,
-        support=hard.support,
         requests=len(lines),
         unknown=len(sample) - len(sample.known),
         chosen=chosen,
@@ -207,13 +207,15 @@ def _tempered(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tupl
 def _moved(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[HardSettings, Array]:
     """`hard` with the chances of a detector's objects fitted on `part`, and that part; else an empty part.
 
-    A line with neither chances nor the measure, for which it was NaN, is hard after the fit too.
+    A line with neither chances nor the measure, for which it was NaN, is hard after the fit too. If a line lacks the
+    supports of its chances, supports get no weight: the agent would measure such requests otherwise than the log.
     """
     has_none = all(line.chances is None for line in lines)
     if hard.measure not in OF_CHANCES or has_none or _only_logged(lines, hard.measure):
         return hard, np.zeros(len(lines), bool)
     fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
-    fitted = fitted_chances(fit, hard.measure, hard.temperature)
+    has_supports = not any(map(lacks_supports, lines))
+    fitted = fitted_chances(fit, hard.measure, hard.temperature, has_supports=has_supports)
     return replace(hard, **fitted._asdict()), part
 
 
@@ -223,11 +225,14 @@ def _only_logged(lines: Sequence[LogLine], measure: Measure) -> int:
 
 
 def _not_moved(lines: Sequence[LogLine], measure: Measure) -> tuple[str, ...]:
-    """Why the chances are not fitted although some lines have them."""
-    count = _only_logged(lines, measure)
-    if measure not in OF_CHANCES or count == 0 or all(line.chances is None for line in lines):
+    """Why the chances are not fitted, or the supports get no weight, although some lines have them."""
+    if measure not in OF_CHANCES:
         return ()
-    return (f"{count} lines have {measure} without `chances`, so no chances are fitted; leave these lines out",)
+    if (count := _only_logged(lines, measure)) and any(line.chances is not None for line in lines):
+        return (f"{count} lines have {measure} without `chances`, so no chances are fitted; leave these lines out",)
+    if (count := sum(map(lacks_supports, lines))) and any(line.supports for line in lines):
+        return (f"{count} lines have `chances` without `supports`, so these get no weight; leave these lines out",)
+    return ()
 
 
 def _check_scores(sample: Sample, lines: Sequence[LogLine], hard: HardSettings) -> None:

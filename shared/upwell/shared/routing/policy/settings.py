@@ -43,7 +43,7 @@ class HardSettings:
     targets of its calibration, NaN for a plain threshold. With a `cloud_share` the threshold is only the start of the
     controller named `scope`. `misfit` says in a sentence that a target was written but no calibration fits the models.
     `temperature` divides the logits before any measure; `bias` is added to those of a detector's objects, and `support`
-    times the logarithm of how many boxes support each. `output`, `function` and `box_score` are parameters of the
+    times the logarithm of the support of each. `output`, `function` and `box_score` are parameters of the
     measures that need them. `qualities` are those measured by the calibration, best first. `is_of_drift`: these are
     the settings of `on_drift`, in force while the model's rows have drifted.
     """

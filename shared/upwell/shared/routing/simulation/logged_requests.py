@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from upwell.shared.routing.box_hardness import OF_CHANCES, chance_hardness
-from upwell.shared.routing.calibration.logged_hardness import objects_of
+from upwell.shared.routing.box_hardness import OF_CHANCES
+from upwell.shared.routing.calibration.logged_hardness import hardness_of_chances
 from upwell.shared.routing.hardness import RISING, Measure, hardness
 from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
@@ -106,7 +106,7 @@ def score(request: LoggedRequest, hard: HardSettings) -> float:
     """The hardness from the line's chances or logits, else as logged; NaN, which is hard, without any of them."""
     line = request.line
     if line.chances is not None and hard.measure in OF_CHANCES:
-        return chance_hardness(objects_of(line), hard.measure, hard.fit)
+        return hardness_of_chances(line, hard.measure, hard.fit)
     if line.logits is not None and hard.measure in _FROM_LOGITS:
         return hardness(np.array([line.logits]), hard.measure, logits=True, temperature=hard.temperature)[0]
     return line.hardness.get(hard.measure, math.nan)

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from upwell.shared.routing.box_hardness import OF_CHANCES
+from upwell.shared.routing.calibration.logged_hardness import lacks_supports
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.hardness import RISING, is_hard
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
@@ -145,6 +147,13 @@ def fixed(policy: Policy, scene: Scene, hard: HardSettings) -> list[SimulatedOut
         return verdict(is_hard(score(request, hard), hard.measure, hard.threshold), hard)
 
     return routed(policy, scene, Habits(cut, learns_scores=False, tests_link=False))
+
+
+def without_supports(policy: Policy, requests: Sequence[LoggedRequest]) -> int:
+    """How many requests count as hard since the policy weighs supports that their lines lack."""
+    hards = ((request, settings.hard) for request, settings in _with_settings(policy, requests))
+    weighed = (one for one, hard in hards if hard and hard.measure in OF_CHANCES and hard.support != 0.0)
+    return sum(lacks_supports(one.line) for one in weighed)
 
 
 def _with_settings(policy: Policy, requests: Sequence[LoggedRequest]) -> list[tuple[LoggedRequest, Settings]]:
