@@ -205,38 +205,36 @@ class OutcomeRecorder:
         if verdict.denial is not None:  # by a policy that took effect during the request
             return answer
         if is_watched:
-            self._tried(done, "watching for drift", lambda: self._drift.observe(done), None)
+            self._tried(done, "watching for drift", partial(self._drift.observe, done), None)
         lines: Mapping[int, LogLine] = {}
         if settings.record_bytes:
-            lines = self._tried(done, "making log lines", lambda: log_lines(done), lines)
+            lines = self._tried(done, "making log lines", partial(log_lines, done), lines)
         audit = None
         if audits:
             facts = lines if explored else {}
-            audit = self._tried(done, "making an audit", lambda: self._audit_case(done, facts), None)
+            audit = self._tried(done, "making an audit", partial(self._audit_case, done, facts), None)
         spooled = None
         if missed:
-            spooled = self._tried(done, "making a case", lambda: self._missed_case(done, answer, missed), None)
-        # Before the cases are sent, since their answers may come at once. If one cannot be sent, a collected case stays
-        # without the cloud's answer.
-        share = 1.0 if wants_more else 1.0 - (1.0 - settings.audit) * (1.0 - settings.explore)
-        later = self._sent_later(done, spooled, tuple(sorted(missed)), audit, share)
-        self._tried(done, "collecting a case", lambda: self._collect(done, answer, verdict, later), None)
+            spooled = self._tried(done, "making a case", partial(self._missed_case, done, answer, missed), None)
+        collect = settings.collect
+        if collect is not None and not done.first.verdict.collect_rule and not verdict.collect_rule:
+            # Before the cases are sent, since their answers may come at once. If one cannot be sent, a collected case
+            # stays without the cloud's answer.
+            share = 1.0 if wants_more else 1.0 - (1.0 - settings.audit) * (1.0 - settings.explore)
+            later = self._sent_later(done, spooled, tuple(sorted(missed)), audit, share)
+            self._tried(done, "collecting a case", partial(self._collector.collect, done, answer, collect, later), None)
         if audit is not None:
             self._tried(done, "sending an audit", partial(self._send_audit, done, audit.case, verdict), None)
-        with_audit = audit.row if audit is not None and explored else -1
-        left = [line for row, line in lines.items() if row != with_audit]
-        self._tried(done, "writing log lines", lambda: self._append(left, settings.record_bytes), None)
+        if lines:
+            with_audit = audit.row if audit is not None and explored else -1
+            left = [line for row, line in lines.items() if row != with_audit]
+            self._tried(done, "writing log lines", partial(self._append, left, settings.record_bytes), None)
         if spooled is None or self._spool is None:
             return answer
         first = done.first
         until_s = first.deadline_s - (first.deadline_s - first.give_up_s) / 2
         spool_id = self._spool.put(spooled, verdict, until_s)
         return replace(answer, spool_id=spool_id, spool_rows=tuple(sorted(missed))) if spool_id else answer
-
-    def _collect(self, done: RequestRecord, answer: Answer, verdict: Verdict, later: SentLater) -> None:
-        collect = done.settings.collect
-        if collect is not None and not done.first.verdict.collect_rule and not verdict.collect_rule:
-            self._collector.collect(done, answer, collect, later)
 
     def _append(self, lines: Sequence[LogLine], limit_bytes: int) -> None:
         for line in lines:
