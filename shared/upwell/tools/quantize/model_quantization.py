@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from upwell.tools.quantize.data_files import FEWEST_TO_HOLD_OUT, SampleRow, Samp
 from upwell.tools.quantize.output_comparison import (
     SCORE_ERROR,
     OutputComparison,
+    box_count,
     compared,
     detection_change,
     found_boxes,
@@ -31,6 +32,7 @@ from upwell.tools.quantize.quantizer import (
     Arithmetic,
     FloatModel,
     Format,
+    LayerNode,
     Quantizer,
     QuantizeSettings,
     Run,
@@ -69,6 +71,18 @@ _LEAST_MATCHED, _LEAST_WITHIN = 0.98, 0.99
 _SURE_SCORE_ERROR = 0.012
 """As many layers of a detector stay float as bring 99 % of its scores this close. On the few rows they are chosen on;
 with `SCORE_ERROR` itself, other rows would miss it.
+"""
+
+_ALONE_ROWS = 128
+"""Maximum number of rows to try each group of layers alone on. What is chosen by that is tried on all rows."""
+
+_FEWEST_BOXES = 100
+"""With fewer boxes, one of them decides what 99 % of the scores move by."""
+
+_MOST_SIZE, _MOST_FLOAT = 0.95, 0.9
+_LEAST_BYTES = 1 << 16
+"""Beyond either share, of the float file's bytes or of the weights that stay float, a warning says that int8 gains
+little. A file of fewer bytes is mostly the names of its nodes.
 """
 
 
@@ -169,7 +183,7 @@ class _Work:
         """Do all steps, in order."""
         self._first_run()
         self._quantizer.calibrate(case.feed for case in self._cases(self._seen, "calibrating"))
-        keep_float = self._kept()
+        keep_float, unsure = self._kept()
         (model,) = (self._quantizer.quantized(kept) for kept in self._track([keep_float], "quantizing"))
         comparison = self._comparison(model, self._measured, "measuring")
         few = self._cases(self._measured[:_LAYER_ROWS], "comparing layers")
@@ -188,43 +202,53 @@ class _Work:
             layers=layers,
             kept_float=tuple(keep_float),
             times=None if self._is_exact else self._times(model),
-            warnings=(*self._data_warnings(), *_not_finite(comparison), *self._saturation(model), *losses),
+            warnings=(
+                *self._data_warnings(),
+                *unsure,
+                *_small_gain(self._model.size_bytes, len(model), self._quantizer.graph, keep_float),
+                *_not_finite(comparison),
+                *self._saturation(model),
+                *losses,
+            ),
         )
         if losses:
             report = replace(report, advice=self._advice(report))
         return Quantized(model, report)
 
-    def _kept(self) -> Sequence[str]:
+    def _kept(self) -> tuple[Sequence[str], Sequence[str]]:
         """What stays float: what was asked for, and of a detector its tail; where nothing was asked for also as many of
-        its layers as its scores need.
+        its layers as its scores need. With it a warning if that was chosen on too few boxes.
 
-        Each group of layers is tried alone as int8. Those that move the scores least for their weights become int8, as
-        many as together are close enough; where no group is, the best one. This is judged on rows of its own: on those
-        that calibrate, no value is out of range.
+        This is judged on rows of its own: on those that calibrate, no value is out of range.
         """
         if not self._keeps_tail:
-            return self._asked
+            return self._asked, ()
         parts = detector_parts(self._quantizer)
         kept = tuple(dict.fromkeys([*self._asked, *parts.tail]))
         if not self._chooses:
-            return kept
+            return kept, ()
         before = found_boxes(self._model.run, self._samples, self._cases(self._chosen_on, "running the float model"))
+        warnings = _few_boxes(box_count(before), len(before))
         if self._score_error(before, kept) <= _SURE_SCORE_ERROR:
-            return kept
-        alone = [self._score_error(before, (*kept, *parts.beside([at]))) for at in range(len(parts.groups))]
-        close = [at for at, error in enumerate(alone) if error <= _SURE_SCORE_ERROR]
-        order = sorted(close or [alone.index(min(alone))], key=lambda at: alone[at] ** 2 / parts.weights(at))
-        more = range(2, len(order) + 1)
-        count = 1 + bisect_right(
-            more, _SURE_SCORE_ERROR, key=lambda count: self._score_error(before, (*kept, *parts.beside(order[:count])))
+            return kept, warnings
+        step = -(-len(before) // _ALONE_ROWS)
+        groups = range(len(parts.groups))
+        quantized = chosen(
+            [self._score_error(before, (*kept, *parts.beside([at])), step) for at in groups],
+            [parts.weights(at) for at in groups],
+            lambda some: self._score_error(before, (*kept, *parts.beside(some))),
         )
-        return (*kept, *parts.beside(order[:count]))
+        return (*kept, *parts.beside(quantized)), warnings
 
-    def _score_error(self, before: Sequence[Array], keep_float: Sequence[str]) -> float:
-        """What 99 % of the scores move by at most with these nodes float; boxes that lose their partner count, too."""
+    def _score_error(self, before: Sequence[Array], keep_float: Sequence[str], step: int = 1) -> float:
+        """What 99 % of the scores move by at most with these nodes float, on every `step`-th row.
+
+        A box without a partner has no score that could move, so the share lost beyond what is allowed is added: too
+        much of either alone is too much.
+        """
         run = self._opened(self._quantizer.quantized(keep_float))
-        cases = self._cases(self._chosen_on, f"trying {len(keep_float)} nodes as float")
-        change = detection_change(before, found_boxes(run, self._samples, cases))
+        cases = self._cases(self._chosen_on[::step], f"trying {len(keep_float)} nodes as float")
+        change = detection_change(before[::step], found_boxes(run, self._samples, cases))
         return change.score_error_p99 + max(0.0, _LEAST_MATCHED - change.matched)
 
     def _opened(self, model: bytes) -> Run:
@@ -315,6 +339,45 @@ class _Work:
                 durations.append(time.perf_counter() - started_s)
         before_ms, after_ms = (statistics.median(durations) * 1e3 for durations in samples)
         return Times(before_ms, after_ms)
+
+
+def chosen(
+    errors_alone: Sequence[float], weights: Sequence[int], error_of: Callable[[Sequence[int]], float]
+) -> Sequence[int]:
+    """Which groups of layers become int8: as many as together are close enough, first those that cost least for their
+    weights; the best one alone if none is close.
+
+    `errors_alone` has each group's score error as the only one in int8, `error_of` tells that of several. Errors of
+    groups are independent, so their squares add up: a group costs its square. Bisection takes few tries; where more
+    groups have a smaller error, it may end early, but never with groups that were not tried or are not close.
+    """
+    close = [at for at, error in enumerate(errors_alone) if error <= _SURE_SCORE_ERROR]
+    order = sorted(close, key=lambda at: errors_alone[at] ** 2 / weights[at])
+    counts = range(1, len(order) + 1)
+    count = bisect_right(counts, _SURE_SCORE_ERROR, key=lambda count: error_of(order[:count]))
+    return order[:count] or [min(range(len(errors_alone)), key=lambda at: errors_alone[at])]
+
+
+def _few_boxes(boxes: int, rows: int) -> Sequence[str]:
+    if boxes >= _FEWEST_BOXES:
+        return ()
+    found = "1 box" if boxes == 1 else f"{boxes or 'no'} boxes"
+    return (
+        f"the float model finds {found} on the {rows} rows that float layers are chosen on, too few to choose well; "
+        "give more rows that show something",
+    )
+
+
+def _small_gain(before: int, after: int, graph: Sequence[LayerNode], kept: Sequence[str]) -> Sequence[str]:
+    names = set(kept)
+    weights = sum(node.weights for node in graph)
+    stay = sum(node.weights for node in graph if node.name in names) / weights if weights else 1.0
+    if after < max(_MOST_SIZE * before, _LEAST_BYTES) and stay < _MOST_FLOAT:
+        return ()
+    return (
+        f"int8 gains little here: the file has {after / before:.0%} of the float one's bytes, "
+        f"and {stay:.0%} of the weights stay float",
+    )
 
 
 def _not_finite(comparison: OutputComparison) -> Sequence[str]:

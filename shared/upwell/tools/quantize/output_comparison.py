@@ -113,6 +113,11 @@ def found_boxes(run: Run, samples: Samples, cases: Iterable[SampleRow]) -> list[
     return found
 
 
+def box_count(found: Iterable[Array]) -> int:
+    """How many boxes rows of detections have; what has no class is padding."""
+    return sum(int((boxes[:, 5] >= 0).sum()) for boxes in found)
+
+
 def detection_change(before: Iterable[Array], after: Iterable[Array]) -> DetectionChange:
     """The change of detections, row by row."""
     boxes = _Boxes()

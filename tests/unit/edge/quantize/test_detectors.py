@@ -15,8 +15,9 @@ from tests.unit import models_for_tests as onnx_models
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.tensors import Array
+from upwell.tools.quantize import model_quantization
 from upwell.tools.quantize.data_files import read_samples
-from upwell.tools.quantize.model_quantization import Quantized, open_float_model, quantize_model
+from upwell.tools.quantize.model_quantization import Quantized, _small_gain, chosen, open_float_model, quantize_model
 from upwell.tools.quantize.output_comparison import SCORE_ERROR, compared
 from upwell.tools.quantize.quantizer import LayerNode, QuantizeSettings, detector_parts
 
@@ -170,6 +171,83 @@ def test_what_a_person_keeps_float_is_kept_beside_the_tail_alone(detector: Path)
     assert not {"first", "third"} & set(made.report.kept_float)
     data = made.report.data
     assert (data.calibrated_on, data.chosen_on, data.measured_on) == (30, 0, 30), "no row is used for nothing"
+
+
+@pytest.mark.parametrize(("min_score", "found"), [("0.9999", "no boxes"), ("0.4", None)])
+def test_a_choice_on_too_few_boxes_is_said(detector: Path, min_score: str, found: str | None) -> None:
+    description = detector / "model.yaml"
+    description.write_text(MODEL_YAML.replace("min_score: 0.4", f"min_score: {min_score}"))
+    try:
+        made = quantize_model(
+            detector / "model.onnx", detector / "data.npz", detector / "q.onnx", QuantizeSettings(), (), silent
+        )
+    finally:
+        description.write_text(MODEL_YAML)
+    said = [one for one in made.report.warnings if "too few to choose well" in one]
+    assert [one.split(" on the ")[0] for one in said] == ([f"the float model finds {found}"] if found else [])
+
+
+@pytest.mark.parametrize(("kept", "share"), [(["second", "third", "head"], 95), (["first"], None)])
+def test_it_is_said_if_int8_gains_little(detector: Path, kept: list[str], share: int | None) -> None:
+    made = quantize_model(
+        detector / "model.onnx", detector / "data.npz", detector / "q.onnx", QuantizeSettings(), kept, silent
+    )
+    said = [one.split(" and ")[1] for one in made.report.warnings if one.startswith("int8 gains little here")]
+    assert said == ([] if share is None else [f"{share}% of the weights stay float"])
+
+
+def test_it_is_said_if_the_file_stays_as_large() -> None:
+    graph = [LayerNode("a", "Conv", weights=100), LayerNode("b", "LSTM", weights=900)]
+    (said,) = _small_gain(1_000_000, 960_000, graph, ["a"])
+    assert said.endswith("the file has 96% of the float one's bytes, and 10% of the weights stay float")
+    assert not _small_gain(1_000_000, 940_000, graph, ["a"])
+    assert not _small_gain(10_000, 12_000, graph, ["a"]), "a file of this size is mostly names"
+
+
+def test_groups_are_tried_alone_on_few_rows_and_together_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_quantization, "_ALONE_ROWS", 5)
+    folder = write_detector(tmp_path, silu, gain=3.0)
+    tried: list[int] = []
+
+    def counted(items: Sequence[T], doing: str) -> Iterator[T]:
+        if doing.endswith("nodes as float"):
+            tried.append(len(items))
+        return iter(items)
+
+    made = quantize_model(
+        folder / "model.onnx", folder / "data.npz", folder / "q.onnx", QuantizeSettings(), (), counted
+    )
+    assert made.report.data.chosen_on == 20
+    assert tried[:4] == [20, 5, 5, 5], "the tail, then its three groups"
+    assert set(tried[4:]) <= {20}
+
+
+def test_layers_become_int8_while_their_scores_stay_close_cheapest_for_their_weights_first() -> None:
+    alone, weights = [0.004, 0.02, 0.002, 0.008], [100, 100, 10, 1000]
+    tried: list[list[int]] = []
+
+    def error_of(groups: Sequence[int]) -> float:
+        tried.append(list(groups))
+        return float(np.sqrt(sum(alone[at] ** 2 for at in groups)))
+
+    assert chosen(alone, weights, error_of) == [3, 0, 2], "0.064, 0.16 and 0.4 millionths a weight; group 1 is too far"
+    assert [3, 0, 2] in tried
+    assert chosen(alone, weights, lambda groups: 0.005 * len(groups)) == [3, 0]
+
+
+@pytest.mark.parametrize("together", [[0.01, 0.02, 0.01], [0.02, 0.01, 0.02], [0.02, 0.02, 0.01], [0.01, 0.01, 0.02]])
+def test_what_becomes_int8_was_tried_together_even_if_errors_do_not_grow(together: list[float]) -> None:
+    groups = chosen([0.005, 0.004, 0.003], [1, 1, 1], lambda some: together[len(some) - 1])
+    assert together[len(groups) - 1] <= 0.012 or groups == [2]
+
+
+def test_the_best_layers_become_int8_where_none_are_close() -> None:
+    def error_of(groups: Sequence[int]) -> float:
+        raise AssertionError(groups)
+
+    assert chosen([0.5, 0.02, 0.03], [1, 1, 1000], error_of) == [1]
 
 
 def test_scores_behind_activations_of_several_nodes_keep_their_values(tmp_path: Path) -> None:
