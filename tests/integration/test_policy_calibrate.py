@@ -441,6 +441,29 @@ def test_wrong_lines_of_a_log_are_named(tmp_path: Path) -> None:
     assert "truncated" in texts[4]
 
 
+def test_a_line_with_supports_that_are_not_those_of_its_chances_is_named(tmp_path: Path) -> None:
+    path = log(tmp_path, [requests(1)[0], {**requests(1)[0], "chances": [0.9, 0.2], "supports": [1.0]}])
+    with pytest.raises(ConfigError) as caught:
+        read_log(path)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.message) == (2, "supports needs one number for each of chances")
+
+
+def test_a_simulation_says_how_many_lines_lack_the_supports_that_a_policy_weighs(run: Run, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "version: 1\ndefaults: {hard: {cloud_share: 20%}}\n"
+        "calibrations: [{model: digits, measure: margin, below: 0.5, cloud_share: 20%, support: -1.0}]\n"
+    )
+    seen = [{"supports": [3.0]}, {}, {}]
+    logged = log(tmp_path, [{**one, "chances": [0.9], **more} for one, more in zip(requests(3), seen, strict=True)])
+    done = run("simulate", policy, "--requests", logged, "--uplink", "1000Mbps", "--rtt", "20ms", "--json")
+    assert done.exit_code == 0, done.output
+    says = "2 lines have `chances` without the `supports` that it weighs, so they count as hard"
+    assert done.stderr == f"{policy}: {says}\n"
+    assert set(json.loads(done.stdout)["policy"]["reasons"]) == {"easy", "hard"}
+
+
 def test_many_wrong_lines_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("nope\n" * 50)

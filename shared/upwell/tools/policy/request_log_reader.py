@@ -81,7 +81,7 @@ def _problem(path: Path, number: int, text: bytes, error: ValidationError) -> Pr
     """The first fault of one line, and the number of others."""
     first, *others = error.errors(include_url=False, include_input=False)
     key = ".".join(str(part) for part in first["loc"])
-    message = first["msg"]
+    message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         message = "this key is missing"
     elif first["type"] == "json_invalid":
