@@ -198,9 +198,11 @@ def test_thousands_of_nodes_of_which_nothing_has_a_size_are_one() -> None:
     assert one.members == tuple(range(3000))
 
 
+@pytest.mark.parametrize("beside", ["nothing", "one early tensor", "an input of its own"])
 def test_a_chain_of_elementwise_operators_takes_work_in_proportion_to_its_length(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, beside: str
 ) -> None:
+    """Work: what group a node is in, and each time that a tensor is looked up."""
     asked = 0
     root = _Groups._root
 
@@ -209,12 +211,27 @@ def test_a_chain_of_elementwise_operators_takes_work_in_proportion_to_its_length
         asked += 1
         return root(groups, index)
 
+    class Name(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            nonlocal asked
+            asked += 1
+            return super().__hash__()
+
     monkeypatch.setattr(_Groups, "_root", counted)
     count = 1000
-    nodes = [Node(f"n{at}", "Relu", (f"t{at}",), (f"t{at + 1}",), (at,)) for at in range(count)]
-    tensors = {f"t{at}": Tensor(f"t{at}", "FP32", (1,)) for at in range(count + 1)}
-    assert len(contract(Graph("onnx", tuple(nodes), tensors, ("t0",), (f"t{count}",))).nodes) == 1
-    assert asked < 50 * count
+    names = [Name(f"t{at}") for at in range(count + 1)]
+    own = [Name(f"x{at}") for at in range(count)] if beside == "an input of its own" else []
+    early = [names[1]] if beside == "one early tensor" else []
+    nodes = [
+        Node(f"n{at}", "Sum", (names[at], *own[at : at + 1], *(early if at > 1 else [])), (names[at + 1],), (at,))
+        for at in range(count)
+    ]
+    tensors: dict[str, Tensor] = {name: Tensor(name, "FP32", (1,)) for name in (*names, *own)}
+    graph = Graph("onnx", tuple(nodes), tensors, (names[0], *own), (names[count],))
+    assert len(contract(graph).nodes) == 1
+    assert asked < 200 * count
 
 
 def test_what_lies_between_a_fold_of_the_rows_and_its_end_stays_together(tmp_path: Path) -> None:

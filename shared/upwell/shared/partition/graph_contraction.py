@@ -79,8 +79,17 @@ class _Groups:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._parent = list(range(len(graph.nodes)))
-        self._group = {index: _Group([index], {node.op}, set(node.inputs), set(node.outputs), set(node.outputs))
-                       for index, node in enumerate(graph.nodes)}  # fmt: skip
+        self._group = {
+            index: _Group(
+                [index],
+                {node.op},
+                set(node.inputs),
+                {name for name in node.inputs if name in graph.producer},
+                set(node.outputs),
+                {name: list(graph.consumers[name]) for name in node.outputs if name in graph.consumers},
+            )
+            for index, node in enumerate(graph.nodes)
+        }
 
     def _root(self, index: int) -> int:
         while self._parent[index] != index:
@@ -156,7 +165,7 @@ class _Groups:
 
     def _may_fuse(self, source: int, reader: int) -> bool:
         maker, taker = self._group[source], self._group[reader]
-        if self._readers(source) != {reader} or not maker.made.isdisjoint(self._graph.outputs):
+        if not self._is_only_reader(reader, source) or not maker.made.isdisjoint(self._graph.outputs):
             return False
         between = maker.made & taker.read
         if any(self._graph.nodes[self._graph.producer[tensor]].op in _QUANTIZERS for tensor in between):
@@ -185,24 +194,27 @@ class _Groups:
         found = [self._graph.tensors[tensor] for tensor in tensors]
         return sum(one.size_bytes() if one.is_sized else math.inf for one in found)
 
-    def _readers(self, root: int) -> set[int]:
-        """The other groups that read this group's results."""
-        consumers = self._graph.consumers
-        return {self._root(index) for tensor in self._leaving(root) for index in consumers.get(tensor, ())} - {root}
+    def _is_only_reader(self, reader: int, root: int) -> bool:
+        """Whether this other group, and no further one, reads this group's results."""
+        tensors = self._leaving(root)
+        waiting = (index for tensor in tensors for index in reversed(self._group[root].readers[tensor]))
+        return bool(tensors) and all(self._root(index) in (reader, root) for index in waiting)
 
     def _leaving(self, root: int) -> set[str]:
         """The tensors of this group that others read."""
-        consumers, group = self._graph.consumers, self._group[root]
-        # What only the group itself reads stays so: groups grow. Asked anew of all, long chains take quadratic time.
-        group.leaving = {
-            tensor for tensor in group.leaving if any(self._root(index) != root for index in consumers.get(tensor, ()))
-        }
-        return group.leaving
+        readers = self._group[root].readers
+        # What the group itself reads stays so: groups grow. Asked anew of all, long chains take quadratic time.
+        for tensor, waiting in list(readers.items()):
+            while waiting and self._root(waiting[-1]) == root:
+                waiting.pop()
+            if not waiting:
+                del readers[tensor]
+        return set(readers)
 
     def _sources(self, root: int) -> set[int]:
         """The other groups whose results this one reads."""
         producer = self._graph.producer
-        return {self._root(producer[tensor]) for tensor in self._group[root].read if tensor in producer} - {root}
+        return {self._root(producer[tensor]) for tensor in self._group[root].awaited} - {root}
 
     def contracted(self) -> Graph:
         """The graph of groups; where there is a choice, the group with the earliest operator comes first."""
@@ -235,23 +247,26 @@ class _Groups:
 
 @dataclass
 class _Group:
-    """Nodes by index, their operators, the tensors that they read from outside and that they make, and those of the
-    latter that others may read.
+    """Nodes by index, their operators, the tensors that they read from outside, those of them that other nodes make,
+    the tensors that they make, and by tensor of the latter the nodes that may be readers outside.
     """
 
     nodes: list[int]
     ops: set[str]
     read: set[str]
+    awaited: set[str]
     made: set[str]
-    leaving: set[str]
+    readers: dict[str, list[int]]
 
     def take_in(self, other: _Group) -> None:
-        """Add another group."""
+        """Add another group, the smaller one: it takes time in proportion to that."""
         self.nodes += other.nodes
         self.ops |= other.ops
         self.made |= other.made
-        self.leaving |= other.leaving
-        self.read = (self.read | other.read) - self.made
+        self.readers |= other.readers
+        for ours, theirs in ((self.read, other.read), (self.awaited, other.awaited)):
+            ours.difference_update(other.made)
+            ours.update(theirs - self.made)
 
     @property
     def is_elementwise(self) -> bool:
