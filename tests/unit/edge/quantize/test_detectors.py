@@ -225,16 +225,16 @@ def test_groups_are_tried_alone_on_few_rows_and_together_on_all(
 
 
 def test_layers_become_int8_while_their_scores_stay_close_cheapest_for_their_weights_first() -> None:
-    alone, weights = [0.004, 0.02, 0.002, 0.008], [100, 100, 10, 1000]
+    alone, weights = [0.004, 0.02, 0.001, 0.008], [100, 100, 10, 1000]
     tried: list[list[int]] = []
 
     def error_of(groups: Sequence[int]) -> float:
         tried.append(list(groups))
         return float(np.sqrt(sum(alone[at] ** 2 for at in groups)))
 
-    assert chosen(alone, weights, error_of) == [3, 0, 2], "0.064, 0.16 and 0.4 millionths a weight; group 1 is too far"
-    assert [3, 0, 2] in tried
-    assert chosen(alone, weights, lambda groups: 0.005 * len(groups)) == [3, 0]
+    assert chosen(alone, weights, error_of) == [3, 2, 0], "0.064, 0.1 and 0.16 millionths a weight; group 1 is too far"
+    assert [3, 2, 0] in tried
+    assert chosen(alone, weights, lambda groups: 0.005 * len(groups)) == [3, 2]
 
 
 @pytest.mark.parametrize("together", [[0.01, 0.02, 0.01], [0.02, 0.01, 0.02], [0.02, 0.02, 0.01], [0.01, 0.01, 0.02]])
