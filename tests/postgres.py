@@ -44,7 +44,7 @@ def postgres() -> Iterator[str]:
                 assert time.monotonic() < until_s
                 assert server.poll() is None
                 time.sleep(0.05)
-            yield f"postgresql://upwell/postgres?host={folder}"
+            yield f"postgresql://upwell@/postgres?host={folder}"
         finally:
             server.terminate()
             server.wait(20)

@@ -130,9 +130,11 @@ def run_and_kill(folder: Path, kills: int, frames: int, refuses_each: int = 0) -
         dock = {"source": {"video": str(video)}, "steps": [*FOLLOWED], "events": EVENTS, "sinks": sinks}
         (folder / "pipelines.yaml").write_text(pipelines_text(folder, dock=dock))
         arguments = ["run", str(folder / "pipelines.yaml"), "-c", str(write_agent(folder))]
+        # Each refusal is a pause of about a second, and the program ends some seconds after the video.
+        most = 2 * refuses_each or frames // 2
         for _ in range(kills):
             with Program(arguments, cwd=str(folder)) as program:
-                enough = len(receiver.posted) + dice.randint(1, frames // 2)
+                enough = len(receiver.posted) + dice.randint(1, most)
 
                 def has_enough(program: Program = program, enough: int = enough) -> bool:
                     assert program.process.poll() is None, "".join(program.lines)

@@ -226,6 +226,7 @@ class World:
     denied_s: float
     flow: RequestFlow
     calls: dict[str, Call] = field(default_factory=dict)
+    told_last: frozenset[str] = frozenset()
     sends: list[tuple[float, int]] = field(default_factory=list)
     ran: list[int] = field(default_factory=list)
     sent_bytes: list[int] = field(default_factory=list)
@@ -277,6 +278,8 @@ class World:
             return self._send(action)
         if isinstance(action, Wait):
             return self._wait(action.until_s)
+        if isinstance(action, GiveUp | Cancel) and action.call in self.told_last:
+            self.calls[action.call].closed = ""  # of calls told together, one is taken first, and may end the others
         if isinstance(action, GiveUp):
             call = self._close(action.call, "given up")
             return call.ended(action.call, self.now_s, CloudFailure(Reason.CLOUD_DEADLINE, "no answer in time"))
@@ -336,6 +339,7 @@ class World:
         assert min(until_s, next_s) < math.inf, "it waits for ever"
         self.kernel.now_s = max(self.now_s, min(until_s, next_s))
         over = [name for name, call in under_way.items() if call.ends_s <= self.now_s]
+        self.told_last = frozenset(over)
         return [
             self._close(name, "told").ended(name, self.now_s, self.calls[name].outcome)
             for name in self.data.draw(st.permutations(over))

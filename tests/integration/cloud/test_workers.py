@@ -163,7 +163,7 @@ def test_a_worker_that_comes_later_answers_as_the_others_where_a_newer_version_i
         (models / "linear" / "2").mkdir()
         (models / "linear" / "2" / "model.onnx").write_bytes(b"no model")
         for number in (1, 2):
-            running.program.find(rf"(worker {number}) upwell.cloud: model linear: version 1 answers, since", LIMIT_S)
+            running.program.find(rf"(worker {number}) upwell.cloud: model linear: version 1 is the default", LIMIT_S)
         os.kill(children(running.process.pid)[0], signal.SIGKILL)
         until(lambda: sum("serves" in line for line in running.lines) == 3)
         for client in one_client_each(running).values():
@@ -183,7 +183,7 @@ def test_what_has_come_to_or_gone_from_the_folders_does_not_keep_a_worker_from_c
         for client in one_client_each(running).values():
             client.infer(ONE, LIMIT_S)
             client.close()
-        assert any("'linear (copy)' is not served: a model's name is" in line for line in running.lines)
+        assert any("'linear (copy)' is not served: a model's name has" in line for line in running.lines)
         running.terminate()
         assert running.exit_code() == 0
     code, text = serve_and_fail("-c", tmp_path / "cloud.yaml")  # to a service that begins it is still a mistake

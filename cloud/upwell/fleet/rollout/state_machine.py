@@ -221,7 +221,9 @@ def _judge(rollout: Rollout, bounds: Iterable[tuple[Signal, Bound]]) -> Step:
 
 
 def _halt(rollout: Rollout, reason: str, found: Breach | None) -> Step:
-    back = [name for name, member in rollout.members.items() if member.stage in ON_NEW and member.offered_unix_s]
+    back = [
+        name for name, member in rollout.members.items() if member.stage in ON_NEW and member.offered_unix_s is not None
+    ]
     members = dict(rollout.members) | {name: replace(rollout.members[name], stage=Stage.RETURNED) for name in back}
     halted = replace(rollout, members=members, phase=RolloutPhase.HALTED, breach=found, halted_by=reason)
     return halted, (Halt(reason), *(TakeBack(name, members[name].former) for name in back))

@@ -263,13 +263,16 @@ def is_live(address: str) -> bool:
 def shown_address(address: str) -> str:
     """The address without what may be secret: everything before the last `@`, the values of the query, the fragment.
 
-    A password with an unquoted `/` or `?` must not be taken for a path, so an `@` in a path also hides the host
-    before it.
+    A password with an unquoted `/` must not be taken for a path, so an `@` in a path also hides the host before it.
+    With a `?` before the last `@`, nothing tells a password from a query, so all of it is hidden.
     """
     found = _REMOTE.fullmatch(address)
     if found is None:
         return address
-    place, _, query = found["rest"].rpartition("@")[2].partition("#")[0].partition("?")
+    hidden, _, rest = found["rest"].rpartition("@")
+    if "?" in hidden:
+        return f"{found['scheme']}://…"
+    place, _, query = rest.partition("#")[0].partition("?")
     # A word without a value may itself be the secret, and end in = if it is base64.
     keys = [key if value.strip("=") else "…" for key, _, value in (one.partition("=") for one in query.split("&"))]
     values = "&".join(f"{key}=…" if key != "…" else key for key in keys)

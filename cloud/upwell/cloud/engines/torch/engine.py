@@ -17,6 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
+# A failing plugin of another accelerator would break `import torch` itself.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
 import numpy as np
 import torch
 
@@ -135,10 +138,6 @@ def _automatic() -> torch.device:
         return torch.device("cpu")
     _log.info("device auto: torch runs on %s", found)
     return found
-
-
-# A failing plugin of another accelerator would break `import torch` itself.
-os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 _BF16 = numpy_dtype("BF16")
