@@ -174,8 +174,12 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
     hard = next((case.facts.hard for case in judged if case.facts.hard is not None), None)
     settings = HardSettings()
     if hard is not None:
-        fit = {"temperature": hard.temperature, "bias": hard.bias, "support": hard.support}
-        settings = HardSettings(measure=hard.measure, **fit)  # type: ignore[arg-type]  # a measure of the policy
+        settings = HardSettings(
+            measure=hard.measure,  # type: ignore[arg-type]  # a measure of the policy
+            temperature=hard.temperature,
+            bias=hard.bias,
+            support=hard.support,
+        )
     return models[0], judged, settings, len(found) - len(judged)
 
 

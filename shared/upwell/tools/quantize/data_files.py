@@ -120,7 +120,7 @@ class Samples:
         found = self.detector.post(outputs, prepared)[_detections(self.detector)[0]]
         return found[: len(case.rows)]
 
-    def split(self, choosing: bool = False) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    def split(self, choosing: bool) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         """The rows to calibrate on, those to choose layers on if that is done, and those to measure on, disjoint unless
         there are too few.
 
