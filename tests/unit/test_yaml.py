@@ -1,5 +1,6 @@
 """YAML files: every problem at once, each with its place and plain words; nothing hostile gets through."""
 
+import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator, model_validator
 
 from upwell.shared.config.yaml import MAX_FILE_BYTES, RelativePath, load_yaml, parse_yaml, resolve
+from upwell.shared.config.yaml_problems import MAX_ERRORS
 from upwell.shared.config.yaml_tree import MAX_DEPTH, MAX_NODES, read_tree
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Seconds
@@ -285,3 +287,12 @@ def test_however_much_is_wrong_the_text_is_bounded() -> None:
     assert len(lines) == 101
     assert len(lines[0]) == 4000
     assert lines[-1] == "and 201 more"
+
+
+def test_only_some_of_very_many_errors_are_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *some, **_more: compared.append(some) or [])
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml("".join(f"k{number}: 1\n" for number in range(5000)), File)
+    assert len(compared) == len(caught.value.problems) == MAX_ERRORS
+    assert str(caught.value).splitlines()[-1] == "and 4900 more"

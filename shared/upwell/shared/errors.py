@@ -165,12 +165,15 @@ _MAX_PROBLEMS_SHOWN = 100
 
 
 class ConfigError(UpwellError):
-    """A file written by a person is wrong. `problems` holds all problems found, in file order; the text is bounded."""
+    """A file written by a person is wrong. `problems` holds the problems found, in file order; the text is bounded.
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    `unlisted` counts those found beside them, which were not put into words.
+    """
+
+    def __init__(self, problems: Sequence[Problem], unlisted: int = 0) -> None:
         self.problems = tuple(problems)
         lines = [shortened(str(problem), _MAX_PROBLEM_CHARACTERS) for problem in self.problems[:_MAX_PROBLEMS_SHOWN]]
-        others = len(self.problems) - len(lines)
+        others = len(self.problems) + unlisted - len(lines)
         super().__init__("\n".join([*lines, f"and {others} more"] if others else lines))
 
     @classmethod

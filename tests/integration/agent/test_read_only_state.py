@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE
 from tests.faults.scene import write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact
 from tests.integration.agent.kept import SPOOLED
-from upwell.edge.server.state_dir import StateDir
+from upwell.edge.server.state_dir import LOCK_NAME, StateDir
 from upwell.shared.errors import ConfigError
 
 KEEPS = {"defaults": {**SPOOLED, "record": {"keep": "1MiB"}, "audit": "50%", "budget": {"cloud_requests": "1000/day"}}}
@@ -140,6 +140,13 @@ def test_the_lock_holds_as_far_as_there_is_one(tmp_path: Path, state: ReadOnly) 
     with pytest.raises(ConfigError, match="another agent uses it"):
         StateDir(state.path)
     held.close()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_lock_that_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / LOCK_NAME)
+    with pytest.raises(ConfigError, match=f"{LOCK_NAME}: agent.state_dir: expected a plain file; delete it"):
+        StateDir(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_still_an_error(tmp_path: Path, state: ReadOnly) -> None:

@@ -32,7 +32,10 @@ class StateDir:
         self._lock: IO[bytes] | None = None
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = self._opened(path / LOCK_NAME)
+            lock = path / LOCK_NAME
+            if lock.exists() and not lock.is_file():  # opening a pipe would wait for a reader
+                raise ConfigError.at(lock, "expected a plain file; delete it or name another folder", "agent.state_dir")
+            self._lock = self._opened(lock)
         except OSError as error:
             raise ConfigError.at(path, f"cannot be used: {error.strerror}", "agent.state_dir") from None
         try:

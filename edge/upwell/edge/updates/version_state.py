@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import NO_TRUST, open_bundle
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.shared.files import write_whole
+from upwell.shared.files import open_plain, write_whole
 
 FOLDER_NAME = "bundles"
 STATE_NAME = "state.json"
@@ -52,7 +52,7 @@ def versions_folder(state_dir: Path, model: str) -> Path:
 def read_document(path: Path, kind: type[_File]) -> _File | None:
     """The content of a file in the folder; None if it is missing or unreadable. Raises `OSError`."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return kind.model_validate_json(file.read(_MOST_BYTES))
     except (FileNotFoundError, ValidationError):
         return None

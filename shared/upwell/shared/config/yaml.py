@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
-from upwell.shared.config.yaml_problems import problems_of
+from upwell.shared.config.yaml_problems import MAX_ERRORS, problems_of
 from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import LeadsOut, Unconfined, confined, open_plain, plain_file
@@ -46,7 +46,8 @@ def parse_yaml(text: str, model: type[M], path: Path | None = None, within: Path
             tree.value, context={"base_dir": base_dir, "tree": tree, "path": path, "within": within}
         )
     except ValidationError as error:
-        raise ConfigError(problems_of(error, tree, model, path)) from None
+        unlisted = max(0, error.error_count() - MAX_ERRORS)
+        raise ConfigError(problems_of(error, tree, model, path), unlisted) from None
 
 
 def resolve(path: str | Path, base_dir: Path) -> Path:

@@ -78,9 +78,13 @@ class _Found:
     at_key: bool = False
 
 
+MAX_ERRORS = 1000
+"""How many of pydantic's errors are put into words; more than anybody reads, and a few tenths of a second of work."""
+
+
 def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel], path: Path | None) -> list[Problem]:
-    """All problems in file order."""
-    errors = error.errors(include_url=False)
+    """The problems behind the first `MAX_ERRORS` errors, in file order."""
+    errors = error.errors(include_url=False)[:MAX_ERRORS]
     found = [_found(details, model) for details in errors if not _is_consequence(details, errors)]
     problems = {_problem(one, tree, path): None for one in _without_wrong_branches(found)}
     return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.bundles_for_tests import bundle_archive, bundle_folder
-from upwell.edge.bundle.bundle import BundleRefused, Refusal, sizes_in
+from upwell.edge.bundle.bundle import MANIFEST_NAME, BundleRefused, Refusal, sizes_in
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.edge.bundle.source_address import check_source, names_folder
 from upwell.edge.updates.sources import folder_source
@@ -131,14 +131,27 @@ def test_what_is_no_bundle_is_passed_over_and_said_once(tmp_path: Path, caplog: 
     whole = bundle_archive(tmp_path / "whole.bundle.tar", 1).read_bytes()
     (tmp_path / "short.bundle.tar").write_bytes(whole[:600])
     (tmp_path / "noise.bundle.tar").write_bytes(b"noise" * 1000)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / MANIFEST_NAME).write_text('{"version": "two"}')
+    with tarfile.open(tmp_path / "gnu.bundle.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        archive.add(tmp_path / "folder" / MANIFEST_NAME, MANIFEST_NAME)
+    (tmp_path / "bare.bundle.tar").write_bytes(bytes(1024))
     (tmp_path / "notes.txt").write_text("no bundle")
     (tmp_path / "plain").mkdir()
     source = open_source(str(tmp_path))
     for _ in range(2):
         assert offer_of(source).token.startswith("file whole.bundle.tar")
-    assert sorted(Path(str(record.args[0])).name for record in caplog.records if isinstance(record.args, tuple)) == [
-        "noise.bundle.tar", "short.bundle.tar",
-    ]  # fmt: skip
+    no_tar = "not a tar file of POSIX (ustar); expected a plain tar file as `upwell model pack` writes it"
+    assert [record.getMessage().removeprefix(f"{tmp_path}{os.sep}") for record in caplog.records] == [
+        f"{name}: skipped, its manifest cannot be read: {why}"
+        for name, why in {
+            "bare.bundle.tar": "it holds no manifest.json",
+            "folder": "expected JSON with a whole `version` of 1 or more",
+            "gnu.bundle.tar": no_tar,
+            "noise.bundle.tar": no_tar,
+            "short.bundle.tar": "it holds no manifest.json",
+        }.items()
+    ]
 
 
 def test_an_extension_of_any_size_takes_no_memory_and_hides_no_other_archive(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ class FolderSource:
         self._is_closed = True
 
     def _candidates(self) -> list[_Candidate]:
-        found, skipped = [], {}
+        found: list[_Candidate] = []
+        skipped: dict[str, Exception] = {}
         try:
             paths = sorted(self._folder.iterdir())
         except OSError as error:
@@ -90,8 +91,8 @@ class FolderSource:
                 continue
             if candidate is not None:
                 found.append(candidate)
-        for name in skipped.keys() - self._skipped:  # logged once for each
-            _log.warning("%s: skipped, its manifest cannot be read", self._folder / name)
+        for name in sorted(skipped.keys() - self._skipped):  # logged once for each
+            _log.warning("%s: skipped, its manifest cannot be read: %s", self._folder / name, _why(skipped[name]))
         self._skipped = frozenset(skipped)
         return found
 
@@ -166,13 +167,24 @@ def _version_in(path: Path) -> int:
     """
     with path.open("rb") as file:
         for _ in range(MAX_ENTRIES):
-            header = checked_header(path, file.read(tarfile.BLOCKSIZE))
+            block = file.read(tarfile.BLOCKSIZE)
+            if not any(block):  # the end of the archive, or of the file
+                break
+            header = checked_header(path, block)
             if header.size > MAX_BYTES:
                 break
             if header.name == MANIFEST_NAME and header.isreg() and header.size <= MAX_MANIFEST_BYTES:
                 return _version(file.read(header.size))
             file.seek(header.size + -header.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
-    raise ValueError("no manifest")
+    raise ValueError(f"it holds no {MANIFEST_NAME}")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return "expected JSON with a whole `version` of 1 or more"
+    if isinstance(error, BundleRefused):
+        return error.problems[0].message
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def _version(manifest: bytes) -> int:
