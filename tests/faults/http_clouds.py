@@ -162,11 +162,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(status, json.dumps({"error": str(error)}).encode(), ("Upwell-Status", error.code.name))
             return
         try:
-            message, raws = write_infer_response(converters.parse_infer_response(data), RequestedOutput(True, {}))
+            pieces, raws = write_infer_response(converters.parse_infer_response(data), RequestedOutput(True, {}))
         except InvalidRequest:
             self._reply(200, data)
             return
-        written = json.dumps(message).encode()
+        written = b"".join(pieces)
         self._reply(200, b"".join([written, *raws]), ("Inference-Header-Content-Length", str(len(written))))
 
     def _reply(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,8 +26,11 @@ from tests.integration.oip_http.harness import (
     read_answer,
     status_of,
 )
+from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import Connections
+from upwell.shared.oip.http import json_tensors
+from upwell.shared.oip.http.replies import write_json
 from upwell.shared.oip.http.server import connection as http_connection
 from upwell.shared.oip.http.server import request_bodies, routes
 from upwell.shared.oip.http.server import server as http_server
@@ -124,6 +128,29 @@ def test_a_large_body_is_refused_before_it_is_sent(shared_server: RunningHttpSer
     answer = ask(shared_server, "POST", INFER, body)
     assert (answer.status, answer.headers["Connection"]) == (413, "close")
     assert "at most 1048576" in answer.value["error"]
+
+
+class Verbose(FakeDataplane):
+    """Answers with more numbers than a message may hold."""
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        return InferResponse(request.model, {"y": np.zeros(1 << 19, np.float32)}, "1", request.id)
+
+
+def test_json_is_written_no_further_than_the_largest_answer(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = 0
+
+    def counted(value: object) -> bytes:
+        nonlocal written
+        written += len(value) if isinstance(value, list) else 0
+        return write_json(value)
+
+    monkeypatch.setattr(json_tensors, "write_json", counted)
+    address = serve(dataplane=Verbose(), connections=Connections(max_message_bytes=1 << 20))
+    answer = ask(address, "POST", INFER, BODY)
+    assert (answer.status, answer.headers["Upwell-Status"]) == (413, "RESOURCE_EXHAUSTED")
+    assert b"1048576 bytes, the most that are sent; binary data (`binary_data_output`) takes fewer" in answer.body
+    assert written < 1 << 19
 
 
 def test_large_bodies_at_once_are_bounded_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

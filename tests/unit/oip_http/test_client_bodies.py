@@ -58,8 +58,8 @@ def test_a_parameter_that_json_does_not_have_is_refused(value: float) -> None:
 def test_an_answer_is_read_as_it_was_meant(binary: bool) -> None:
     tensors = {name: array for name, array in TENSORS.items() if binary or name != "nan"}
     response = InferResponse("m", tensors, "3", "a", {"upwell.route": "cloud", "lost": math.inf})
-    message, raws = write_infer_response(response, RequestedOutput(binary, {}))
-    head = json.dumps(message).encode()
+    pieces, raws = write_infer_response(response, RequestedOutput(binary, {}))
+    head = b"".join(pieces)
     found = parse_infer_response(b"".join([head, *raws]), len(head))
     assert (found.model, found.version, found.id) == ("m", "3", "a")
     assert found.parameters == {"upwell.route": "cloud"}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.http.json_tensors import decode_json, encode_json
+from upwell.shared.oip.http.json_tensors import decode_json, encode_json, write_values
 from upwell.shared.tensors import DTYPES, Array
 
 
@@ -103,3 +105,24 @@ def test_base64_is_read_strictly() -> None:
 def test_an_empty_tensor_is_an_empty_list() -> None:
     assert decode("FP32", (0, 5), []).shape == (0, 5)
     assert decode("FP32", (2, 0), [[], []]).shape == (2, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8192, 8193, 20_000])
+@pytest.mark.parametrize("kind", ["f", "i", "O"])
+def test_text_in_pieces_is_the_text_of_the_whole(size: int, kind: str) -> None:
+    array = np.arange(size).astype(kind) if kind != "O" else np.array([b"%d" % one for one in range(size)], object)
+    datatype, pieces, is_base64 = write_values(array)
+    texts = list(pieces)
+    assert (datatype, json.loads(b"[" + b"".join(texts) + b"]"), is_base64) == encode_json(array)
+    assert len(texts) == -(-size // 8192)  # other threads run between two
+
+
+def test_what_is_not_asked_for_is_not_written() -> None:
+    array = np.zeros(1 << 22, np.float32)
+    tracemalloc.start()
+    try:
+        _, pieces, _ = write_values(array)
+        next(pieces)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()

@@ -30,6 +30,16 @@ def test_rows_are_counted() -> None:
     assert PICTURES.check_inputs({"image": np.zeros((1, 9, 7, 3), np.uint8)}) == 1
 
 
+@pytest.mark.parametrize("shape", [(1 << 31, 0), (1, 0, 1 << 31), (1 << 18, 2, 0)])
+def test_an_input_without_elements_has_no_millions_of_rows(shape: tuple[int, ...]) -> None:
+    spec = TensorSpec("x", "FP32", (-1,) * len(shape))
+    free = Signature((LogicalInput("x", "tensor", spec),), (), has_rows=True)
+    with pytest.raises(InvalidRequest, match="no elements, and its other dimensions multiply to"):
+        free.check_inputs({"x": np.zeros(shape, np.float32)})
+    fine = tuple(min(size, 8) for size in shape)
+    assert free.check_inputs({"x": np.zeros(fine, np.float32)}) == fine[0]
+
+
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [

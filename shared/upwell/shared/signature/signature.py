@@ -24,6 +24,10 @@ OutputKind = Literal["probabilities", "logits", "detections", "masks", "segments
 BYTES_LENGTH_BYTES = 4
 """Size of the length prefix of each BYTES element in OIP's raw form (bytes)."""
 
+MAX_HOLLOW_EXTENT = 1 << 18
+"""Maximum product of the other dimensions of an input with an empty one, which costs its caller no bytes: a model may
+make an output for each of its rows."""
+
 
 @dataclass(frozen=True)
 class UplinkEncoding:
@@ -121,6 +125,8 @@ class Signature:
                 raise InvalidRequest(f"input {check.name!r} is missing; expected {_described(check)}")
             if not _fits(array, check):
                 raise InvalidRequest(f"input {check.name!r}: expected {_described(check)}, got {_shown(array)}")
+            if check.sizes is None and not array.size:
+                _refuse_hollow(check.name, array.shape)
             if self.has_rows:
                 here = array.shape[0]
                 if here != rows and (rows != -1 or here == 0):
@@ -225,6 +231,15 @@ def _check(spec: TensorSpec, has_rows: bool, image: bool) -> _Check:
     varies = image or spec.datatype == "BYTES" or len(fixed) < len(spec.shape) - first
     sizes = None if varies else spec.shape[first:]
     return _Check(spec.name, numpy_dtype(spec.datatype), len(spec.shape), fixed, first, sizes, image, spec)
+
+
+def _refuse_hollow(name: str, shape: tuple[int, ...]) -> None:
+    extent = math.prod(size for size in shape if size)
+    if extent > MAX_HOLLOW_EXTENT:
+        raise InvalidRequest(
+            f"input {name!r} of shape {list(shape)} has no elements, and its other dimensions multiply to {extent}; at "
+            f"most {MAX_HOLLOW_EXTENT} is allowed"
+        )
 
 
 def _fits(array: Any, check: _Check) -> bool:

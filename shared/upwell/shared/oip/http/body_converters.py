@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from upwell.shared.errors import InvalidRequest
@@ -25,7 +26,8 @@ from upwell.shared.oip.codec.tensor_contents import (
 )
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.oip.grpc.server.servicer import TIMEOUT, timeout_s
-from upwell.shared.oip.http.json_tensors import NamedNumber, decode_json, encode_json, was_too_large
+from upwell.shared.oip.http.json_tensors import NamedNumber, decode_json, was_too_large, write_values
+from upwell.shared.oip.http.replies import write_json
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 MAX_JSON_BYTES = 8 << 20
@@ -279,26 +281,39 @@ def parameters_of(what: str, values: object) -> dict[str, Parameter]:
 
 def write_infer_response(
     response: InferResponse, wanted: RequestedOutput
-) -> tuple[dict[str, Any], list[bytes | memoryview]]:
-    """The JSON object of an answer and the raw contents after it. Raises `InvalidRequest` for what cannot be sent."""
-    outputs: list[dict[str, Any]] = []
+) -> tuple[Iterator[bytes], list[bytes | memoryview]]:
+    """The JSON object of an answer, in pieces that are made one by one, and the raw contents after it.
+
+    Raises `InvalidRequest` for what cannot be sent.
+    """
+    outputs: list[tuple[dict[str, Any], Iterator[bytes]]] = []
     raws: list[bytes | memoryview] = []
     for name, array in response.outputs.items():
         output: dict[str, Any] = {"name": name, "shape": list(array.shape)}
+        values: Iterator[bytes] = iter(())
         if wanted.is_binary(name):
             output["datatype"], raw = encode_raw(name, array)
             output["parameters"] = {BINARY_SIZE: len(raw)}
             raws.append(raw)
         else:
-            output["datatype"], output["data"], is_base64 = encode_json(array)
+            output["datatype"], values, is_base64 = write_values(array)
             if is_base64:
                 output["parameters"] = {"content_type": _BASE64}
-        outputs.append(output)
+            values = chain((b',"data":[',), values, (b"]",))
+        outputs.append((output, values))
     message: dict[str, Any] = {"model_name": response.model, "model_version": response.version, "id": response.id}
     if response.parameters:
         message["parameters"] = {key: _finite(value) for key, value in response.parameters.items()}
-    message["outputs"] = outputs
-    return message, raws
+    return _written(message, outputs), raws
+
+
+def _written(message: dict[str, Any], outputs: Sequence[tuple[dict[str, Any], Iterator[bytes]]]) -> Iterator[bytes]:
+    yield write_json(message)[:-1] + b',"outputs":['
+    for index, (output, values) in enumerate(outputs):
+        yield (b"," if index else b"") + write_json(output)[:-1]
+        yield from values
+        yield b"}"
+    yield b"]}"
 
 
 def _finite(value: Parameter) -> Parameter | None:

@@ -10,15 +10,19 @@ import base64
 import binascii
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec.tensor_contents import count_elements
+from upwell.shared.oip.http.replies import write_json
 from upwell.shared.tensors import DTYPES, Array, oip_datatype
 
 _INTEGER_KINDS = "iu"
+_PIECE = 8192
+"""Number of values written at once, which takes some milliseconds."""
 
 
 class NamedNumber(float):
@@ -126,6 +130,22 @@ def encode_json(array: Array) -> tuple[str, list[Any], bool]:
     if not finite.all():
         values = [value if fine else None for value, fine in zip(values, finite.tolist(), strict=True)]
     return datatype, values, False
+
+
+def write_values(array: Array) -> tuple[str, Iterator[bytes], bool]:
+    """As `encode_json`, but the values are text, without the list's brackets, in pieces that are made one by one.
+
+    So an answer that turns out too large costs no more than one that may be sent, and other threads run between two
+    pieces: the encoder does not let go of the interpreter's lock.
+    """
+    if array.dtype.hasobject:
+        datatype, values, is_base64 = encode_json(array)
+        pieces = (values[start : start + _PIECE] for start in range(0, len(values), _PIECE))
+    else:
+        datatype, is_base64, flat = oip_datatype(array.dtype), False, array.ravel()
+        pieces = (encode_json(flat[start : start + _PIECE])[1] for start in range(0, flat.size, _PIECE))
+    texts = (write_json(piece)[1:-1] for piece in pieces)
+    return datatype, (b"," + text if index else text for index, text in enumerate(texts)), is_base64
 
 
 def _texts(array: Array) -> tuple[list[Any], bool]:

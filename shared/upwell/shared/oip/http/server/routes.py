@@ -32,7 +32,7 @@ from upwell.shared.oip.http.body_converters import (
     write_model_metadata,
     write_server_metadata,
 )
-from upwell.shared.oip.http.replies import BINARY, STATUS_HEADER, Rejected, Reply, error_reply, json_reply, write_json
+from upwell.shared.oip.http.replies import BINARY, JSON, STATUS_HEADER, Rejected, Reply, error_reply, json_reply
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.request import (
     HEAD_LENGTH_HEADER,
@@ -52,6 +52,7 @@ from upwell.shared.oip.http.server.request import (
     with_tags,
 )
 from upwell.shared.oip.http.server.request_bodies import Memory, Share, accepted, encoding_of, packed, unpacked
+from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.telemetry.log_context import note_request, request_id
 
 BODIES_IN_MEMORY = 8
@@ -66,6 +67,11 @@ _JSON_EXPANSION = 20
 LIVE = ("v2", "health", "live")
 READY = ("v2", "health", "ready")
 """With `LIVE`, the routes that probes may call without a token; they reveal nothing about models."""
+
+_LARGE_JSON_BYTES = 256 << 10
+"""Size of an answer's JSON from which other calls go on meanwhile (bytes)."""
+
+_SMALLER = "binary data (`binary_data_output`) takes fewer"
 
 _MAX_TOKEN_CHARACTERS = 4096
 
@@ -268,10 +274,7 @@ class Application:
         with self._call(http_request, http_request.arrived_s + wait_s, asked.client) as call:
             note_request(request.id, asked.client, model, call.traceparent)
             response = infer_classified(self._dataplane, request, call)
-        reply = _infer_reply(response, read.wanted, with_facts=raw)
-        if reply.size_bytes > self._max_bytes:
-            raise _too_large("answer", reply.size_bytes, f"{self._max_bytes} are sent")
-        return reply
+        return _infer_reply(response, read.wanted, self._max_bytes, with_facts=raw)
 
     def _read_raw(self, http_request: HttpRequest, body: memoryview, model: str, version: str) -> ReadRequest:
         headers = http_request.headers
@@ -302,11 +305,10 @@ class Application:
 def check_size(size_bytes: int, max_bytes: int) -> None:
     """Raise `Rejected` (413) for a body of more than `max_bytes`."""
     if size_bytes > max_bytes:
-        raise _too_large("body", size_bytes, f"{max_bytes} are read")
+        raise _too_large(f"the body takes {size_bytes} bytes; at most {max_bytes} are read")
 
 
-def _too_large(what: str, size_bytes: int, most: str) -> Rejected:
-    text = f"the {what} takes {size_bytes} bytes; at most {most}"
+def _too_large(text: str) -> Rejected:
     return Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, ((STATUS_HEADER, "RESOURCE_EXHAUSTED"),))
 
 
@@ -351,15 +353,24 @@ def _ready_reply(ready: bool) -> Reply:
     return json_reply({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, headers)
 
 
-def _infer_reply(response: InferResponse, wanted: RequestedOutput, *, with_facts: bool) -> Reply:
+def _infer_reply(response: InferResponse, wanted: RequestedOutput, max_bytes: int, *, with_facts: bool) -> Reply:
     try:
-        message, raws = write_infer_response(response, wanted)
+        pieces, raws = write_infer_response(response, wanted)
     except UpwellError as error:
         # The protocol cannot carry what the model made, which is not the caller's fault.
         raise RuntimeError("the answer cannot be written") from error
+    size_bytes = sum(map(len, raws))
+    if size_bytes > max_bytes:
+        raise _too_large(f"the answer takes {size_bytes} bytes; at most {max_bytes} are sent")
+    head = bytearray()
+    for piece in pieces:
+        head += piece
+        if len(head) > _LARGE_JSON_BYTES:
+            yield_permit()
+        if size_bytes + len(head) > max_bytes:
+            raise _too_large(f"the answer takes more than {max_bytes} bytes, the most that are sent; {_SMALLER}")
     facts = fact_headers(response.parameters) if with_facts else []
     if not raws:
-        return json_reply(message, headers=facts)
-    head = write_json(message)
+        return Reply(HTTPStatus.OK, (("Content-Type", JSON), *facts), (bytes(head),))
     headers = (("Content-Type", BINARY), ("Inference-Header-Content-Length", str(len(head))), *facts)
-    return Reply(HTTPStatus.OK, headers, (head, *raws))
+    return Reply(HTTPStatus.OK, headers, (bytes(head), *raws))
