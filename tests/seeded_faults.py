@@ -24,7 +24,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     ),
     "router": (
         f"{UNIT}/routing",
-        *(f"{PROPERTY}/test_{name}.py" for name in ("routing", "fast_path", "dropped_denies")),
+        *(f"{PROPERTY}/test_{name}.py" for name in ("routing", "edge_shortcut", "dropped_denies")),
     ),
     "codec": (
         *(f"{UNIT}/oip/test_{name}.py" for name in ("converters", "wire", "tensor_contents", "message_cache")),
@@ -34,7 +34,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "batching": (
         *(
             f"{UNIT}/cloud/test_{name}.py"
-            for name in ("batch_choice", "fair_shares", "run_times", "model_queue", "buckets", "batcher")
+            for name in ("batch_choice", "fair_shares", "run_times", "priority_queue", "buckets", "batcher")
         ),
         *(f"{UNIT}/cloud/test_{name}.py" for name in ("batches_filled_up", "batching_simulated", "cloud_service")),
         f"{PROPERTY}/test_buckets.py",
@@ -170,7 +170,7 @@ FAULTS: Sequence[Fault] = (
             "settings.energy.inference_j * (1.0 - share)",
         ),
         ("decide/offload.py", "state.backoff_until[times_key] - case.now_s", "state.backoff_until[times_key]"),
-        ("decide/fast_path.py", "            or signals.split_routes\n", ""),
+        ("decide/edge_shortcut.py", "            or signals.split_routes\n", ""),
         (
             "decide/state_updates.py",
             "server_s = min(answer.server_s or 0.0, answer.total_s)",
@@ -255,18 +255,18 @@ FAULTS: Sequence[Fault] = (
         "batching",
         "cloud/upwell/cloud/batching",
         (
-            "model_queue.py",
+            "priority_queue.py",
             "return 0 if now_s - queued.arrived_s >= PATIENCE_S else queued.priority",
             "return queued.priority",
         ),
         (
-            "model_queue.py",
+            "priority_queue.py",
             "self._clients[crowd] < self._clients[client] + 2",
             "self._clients[crowd] < self._clients[client] + 1",
         ),
-        ("model_queue.py", "min(queued.deadline_s, queued.arrived_s + PATIENCE_S)", "queued.deadline_s"),
-        ("model_queue.py", "runs = -(-rows // largest)", "runs = rows // largest"),
-        ("model_queue.py", "if left_s < wait_s + needed_s + ", "if left_s < needed_s + "),
+        ("priority_queue.py", "min(queued.deadline_s, queued.arrived_s + PATIENCE_S)", "queued.deadline_s"),
+        ("priority_queue.py", "runs = -(-rows // largest)", "runs = rows // largest"),
+        ("priority_queue.py", "if left_s < wait_s + needed_s + ", "if left_s < needed_s + "),
         ("batch_choice.py", "if one.rows <= lost and", "if one.rows < lost and"),
         ("batch_choice.py", "if rate > best_rate and batch[:must] == mates[:must]:", "if rate > best_rate:"),
         ("batch_choice.py", "if one.group == group", "if one.rank"),
@@ -275,20 +275,20 @@ FAULTS: Sequence[Fault] = (
         ("batcher.py", "queued.error = self._hopeless(queued, queued.rows)", "queued.error = None"),
         ("batcher.py", "        check_rows(outputs, size)\n", ""),
         ("device_scheduler.py", "hopeless(call, 1, now_s, start_s)", "hopeless(call, 1, now_s, now_s)"),
-        ("model_queue.py", "return value or DEFAULT_PRIORITY", "return value"),
-        ("model_queue.py", "        if left_s <= 0:\n", "        if left_s < 0:\n"),
-        ("model_queue.py", "        wake([queued])\n", ""),
+        ("priority_queue.py", "return value or DEFAULT_PRIORITY", "return value"),
+        ("priority_queue.py", "        if left_s <= 0:\n", "        if left_s < 0:\n"),
+        ("priority_queue.py", "        wake([queued])\n", ""),
         (
-            "model_queue.py",
+            "priority_queue.py",
             "        if not self._clients[client]:\n            self._shares.join(client)\n",
             "        self._shares.join(client)\n",
         ),
         (
-            "model_queue.py",
+            "priority_queue.py",
             "batch, self._waiting = self._waiting, []\n            self._forget(batch)",
             "batch, self._waiting = self._waiting, []",
         ),
-        ("model_queue.py", "runs * run_s / self.instances", "runs * run_s"),
+        ("priority_queue.py", "runs * run_s / self.instances", "runs * run_s"),
     ),
     *_of(
         "spool",
@@ -359,7 +359,7 @@ FAULTS: Sequence[Fault] = (
         ("bundle.py", "before = seen.get(prefix.lower())", "before = seen.get(prefix)"),
         ("bundle.py", "if len(data) > most_bytes:", "if len(data) > most_bytes + 1:"),
         ("output_comparison.py", "if overlap >= MIN_IOU:", "if overlap > 0.0:"),
-        ("calibrations.py", "if len({one.key() for one in found}) < len(found):", "if not found:"),
+        ("bundle_calibrations.py", "if len({one.key() for one in found}) < len(found):", "if not found:"),
         ("source_address.py", "if user is not None:", "if user:"),
         ("open_bundle.py", "for path in {*signed.digests, *digests}", "for path in digests"),
         (
@@ -402,12 +402,16 @@ FAULTS: Sequence[Fault] = (
         ("sources/partial_archive.py", "        os.fsync(self._file.fileno())\n", ""),
         ("sources/web_source.py", 'sent.pop("Authorization", None)', "pass"),
         ("sources/folder_source.py", "file.seek(archive.size_bytes)", "file.seek(0)"),
-        ("rollback.py", "if target.version < store.state.floor and", "if target.version <= store.state.floor and"),
-        ("version_comparison.py", " or self._asked >= MOST_AUDITS", ""),
+        (
+            "model_versions/rollback_by_hand.py",
+            "if target.version < store.state.floor and",
+            "if target.version <= store.state.floor and",
+        ),
+        ("model_versions/version_comparison.py", " or self._asked >= MOST_AUDITS", ""),
     ),
     *_of(
         "release",
-        "edge/upwell/edge/release",
+        "edge/upwell/edge/updates/releases",
         ("tuf_client.py", "            target.verify_length_and_hashes(data)\n", "            pass\n"),
         (
             "tuf_client.py",

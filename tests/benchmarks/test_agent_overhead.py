@@ -70,12 +70,12 @@ def test_a_request_on_the_edge_route_beside_the_bare_run(tmp_path: Path, capsys:
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     bare = OnnxRuntime(model, RuntimeOptions(threads=1))
     with Agent.from_config(config) as agent, Agent.from_config(config) as plain:
-        plain.core.router._router._fast_path = {}  # what `FastPath` buys, which repeats what `before_edge` decides
+        plain.core.router._router._edge_shortcuts = {}  # what `EdgeShortcut` buys: it repeats `before_edge`
         calls: dict[str, Callable[[], object]] = {
             "session.run": lambda: session.run(None, inputs),
             "OnnxRuntime.run": lambda: bare.run(inputs),
             "Agent.infer": lambda: agent.infer("m", inputs),
-            "Agent.infer without the router's fast path": lambda: plain.infer("m", inputs),
+            "Agent.infer without the shortcut of the router": lambda: plain.infer("m", inputs),
         }
         for call in calls.values():
             for _ in range(WARM_UP):

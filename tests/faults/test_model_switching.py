@@ -18,11 +18,11 @@ from tests.unit.edge.agents import MODEL, SURE, edge_model, rows_of
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.model_loader import Loader
-from upwell.edge.models.version_trial import MIN_FAILURES
+from upwell.edge.models.trial_and_rollback import MIN_FAILURES
 from upwell.edge.request.answer import Answer
 from upwell.edge.server.agent_assembly import warm_up
 from upwell.edge.server.agent_core import AgentCore
-from upwell.edge.updates.model_switching import ModelSwitching
+from upwell.edge.updates.model_versions.model_switching import ModelSwitching
 from upwell.shared.platform.process import resident_bytes
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array

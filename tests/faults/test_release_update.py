@@ -21,10 +21,16 @@ from tests.integration.agent.versions import Publisher
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
 from upwell.edge.bundle.open_bundle import NO_TRUST
-from upwell.edge.release import release_source, repository_transport
-from upwell.edge.release.release_config import DeviceFloor, ReleaseSection
-from upwell.edge.release.release_source import NO_CLOCK, FleetChoice, KeptFleetChoice, ReleaseFollower, ReleaseSource
-from upwell.edge.release.signed_document import parse_document
+from upwell.edge.updates.releases import release_source, repository_transport
+from upwell.edge.updates.releases.release_config import DeviceFloor, ReleaseSection
+from upwell.edge.updates.releases.release_source import (
+    NO_CLOCK,
+    FleetChoice,
+    KeptFleetChoice,
+    ReleaseFollower,
+    ReleaseSource,
+)
+from upwell.edge.updates.releases.signed_document import parse_document
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.open_source import open_source
 from upwell.edge.updates.update_follower import UpdatePoller

@@ -19,7 +19,7 @@ from tests.faults.clouds import ScriptedCloud, good, status
 from tests.faults.oracles import cloud_scores, pictures
 from tests.faults.programs import Program
 from tests.faults.scene import HARD_ALWAYS, until, write_agent
-from upwell.edge.spool.spool_case import SPOOL_ID
+from upwell.edge.spool.spooled_request import SPOOL_ID
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, PendingInfer, RemoteError
 

@@ -22,7 +22,7 @@ CHILD = """
 import json, resource, sys, time
 from pathlib import Path
 from tests.integration.spool.harness import ALLOWED, case
-from upwell.edge.spool.spool_case import SpoolLimits
+from upwell.edge.spool.spooled_request import SpoolLimits
 from upwell.edge.spool.spool_drainer import CaseSender
 from upwell.edge.spool.spool import Spool
 

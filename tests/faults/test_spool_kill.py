@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.spool.harness import Cloud
-from upwell.edge.spool.spool_case import SPOOL_ID
+from upwell.edge.spool.spooled_request import SPOOL_ID
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.grpc.server.server import start_server
 

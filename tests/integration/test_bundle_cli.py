@@ -17,7 +17,7 @@ import pytest
 from tests.page_reader import Reader, blocks
 from tests.unit import models_for_tests as onnx_models
 from tests.unit.edge.bundle.bundles import keys, passphrase
-from upwell.edge.bundle.calibrations import load_calibrations
+from upwell.edge.bundle.bundle_calibrations import load_calibrations
 from upwell.edge.bundle.golden import read_golden
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.shared.formats.model_digest import model_digest

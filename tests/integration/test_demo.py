@@ -25,7 +25,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Plan, Reason, Route
-from upwell.tools.demo.case_runs import DemoOutcome, DemoRun, summarize, sweep
+from upwell.tools.demo.demo_requests import DemoOutcome, DemoRun, summarize, sweep
 from upwell.tools.demo.demonstration import CloudProcess, ServiceNotStarted
 from upwell.tools.demo.digit_data import DIGITS, PAGES, DemoCase, demo_cases
 from upwell.tools.demo.output_folder import POLICY, DemoFolder

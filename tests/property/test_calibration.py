@@ -12,7 +12,7 @@ from tests.examples import examples
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, upper_bound
 from upwell.shared.routing.calibration.pair_calibration import by_model_pair
 from upwell.shared.routing.calibration.threshold_choice import CannotCalibrate, Sample, cut_for_risk, cut_for_share
-from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditTally
 from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.hardness import Measure, is_hard
 from upwell.shared.routing.log_line import LogLine

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from tests.pipelines_run import MadeSource
 from tests.source_trees import trees
 from upwell.cloud.config import CloudConfig
-from upwell.edge.bundle.calibrations import CalibrationsFile
+from upwell.edge.bundle.bundle_calibrations import CalibrationsFile
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.edge_model import LoadReport, ModelHealth
 from upwell.edge.observe.agent_metrics import AgentMetrics
@@ -34,7 +34,7 @@ from upwell.pipelines.run.frame_loop import REASONS, FrameLoop
 from upwell.pipelines.run.pipeline_runner import pipeline_families, sink_families
 from upwell.pipelines.sinks.base import JsonlSettings
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_journal import OutboxLimits
+from upwell.pipelines.sinks.outbox_database import OutboxLimits
 from upwell.pipelines.sinks.sink_opening import open_sinks
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.yaml import load_yaml
@@ -43,7 +43,7 @@ from upwell.shared.oip.auth.bearer_tokens import TokensConfig
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing import reasons
 from upwell.shared.routing.decide.router_state import RouterState
-from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditTally
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.estimators.deadline_reserve import reserve_s
 from upwell.shared.routing.estimators.link_estimate import fade

@@ -162,7 +162,7 @@ NEEDS_AN_EXTRA = {
     },
     "upwell.tools.export.torch_to_jax": {"jax", "torch", "torchax"},
     "upwell.tools.export.torch_network": {"ml_dtypes", "torch"},
-    "upwell.cloud.engines.torch.engine": {"torch"},
+    "upwell.cloud.engines.torch.torch_engine": {"torch"},
     "upwell.cloud.engines.torch.demo": {"torch"},
     "upwell.cloud.engines.torch.networks": {"torch"},
     "upwell.cloud.engines.torch.network_calls": {"torch"},
@@ -170,12 +170,12 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.export.cli": {"safetensors"},
     "upwell.cloud.ray.serve": {"ray"},
     "upwell.edge.bundle.signing_keys": {"cryptography"},
-    "upwell.edge.cases.case_delivery": {"cryptography"},
+    "upwell.edge.case_collection.case_delivery": {"cryptography"},
     "upwell.tools.doctor_cli": {"cryptography"},
     "upwell.tools.cases.case_exports": {"pyarrow"},
     "upwell.tools.demo.demo_plot": {"matplotlib"},
-    "upwell.edge.release.repository_transport": {"requests"},
-    "upwell.edge.release.tuf_client": {"tuf"},
+    "upwell.edge.updates.releases.repository_transport": {"requests"},
+    "upwell.edge.updates.releases.tuf_client": {"tuf"},
     "upwell.tools.release.repository_editor": {"securesystemslib", "tuf"},
     "upwell.edge.updates.sources.oci_source": {"oras", "requests"},
     "upwell.edge.updates.sources.web_source": {"requests", "urllib3"},
@@ -210,7 +210,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.wheelhouse.cli": {"packaging"},
     "upwell.edge.fleet.device_identity": {"cryptography"},
     "upwell.fleet.api.rest_endpoint": {"starlette"},
-    "upwell.fleet.case_intake": {"starlette"},
+    "upwell.fleet.uploaded_cases": {"starlette"},
     "upwell.fleet.dashboard.pages": {"jinja2", "sqlalchemy", "starlette"},
     "upwell.fleet.enrolment.certificate_authority": {"cryptography"},
     "upwell.fleet.enrolment.enrolment": {"sqlalchemy"},
@@ -236,8 +236,8 @@ NEEDS_AN_EXTRA = {
 """The modules that name a package of an extra, and which."""
 
 IMPORTED_LATER = {
-    "upwell.edge.cases.case_delivery",
-    "upwell.edge.release.repository_transport",
+    "upwell.edge.case_collection.case_delivery",
+    "upwell.edge.updates.releases.repository_transport",
     "upwell.tools.cases.case_exports",
     "upwell.tools.doctor_cli",
     "upwell.tools.export.cli",
@@ -540,10 +540,10 @@ def test_what_a_bundle_names_is_opened_in_one_place() -> None:
     """A plain `open` follows any link and waits at a pipe; `open_plain` and `load_description` do neither."""
     readers = ("edge/bundle", "edge/models", "edge/runtimes", "cloud/engines", "cloud/repository")
     own = {  # what the device keeps itself, and the libraries and keys that its operator names
-        "upwell.edge.models.runtime_candidates", "upwell.edge.runtimes.probe",
+        "upwell.edge.models.runtime_candidates", "upwell.edge.runtimes.probe_process",
         "upwell.edge.runtimes.onnx.compiled_cache",
         "upwell.edge.bundle.archive", "upwell.edge.bundle.signing_keys", "upwell.edge.updates.version_state",
-        "upwell.edge.updates.rollback",
+        "upwell.edge.updates.model_versions.rollback_by_hand",
     }  # fmt: skip
     for module in MODULES:
         calls = [node for node in ast.walk(trees()[module]) if isinstance(node, ast.Call)]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # imported when an agent is made, since that takes a second
     from upwell.edge.models.edge_model import ModelHealth
     from upwell.edge.request.answer import Answer
     from upwell.edge.server.agent_core import AgentCore
-    from upwell.edge.spool.spool_case import SpoolResult
+    from upwell.edge.spool.spooled_request import SpoolResult
     from upwell.shared.tensors import Array
 
 _NO_TAGS: Mapping[str, str] = MappingProxyType({})

@@ -16,15 +16,15 @@ from upwell.edge.server.agent_assembly import assemble, serve_metrics
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.server.result_stream import MAX_STREAMS, add_agent_service
-from upwell.edge.spool.spool_case import SpoolResult
-from upwell.shared.oip.auth.client_quotas import limited
+from upwell.edge.spool.spooled_request import SpoolResult
+from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.grpc.server.server import Connections, start_server
 from upwell.shared.oip.grpc.server.triton_extensions import add_introspection_methods, refuse_repository_methods
 from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.server import start_http_server
 from upwell.shared.platform.process import StopSignals, Systemd
 from upwell.shared.telemetry.logs import set_up_logs
-from upwell.shared.telemetry.page_server import Page
+from upwell.shared.telemetry.metrics_page_server import Page
 
 DRAIN_S = 10.0
 SPARE_WORKERS = 4

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from upwell.edge.bundle.bundle import Trust
-from upwell.edge.cases.case_delivery import CasesSection
+from upwell.edge.case_collection.case_delivery import CasesSection
 from upwell.edge.fleet.fleet_config import FleetSection
 from upwell.edge.models.model_config import ModelSection
-from upwell.edge.release.release_config import ReleaseSection
+from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.security import (
     ClientSecurity,

@@ -17,7 +17,7 @@ UpwellError
 ├── CallerLeft          the caller cancelled; nobody reads the answer
 ├── ModelFailed         the model's runtime or engine failed on a valid request
 │   ├── NotFinite         edge.models.edge_model
-│   ├── Flawed            edge.models.version_trial
+│   ├── Flawed            edge.models.trial_and_rollback
 │   └── AcceleratorFailed edge.runtimes.placement
 ├── CloudFailed         the cloud did not give a usable answer and the policy asks for an error
 ├── ConfigError         a file that a person wrote is wrong; carries every problem found
@@ -25,19 +25,19 @@ UpwellError
 │   └── ExtraMissing      cloud.engines.base
 └── of one part alone, and there
     ├── FetchFailed       edge.updates.sources.base: a source of bundles cannot be reached, or lacks what was asked for
-    │   └── NotThere      edge.release.repository_transport
-    ├── CannotGoBack      edge.updates.rollback
+    │   └── NotThere      edge.updates.releases.repository_transport
+    ├── CannotGoBack      edge.updates.model_versions.rollback_by_hand
     ├── EgressForbidden   edge.uplink.cloud_call
     ├── UnknownRequest    edge.observe.flight_recorder
-    ├── SpoolUnavailable  edge.spool.spool_case
-    ├── Later             edge.spool.spool_case
-    ├── CaseAway          edge.cases.case_delivery
-    ├── CaseRefused       edge.cases.case_delivery
+    ├── SpoolUnavailable  edge.spool.spooled_request
+    ├── Later             edge.spool.spooled_request
+    ├── CaseAway          edge.case_collection.case_delivery
+    ├── CaseRefused       edge.case_collection.case_delivery
     ├── CaseLost          tools.cases.case_source
     ├── SourceEnded       pipelines.sources.base
     ├── SinkUnavailable   pipelines.sinks.base
     ├── Poisonous         pipelines.sinks.base
-    ├── OutboxUnavailable pipelines.sinks.outbox_journal
+    ├── OutboxUnavailable pipelines.sinks.outbox_database
     ├── WorkersFailed     cloud.workers.supervisor
     ├── NotFound          fleet.errors
     ├── Conflict          fleet.errors

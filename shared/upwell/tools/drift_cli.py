@@ -22,7 +22,7 @@ from upwell.edge.drift import FILE_NAME, MAX_BYTES, measured
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.request.request import as_arrays
-from upwell.edge.updates.model_start import loaded
+from upwell.edge.updates.model_versions.model_start import loaded
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.files import read_json, write_named

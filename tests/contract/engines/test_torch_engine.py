@@ -17,7 +17,7 @@ from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.safetensors_weights import refuse_misfits
 from upwell.cloud.engines.torch import networks
 from upwell.cloud.engines.torch.demo import LargeNet
-from upwell.cloud.engines.torch.engine import TorchEngine
+from upwell.cloud.engines.torch.torch_engine import TorchEngine
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array
 

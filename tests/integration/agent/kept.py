@@ -24,7 +24,7 @@ from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.server.result_stream import add_agent_service
 from upwell.edge.spool.spool import Spool
-from upwell.edge.spool.spool_case import SPOOL_ID, SpoolResult
+from upwell.edge.spool.spooled_request import SPOOL_ID, SpoolResult
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2
 from upwell.shared.oip.dataplane import InferRequest

@@ -16,7 +16,7 @@ from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_sc
 from tests.faults.scene import until
 from tests.faults.stalling import allowed
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, Kept, Stream, kept_ids, served, spooling_agent
-from upwell.edge.spool.spool_case import SPOOL_ID, Case
+from upwell.edge.spool.spooled_request import SPOOL_ID, Case
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.reasons import Reason
 

@@ -22,10 +22,10 @@ from tests.faults.scene import HARD_ALWAYS, until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, scraped
 from tests.integration.agent.kept import EASY, SPOOLED, STATE, kept_ids, put, spooling_agent
 from tests.unit.models_for_tests import linear
-from upwell.edge.policy import housekeeping
+from upwell.edge.policy import periodic_jobs
 from upwell.edge.server import agent_assembly
 from upwell.edge.server.agent_assembly import embedded_agent
-from upwell.edge.spool.spool_case import SPOOL_ID
+from upwell.edge.spool.spooled_request import SPOOL_ID
 from upwell.shared.errors import CloudFailed, ConfigError
 from upwell.shared.routing.reasons import Reason
 
@@ -159,7 +159,7 @@ def test_a_policy_nested_however_deeply_leaves_the_former_one_in_force(
 def test_a_changed_policy_takes_over_and_a_wrong_one_does_not(
     folder: Path, cloud: ScriptedCloud, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "PERIOD_S", 0.1)
+    monkeypatch.setattr(periodic_jobs, "PERIOD_S", 0.1)
     with spooling_agent(folder, EASY, cloud) as it:
         assert it.ask(0).reason is Reason.EASY
         it.write_policy(HARD_ALWAYS)

@@ -20,7 +20,7 @@ from tests.faults.oracles import edge_scores, margins, pictures
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, Kept, kept_ids, put, spooling_agent
 from tests.unit.edge.test_agent_metrics import read
-from upwell.edge.spool.spool_case import SPOOL_ID
+from upwell.edge.spool.spooled_request import SPOOL_ID
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason

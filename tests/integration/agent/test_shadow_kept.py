@@ -15,9 +15,9 @@ from tests.integration.agent.kept import EASY, spooling_agent
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.model_config import ModelSection
-from upwell.edge.observe import release_shadow
-from upwell.edge.observe.release_shadow import FILE_NAME, ReleaseShadow, ShadowNews
-from upwell.edge.updates.model_start import loaded
+from upwell.edge.observe import shadow_release
+from upwell.edge.observe.shadow_release import FILE_NAME, ReleaseShadow, ShadowNews
+from upwell.edge.updates.model_versions.model_start import loaded
 
 RELEASE = 7
 LIMIT_S = 60.0
@@ -84,7 +84,7 @@ def test_a_request_is_answered_without_a_thread_for_the_shadow_release_which_run
     with spooling_agent(tmp_path, EASY, None) as it:
         it.agent.shadow.begin(RELEASE, {"digits": beside})
         with monkeypatch.context() as patch:
-            patch.setattr(release_shadow, "threading", SimpleNamespace(Thread=fail))
+            patch.setattr(shadow_release, "threading", SimpleNamespace(Thread=fail))
             assert it.agent.infer("digits", {"image": picture(0)}).outputs["scores"].shape == (1, 10)
         assert "running the shadow release failed" in caplog.text
 

@@ -12,8 +12,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase, answer_bytes, request_bytes
-from upwell.edge.cases.case_store import FILE_NAME, CaseStore
+from upwell.edge.case_collection.case_database import FILE_NAME, CaseStore
+from upwell.edge.case_collection.collected_case import (
+    CaseFacts,
+    CaseSignature,
+    CollectedCase,
+    answer_bytes,
+    request_bytes,
+)
 from upwell.shared.routing.case_selection import Why
 from upwell.shared.routing.policy.settings import CollectSettings
 from upwell.shared.tensors import Array

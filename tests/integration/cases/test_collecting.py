@@ -17,12 +17,12 @@ from tests.faults.oracles import cloud_scores, edge_scores, margins, picture, pi
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, spooling_agent
 from tests.integration.cases.made_cases import Made, encoded, keep
-from upwell.edge.cases.case import CollectedCase
-from upwell.edge.cases.case_delivery import pack
-from upwell.edge.cases.case_store import FILE_NAME, CaseStore
+from upwell.edge.case_collection.case_database import FILE_NAME, CaseStore
+from upwell.edge.case_collection.case_delivery import pack
+from upwell.edge.case_collection.collected_case import CollectedCase
 from upwell.edge.spool.open_database import open_database, opened
 from upwell.pipelines.run.event_publisher import AMENDMENTS_NAME, _open
-from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME, SCHEMA
+from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.routing.policy.settings import CollectSettings
 from upwell.tools.cases import case_source

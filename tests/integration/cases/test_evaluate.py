@@ -18,7 +18,7 @@ from tests.faults.releases_for_tests import Releases
 from tests.integration.cases.made_cases import Made, boxes, encoded, keep
 from upwell.edge.bundle.bundle import MANIFEST_NAME, entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
-from upwell.edge.cases.case import CaseSignature
+from upwell.edge.case_collection.collected_case import CaseSignature
 from upwell.shared.errors import ConfigError
 from upwell.tools.cases.case_labels import Label, write_labels
 from upwell.tools.cli import build_app

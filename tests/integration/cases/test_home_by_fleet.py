@@ -25,12 +25,12 @@ from tests.faults.scene import until
 from tests.fleet_service import FakeDevice, Service, service
 from tests.integration.agent.kept import EASY
 from tests.s3_server import KEY_ID, REGION, SECRET, ObjectStorage, object_storage
-from upwell.edge.cases.case_delivery import CaseAway, CaseRefused, CasesSection, unpack
-from upwell.edge.fleet import case_homes
-from upwell.edge.fleet.case_homes import FleetHome, StorageHome
+from upwell.edge.case_collection.case_delivery import CaseAway, CaseRefused, CasesSection, unpack
+from upwell.edge.fleet import case_upload
+from upwell.edge.fleet.case_upload import FleetHome, StorageHome
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
-from upwell.fleet.case_intake import Credentials, ObjectRequest, read_credentials, sign_url
+from upwell.fleet.uploaded_cases import Credentials, ObjectRequest, read_credentials, sign_url
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.http.client.exchange import HttpsCaller
@@ -292,7 +292,7 @@ def test_storage_that_misbehaves_costs_a_later_try(
     tmp_path: Path, answer: Answer, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if answer is hang:
-        monkeypatch.setattr(case_homes, "case_upload_s", lambda _: 0.5)
+        monkeypatch.setattr(case_upload, "case_upload_s", lambda _: 0.5)
     with (
         scripted(tmp_path / "storage", answer) as (address, ca),
         service(tmp_path, cases=bucket(tmp_path, address)) as fleet,

@@ -20,9 +20,9 @@ from tests.integration.release.devices import policy_file, write_device
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge.bundle.bundle import MANIFEST_NAME, entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
-from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.updates.releases.release_control import ReleaseControl
 
 WARD = "rules: [{name: ward, match: {tags: {room: ward}}, egress: deny}]\n"
 

@@ -23,8 +23,8 @@ from tests.integration.agent.versions import (
     serves,
 )
 from tests.integration.release.devices import policy_file, release_of, state, write_device
-from upwell.edge.release.release_source import NO_CLOCK
-from upwell.edge.runtimes.probe import TIMEOUT_S
+from upwell.edge.runtimes.probe_process import TIMEOUT_S
+from upwell.edge.updates.releases.release_source import NO_CLOCK
 from upwell.shared.platform.system_clock import is_synchronised
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from upwell.edge.spool.spool import FILE_NAME, Spool
-from upwell.edge.spool.spool_case import SPOOL_ID, Case, Kind, SpoolLimits
 from upwell.edge.spool.spool_drainer import CaseSender
+from upwell.edge.spool.spooled_request import SPOOL_ID, Case, Kind, SpoolLimits
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.client.client import OipClient

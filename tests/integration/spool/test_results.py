@@ -16,7 +16,7 @@ import pytest
 from tests.integration.spool.harness import Scene, scene, until
 from upwell.edge.server.result_stream import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
 from upwell.edge.spool.result_sinks import CallbackSink, JsonlSink
-from upwell.edge.spool.spool_case import SpoolResult
+from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.shared.oip.codec.converters import parse_infer_response
 from upwell.shared.oip.dataplane import InferRequest

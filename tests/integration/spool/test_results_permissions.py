@@ -23,7 +23,7 @@ from upwell.edge.server.result_stream import MAX_PER_CLIENT, MAX_STREAMS, add_ag
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.shared.config.security import ServerSecurity
 from upwell.shared.oip.auth.caller import Limits
-from upwell.shared.oip.auth.client_quotas import limited
+from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.models_for_tests import linear, two_in_two_out
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.batching.model_queue import DEFAULT_PRIORITY, priority_of
+from upwell.cloud.batching.priority_queue import DEFAULT_PRIORITY, priority_of
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine

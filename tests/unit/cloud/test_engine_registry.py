@@ -11,7 +11,7 @@ from upwell.cloud.engines.base import ExtraMissing, engine_type
 from upwell.cloud.engines.batches import zero_batch
 from upwell.cloud.engines.error_text import reason_of, tellable
 from upwell.cloud.engines.onnx_engine import INSTALL, OnnxEngine
-from upwell.cloud.engines.torch.engine import PACKAGES, TorchEngine
+from upwell.cloud.engines.torch.torch_engine import PACKAGES, TorchEngine
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import TensorSpec
 

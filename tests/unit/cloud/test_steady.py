@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from upwell.cloud.engines import model_files
-from upwell.cloud.engines.model_files import steady
+from upwell.cloud.engines import trusted_files
+from upwell.cloud.engines.trusted_files import steady
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd_create")
@@ -26,7 +26,7 @@ def test_a_mapping_outlives_what_becomes_of_the_file(tmp_path: Path) -> None:
 
 
 def test_large_files_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_files, "MAX_COPIED_BYTES", 10)
+    monkeypatch.setattr(trusted_files, "MAX_COPIED_BYTES", 10)
     path = tmp_path / "weights"
     path.write_bytes(bytes(11))
     with steady(path) as copy:

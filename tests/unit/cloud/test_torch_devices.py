@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from upwell.cloud.engines.torch.engine import PACKAGES, lacks_unit, open_device, warn_of_slow_precision
+from upwell.cloud.engines.torch.torch_engine import PACKAGES, lacks_unit, open_device, warn_of_slow_precision
 from upwell.shared.errors import ModelFailed
 
 
@@ -99,7 +99,7 @@ def test_a_slow_precision_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     "first",
     [
         "upwell.cloud.service.model_loader",
-        pytest.param("upwell.cloud.engines.torch.engine", marks=pytest.mark.exhaustive),
+        pytest.param("upwell.cloud.engines.torch.torch_engine", marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.model_files import read_trusted
+from upwell.cloud.engines.trusted_files import read_trusted
 from upwell.cloud.repository.model_folders import ModelFolder, scan
 from upwell.shared.errors import ModelFailed
 
@@ -50,7 +50,7 @@ def test_what_is_returned_is_what_was_hashed(tmp_path: Path, monkeypatch: pytest
         path.write_bytes(b"something else")
         return real(data)
 
-    monkeypatch.setattr("upwell.cloud.engines.model_files.hashlib.sha256", exchanging)
+    monkeypatch.setattr("upwell.cloud.engines.trusted_files.hashlib.sha256", exchanging)
     assert read_trusted(path, {DIGEST}) == PROGRAM
     with pytest.raises(ModelFailed, match="must be listed"):
         read_trusted(path, {DIGEST})

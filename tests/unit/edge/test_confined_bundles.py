@@ -25,7 +25,7 @@ from upwell.edge.models.model_loader import Loader
 from upwell.edge.runtimes.onnx.int8_saturation import saturation
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
-from upwell.edge.updates.model_start import loaded
+from upwell.edge.updates.model_versions.model_start import loaded
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.file import BadOnnxFile, external_weights, fields
 

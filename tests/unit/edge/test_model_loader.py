@@ -15,7 +15,7 @@ from tests.unit.models_for_tests import identity
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.model_loader import COMPILED_NAME, Loader
 from upwell.edge.runtimes.device_lock import DeviceBusy, try_out
-from upwell.edge.runtimes.probe import RESULTS_NAME
+from upwell.edge.runtimes.probe_process import RESULTS_NAME
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.process import resident_bytes

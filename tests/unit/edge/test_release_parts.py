@@ -11,12 +11,12 @@ import pytest
 from tuf.api.metadata import TargetFile
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
-from upwell.edge.release.release_config import DeviceFloor
-from upwell.edge.release.release_control import ReleaseControl
-from upwell.edge.release.release_source import FleetChoice, ReleaseSource
-from upwell.edge.release.repository_transport import FolderTransport, check_small
-from upwell.edge.release.signed_document import Payload, ReleaseDocument, parse_document
-from upwell.edge.release.tuf_client import ReleaseRepository
+from upwell.edge.updates.releases.release_config import DeviceFloor
+from upwell.edge.updates.releases.release_control import ReleaseControl
+from upwell.edge.updates.releases.release_source import FleetChoice, ReleaseSource
+from upwell.edge.updates.releases.repository_transport import FolderTransport, check_small
+from upwell.edge.updates.releases.signed_document import Payload, ReleaseDocument, parse_document
+from upwell.edge.updates.releases.tuf_client import ReleaseRepository
 from upwell.edge.updates.sources.base import AvailableBundle
 from upwell.edge.updates.sources.partial_archive import Partial
 from upwell.shared.routing.policy.policy import Policy

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.edge.updates.version_comparison import AUDITS, ERROR_RATE, MOST_AUDITS, SignTest
+from upwell.edge.updates.model_versions.version_comparison import AUDITS, ERROR_RATE, MOST_AUDITS, SignTest
 
 DELTA = ERROR_RATE / 3
 

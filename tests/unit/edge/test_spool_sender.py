@@ -14,8 +14,8 @@ from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy import router_service
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool import spool_sender as sender_module
-from upwell.edge.spool.spool_case import Later
 from upwell.edge.spool.spool_sender import PATIENCE_S, QUIET_S, SpoolSender
+from upwell.edge.spool.spooled_request import Later
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused

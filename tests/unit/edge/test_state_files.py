@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.edge.agents import policy
 from upwell.edge.observe.flight_recorder import UnknownRequest, find
-from upwell.edge.policy.housekeeping import BudgetFile
+from upwell.edge.policy.periodic_jobs import BudgetFile
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.result_sinks import JsonlSink
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tests.faults.bundles_for_tests import Signer, archive_of, bundle_archive, bundle_folder
 from upwell.edge.bundle.bundle import SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import open_bundle
-from upwell.edge.updates import rollback, version_store
+from upwell.edge.updates import version_store
+from upwell.edge.updates.model_versions import rollback_by_hand
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.version_state import (
     FLOOR_NAME,
@@ -435,21 +436,21 @@ def test_an_order_to_go_back_that_comes_while_another_is_taken_is_carried_out_ne
     store = VersionStore(tmp_path, "digits", NO_TRUST)
     for version in (1, 2):
         installed(store, version)
-    first, second = (rollback.RollbackRequest(id=name, version=9) for name in ("first", "second"))
+    first, second = (rollback_by_hand.RollbackRequest(id=name, version=9) for name in ("first", "second"))
 
-    def reading(path: Path, kind: type[rollback.RollbackRequest]) -> rollback.RollbackRequest | None:
+    def reading(path: Path, kind: type[rollback_by_hand.RollbackRequest]) -> rollback_by_hand.RollbackRequest | None:
         found = read_document(path, kind)
-        rollback.place(store.folder, second)
+        rollback_by_hand.place(store.folder, second)
         return found
 
-    rollback.place(store.folder, first)
-    monkeypatch.setattr(rollback, "read_document", reading)
-    rollback.carry_out_rollback(store)
+    rollback_by_hand.place(store.folder, first)
+    monkeypatch.setattr(rollback_by_hand, "read_document", reading)
+    rollback_by_hand.carry_out_rollback(store)
     monkeypatch.undo()
-    assert rollback.answer_to(store.folder, first) is not None
-    assert rollback.is_placed(store.folder)
-    rollback.carry_out_rollback(store)
-    assert rollback.answer_to(store.folder, second) is not None
+    assert rollback_by_hand.answer_to(store.folder, first) is not None
+    assert rollback_by_hand.is_placed(store.folder)
+    rollback_by_hand.carry_out_rollback(store)
+    assert rollback_by_hand.answer_to(store.folder, second) is not None
 
 
 def test_an_answer_that_is_being_written_is_not_cleared_away(tmp_path: Path) -> None:
@@ -510,11 +511,11 @@ def test_going_back_to_the_floor_itself_needs_no_leave(tmp_path: Path) -> None:
     store = VersionStore(tmp_path, "digits", NO_TRUST)
     for version in (1, 2):
         installed(store, version)
-    rollback.place(store.folder, rollback.RollbackRequest(id="a", version=2))
-    rollback.carry_out_rollback(store)
+    rollback_by_hand.place(store.folder, rollback_by_hand.RollbackRequest(id="a", version=2))
+    rollback_by_hand.carry_out_rollback(store)
     assert store.state.current == 1
-    request = rollback.RollbackRequest(id="another", version=2)
-    assert rollback.answer_to(store.folder, request) is None
-    answer = rollback.answer_to(store.folder, request.model_copy(update={"id": "a"}))
+    request = rollback_by_hand.RollbackRequest(id="another", version=2)
+    assert rollback_by_hand.answer_to(store.folder, request) is None
+    answer = rollback_by_hand.answer_to(store.folder, request.model_copy(update={"id": "a"}))
     assert answer is not None
     assert answer.version == 1

@@ -12,11 +12,11 @@ import pytest
 from tests.faults.scene import until
 from tests.unit.edge.agents import busy, edge_model, rows_of
 from tests.unit.test_docs import ROOT, prose
-from upwell.edge.models import version_trial as trials
+from upwell.edge.models import trial_and_rollback as trials
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
-from upwell.edge.models.version_trial import Trial
-from upwell.edge.updates import version_comparison
-from upwell.edge.updates.version_comparison import Versions
+from upwell.edge.models.trial_and_rollback import Trial
+from upwell.edge.updates.model_versions import version_comparison
+from upwell.edge.updates.model_versions.version_comparison import Versions
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.tensors import Array
 

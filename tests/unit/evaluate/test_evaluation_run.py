@@ -10,7 +10,13 @@ import pytest
 from onnx import helper
 
 from tests.unit import models_for_tests as models
-from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase, answer_bytes, request_bytes
+from upwell.edge.case_collection.collected_case import (
+    CaseFacts,
+    CaseSignature,
+    CollectedCase,
+    answer_bytes,
+    request_bytes,
+)
 from upwell.edge.models.hardness_scorer import NO_SCORES
 from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.hardness import LogitFit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from upwell.edge.cases.case import CaseFacts, CaseSignature
+from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature
 from upwell.edge.models.hardness_scorer import NO_SCORES
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy

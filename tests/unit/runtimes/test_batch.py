@@ -17,7 +17,7 @@ from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.model_loader import Loader
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.onnx.sessions import hint
-from upwell.edge.runtimes.probe import ProbeSubject
+from upwell.edge.runtimes.probe_process import ProbeSubject
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest

@@ -13,7 +13,7 @@ import numpy as np
 
 from upwell.cloud.batching.batch_choice import RunSizes
 from upwell.cloud.batching.device_scheduler import Device
-from upwell.cloud.batching.model_queue import (
+from upwell.cloud.batching.priority_queue import (
     DEFAULT_PRIORITY,
     Batch,
     ModelQueue,

@@ -26,8 +26,8 @@ from jax import export
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.batches import buckets_for, check_batch, zeros
 from upwell.cloud.engines.error_text import reason_of
-from upwell.cloud.engines.model_files import read_trusted
 from upwell.cloud.engines.safetensors_weights import misfits, open_weights, refuse_misfits
+from upwell.cloud.engines.trusted_files import read_trusted
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, oip_datatype
 

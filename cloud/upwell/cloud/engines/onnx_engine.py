@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.batches import check_batch, zero_batch
 from upwell.cloud.engines.error_text import onnxruntime_reason
-from upwell.cloud.engines.model_files import MAX_COPIED_BYTES
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime, openvino_devices
+from upwell.cloud.engines.trusted_files import MAX_COPIED_BYTES
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.files import open_plain
 from upwell.shared.formats.onnx.file import BadOnnxFile, external_places, foreign_operators

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from upwell.cloud.engines.error_text import reason_of
-from upwell.cloud.engines.model_files import steady
+from upwell.cloud.engines.trusted_files import steady
 from upwell.cloud.repository.model_folders import why_not_this
 from upwell.shared.errors import ModelFailed
 from upwell.shared.files import open_plain

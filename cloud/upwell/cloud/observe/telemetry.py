@@ -16,7 +16,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Info
 
-from upwell.cloud.batching.model_queue import Run
+from upwell.cloud.batching.priority_queue import Run
 from upwell.cloud.config import Serve
 from upwell.cloud.observe.metrics import (
     ANONYMOUS,
@@ -30,13 +30,13 @@ from upwell.cloud.observe.metrics import (
 from upwell.cloud.service.model_loader import BrokenModel, ModelVersions, OnRun
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.oip.auth.caller import client_key
-from upwell.shared.oip.auth.client_quotas import size_bytes
+from upwell.shared.oip.auth.request_quotas import size_bytes
 from upwell.shared.oip.dataplane import Call, Dataplane, DataplaneLayer, InferRequest, InferResponse
 from upwell.shared.oip.error_statuses import Status, status_of
 from upwell.shared.telemetry.log_context import note_trace
 from upwell.shared.telemetry.logs import FIELDS
+from upwell.shared.telemetry.metrics_page_server import serve_pages
 from upwell.shared.telemetry.open_collectors import open_tracer
-from upwell.shared.telemetry.page_server import serve_pages
 from upwell.shared.telemetry.tracing import Tracer
 
 _access = logging.getLogger("upwell.access")

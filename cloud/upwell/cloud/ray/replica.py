@@ -23,7 +23,7 @@ from upwell.cloud.observe.telemetry import Telemetry
 from upwell.cloud.service.cloud_service import CloudService
 from upwell.cloud.service.model_loader import BrokenModel, attempt, calls_at_once, find_models
 from upwell.shared.errors import ModelFailed, Refused, Unavailable
-from upwell.shared.oip.auth.client_quotas import limited
+from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Call, Flag, InferRequest
 from upwell.shared.oip.error_statuses import Status, trailers

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
 
-from upwell.cloud.batching.model_queue import RunResult, priority_of
+from upwell.cloud.batching.priority_queue import RunResult, priority_of
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, ModelVersions, offered
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.class_labels import LABELS, label_parameters

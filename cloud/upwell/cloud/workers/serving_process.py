@@ -14,7 +14,7 @@ from functools import partial
 from rich.console import Console
 from rich.progress import track
 
-from upwell.cloud.batching.model_queue import Run
+from upwell.cloud.batching.priority_queue import Run
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.telemetry import Telemetry, serve_metrics
 from upwell.cloud.repository.model_folders import ModelFolder
@@ -35,7 +35,7 @@ from upwell.cloud.workers.supervisor import supervise
 from upwell.cloud.workers.worker_count import resolved
 from upwell.shared.config.security import check_exposure, warn_of_root
 from upwell.shared.errors import ModelFailed
-from upwell.shared.oip.auth.client_quotas import limited
+from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
 from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
 from upwell.shared.oip.grpc.server.triton_extensions import (

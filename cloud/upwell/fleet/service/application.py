@@ -21,7 +21,6 @@ from upwell.fleet.api import rollout_operations as rollouts_api
 from upwell.fleet.api import shadow_operations as shadows_api
 from upwell.fleet.api.operation_table import BASE, Table, openapi
 from upwell.fleet.api.rest_endpoint import Gate, problem_of, routes
-from upwell.fleet.case_intake import CaseIntake
 from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.dashboard.pages import pages
 from upwell.fleet.enrolment.certificate_authority import Authority, open_authority
@@ -34,6 +33,7 @@ from upwell.fleet.registry.device_reports import Presence
 from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.storage.database import Database, all_rows
 from upwell.fleet.storage.tables import DEVICES, FACTS
+from upwell.fleet.uploaded_cases import CaseIntake
 from upwell.fleet.users import all_users
 from upwell.shared.errors import ConfigError
 from upwell.shared.opamp import PATH

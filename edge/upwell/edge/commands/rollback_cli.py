@@ -11,7 +11,13 @@ from typing import Annotated
 import typer
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.updates.rollback import RollbackAnswer, RollbackRequest, answer_to, is_placed, place
+from upwell.edge.updates.model_versions.rollback_by_hand import (
+    RollbackAnswer,
+    RollbackRequest,
+    answer_to,
+    is_placed,
+    place,
+)
 from upwell.edge.updates.version_state import STATE_NAME, VersionState, read_document, versions_folder
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError

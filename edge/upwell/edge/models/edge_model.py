@@ -15,11 +15,12 @@ import numpy as np
 from upwell.edge.admission.edf_scheduler import EdfScheduler
 from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.models.hardness_scorer import Scorer
-from upwell.edge.models.version_trial import Comparison, Trial
+from upwell.edge.models.trial_and_rollback import Comparison, Trial
 from upwell.edge.runtimes.base import Placement, Runtime, runtime_name
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.split_file import CutFacts
+from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.drift.drift_reference import DriftReference
 from upwell.shared.routing.policy.calibrations import Calibration
@@ -28,7 +29,6 @@ from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.signature.processor import CandidatesByOutput, Prepared, Processor, chunk_of, sizes_fit
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
-from upwell.shared.values import quick
 
 State = Literal["ready", "compiling", "fallback"]
 """`ready`: it runs where it should; `compiling`: it runs on the CPU until the accelerator is ready; `fallback`: a

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upwell.edge.bundle.bundle import GOLDEN_NAME, Bundle
-from upwell.edge.bundle.calibrations import load_calibrations, load_reference
+from upwell.edge.bundle.bundle_calibrations import load_calibrations, load_reference
 from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.bundle.output_comparison import Tolerances
 from upwell.edge.models.answer_checks import check_with_cpu
@@ -30,7 +30,7 @@ from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.input_check import blank
 from upwell.edge.runtimes.onnx.int8_saturation import saturation
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.probe import TIMEOUT_S, ProbeSubject, enter, survived, try_on_cpu
+from upwell.edge.runtimes.probe_process import TIMEOUT_S, ProbeSubject, enter, survived, try_on_cpu
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.formats.model_digest import model_digest

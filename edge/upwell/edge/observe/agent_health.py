@@ -10,7 +10,7 @@ from typing import Any, get_args
 from prometheus_client.core import GaugeMetricFamily
 
 from upwell.edge.models.edge_model import EdgeModel, ModelHealth, ServedModel, State
-from upwell.edge.release.release_control import ReleaseControl
+from upwell.edge.updates.releases.release_control import ReleaseControl
 from upwell.edge.updates.update_follower import UpdateStatus
 from upwell.shared.routing.drift.model_drift import DriftReport
 

@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from upwell.edge.cases.case_collector import CaseCollector
+from upwell.edge.case_collection.case_collector import CaseCollector
 from upwell.edge.drift import DriftWatch
 from upwell.edge.models.edge_model import ModelHealth
 from upwell.edge.observe.agent_health import health_families
-from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.spool.spool import Spool
-from upwell.edge.spool.spool_case import SpoolUnavailable
+from upwell.edge.spool.spooled_request import SpoolUnavailable
+from upwell.edge.updates.releases.release_control import ReleaseControl
 from upwell.edge.updates.update_follower import UpdateStatus
 from upwell.shared.platform.background_thread import restarts
 from upwell.shared.routing.decide.router_state import RouterState

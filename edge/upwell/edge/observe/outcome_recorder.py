@@ -13,7 +13,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from upwell.edge.cases.case_collector import CaseCollector, SentLater
+from upwell.edge.case_collection.case_collector import CaseCollector, SentLater
 from upwell.edge.drift import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.observe.request_log import RequestLog
@@ -22,7 +22,7 @@ from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.spool import Spool
-from upwell.edge.spool.spool_case import Case, Kind, SpoolResult
+from upwell.edge.spool.spooled_request import Case, Kind, SpoolResult
 from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.oip.auth.caller import current_caller

@@ -25,7 +25,7 @@ from upwell.shared.routing.decide.router_state import (
     Signals,
 )
 from upwell.shared.routing.decide.send_turn import Turn, turn
-from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditTally
 from upwell.shared.routing.estimators.budget_ledger import BudgetLedger
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.policy.calibrations import Calibration

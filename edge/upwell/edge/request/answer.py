@@ -12,10 +12,10 @@ from upwell.edge.models.edge_model import NO_FACTS, Head
 from upwell.edge.request.request import Replies, RequestRecord
 from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.shared.oip.dataplane import Parameter
+from upwell.shared.quick_values import quick
 from upwell.shared.routing.flow.request_flow import RequestFlow
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.tensors import Array
-from upwell.shared.values import quick
 
 
 @quick

@@ -18,6 +18,7 @@ from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.introspection import Seen
+from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import Decision, Signals
 from upwell.shared.routing.estimators.preparation_times import LEAST_PIXELS, EncodedPictures
 from upwell.shared.routing.flow.cloud_attempt import CloudAttempt
@@ -38,7 +39,6 @@ from upwell.shared.signature.uplink_pictures import (
 from upwell.shared.telemetry.log_context import note_trace
 from upwell.shared.telemetry.tracing import Place, Trace, Tracer
 from upwell.shared.tensors import Array
-from upwell.shared.values import quick
 
 
 class RequestMetrics(Protocol):

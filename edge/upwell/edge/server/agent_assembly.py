@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from upwell.edge.bundle.bundle import Bundle
-from upwell.edge.cases.case_delivery import CaseCarrier, CaseHome, CasesSection, FolderHome
-from upwell.edge.cases.case_store import FILE_NAME as CASES_NAME
+from upwell.edge.case_collection.case_database import FILE_NAME as CASES_NAME
+from upwell.edge.case_collection.case_delivery import CaseCarrier, CaseHome, CasesSection, FolderHome
 from upwell.edge.config import AgentConfig
 from upwell.edge.fleet.device_facts import AgentView, DemandView, resource_attributes
 from upwell.edge.fleet.fleet_config import FleetSection
@@ -29,18 +29,18 @@ from upwell.edge.models.model_config import ModelSection
 from upwell.edge.observe.agent_health import release_part
 from upwell.edge.observe.agent_metrics import counter_by, release_families
 from upwell.edge.observe.trace_text import tell_elsewhere
-from upwell.edge.policy.housekeeping import Housekeeping
+from upwell.edge.policy.periodic_jobs import PeriodicJobs
 from upwell.edge.policy.policy_file import check_policy
-from upwell.edge.release.release_control import ReleaseControl
-from upwell.edge.release.release_start import ReleaseStart
 from upwell.edge.runtimes.input_check import blank
 from upwell.edge.runtimes.runtime_options import MAX_DEFAULT_THREADS, usable_cores
 from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.result_sinks import CallbackSink, JsonlSink, Sink
-from upwell.edge.spool.spool_case import SpoolLimits, SpoolResult, SpoolUnavailable
-from upwell.edge.updates.model_start import ModelStart, Surroundings, clear_unpacked
-from upwell.edge.updates.model_switching import ModelSwitching
+from upwell.edge.spool.spooled_request import SpoolLimits, SpoolResult, SpoolUnavailable
+from upwell.edge.updates.model_versions.model_start import ModelStart, Surroundings, clear_unpacked
+from upwell.edge.updates.model_versions.model_switching import ModelSwitching
+from upwell.edge.updates.releases.release_control import ReleaseControl
+from upwell.edge.updates.releases.release_start import ReleaseStart
 from upwell.edge.updates.update_follower import UpdateFollower, UpdatePoller
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import Address, TlsFiles, parse_address
@@ -51,8 +51,8 @@ from upwell.shared.opamp import digest_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.signature.tokenization import synthetic_bytes
+from upwell.shared.telemetry.metrics_page_server import Page, PageReply, serve_pages
 from upwell.shared.telemetry.open_collectors import open_metrics_push, open_tracer
-from upwell.shared.telemetry.page_server import Page, PageReply, serve_pages
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _follow_releases(agent: AgentCore, release: ReleaseStart, starts: Sequence[M
     """Serve new releases as they come, and report their state."""
     client, switching = release.follow(agent, {start.name: start for start in starts if start.name in agent.models})
     agent.release = client
-    agent.close_with(Housekeeping(switching.poll).close)
+    agent.close_with(PeriodicJobs(switching.poll).close)
     agent.close_with(client.close)
     agent.describe_with("release", lambda: release_part(client, _other_clouds(agent, client)))
     agent.metrics.export(lambda: release_families(client))
@@ -344,7 +344,7 @@ def _carry_cases(agent: AgentCore, section: CasesSection, folder: Path, poller: 
     if section.to is not None:
         home = FolderHome(section.to, agent.name)
     else:
-        from upwell.edge.fleet.case_homes import FleetHome, StorageHome
+        from upwell.edge.fleet.case_upload import FleetHome, StorageHome
 
         assert poller is not None  # noqa: S101  the configuration was checked
         files = TlsFiles(ca=section.storage_ca)
@@ -361,7 +361,7 @@ def _keep_current(agent: AgentCore, starts: Sequence[ModelStart], followers: Seq
     """Serve accelerators once they are ready, and new versions as they come."""
     switching = ModelSwitching(agent, warm_up)
     if followers:
-        agent.close_with(Housekeeping(*(start.carry_out_rollback for start in starts)).close)
+        agent.close_with(PeriodicJobs(*(start.carry_out_rollback for start in starts)).close)
     for start in starts:
         start.serve(switching)
         agent.close_with(start.close)

@@ -15,8 +15,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from upwell.edge.admission.request_admission import Admission
-from upwell.edge.cases.case_collector import CaseCollector
-from upwell.edge.cases.case_store import FILE_NAME as CASES_NAME
+from upwell.edge.case_collection.case_collector import CaseCollector
+from upwell.edge.case_collection.case_database import FILE_NAME as CASES_NAME
 from upwell.edge.drift import FILE_NAME as DRIFT_NAME
 from upwell.edge.drift import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel, ModelHealth, ServedModel
@@ -29,16 +29,15 @@ from upwell.edge.observe.agent_metrics import (
     spool_families,
     update_families,
 )
-from upwell.edge.observe.cloud_models import CloudModels
+from upwell.edge.observe.cloud_model_check import CloudModels
 from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder
 from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
-from upwell.edge.observe.release_shadow import ReleaseShadow
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.observe.request_trace import RequestTrace
-from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
+from upwell.edge.observe.shadow_release import ReleaseShadow
+from upwell.edge.policy.periodic_jobs import BUDGETS_NAME, BudgetFile, PeriodicJobs
 from upwell.edge.policy.policy_file import PolicyFile, check_policy
 from upwell.edge.policy.router_service import ModelChange, RouterService
-from upwell.edge.release.release_control import ReleaseControl
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import Ids, Request, RequestContext, RequestRecord, as_arrays, as_tags
 from upwell.edge.request.request_driver import RequestDriver
@@ -46,9 +45,10 @@ from upwell.edge.request.request_spans import end_request
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.result_sinks import CallbackSink, Sink
 from upwell.edge.spool.spool import FILE_NAME, Spool
-from upwell.edge.spool.spool_case import SpoolLimits
 from upwell.edge.spool.spool_drainer import CaseSender
 from upwell.edge.spool.spool_sender import SpoolSender
+from upwell.edge.spool.spooled_request import SpoolLimits
+from upwell.edge.updates.releases.release_control import ReleaseControl
 from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
@@ -152,7 +152,7 @@ class AgentCore:
         self._health_parts: dict[str, Callable[[], HealthPart]] = {}
         self._on_close = ExitStack()
         self._closed = False
-        self._housekeeping = Housekeeping(*jobs)
+        self._periodic_jobs = PeriodicJobs(*jobs)
         self._cloud_models.start()
 
     def _new_spool(
@@ -377,7 +377,7 @@ class AgentCore:
             self.drift,
             self._log,
             self.shadow,
-            self._housekeeping,
+            self._periodic_jobs,
             self.flight_recorder,
         ):
             if part is not None:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from upwell.edge.spool.result_delivery import BATCH_BYTES
 from upwell.edge.spool.spool import Spool
-from upwell.edge.spool.spool_case import SpoolResult, SpoolUnavailable
+from upwell.edge.spool.spooled_request import SpoolResult, SpoolUnavailable
 from upwell.rpc.agent.v1 import agent_pb2 as pb
 from upwell.shared.errors import Unauthenticated
 from upwell.shared.oip.auth.caller import client_key, current_caller, may_read_result, renewed

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from upwell.edge.spool.open_database import REOPEN_S, DatabaseHealth, is_damage, set_aside
-from upwell.edge.spool.spool_case import SpoolClock, SpoolUnavailable
 from upwell.edge.spool.spool_store import TransactionalStore
+from upwell.edge.spool.spooled_request import SpoolClock, SpoolUnavailable
 from upwell.shared.platform.background_thread import BackgroundThread
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ import threading
 
 from upwell.edge.spool.database_keeper import Keeper
 from upwell.edge.spool.result_sinks import Sink
-from upwell.edge.spool.spool_case import SpoolTally, SpoolUnavailable
 from upwell.edge.spool.spool_store import Store
+from upwell.edge.spool.spooled_request import SpoolTally, SpoolUnavailable
 
 BATCH_BYTES = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from upwell.edge.spool.spool_case import SpoolResult
+from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import parse_json
 from upwell.shared.oip.dataplane import InferResponse, Parameter

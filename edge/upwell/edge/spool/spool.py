@@ -12,7 +12,9 @@ from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
 from upwell.edge.spool.open_database import open_database
 from upwell.edge.spool.result_delivery import Deliverer, News
 from upwell.edge.spool.result_sinks import Sink
-from upwell.edge.spool.spool_case import (
+from upwell.edge.spool.spool_drainer import CaseSender, Drainer
+from upwell.edge.spool.spool_store import SCHEMA, Store
+from upwell.edge.spool.spooled_request import (
     Case,
     SpoolCounts,
     SpoolHeld,
@@ -22,8 +24,6 @@ from upwell.edge.spool.spool_case import (
     SpoolUnavailable,
     Stored,
 )
-from upwell.edge.spool.spool_drainer import CaseSender, Drainer
-from upwell.edge.spool.spool_store import SCHEMA, Store
 from upwell.edge.uplink.cloud_call import EgressForbidden
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.policy.compiled_policy import Verdict

@@ -14,8 +14,8 @@ from typing import TypeVar
 from upwell.edge.spool.database_keeper import Keeper
 from upwell.edge.spool.open_database import REOPEN_S
 from upwell.edge.spool.result_delivery import News
-from upwell.edge.spool.spool_case import Later, SpoolLimits, SpoolTally, SpoolUnavailable, Stored
 from upwell.edge.spool.spool_store import Store
+from upwell.edge.spool.spooled_request import Later, SpoolLimits, SpoolTally, SpoolUnavailable, Stored
 from upwell.edge.uplink.cloud_call import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.oip.codec.converters import serialize_infer_response

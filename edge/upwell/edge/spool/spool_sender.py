@@ -11,7 +11,7 @@ from functools import partial
 
 from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.spool.spool_case import Later
+from upwell.edge.spool.spooled_request import Later
 from upwell.edge.uplink.cloud_call import REASONS, CloudReply, Message
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.dataplane import InferRequest, InferResponse

@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from upwell.edge.spool.open_database import Migration
-from upwell.edge.spool.spool_case import OVERHEAD_BYTES, SpoolHeld, SpoolLimits, SpoolResult, SpoolUnavailable, Stored
+from upwell.edge.spool.spooled_request import (
+    OVERHEAD_BYTES,
+    SpoolHeld,
+    SpoolLimits,
+    SpoolResult,
+    SpoolUnavailable,
+    Stored,
+)
 
 SCHEMA: tuple[Migration, ...] = (
     Migration(

@@ -1,1 +1,1 @@
-"""New versions of models: sources, installed versions, trial, rollback."""
+"""New versions of models and whole releases: where they come from, what is installed, trial, rollback."""

@@ -5,7 +5,7 @@
 - `state.json`: the current and the previous version, those never to be installed again, and the last offer;
 - `floor.json`: the part of it that must not be lost, above all the smallest version accepted;
 - `<version>/`: a bundle, complete and verified before it got this name;
-- `incoming/`: what is being fetched; `rollback.json`: a request to go back (`upwell.edge.updates.rollback`).
+- `incoming/`: what is being fetched; `rollback.json`: a request to go back (`rollback_by_hand`).
 
 `state.json` is replaced atomically and is the only authority. What it does not name is deleted at the next start, so
 a crash between two steps costs only the step. If it is missing, unreadable or an older copy, which `floor.json`

@@ -15,7 +15,7 @@ import typer
 from upwell.edge.commands.explain_cli import printable
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.open_database import opened
-from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME, SCHEMA
+from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 

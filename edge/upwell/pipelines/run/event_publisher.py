@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.open_database import is_damage, set_aside
 from upwell.edge.spool.result_sinks import TakeLater
-from upwell.edge.spool.spool_case import SpoolClock, SpoolResult
+from upwell.edge.spool.spooled_request import SpoolClock, SpoolResult
 from upwell.pipelines.events.event_rules import Event, FiredEvent
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from upwell.edge.observe.flight_recorder import FRAMES_NAME, FlightRecorder
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.spool.result_sinks import TakeLater
-from upwell.edge.spool.spool_case import SpoolResult
+from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.pipelines.config.pipelines_config import (
     InferSection,
     KeepSection,
@@ -51,8 +51,8 @@ from upwell.pipelines.sinks.base import (
     WebhookSettings,
 )
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_journal import OutboxLimits
-from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
+from upwell.pipelines.sinks.outbox_database import OutboxLimits
+from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME
 from upwell.pipelines.sinks.sink_opening import open_sinks
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.open_source import open_source

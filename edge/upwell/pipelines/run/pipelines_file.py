@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.agent_health import HealthPart
-from upwell.edge.policy.housekeeping import Housekeeping
-from upwell.edge.release.release_config import DeviceFloor
-from upwell.edge.release.stored_release import StoredRelease
+from upwell.edge.policy.periodic_jobs import PeriodicJobs
 from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.updates.releases.release_config import DeviceFloor
+from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.pipelines.config.model_signatures import signatures_of
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.config.pipelines_config import PipelinesConfig
@@ -162,7 +162,7 @@ def running_file(path: Path, config: AgentConfig, agent: AgentCore, results: Lat
         agent.describe_with("pipelines", health)
         if agent.release is not None:  # releases alone decide; the file is what the device came with
             agent.release.run_pipelines(ReleasedPipelines(path, config, load, runner.change))
-        watching = Housekeeping(*([file.poll] if agent.release is None else []))
+        watching = PeriodicJobs(*([file.poll] if agent.release is None else []))
         try:
             yield runner
         finally:

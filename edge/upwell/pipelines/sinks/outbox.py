@@ -19,8 +19,8 @@ from pathlib import Path
 
 from upwell.edge.spool.open_database import REOPEN_S
 from upwell.pipelines.sinks.base import Message, Poisonous, Sink, SinkUnavailable
-from upwell.pipelines.sinks.outbox_journal import Journal, OutboxLimits, OutboxUnavailable
-from upwell.pipelines.sinks.outbox_store import OutboxStore, Outcome, PendingMessage
+from upwell.pipelines.sinks.outbox_database import Journal, OutboxLimits, OutboxUnavailable
+from upwell.pipelines.sinks.outbox_tables import OutboxStore, Outcome, PendingMessage
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 

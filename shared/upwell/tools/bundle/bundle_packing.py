@@ -22,7 +22,7 @@ from upwell.edge.bundle.bundle import (
     nobody,
     sizes_in,
 )
-from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations, load_reference
+from upwell.edge.bundle.bundle_calibrations import calibrations_text, load_calibrations, load_reference
 from upwell.edge.bundle.golden import Labels
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.open_bundle import check_confined

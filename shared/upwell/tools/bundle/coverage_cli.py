@@ -14,7 +14,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from upwell.edge.runtimes import device_lock, probe
+from upwell.edge.runtimes import device_lock, probe_process
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, Coverage, NodeCover
 from upwell.edge.runtimes.runtime_loader import coverage_of
 from upwell.edge.runtimes.runtime_options import MAX_BATCH, AcceleratorOptions, RuntimeOptions
@@ -110,9 +110,9 @@ def _tried_out(model: Path, options: RuntimeOptions, wanted: AcceleratorOptions)
     if wanted.library is None:
         yield
         return
-    subject = probe.ProbeSubject(model, options, wanted, version="")
+    subject = probe_process.ProbeSubject(model, options, wanted, version="")
     try:
-        lock = device_lock.try_out(subject.library, wanted.option_texts(), probe.TIMEOUT_S)
+        lock = device_lock.try_out(subject.library, wanted.option_texts(), probe_process.TIMEOUT_S)
     except device_lock.DeviceBusy as error:
         raise AcceleratorNotUsable(str(error)) from None
     try:
@@ -122,15 +122,15 @@ def _tried_out(model: Path, options: RuntimeOptions, wanted: AcceleratorOptions)
         lock.release()
 
 
-def _run_apart(subject: probe.ProbeSubject, lock: device_lock.DeviceLock) -> None:
+def _run_apart(subject: probe_process.ProbeSubject, lock: device_lock.DeviceLock) -> None:
     """Raise if the library would crash this process or hang it. A refusal is left to be found again here."""
     started_s = time.monotonic()
     try:
-        probe.run_child(subject, probe.TIMEOUT_S, lock)
-    except probe.ProbeCrashed:
+        probe_process.run_child(subject, probe_process.TIMEOUT_S, lock)
+    except probe_process.ProbeCrashed:
         raise
     except AcceleratorNotUsable:
-        if time.monotonic() - started_s >= probe.TIMEOUT_S:
+        if time.monotonic() - started_s >= probe_process.TIMEOUT_S:
             raise
 
 

@@ -26,7 +26,7 @@ from xml.sax.saxutils import quoteattr
 
 from PIL import Image
 
-from upwell.edge.cases.case import CaseFacts, CollectedCase
+from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import read_json, sync_folder, sync_tree, write_named
 from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeAlias, get_args
 import typer
 from rich.table import Table
 
-from upwell.edge.cases.case import CaseFacts
-from upwell.edge.cases.case_store import FILE_NAME
+from upwell.edge.case_collection.case_database import FILE_NAME
+from upwell.edge.case_collection.collected_case import CaseFacts
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.flight_recorder import FOLDER_NAME as FLIGHTS_NAME
 from upwell.edge.observe.outcome_recorder import LOG_NAME
@@ -235,7 +235,7 @@ def forget(
     and if something could not be erased.
     """
     from upwell.pipelines.run.event_publisher import AMENDMENTS_NAME  # pipelines are not needed to list cases
-    from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
+    from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME
 
     if isinstance(source, CaseDatabase) and path.is_dir():
         raise ConfigError.at(path, "expected the agent.yaml, which also says where results go")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from upwell.edge.cases.case import CaseSignature, CollectedCase
+from upwell.edge.case_collection.collected_case import CaseSignature, CollectedCase
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
 from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS

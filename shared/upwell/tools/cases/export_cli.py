@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from upwell.edge.cases.case import CaseFacts, CollectedCase
+from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import read_file, write_named
 from upwell.shared.routing.hardness import RISING

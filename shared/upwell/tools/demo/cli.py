@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.demo.case_runs import outage_table, runs_table, video_table
+from upwell.tools.demo.demo_requests import outage_table, runs_table, video_table
 from upwell.tools.demo.demonstration import FULL, QUICK, DemoReport, demonstrate
 from upwell.tools.demo.output_folder import (
     AGENT,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from upwell.shared.routing.policy.settings import HardSettings, Settings
-from upwell.tools.demo.case_runs import DemoOutcome, Outage, Summary, ThresholdSweep
+from upwell.tools.demo.demo_requests import DemoOutcome, Outage, Summary, ThresholdSweep
 from upwell.tools.demo.digit_data import DIGITS
 from upwell.tools.plot_style import ALARM, CLOUD, EDGE, HYBRID, INK, MUTED, picture
 

@@ -30,7 +30,7 @@ from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import Settings
 from upwell.tools.demo import output_folder as names
-from upwell.tools.demo.case_runs import (
+from upwell.tools.demo.demo_requests import (
     DemoOutcome,
     DemoRun,
     Outage,

@@ -18,7 +18,7 @@ from upwell.pipelines.run.annotated_picture import annotated, jpeg
 from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
 from upwell.shared.tensors import Array
 from upwell.tools.demo import output_folder as names
-from upwell.tools.demo.case_runs import VideoSummary
+from upwell.tools.demo.demo_requests import VideoSummary
 from upwell.tools.demo.digit_data import FPS, HEIGHT, WIDTH, Card, cards, length_s
 from upwell.tools.demo.output_folder import DemoFolder
 

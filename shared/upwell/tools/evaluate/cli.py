@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from upwell.edge.bundle.bundle import Trust
-from upwell.edge.release.stored_release import StoredRelease
+from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from upwell.edge.bundle.bundle import Trust
-from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase
+from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
 from upwell.edge.models.hardness_scorer import NO_SCORES, LoggedScores
 from upwell.edge.models.model_config import EdgeSide, ModelSection
-from upwell.edge.updates.model_start import loaded
+from upwell.edge.updates.model_versions.model_start import loaded
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.routing.policy.settings import HardSettings

@@ -16,7 +16,7 @@ from upwell.cloud.engines.base import Engine, ExtraMissing, ModelSettings, engin
 from upwell.edge.runtimes.base import Placement, Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.probe import ProbeSubject, enter, survived
+from upwell.edge.runtimes.probe_process import ProbeSubject, enter, survived
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError

@@ -19,7 +19,7 @@ from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.formats.onnx.file import BadOnnxFile, external_weights
 from upwell.shared.tensors import Array
 from upwell.tools.quantize.data_files import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
-from upwell.tools.quantize.output_comparison import (
+from upwell.tools.quantize.quantization_error import (
     SCORE_ERROR,
     OutputComparison,
     box_count,

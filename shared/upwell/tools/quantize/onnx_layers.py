@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from upwell.shared.tensors import Array
 from upwell.tools.quantize.onnx_graph import exposing, float_tensors, float_weights, session_of
-from upwell.tools.quantize.output_comparison import ErrorSummary
+from upwell.tools.quantize.quantization_error import ErrorSummary
 from upwell.tools.quantize.quantizer import Arithmetic, Feed, Layer, added_error
 
 _SUFFIX = "_QuantizeLinear_Input"

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from upwell.tools.quantize.output_comparison import SCORE_ERROR, OutputComparison
+from upwell.tools.quantize.quantization_error import SCORE_ERROR, OutputComparison
 from upwell.tools.quantize.quantizer import Layer
 from upwell.tools.terminal import finite, plain
 

@@ -21,7 +21,7 @@ from upwell.shared.formats.tflite import BadTfliteFile, TfliteSubgraph, read_mod
 from upwell.shared.partition.read_tflite import OPERATORS
 from upwell.shared.partition.split.tflite_halves import flatbuffer_of, signature_of
 from upwell.shared.tensors import Array
-from upwell.tools.quantize.output_comparison import ErrorSummary
+from upwell.tools.quantize.quantization_error import ErrorSummary
 from upwell.tools.quantize.quantizer import Feed, FloatModel, Layer, LayerNode, added_error, own_names
 
 _WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"})

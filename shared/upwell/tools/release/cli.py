@@ -17,9 +17,9 @@ from rich.text import Text
 
 from upwell.edge.bundle.bundle import BundleRefused, Trust
 from upwell.edge.bundle.bundle_signature import private_key
-from upwell.edge.release.repository_transport import check_repository
-from upwell.edge.release.signed_document import ReleaseDocument
-from upwell.edge.release.stored_release import StoredRelease
+from upwell.edge.updates.releases.repository_transport import check_repository
+from upwell.edge.updates.releases.signed_document import ReleaseDocument
+from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.routing.policy.policy import Policy

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import open_bundle
-from upwell.edge.release.release_source import fetch_release
-from upwell.edge.release.repository_transport import METADATA_NAME, open_transport
-from upwell.edge.release.stored_release import StoredRelease, open_release
-from upwell.edge.release.tuf_client import ReleaseRepository, read_root
+from upwell.edge.updates.releases.release_source import fetch_release
+from upwell.edge.updates.releases.repository_transport import METADATA_NAME, open_transport
+from upwell.edge.updates.releases.stored_release import StoredRelease, open_release
+from upwell.edge.updates.releases.tuf_client import ReleaseRepository, read_root
 
 
 def checked(

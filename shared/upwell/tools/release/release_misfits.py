@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from upwell.edge.bundle.bundle import Bundle
-from upwell.edge.bundle.calibrations import load_calibrations
+from upwell.edge.bundle.bundle_calibrations import load_calibrations
 from upwell.edge.config import AgentConfig
 from upwell.pipelines.config.model_signatures import SignatureFacts, signatures_of
 from upwell.pipelines.config.pipelines_check import parse_pipelines

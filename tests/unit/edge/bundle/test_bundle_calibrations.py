@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from upwell.edge.bundle.bundle import CALIBRATIONS_NAME
-from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations
+from upwell.edge.bundle.bundle_calibrations import calibrations_text, load_calibrations
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy

@@ -18,7 +18,7 @@ from upwell.shared.tensors import Array
 from upwell.tools.quantize import model_quantization
 from upwell.tools.quantize.data_files import read_samples
 from upwell.tools.quantize.model_quantization import Quantized, _small_gain, chosen, open_float_model, quantize_model
-from upwell.tools.quantize.output_comparison import SCORE_ERROR, compared
+from upwell.tools.quantize.quantization_error import SCORE_ERROR, compared
 from upwell.tools.quantize.quantizer import LayerNode, QuantizeSettings, detector_parts
 
 SIDE, CELLS, CLASSES = 32, 8, 2

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from upwell.shared.tensors import Array, TensorSpec
 from upwell.tools.quantize.data_files import FEWEST_TO_HOLD_OUT, MOST_CALIBRATION_ROWS, Samples, read_samples
-from upwell.tools.quantize.output_comparison import ErrorSummary, compared
+from upwell.tools.quantize.quantization_error import ErrorSummary, compared
 from upwell.tools.quantize.quantizer import FloatModel, Layer, added_error
 
 numbers = arrays.arrays(np.float32, st.integers(1, 30), elements=st.floats(-100, 100, width=32))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from upwell.edge.cases.case_store import CaseStore
+from upwell.edge.case_collection.case_database import CaseStore
 from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
 
 

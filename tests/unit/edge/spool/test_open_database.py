@@ -11,8 +11,8 @@ import pytest
 from tests.integration.spool.harness import case
 from upwell.edge.spool import open_database as module
 from upwell.edge.spool.open_database import WELL_AFTER_S, DatabaseHealth, is_damage, open_database, set_aside
-from upwell.edge.spool.spool_case import SpoolLimits, Stored
 from upwell.edge.spool.spool_store import SCHEMA, Store
+from upwell.edge.spool.spooled_request import SpoolLimits, Stored
 
 
 def test_every_commit_is_on_disk_and_what_is_deleted_is_gone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from upwell.edge.spool.result_sinks import CallbackSink, JsonlSink, TakeLater
-from upwell.edge.spool.spool_case import SpoolResult
+from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.tensors import Array

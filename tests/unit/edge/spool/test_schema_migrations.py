@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.spool.harness import case
 from upwell.edge.spool.open_database import Migration, migrate, open_database, version_of
-from upwell.edge.spool.spool_case import SpoolLimits, Stored
 from upwell.edge.spool.spool_store import SCHEMA, Store
+from upwell.edge.spool.spooled_request import SpoolLimits, Stored
 
 NEXT = Migration(
     up=(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upwell.edge.spool.spool_case import SpoolLimits
 from upwell.edge.spool.spool_drainer import CaseSender, Drainer
+from upwell.edge.spool.spooled_request import SpoolLimits
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 

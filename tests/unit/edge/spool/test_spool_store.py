@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.integration.spool.harness import case
 from upwell.edge.spool.open_database import open_database
-from upwell.edge.spool.spool_case import SpoolClock, SpoolHeld, SpoolLimits, Stored
 from upwell.edge.spool.spool_store import SCHEMA, Store
+from upwell.edge.spool.spooled_request import SpoolClock, SpoolHeld, SpoolLimits, Stored
 
 LIMITS = SpoolLimits(max_bytes=10_000, max_result_bytes=10_000, max_age_s=100.0)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from upwell.edge.spool.result_sinks import TakeLater
-from upwell.edge.spool.spool_case import SpoolResult
+from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.pipelines.run import event_publisher
 from upwell.pipelines.run.event_publisher import Amendments, WaitingEvent
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.pipelines_run import write_agent
 from upwell.edge.server.agent_assembly import embedded_agent
-from upwell.edge.spool.spool_case import SpoolResult
+from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.pipelines.events.event_rules import FiredEvent
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame
@@ -24,7 +24,7 @@ from upwell.pipelines.run.event_publisher import Amendments, PublishedAs, Publis
 from upwell.pipelines.run.infer_step import AnswerReader
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_journal import OutboxLimits
+from upwell.pipelines.sinks.outbox_database import OutboxLimits
 from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.signature.signature import LogicalOutput, Signature

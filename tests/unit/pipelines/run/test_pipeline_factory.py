@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from upwell.edge.spool.result_sinks import TakeLater
-from upwell.edge.spool.spool_case import SpoolResult
+from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.run import pipeline_factory
 from upwell.pipelines.run.pipeline_factory import LateResults, Where

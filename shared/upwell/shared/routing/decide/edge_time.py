@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import RouterState, Signals
 from upwell.shared.routing.estimators.latency import FRESH_S
-from upwell.shared.values import quick
 
 LONG_SILENCE_S = 10.0
 

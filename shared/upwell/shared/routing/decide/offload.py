@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import NamedTuple
 
+from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.edge_time import EdgeTime, preparation_s
 from upwell.shared.routing.decide.router_state import LINK, RouterState, Signals, SplitRoute
 from upwell.shared.routing.estimators.budget_ledger import Draw
@@ -19,7 +20,6 @@ from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.request_facts import RowFacts
 from upwell.shared.routing.policy.settings import Limit, LowerQuality, Prices
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.values import quick
 
 MARGIN = 0.1
 """Under `objective: latency`, the share by which the other side must be faster to be chosen, which avoids flapping."""

@@ -15,8 +15,8 @@ from zoneinfo import ZoneInfo
 
 from upwell.shared.routing.decide import state_updates
 from upwell.shared.routing.decide.decisions import after_edge, before_edge, threshold_of
+from upwell.shared.routing.decide.edge_shortcut import EdgeShortcut
 from upwell.shared.routing.decide.edge_time import NO_EDGE_TIME, EdgeTime
-from upwell.shared.routing.decide.fast_path import FastPath
 from upwell.shared.routing.decide.offload import OffloadCase, chance_of, draw_of, facts, predict
 from upwell.shared.routing.decide.router_state import (
     Audited,
@@ -36,7 +36,7 @@ from upwell.shared.routing.decide.router_state import (
     Scored,
     Signals,
 )
-from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditTally
 from upwell.shared.routing.estimators.budget_ledger import Draw
 from upwell.shared.routing.estimators.deadline_reserve import reserve_s
 from upwell.shared.routing.estimators.fleet_allowance import Allowance
@@ -90,8 +90,8 @@ class Router:
         self._settings = {model: policy.settings(model, None, model_pairs.get(model or "")) for model in models}
         self._hards = {model: _hards(policy, model, model_pairs.get(model or "")) for model in models}
         names = () if policy.rules else models
-        self._fast_path = {
-            model: FastPath(self._policy.judge(RequestFacts(model or "", {}, 0, 0.0))) for model in names
+        self._edge_shortcuts = {
+            model: EdgeShortcut(self._policy.judge(RequestFacts(model or "", {}, 0, 0.0))) for model in names
         }
         self._hard = {hard.scope: hard for hards in self._hards.values() for hard in hards}
 
@@ -154,9 +154,9 @@ class Router:
         return max(ranked, key=lambda pair: pair[0])[1]
 
     def _decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
-        if self._fast_path:
-            fast_path = self._fast_path.get(signals.request_facts.model) or self._fast_path[None]
-            decision = fast_path.decide(state, signals, now_s)
+        if self._edge_shortcuts:
+            shortcut = self._edge_shortcuts.get(signals.request_facts.model) or self._edge_shortcuts[None]
+            decision = shortcut.decide(state, signals, now_s)
             if decision is not None:
                 return decision
         verdict = self.verdict(state, signals, now_s)

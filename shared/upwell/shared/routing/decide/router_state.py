@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.quick_values import quick
+from upwell.shared.routing.estimators.audit_alarm import AuditTally
 from upwell.shared.routing.estimators.budget_ledger import BudgetLedger, Draw
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.estimators.deadline_reserve import Overruns
@@ -25,7 +26,6 @@ from upwell.shared.routing.policy.compiled_policy import RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import LowerQuality
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.routing.scheduling.send_queue import SendQueue
-from upwell.shared.values import quick
 
 LINK = ""
 """Key of the breaker for the link as a whole; the others are keyed by model name."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from upwell.shared.values import quick
+from upwell.shared.quick_values import quick
 
 if TYPE_CHECKING:
     Samples = array[float]

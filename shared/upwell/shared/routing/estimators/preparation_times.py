@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from upwell.shared.quick_values import quick
 from upwell.shared.routing.estimators.latency import FRESH_S, LatencyWindow
-from upwell.shared.values import quick
 
 LEAST_PIXELS = 1 << 18
 """Requests with fewer pixels are not estimated apart: their preparation is short, and counts as part of the run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from upwell.shared.values import quick
+from upwell.shared.quick_values import quick
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import Decision, Outcome, RouterState, Signals, SplitRoute
 from upwell.shared.routing.decide.send_turn import Turn
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
-from upwell.shared.values import quick
 
 T = TypeVar("T")
 Rows: TypeAlias = tuple[int, ...]

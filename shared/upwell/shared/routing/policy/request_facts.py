@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from upwell.shared.values import quick
+from upwell.shared.quick_values import quick
 
 
 @quick

@@ -7,10 +7,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.edge_time import LONG_SILENCE_S
 from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
 from upwell.shared.routing.policy.settings import RANKS, Priority
-from upwell.shared.values import quick
 
 MOST_SPREAD = 0.5
 """Maximum share by which a slow run counts as longer than a usual one: one outlier in 64 runs must not halve the

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.source_address import Reference, names_folder
-from upwell.edge.release.repository_transport import check_repository
-from upwell.edge.release.signed_document import ReleaseDocument
+from upwell.edge.updates.releases.repository_transport import check_repository
+from upwell.edge.updates.releases.signed_document import ReleaseDocument
 from upwell.shared.config.yaml import FilePart, RelativePath, resolve
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.dropped_denies import dropped_denies

@@ -17,10 +17,10 @@ import pytest
 
 from tests.integration.agent.versions import write_endless
 from tests.unit.tflite_for_tests import linear
-from upwell.edge.runtimes import probe
+from upwell.edge.runtimes import probe_process
 from upwell.edge.runtimes.device_lock import DeviceBusy, hold, try_out
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.probe import (
+from upwell.edge.runtimes.probe_process import (
     RESULTS_NAME,
     ProbeHung,
     ProbeSubject,
@@ -40,7 +40,7 @@ def _first_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """As if no library had been opened yet, and no other agent were on this machine."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(probe, "_opened", set())
+    monkeypatch.setattr(probe_process, "_opened", set())
     yield
     tempfile.tempdir = None
 
@@ -166,13 +166,13 @@ def test_another_model_on_a_device_that_this_process_has_open_is_opened_and_mark
 
 def test_a_suspect_is_tried_out_once_the_device_is_free(tmp_path: Path, software_delegate: Path) -> None:
     suspect = subject(tmp_path, software_delegate)
-    probe._remember(tmp_path / RESULTS_NAME, suspect.key(), "suspect")
+    probe_process._remember(tmp_path / RESULTS_NAME, suspect.key(), "suspect")
     enter(suspect, tmp_path).release()
     assert results(tmp_path) == [""]
 
 
 ORPHAN = """
-import json, sys, upwell.edge.runtimes.probe as probe
+import json, sys, upwell.edge.runtimes.probe_process as probe
 from pathlib import Path
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 accelerator = AcceleratorOptions.model_validate(json.loads(sys.argv[2]))
@@ -199,18 +199,18 @@ def test_a_child_ends_with_its_parent_and_frees_the_device(tmp_path: Path, softw
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 2, "results": {}}', '{"version": 1, "results": 5}'])
 def test_a_broken_memory_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / RESULTS_NAME).write_text(content)
-    assert probe._read(tmp_path / RESULTS_NAME) == {}
-    probe._remember(tmp_path / RESULTS_NAME, "key", "crashed")
-    assert probe._read(tmp_path / RESULTS_NAME) == {"key": "crashed"}
+    assert probe_process._read(tmp_path / RESULTS_NAME) == {}
+    probe_process._remember(tmp_path / RESULTS_NAME, "key", "crashed")
+    assert probe_process._read(tmp_path / RESULTS_NAME) == {"key": "crashed"}
 
 
 def test_the_memory_stays_small_and_keeps_the_newest(tmp_path: Path) -> None:
     path = tmp_path / "made" / RESULTS_NAME
     for number in range(70):
-        probe._remember(path, str(number), "")
-    probe._remember(path, "6", "crashed")
-    assert list(probe._read(path)) == [*map(str, range(7, 70)), "6"]
-    probe._remember(Path("/proc/nowhere/probes.json"), "key", "")  # a disk that takes nothing costs nothing
+        probe_process._remember(path, str(number), "")
+    probe_process._remember(path, "6", "crashed")
+    assert list(probe_process._read(path)) == [*map(str, range(7, 70)), "6"]
+    probe_process._remember(Path("/proc/nowhere/probes.json"), "key", "")  # a disk that takes nothing costs nothing
 
 
 def test_the_driver_is_known_as_far_as_the_kernel_tells() -> None:

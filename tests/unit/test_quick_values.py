@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from upwell.shared.values import quick
+from upwell.shared.quick_values import quick
 
 
 @quick

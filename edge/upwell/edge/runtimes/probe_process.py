@@ -232,7 +232,7 @@ def _probe(
 
 def _talk(request: bytes, noise: IO[bytes], timeout_s: float, descriptors: Sequence[int]) -> tuple[int | None, bytes]:
     """The child's exit code, None if it was killed for hanging, and its answer."""
-    command = [sys.executable, "-m", "upwell.edge.runtimes.probe"]
+    command = [sys.executable, "-m", "upwell.edge.runtimes.probe_process"]
     try:
         child = subprocess.Popen(  # noqa: S603  no shell, and no text of a user's in it
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise,

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from upwell.edge.cases.case import (
+from upwell.edge.case_collection.case_database import CaseStore, Kept
+from upwell.edge.case_collection.collected_case import (
     CaseFacts,
     CaseSignature,
     CollectedCase,
@@ -25,7 +26,6 @@ from upwell.edge.cases.case import (
     class_label,
     request_bytes,
 )
-from upwell.edge.cases.case_store import CaseStore, Kept
 from upwell.edge.drift import row_vector
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.policy.router_service import RouterService
@@ -33,7 +33,7 @@ from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
-from upwell.edge.spool.spool_case import SpoolResult
+from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.case_selection import EVALUATED, RowSigns, VectorReference, Why, inclusion, whys

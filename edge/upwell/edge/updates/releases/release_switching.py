@@ -13,11 +13,11 @@ from typing import Protocol
 
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
-from upwell.edge.models.version_trial import DURATION_S
+from upwell.edge.models.trial_and_rollback import DURATION_S
 from upwell.edge.policy.policy_file import check_policy
-from upwell.edge.release.release_config import DeviceFloor
-from upwell.edge.release.stored_release import StoredRelease, open_release
-from upwell.edge.updates.model_switching import ModelSwitching, ServingAgent, in_background
+from upwell.edge.updates.model_versions.model_switching import ModelSwitching, ServingAgent, in_background
+from upwell.edge.updates.releases.release_config import DeviceFloor
+from upwell.edge.updates.releases.stored_release import StoredRelease, open_release
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy

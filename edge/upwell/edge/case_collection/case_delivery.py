@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from upwell.edge.cases.case import CaseFacts, CollectedCase
-from upwell.edge.cases.case_store import READ, SCHEMA, read_case
+from upwell.edge.case_collection.case_database import READ, SCHEMA, read_case
+from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.open_database import opened
 from upwell.shared.config.security import Endpoint, parse_endpoint

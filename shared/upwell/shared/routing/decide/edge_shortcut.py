@@ -15,7 +15,7 @@ from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.request_facts import RequestFacts
 
 
-class FastPath:
+class EdgeShortcut:
     """The result of `before_edge` for requests that stay, for a model whose `verdict` no rule changes.
 
     Such a decision depends on two facts only, so it is computed once for each. The full path takes a dozen calls, which

@@ -20,10 +20,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.source_address import Reference
-from upwell.edge.release.release_config import DeviceFloor, ReleaseSection
-from upwell.edge.release.repository_transport import METADATA_NAME, RepositoryTransport, open_transport, unless_slow
-from upwell.edge.release.signed_document import Payload, ReleaseDocument
-from upwell.edge.release.stored_release import store_release
+from upwell.edge.updates.releases.release_config import DeviceFloor, ReleaseSection
+from upwell.edge.updates.releases.repository_transport import (
+    METADATA_NAME,
+    RepositoryTransport,
+    open_transport,
+    unless_slow,
+)
+from upwell.edge.updates.releases.signed_document import Payload, ReleaseDocument
+from upwell.edge.updates.releases.stored_release import store_release
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.open_source import open_source
 from upwell.edge.updates.update_follower import Activate, Followed, Outcome, UpdateFollower
@@ -33,7 +38,7 @@ from upwell.shared.files import write_whole
 from upwell.shared.platform.system_clock import is_synchronised
 
 if TYPE_CHECKING:
-    from upwell.edge.release.tuf_client import ReleaseRepository
+    from upwell.edge.updates.releases.tuf_client import ReleaseRepository
 
 
 _log = logging.getLogger(__name__)
@@ -97,7 +102,7 @@ class ReleaseSource:
     def __init__(
         self, section: ReleaseSection, folder: Path, store: VersionStore, choice: KeptFleetChoice, floor: DeviceFloor
     ) -> None:
-        from upwell.edge.release.tuf_client import ReleaseRepository, read_root
+        from upwell.edge.updates.releases.tuf_client import ReleaseRepository, read_root
 
         self._section = section
         self._store = store

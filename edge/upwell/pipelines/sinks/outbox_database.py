@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from upwell.edge.spool.open_database import REOPEN_S, DatabaseHealth, is_damage, open_database, set_aside
-from upwell.edge.spool.spool_case import SpoolClock
-from upwell.pipelines.sinks.outbox_store import SCHEMA, OutboxStore, Outcome
+from upwell.edge.spool.spooled_request import SpoolClock
+from upwell.pipelines.sinks.outbox_tables import SCHEMA, OutboxStore, Outcome
 from upwell.shared.errors import UpwellError
 
 T = TypeVar("T")

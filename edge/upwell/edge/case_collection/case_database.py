@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from upwell.edge.cases.case import CaseFacts, CollectedCase
+from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.edge.spool.open_database import Migration, open_database
 from upwell.edge.spool.spool_store import TransactionalStore
 from upwell.shared.routing.policy.settings import CollectSettings

@@ -20,7 +20,7 @@ BUDGETS_NAME = "budgets.json"
 _log = logging.getLogger(__name__)
 
 
-class Housekeeping:
+class PeriodicJobs:
     """A thread that calls each of `jobs` about once every `PERIOD_S`, and once more when it is closed."""
 
     def __init__(self, *jobs: Callable[[], None]) -> None:

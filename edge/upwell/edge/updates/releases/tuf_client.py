@@ -16,14 +16,14 @@ from tuf.api.metadata import Metadata, TargetFile, Targets
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
-from upwell.edge.release.repository_transport import (
+from upwell.edge.updates.releases.repository_transport import (
     METADATA_NAME,
     TARGETS_NAME,
     NotThere,
     RepositoryTransport,
     check_small,
 )
-from upwell.edge.release.signed_document import (
+from upwell.edge.updates.releases.signed_document import (
     MAX_DOCUMENT_BYTES,
     ReleaseDocument,
     document_path,

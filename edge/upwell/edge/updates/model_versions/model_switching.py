@@ -13,9 +13,9 @@ from functools import partial
 from typing import Protocol
 
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
-from upwell.edge.models.version_trial import Trial
+from upwell.edge.models.trial_and_rollback import Trial
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.updates.version_comparison import Versions
+from upwell.edge.updates.model_versions.version_comparison import Versions
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy

@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.edge.agents import SURE, edge_model, rows_of
 from tests.unit.test_docs import ROOT, prose
-from upwell.edge.models import version_trial as trials
+from upwell.edge.models import trial_and_rollback as trials
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
-from upwell.edge.models.version_trial import Trial
+from upwell.edge.models.trial_and_rollback import Trial
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array
 

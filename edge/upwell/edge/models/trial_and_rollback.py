@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Comparison(Protocol[_Answer]):
-    """Compares the answers of two versions; see `upwell.edge.updates.version_comparison`. Thread-safe."""
+    """Compares the answers of two versions; see `version_comparison`. Thread-safe."""
 
     @property
     def is_complete(self) -> bool:

@@ -21,7 +21,7 @@ from upwell.shared.routing.policy.policy import Policy
 def full_way(policy: Policy) -> Router:
     """A router that knows no other."""
     router = Router(policy)
-    router._fast_path = {}
+    router._edge_shortcuts = {}
     return router
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 
-from upwell.edge.cases.case_delivery import CaseAway, CaseRefused, Put
+from upwell.edge.case_collection.case_delivery import CaseAway, CaseRefused, Put
 from upwell.shared.config.security import ClientSecurity, TlsFiles, parse_endpoint
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import parse_json

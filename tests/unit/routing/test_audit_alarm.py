@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from upwell.shared.routing.estimators.audit_tally import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditTally
 from upwell.shared.routing.policy.settings import HardSettings
 
 RISK = 0.02

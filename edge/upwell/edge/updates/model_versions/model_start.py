@@ -20,8 +20,13 @@ from upwell.edge.models.edge_model import EdgeModel, Head, ServedModel
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.models.model_loader import Loader, Loading
 from upwell.edge.models.split_heads import load_heads
-from upwell.edge.updates.model_switching import ModelSwitching, TrialVerdict
-from upwell.edge.updates.rollback import REASON, CannotGoBack, RollbackRequest, carry_out_rollback
+from upwell.edge.updates.model_versions.model_switching import ModelSwitching, TrialVerdict
+from upwell.edge.updates.model_versions.rollback_by_hand import (
+    REASON,
+    CannotGoBack,
+    RollbackRequest,
+    carry_out_rollback,
+)
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.open_source import open_source
 from upwell.edge.updates.update_follower import UpdateFollower

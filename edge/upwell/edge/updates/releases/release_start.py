@@ -11,19 +11,19 @@ from pathlib import Path
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.release.release_config import DeviceFloor, ReleaseSection
-from upwell.edge.release.release_control import ReleaseControl
-from upwell.edge.release.release_source import KeptFleetChoice, ReleaseFollower, ReleaseSource, home_of
-from upwell.edge.release.release_switching import (
+from upwell.edge.updates.model_versions.model_start import ModelStart
+from upwell.edge.updates.model_versions.model_switching import ModelSwitching
+from upwell.edge.updates.releases.release_config import DeviceFloor, ReleaseSection
+from upwell.edge.updates.releases.release_control import ReleaseControl
+from upwell.edge.updates.releases.release_source import KeptFleetChoice, ReleaseFollower, ReleaseSource, home_of
+from upwell.edge.updates.releases.release_switching import (
     ReleaseAgent,
     ReleaseSurroundings,
     ReleaseSwitching,
     RunsBeside,
     opened,
 )
-from upwell.edge.release.stored_release import StoredRelease
-from upwell.edge.updates.model_start import ModelStart
-from upwell.edge.updates.model_switching import ModelSwitching
+from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.config.yaml import load_yaml

@@ -11,9 +11,9 @@ import pytest
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError, DeadlineExceeded, Refused
-from upwell.shared.oip.auth import client_quotas
+from upwell.shared.oip.auth import request_quotas
 from upwell.shared.oip.auth.caller import UNLIMITED, Caller, Grant, Limits, calling, client_key
-from upwell.shared.oip.auth.client_quotas import ClientQuota, Quotas, limited, size_bytes
+from upwell.shared.oip.auth.request_quotas import ClientQuota, Quotas, limited, size_bytes
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 from upwell.shared.routing.estimators.token_bucket import Refill
@@ -179,7 +179,7 @@ def test_what_is_under_way_counts_under_new_limits_too() -> None:
 
 
 def test_clients_remembered_are_bounded_and_the_busy_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_quotas, "MAX_CLIENTS", 3)
+    monkeypatch.setattr(request_quotas, "MAX_CLIENTS", 3)
     fake = FakeDataplane()
     guarded = Quotas(fake, limits(rate="1/day", concurrency=1))
     fake.hold()
