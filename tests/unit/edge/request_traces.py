@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from upwell.edge.observe.request_trace import RequestTrace, answer_fields
+from upwell.edge.models.edge_model import ServedModel
+from upwell.edge.observe.request_trace import TRACED, RequestTrace, trace_of
 from upwell.edge.request.answer import Answer, Timings
+from upwell.edge.request.request import RequestRecord, RowParts
 from upwell.shared.routing.decide.router import Router
 from upwell.shared.routing.decide.router_state import RouterState, Signals
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
@@ -29,29 +31,22 @@ def answer(id: str, reason: Reason = Reason.EASY, **facts: Any) -> Answer:
     return Answer({}, Route.EDGE, reason, reason is not Reason.EASY, Plan.CASCADE, times, id, (Route.EDGE,), **facts)
 
 
+def record(id: str, asked: Signals, **facts: Any) -> RequestRecord:
+    """The record of a request that the device has answered, unless `facts` say otherwise."""
+    whole: dict[str, Any] = {
+        "first": ROUTER.decide(STATE, asked, 1000.0), "second": None, "hardness": {0: 0.8}, "edge_s": 0.01, **facts,
+    }  # fmt: skip
+    model, parts = ServedModel("digits", None, "digits"), RowParts(len(asked.row_sizes_bytes))
+    return RequestRecord(model, id, asked, {}, parts=parts, attempts=[], **whole)
+
+
 def request_trace(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> RequestTrace:
     """The trace of a request that was answered, unless `facts` say otherwise."""
-    asked = facts.pop("signals", None) or signals(tags)
-    state = facts.pop("state", STATE)
-    whole: dict[str, Any] = {
-        "id": id,
-        "signals": asked,
-        "first": ROUTER.decide(STATE, asked, 1000.0),
-        "second": None,
-        "hardness": {0: 0.8},
-        "misses": (),
-        "edge_s": 0.01,
-        "uplink_s": 0.02,
-        "link_wait": None,
-        "link": state.link,
-        "breakers": state.breakers,
-        "policy_digest": "sha256:of-the-policy",
-        "ended_s": 1000.012,
-        "error": ("", ""),
-        **facts,
-    }
-    ended = whole.pop("answer", answer(id))
-    return RequestTrace(**whole, answer=ended and answer_fields(ended))
+    ended, state, ended_s = facts.pop("answer", answer(id)), facts.pop("state", STATE), facts.pop("ended_s", 1000.012)
+    own: dict[str, Any] = {"uplink_s": 0.02, **{name: facts.pop(name) for name in ("misses", "error") if name in facts}}
+    done = record(id, facts.pop("signals", None) or signals(tags), **facts)
+    trace = trace_of(done, ended or RuntimeError(), state, ended_s, "sha256:of-the-policy")
+    return tuple(own.get(name, value) for name, value in zip(TRACED, trace, strict=False)) + trace[len(TRACED) :]
 
 
 NOT_FINITE = {0: math.nan, 1: math.inf, 2: -math.inf, 3: 0.25}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.edge.request_traces import NOT_FINITE, ROUTER, STATE, answer, request_trace, signals
-from upwell.edge.models.edge_model import ServedModel
+from tests.unit.edge.request_traces import NOT_FINITE, ROUTER, STATE, answer, record, request_trace, signals
 from upwell.edge.observe.request_trace import (
     LONGEST_ID,
     LONGEST_TAG,
@@ -21,9 +21,9 @@ from upwell.edge.observe.request_trace import (
     MOST_TAGS,
     RequestTrace,
     to_line,
+    trace_of,
 )
 from upwell.edge.observe.trace_text import meanings, outcome, tell
-from upwell.edge.request.request import RequestRecord, RowParts
 from upwell.shared.errors import Refused
 from upwell.shared.routing import reasons
 from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, RouterState, SplitRoute
@@ -45,29 +45,36 @@ def text(one: RequestTrace) -> str:
     return "\n".join(line for _, lines in tell(decoded(one)) for line in lines)
 
 
-def record(inputs: Any = None) -> RequestRecord:
-    asked = signals({"camera": "dock"})
-    first = ROUTER.decide(STATE, asked, 1000.0)
-    model = ServedModel("digits", None, "digits")
-    return RequestRecord(model, "abc", asked, inputs or {}, first, None, {0: 0.5}, RowParts(1), [], 0.02)
+ASKED = signals({"camera": "dock"})
 
 
-def test_a_flight_holds_neither_inputs_nor_outputs() -> None:
-    inputs = {"image": np.ones(1000)}
-    whole = replace(answer("abc"), outputs={"scores": np.ones(1000)})
-    one = RequestTrace.of(record(inputs), whole, STATE, 1000.5)
-    assert whole.outputs not in (one.answer or ())
-    assert (one.id, one.hardness, one.edge_s) == ("abc", {0: 0.5}, 0.02)
+def test_a_trace_holds_neither_inputs_nor_outputs() -> None:
+    inputs, outputs = {"image": np.ones(1000)}, {"scores": np.ones(1000)}
+    one = trace_of(replace(record("abc", ASKED), sent_inputs=inputs), replace(answer("abc"), outputs=outputs), STATE, 1)
+    assert not any(value is inputs or value is outputs for value in one)
+    assert {"id": "abc", "hardness": {"0": 0.8}, "edge_s": 0.01}.items() <= decoded(one).items()
     assert len(to_line(one)) < 3000
+
+
+def test_a_trace_that_is_kept_is_one_object_for_the_garbage_collector() -> None:
+    ended = answer("abc")
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        kept = [trace_of(record("abc", ASKED), ended, STATE, 1000.5) for _ in range(100)]
+        assert len(gc.get_objects()) - before < 1.1 * len(kept)
+    finally:
+        gc.enable()
 
 
 def test_of_an_error_the_type_and_the_text_are_kept() -> None:
     try:
         raise Refused("the device is busy")
     except Refused as error:
-        one = RequestTrace.of(record(), error, STATE, 1001.5)
-    assert one.answer is None
+        one = trace_of(record("abc", ASKED), error, STATE, 1001.5)
     found = decoded(one)
+    assert found["answer"] is None
     assert found["error"] == {"type": "Refused", "text": "the device is busy"}
     assert outcome(found) == ("error", "Refused")
     assert "error Refused: the device is busy" in text(one)
@@ -178,8 +185,7 @@ def test_a_flight_of_another_version_is_told_as_far_as_it_goes() -> None:
 
 def test_the_cut_is_told_by_which_rows_went_up() -> None:
     split_route = SplitRoute("digits/c7", 512)
-    done = record()
-    done = replace(done, first=replace(done.first, plan=Plan.SPLIT, up_rows=(0,), split_route=split_route))
-    one = RequestTrace.of(done, answer("abc"), STATE, 1000.5)
+    first = replace(ROUTER.decide(STATE, ASKED, 1000.0), plan=Plan.SPLIT, up_rows=(0,), split_route=split_route)
+    one = trace_of(record("abc", ASKED, first=first), answer("abc"), STATE, 1000.5)
     assert decoded(one)["decisions"][0]["way"] == "digits/c7"
     assert "by digits/c7: rows 0, waited for until" in text(one)

@@ -53,17 +53,25 @@ class ModelTotals:
         )  # fmt: skip
 
 
+AT_ONCE = 256
+"""Maximum number of answers with one key that wait to be counted."""
+
+
 @dataclass(slots=True)
 class _Times:
-    """A histogram of times; `counts` has one entry per bucket and one for longer times."""
+    """A histogram of times; `counts` has one entry per bucket and one for longer times, `new` those not counted yet."""
 
     since_s: float
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     sum_s: float = 0.0
+    new: deque[float] = field(default_factory=deque)
 
-
-AT_ONCE = 256
-"""Maximum number of answers that wait to be counted."""
+    def count(self) -> None:
+        """Count the new ones; for one thread at a time."""
+        for _ in range(len(self.new)):
+            took_s = self.new.popleft()
+            self.counts[bisect_left(BUCKETS_S, took_s)] += 1
+            self.sum_s += took_s
 
 
 class AnswerTally(Collector):
@@ -74,33 +82,31 @@ class AnswerTally(Collector):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._new: deque[tuple[str, Route, Reason, float]] = deque()
         self._answers: dict[tuple[str, Route, Reason], _Times] = {}
         self._since_s = time.time()
 
     def add(self, model: str, route: Route, reason: Reason, took_s: float) -> None:
         """Count an answer."""
-        self._new.append((model, route, reason, took_s))
-        if len(self._new) >= AT_ONCE:
+        times = self._answers.get((model, route, reason))
+        if times is None:
             with self._lock:
-                self._count()
+                times = self._answers.setdefault((model, route, reason), _Times(self._since_s))
+        times.new.append(took_s)
+        if len(times.new) >= AT_ONCE:
+            with self._lock:
+                times.count()
 
-    def _count(self) -> Mapping[tuple[str, Route, Reason], _Times]:
+    def _counted(self) -> Mapping[tuple[str, Route, Reason], _Times]:
         """All answers, counted; call it under the lock."""
-        for _ in range(len(self._new)):
-            model, route, reason, took_s = self._new.popleft()
-            times = self._answers.get((model, route, reason))
-            if times is None:
-                times = self._answers[model, route, reason] = _Times(self._since_s)
-            times.counts[bisect_left(BUCKETS_S, took_s)] += 1
-            times.sum_s += took_s
+        for times in self._answers.values():
+            times.count()
         return self._answers
 
     def by_route(self) -> dict[Route, int]:
         """The number of answers by route."""
         found: dict[Route, int] = {}
         with self._lock:
-            for (_, route, _), times in self._count().items():
+            for (_, route, _), times in self._counted().items():
                 found[route] = found.get(route, 0) + sum(times.counts)
         return found
 
@@ -108,7 +114,7 @@ class AnswerTally(Collector):
         """The number of answers by route and reason, for each model."""
         found: dict[str, dict[tuple[Route, Reason], int]] = {}
         with self._lock:
-            for (model, route, reason), times in self._count().items():
+            for (model, route, reason), times in self._counted().items():
                 found.setdefault(model, {})[route, reason] = sum(times.counts)
         return found
 
@@ -119,7 +125,7 @@ class AnswerTally(Collector):
         bounds = [*map(str, BUCKETS_S), "+Inf"]
         routes: dict[tuple[str, str], _Times] = {}
         with self._lock:
-            for (model, route, reason), times in self._count().items():
+            for (model, route, reason), times in self._counted().items():
                 requests.add_metric([model, str(route), str(reason)], sum(times.counts), created=times.since_s)
                 whole = routes.setdefault((model, str(route)), _Times(times.since_s))
                 whole.counts = [*map(add, whole.counts, times.counts)]

@@ -7,14 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import RequestRecord
-from upwell.shared.routing.decide.router_state import Decision, RouterState, Signals
+from upwell.shared.routing.decide.router_state import RouterState
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.estimators.link_estimate import LinkEstimate
-from upwell.shared.routing.flow.cloud_attempt import LinkWait
 from upwell.shared.routing.flow.flow_actions import CloudFailure
 
 MOST_ROWS = 16
@@ -24,60 +23,62 @@ LONGEST_TAG = 100
 LONGEST_ID = 200
 LONGEST_TEXT = 500
 
-NAMES = ("edge_digest", "accelerator", "edge_state", "cloud_digest", "spool_id")
-ANSWER_FIELDS = ("plan", "route", "reason", "routes", "degraded", "timings", *NAMES)
-"""The fields of an `Answer` that are recorded."""
+RequestTrace: TypeAlias = tuple[Any, ...]
+"""The facts about a finished request, in one flat tuple: its own (`TRACED`), then those of the signals, of the first
+decision and of the answer (None for each if it ended in an error).
 
-answer_fields = attrgetter(*ANSWER_FIELDS)
+Flat, since the garbage collector visits each object that stays: with the request's own objects in a trace, a fifth of
+what the agent adds to the runtime was garbage collection. There are no inputs or outputs, and of an error its type and
+text alone, since its traceback would keep the inputs in memory. `link` and `breakers` are the router's at the end of
+the request. `ended_s` is monotonic.
+"""
+
+TRACED = (
+    "id", "row_sizes_bytes", "tags", "misses", "error", "second", "hardness", "edge_s", "uplink_s", "link_wait",
+    "link", "breakers", "policy_digest", "ended_s",
+)  # fmt: skip
+_SIGNALS = (
+    "request_facts.wall_time_s", "request_facts.model", "up_sizes_bytes", "arrived_s", "caller_deadline_s",
+    "edge_ahead", "has_edge", "has_cloud", "has_scores",
+)  # fmt: skip
+_DECISION = (
+    "plan", "reason", "verdict", "deadline_s", "give_up_s", "fallback_start_s", "up_rows", "kept_rows", "obstacle",
+    "refusal", "predicted_edge_s", "predicted_cloud_s", "split_route", "chance", "needed_chance", "quality",
+    "interface",
+)  # fmt: skip
+_TIMINGS = ("total_s", "edge_s", "uplink_s", "cloud_queue_s", "cloud_compute_s")
+_NAMES = ("edge_digest", "accelerator", "edge_state", "cloud_digest", "spool_id")
+_ANSWER = ("plan", "route", "reason", "routes", "degraded", *(f"timings.{name}" for name in _TIMINGS), *_NAMES)
+_PARTS = (TRACED, _SIGNALS, _DECISION, _ANSWER)
+
+_of_signals, _of_decision, _of_answer = attrgetter(*_SIGNALS), attrgetter(*_DECISION), attrgetter(*_ANSWER)
+_NO_ANSWER = (None,) * len(_ANSWER)
+_NO_MISSES: Sequence[CloudFailure] = ()
+_NO_ERROR = ("", "")
 
 
-class RequestTrace(NamedTuple):
-    """The facts about a finished request; made in microseconds from immutable values.
-
-    It has no inputs or outputs: `answer` has the `ANSWER_FIELDS`. Without an answer it is None, and `error` has the
-    error's type and text. `link` and `breakers` are the router's at the end of the request. `ended_s` is monotonic.
-    """
-
-    id: str
-    signals: Signals
-    first: Decision
-    second: Decision | None
-    hardness: Mapping[int, float]
-    misses: Sequence[CloudFailure]
-    edge_s: float | None
-    uplink_s: float | None
-    link_wait: LinkWait | None
-    link: LinkEstimate
-    breakers: Mapping[str, Breaker]
-    policy_digest: str
-    ended_s: float
-    answer: tuple[Any, ...] | None
-    error: tuple[str, str] = ("", "")
-
-    @classmethod
-    def of(
-        cls, done: RequestRecord, ended: Answer | Exception, state: RouterState, ended_s: float, policy_digest: str = ""
-    ) -> RequestTrace:
-        """Make the trace of a request that ended with an answer or an error.
-
-        Only an error's text is kept, since its traceback would keep the inputs in memory.
-        """
-        misses, uplink_s, link_wait = _NO_MISSES, None, None
-        if done.attempts:
-            misses = [a.outcome for a in done.attempts if isinstance(a.outcome, CloudFailure)]
-            uplink_s = max(attempt.elapsed_s for attempt in done.attempts)
-            link_wait = next((attempt.link_wait for attempt in done.attempts if attempt.link_wait is not None), None)
-        if state.others:
-            state = state.over((done.second or done.first).interface)
-        answer, error = None, ("", "")
-        if isinstance(ended, Answer):
-            answer = answer_fields(ended)
-        else:
-            error = type(ended).__name__, str(ended)
-        return cls(
-            done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, uplink_s, link_wait,
-            state.link, state.breakers, policy_digest, ended_s, answer, error,
-        )  # fmt: skip
+def trace_of(
+    done: RequestRecord, ended: Answer | Exception, state: RouterState, ended_s: float, policy_digest: str = ""
+) -> RequestTrace:
+    """The trace of a request that ended with an answer or an error; made in microseconds."""
+    misses, uplink_s, link_wait = _NO_MISSES, None, None
+    if done.attempts:
+        misses = [a.outcome for a in done.attempts if isinstance(a.outcome, CloudFailure)]
+        uplink_s = max(attempt.elapsed_s for attempt in done.attempts)
+        link_wait = next((attempt.link_wait for attempt in done.attempts if attempt.link_wait is not None), None)
+    if state.others:
+        state = state.over((done.second or done.first).interface)
+    if isinstance(ended, Answer):
+        answer, error = _of_answer(ended), _NO_ERROR
+    else:
+        answer, error = _NO_ANSWER, (type(ended).__name__, str(ended))
+    signals, second = done.signals, done.second
+    return (
+        done.id, signals.row_sizes_bytes, signals.request_facts.tags, misses, error,
+        None if second is None else _of_decision(second), done.hardness, done.edge_s, uplink_s, link_wait,
+        state.link, state.breakers, policy_digest, ended_s,
+        *_of_signals(signals), *_of_decision(done.first), *answer,
+    )  # fmt: skip
 
 
 USUAL_BYTES = 1200
@@ -87,18 +88,11 @@ MOST_LETTERS = 200
 
 def is_usual(request_trace: RequestTrace) -> bool:
     """Whether the trace takes about `USUAL_BYTES`: no value in it has a size chosen by a caller."""
-    if len(request_trace.signals.row_sizes_bytes) != 1 or request_trace.misses:
+    id, row_sizes_bytes, tags, misses, error = request_trace[:5]
+    if len(row_sizes_bytes) != 1 or misses:
         return False
-    tags = request_trace.signals.request_facts.tags
-    letters = (
-        len(request_trace.id)
-        + len(request_trace.error[1])
-        + sum(len(name) + len(value) for name, value in tags.items())
-    )
-    return letters <= MOST_LETTERS
-
-
-_NO_MISSES: Sequence[CloudFailure] = ()
+    letters = len(id) + len(error[1]) + sum(len(name) + len(value) for name, value in tags.items())
+    return bool(letters <= MOST_LETTERS)
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
@@ -119,25 +113,27 @@ def json_line(trace: dict[str, Any]) -> bytes:
 
 def record(request_trace: RequestTrace) -> dict[str, Any]:
     """The trace as an object for JSON; durations in seconds, times in seconds since the request's arrival."""
-    signals, verdict = request_trace.signals, request_trace.first.verdict
-    settings, request_facts = verdict.settings, signals.request_facts
-    hard = settings.hard
+    values = iter(request_trace)
+    own, signals, first, answer = (dict(zip(names, values, strict=False)) for names in _PARTS)
+    arrived_s, verdict = signals["arrived_s"], first["verdict"]
+    settings, hard = verdict.settings, verdict.settings.hard
+    second = None if own["second"] is None else dict(zip(_DECISION, own["second"], strict=True))
     return {
-        "id": request_trace.id[:LONGEST_ID],
-        "time": request_facts.wall_time_s,
-        "model": request_facts.model[:LONGEST_ID],
-        "tags": {name[:LONGEST_TAG]: value[:LONGEST_TAG] for name, value in [*request_facts.tags.items()][:MOST_TAGS]},
-        "rows": len(signals.row_sizes_bytes),
-        "row_sizes_bytes": list(signals.row_sizes_bytes[:MOST_ROWS]),
-        "up_sizes_bytes": list(signals.up_sizes_bytes[:MOST_ROWS]),
-        "caller_deadline_s": _known(signals.caller_deadline_s - signals.arrived_s),
-        "deadline_s": request_trace.first.deadline_s - signals.arrived_s,
-        "queue_ahead": signals.edge_ahead,
-        "has_edge": signals.has_edge,
-        "has_cloud": signals.has_cloud,
-        "has_scores": signals.has_scores,
+        "id": own["id"][:LONGEST_ID],
+        "time": signals["request_facts.wall_time_s"],
+        "model": signals["request_facts.model"][:LONGEST_ID],
+        "tags": {name[:LONGEST_TAG]: value[:LONGEST_TAG] for name, value in [*own["tags"].items()][:MOST_TAGS]},
+        "rows": len(own["row_sizes_bytes"]),
+        "row_sizes_bytes": list(own["row_sizes_bytes"][:MOST_ROWS]),
+        "up_sizes_bytes": list(signals["up_sizes_bytes"][:MOST_ROWS]),
+        "caller_deadline_s": _known(signals["caller_deadline_s"] - arrived_s),
+        "deadline_s": first["deadline_s"] - arrived_s,
+        "queue_ahead": signals["edge_ahead"],
+        "has_edge": signals["has_edge"],
+        "has_cloud": signals["has_cloud"],
+        "has_scores": signals["has_scores"],
         "policy": {
-            "digest": request_trace.policy_digest,
+            "digest": own["policy_digest"],
             "rule": verdict.rule,
             "route": verdict.route,
             "egress_rule": verdict.egress_rule,
@@ -151,15 +147,16 @@ def record(request_trace: RequestTrace) -> dict[str, Any]:
             "calibrated": None if hard is None else hard.calibrated,
             "priority": settings.priority,
         },
-        **_network(request_trace.link, request_trace.breakers, request_trace.ended_s),
-        "decisions": [
-            _decision(decision, signals.arrived_s)
-            for decision in (request_trace.first, request_trace.second)
-            if decision is not None
-        ],
-        "hardness": {str(row): value for row, value in [*request_trace.hardness.items()][:MOST_ROWS]},
-        "misses": [{"reason": str(miss.reason), "text": miss.detail[:LONGEST_TEXT]} for miss in request_trace.misses],
-        **_end(request_trace),
+        **_network(own["link"], own["breakers"], own["ended_s"]),
+        "decisions": [_decision(decision, arrived_s) for decision in (first, second) if decision is not None],
+        "hardness": {str(row): value for row, value in [*own["hardness"].items()][:MOST_ROWS]},
+        "misses": [{"reason": str(miss.reason), "text": miss.detail[:LONGEST_TEXT]} for miss in own["misses"]],
+        "took_s": own["ended_s"] - arrived_s,
+        "edge_s": own["edge_s"],
+        "uplink_s": own["uplink_s"],
+        "link_wait": None if own["link_wait"] is None else asdict(own["link_wait"]),
+        "late_s": own["ended_s"] - first["deadline_s"],
+        **_outcome(answer, *own["error"]),
     }
 
 
@@ -175,53 +172,38 @@ def _network(link: LinkEstimate, breakers: Mapping[str, Breaker], now_s: float) 
     }
 
 
-def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
+def _decision(decision: Mapping[str, Any], arrived_s: float) -> dict[str, Any]:
+    quality, split_route, obstacle = decision["quality"], decision["split_route"], decision["obstacle"]
     return {
-        "plan": str(decision.plan),
-        "reason": str(decision.reason),
-        "quality": None if decision.quality is None else decision.quality.quality,
-        "interface": decision.interface or None,
-        "way": None if decision.split_route is None else decision.split_route.key[:LONGEST_ID],
-        "obstacle": None if decision.obstacle is None else str(decision.obstacle),
-        "up_rows": list(decision.up_rows[:MOST_ROWS]),
-        "kept_rows": list(decision.kept_rows[:MOST_ROWS]),
-        "predicted_edge_s": _known(decision.predicted_edge_s),
-        "predicted_cloud_s": _known(decision.predicted_cloud_s),
-        "chance": _known(decision.chance),
-        "needed_chance": _known(decision.needed_chance),
-        "give_up_s": _known(decision.give_up_s - arrived_s),
-        "fallback_start_s": _known(decision.fallback_start_s - arrived_s),
-        "refusal": decision.refusal[:LONGEST_TEXT],
+        "plan": str(decision["plan"]),
+        "reason": str(decision["reason"]),
+        "quality": None if quality is None else quality.quality,
+        "interface": decision["interface"] or None,
+        "way": None if split_route is None else split_route.key[:LONGEST_ID],
+        "obstacle": None if obstacle is None else str(obstacle),
+        "up_rows": list(decision["up_rows"][:MOST_ROWS]),
+        "kept_rows": list(decision["kept_rows"][:MOST_ROWS]),
+        "predicted_edge_s": _known(decision["predicted_edge_s"]),
+        "predicted_cloud_s": _known(decision["predicted_cloud_s"]),
+        "chance": _known(decision["chance"]),
+        "needed_chance": _known(decision["needed_chance"]),
+        "give_up_s": _known(decision["give_up_s"] - arrived_s),
+        "fallback_start_s": _known(decision["fallback_start_s"] - arrived_s),
+        "refusal": decision["refusal"][:LONGEST_TEXT],
     }
 
 
-def _end(request_trace: RequestTrace) -> dict[str, Any]:
-    """The outcome, and how long after the deadline it came (negative: before)."""
-    took_s = request_trace.ended_s - request_trace.signals.arrived_s
-    end: dict[str, Any] = {
-        "took_s": took_s,
-        "edge_s": request_trace.edge_s,
-        "uplink_s": request_trace.uplink_s,
-        "link_wait": None if request_trace.link_wait is None else asdict(request_trace.link_wait),
-        "late_s": request_trace.ended_s - request_trace.first.deadline_s,
-    }
-    if request_trace.answer is None:
-        kind, text = request_trace.error
-        return {**end, "answer": None, "error": {"type": kind, "text": text[:LONGEST_TEXT]}}
-    answer = dict(zip(ANSWER_FIELDS, request_trace.answer, strict=True))
-    timings = answer["timings"]
-    end["answer"] = {
+def _outcome(answer: Mapping[str, Any], error: str, text: str) -> dict[str, Any]:
+    if error:
+        return {"answer": None, "error": {"type": error, "text": text[:LONGEST_TEXT]}}
+    told = {
         **{name: str(answer[name]) for name in ("plan", "route", "reason")},
         "routes": [str(route) for route in answer["routes"][:MOST_ROWS]],
         "degraded": answer["degraded"],
-        "total_s": timings.total_s,
-        "edge_s": timings.edge_s,
-        "uplink_s": timings.uplink_s,
-        "cloud_queue_s": timings.cloud_queue_s,
-        "cloud_compute_s": timings.cloud_compute_s,
-        **{name: answer[name][:LONGEST_ID] for name in NAMES},
+        **{name: answer[f"timings.{name}"] for name in _TIMINGS},
+        **{name: answer[name][:LONGEST_ID] for name in _NAMES},
     }
-    return {**end, "error": None}
+    return {"answer": told, "error": None}
 
 
 def _known(value: float) -> float | None:

@@ -239,7 +239,7 @@ def signals_of(
     elif entry_model is None:
         sizes = (size_bytes(inputs),)
     elif (row_bytes := entry_model.signature.row_bytes) is not None:
-        sizes = (row_bytes,) * rows
+        sizes = row_bytes * rows  # of a single row it is the same object
     else:
         sizes = entry_model.signature.row_sizes_bytes(sent_inputs)
         if entry_model.pictures and (pictures := pictures_of(entry_model, inputs)) is not None:

@@ -33,7 +33,7 @@ from upwell.edge.observe.cloud_model_check import CloudModels
 from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder
 from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
 from upwell.edge.observe.request_log import RequestLog
-from upwell.edge.observe.request_trace import RequestTrace
+from upwell.edge.observe.request_trace import trace_of
 from upwell.edge.observe.shadow_release import ReleaseShadow
 from upwell.edge.policy.periodic_jobs import BUDGETS_NAME, BudgetFile, PeriodicJobs
 from upwell.edge.policy.policy_file import PolicyFile, check_policy
@@ -266,7 +266,7 @@ class AgentCore:
             end_request(context, request, failed, error)
             if failed is not None:
                 self.flight_recorder.note(
-                    RequestTrace.of(failed, error, self.router.recent, time.monotonic(), self.router.digest)
+                    trace_of(failed, error, self.router.recent, time.monotonic(), self.router.digest)
                 )
             raise
         return self._kept(done, answer, context, request)
@@ -285,7 +285,7 @@ class AgentCore:
             self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
-        self.flight_recorder.note(RequestTrace.of(done, answer, self.router.recent, now_s, self.router.digest))
+        self.flight_recorder.note(trace_of(done, answer, self.router.recent, now_s, self.router.digest))
         if answer.cloud_digest:
             if not answer.cut:  # a tail is not the cloud model that calibrations refer to
                 self.router.identify_cloud(model, answer.cloud_digest)

@@ -153,11 +153,11 @@ class Signature:
                 raise ModelFailed(f"output {check.name!r}: expected {rows} rows, got {array.shape[0]}")
 
     @cached_property
-    def row_bytes(self) -> int | None:
-        """The size of every row by `row_sizes_bytes`; None if it depends on the request."""
+    def row_bytes(self) -> tuple[int, ...] | None:
+        """The size of a single row by `row_sizes_bytes`; None if it depends on the request."""
         if any(check.sizes is None for check in self._input_checks):
             return None
-        return sum(check.dtype.itemsize * math.prod(check.sizes or ()) for check in self._input_checks)
+        return (sum(check.dtype.itemsize * math.prod(check.sizes or ()) for check in self._input_checks),)
 
     def row_sizes_bytes(self, inputs: Mapping[str, Array]) -> tuple[int, ...]:
         """The size of each row in OIP's raw form (bytes), for inputs that passed `check_inputs`."""
