@@ -290,8 +290,13 @@ def test_however_much_is_wrong_the_text_is_bounded() -> None:
 
 
 def test_only_some_of_very_many_errors_are_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = []
-    monkeypatch.setattr(difflib, "get_close_matches", lambda *some, **_more: compared.append(some) or [])
+    compared: list[str] = []
+
+    def compare(key: str, _known: object, **_more: object) -> list[str]:
+        compared.append(key)
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", compare)
     with pytest.raises(ConfigError) as caught:
         parse_yaml("".join(f"k{number}: 1\n" for number in range(5000)), File)
     assert len(compared) == len(caught.value.problems) == MAX_ERRORS
