@@ -18,10 +18,10 @@ from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.server.result_stream import MAX_STREAMS, add_agent_service
 from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.shared.oip.auth.request_quotas import limited
-from upwell.shared.oip.grpc.server.server import Connections, start_server
+from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
 from upwell.shared.oip.grpc.server.triton_extensions import add_introspection_methods, refuse_repository_methods
 from upwell.shared.oip.http.server.extension_routes import Extensions
-from upwell.shared.oip.http.server.server import start_http_server
+from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 from upwell.shared.platform.process import StopSignals, Systemd
 from upwell.shared.telemetry.logs import set_up_logs
 from upwell.shared.telemetry.metrics_page_server import Page
@@ -94,9 +94,21 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
         console.print("draining")
         if spool is not None:
             spool.news.close()  # otherwise streams of results would never end
-        server.stop(DRAIN_S)
+        _drain(introspection, server, web)
+
+
+def _drain(dataplane: AgentDataplane, server: RunningServer, web: RunningHttpServer | None) -> None:
+    """Close the ports, in an order in which no request that was sent ends without an answer or a reason."""
+    dataplane.drain()
+
+    def closed() -> None:
         if web is not None:
-            web.stop(DRAIN_S)
+            web.end()
+        dataplane.release()
+
+    server.stop(DRAIN_S, closed)
+    if web is not None:
+        web.stop(DRAIN_S)
 
 
 def _freeze(running: AgentCore) -> None:

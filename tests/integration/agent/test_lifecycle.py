@@ -104,6 +104,26 @@ def assert_gone(address: str) -> None:
     assert kind is RemoteErrorKind.UNAVAILABLE
 
 
+def test_what_was_sent_before_it_ends_is_answered_or_told_to_go_elsewhere(folder: Path) -> None:
+    section = {"listen": ["127.0.0.1:0"], "max_requests": 200}
+    path = write_agent(folder, PATIENT, models={"slow": {"edge": {"file": slow(folder).name}}}, agent=section)
+    with agent_process(path) as running, client_of(running.addresses[0]) as client:
+        ask_first = client.infer_async(SHORT, LIMIT_S)
+        ask_first.result(LIMIT_S)
+        calls = [client.infer_async(SHORT, LIMIT_S) for _ in range(150)]
+        running.program.send(signal.SIGTERM)
+        ended: list[RemoteErrorKind | None] = []
+        for call in calls:
+            try:
+                call.result(LIMIT_S)
+            except RemoteError as error:
+                ended.append(error.kind)
+            else:
+                ended.append(None)
+        assert set(ended) <= {None, RemoteErrorKind.UNAVAILABLE}, ended
+        assert running.program.wait() == 0
+
+
 def test_an_idle_agent_ends_at_once_and_its_socket_can_be_used_again(folder: Path) -> None:
     section = {"listen": [f"unix:{folder / 'a.sock'}"], "state_dir": "state"}
     path = write_agent(folder, PATIENT, models=EDGE_ONLY, agent=section)

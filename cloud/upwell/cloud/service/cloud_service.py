@@ -23,15 +23,13 @@ from upwell.shared.oip.dataplane import (
     Parameter,
     ServerMetadata,
 )
+from upwell.shared.oip.held_refusals import HeldRefusals
 from upwell.shared.oip.introspection import ModelConfig, Placement, ServerSettings, extensions, write_seen
 from upwell.shared.oip.model_statistics import ModelStatistics, RequestTimes, StatisticsCounter
 from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.telemetry.telemetry_keys import Traces
 from upwell.shared.tensors import Array
-
-_HELD_S = 3.0
-"""The longest time to hold a refusal, see `CloudService.hold_refusals`."""
 
 
 class CloudService(Dataplane):
@@ -64,9 +62,8 @@ class CloudService(Dataplane):
         self._in_use: dict[CloudModel, int] = {}
         self._given_up: set[CloudModel] = set()
         self._draining = False
-        self._refusing = threading.Event()
-        self._refusing.set()
-        self._held = 0
+        self.refusals = HeldRefusals("the service")
+        """Of requests that come while it drains."""
 
     @property
     def versions_by_model(self) -> Mapping[str, ModelVersions]:
@@ -128,22 +125,6 @@ class CloudService(Dataplane):
             served = [model for model_versions in self._versions_by_model.values() for model in model_versions.served]
         return all(model.batcher.rest(end_s - time.monotonic()) for model in served)
 
-    def hold_refusals(self, quiet_s: float, most_s: float) -> None:
-        """After `drain`: hold refusals back until `release_refusals`, for a moment at most.
-
-        Returns once no more requests have come for `quiet_s`, or after `most_s`. A server that closes cuts off, without
-        a reply, what it has not read yet. Callers that wait for a refusal send nothing that could be cut off like that.
-        """
-        self._refusing.clear()
-        end_s, held = time.monotonic() + most_s, -1
-        while held != self._held and time.monotonic() < end_s:
-            held = self._held
-            time.sleep(quiet_s)
-
-    def release_refusals(self) -> None:
-        """Send the held refusals, and refuse at once from now on."""
-        self._refusing.set()
-
     def close(self) -> None:
         """Free all models, after `drain`."""
         for name in self._versions_by_model:
@@ -193,12 +174,7 @@ class CloudService(Dataplane):
                 model = self.find(request.model, request.version)
                 self._in_use[model] = self._in_use.get(model, 0) + 1
                 return model
-        if not self._refusing.is_set():
-            with self._lock:
-                self._held += 1
-            yield_permit()  # let waiting calls in, so that they are held too: what is unread then ends without a reply
-            self._refusing.wait(_HELD_S)
-        raise Unavailable("the service is draining and accepts no more requests")
+        raise self.refusals.next()
 
     def _end(self, model: CloudModel) -> None:
         with self._lock:

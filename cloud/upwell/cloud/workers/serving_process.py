@@ -64,8 +64,6 @@ _EXPERIMENTS = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's threads that wait for its events then read the sockets themselves, rather than be woken by another one: a
 quarter of a small request's time. gRPC reads it when the first server is made; what the environment has goes before."""
 _CLOSING_S = 1.0
-_SETTLING_S, _LONGEST_SETTLING_S = 0.2, 2.0
-"""Refusals are held until no more requests have come for the first, or for the second at most (seconds)."""
 
 BROKEN_OFF = "error: some requests took longer than the drain time and were cut off"
 
@@ -220,7 +218,7 @@ class ServingProcess:
         self._health.enter_graceful_shutdown()
         self._memory_trimmer.stop()
         in_time = self.service.drain(self._config.serve.drain)
-        self.service.hold_refusals(_SETTLING_S, _LONGEST_SETTLING_S)
+        self.service.refusals.settle()
         if self._server is not None:
             self._server.stop(_CLOSING_S, self._let_refused_go)
         if self._web is not None:
@@ -238,7 +236,7 @@ class ServingProcess:
         # Clients that wait for a refusal on a kept connection would send their next request into its closing.
         if self._web is not None:
             self._web.end()
-        self.service.release_refusals()
+        self.service.refusals.release()
 
 
 def _told_to(counter: StatisticsCounter, on_run: OnRun | None) -> OnRun:

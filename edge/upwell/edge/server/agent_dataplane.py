@@ -34,6 +34,7 @@ from upwell.shared.oip.dataplane import (
     ServerMetadata,
 )
 from upwell.shared.oip.grpc.client.client import RemoteError
+from upwell.shared.oip.held_refusals import HeldRefusals
 from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
 from upwell.shared.oip.introspection import ModelConfig, ServerSettings, extensions
 from upwell.shared.oip.model_statistics import ModelStatistics, RequestTimes, StatisticsCounter
@@ -41,6 +42,8 @@ from upwell.shared.tensors import Array
 
 TAG_PREFIX = "upwell.tag."
 METADATA_TIMEOUT_S = 2.0
+_BACKLOG_S = 0.1
+"""For what callers have sent and gRPC has not handed over yet."""
 
 VERSION = "1"
 """The one version of each model that an agent serves."""
@@ -54,15 +57,19 @@ class AgentDataplane(Dataplane):
         self._max_requests = max_requests
         self._room = threading.BoundedSemaphore(max_requests)
         self._counter = StatisticsCounter()
+        self._refusals = HeldRefusals("the agent")
+        self._is_ready, self._is_draining = True, False
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Answer a request; its facts are in the response's parameters (`upwell.route`, `upwell.reason`, ...).
 
-        Raises `Refused` at once if `max_requests` are already being handled.
+        Raises `Refused` at once if `max_requests` are already being handled, and `Unavailable` while draining.
         """
         arrived_s = time.monotonic()
         if call.cancelled.is_set():
             raise CallerLeft("the caller has left")
+        if self._is_draining:
+            raise self._refusals.next()
         if not self._room.acquire(blocking=False):
             raise Refused(f"{self._max_requests} requests are already being handled; try again later")
         try:
@@ -91,6 +98,20 @@ class AgentDataplane(Dataplane):
             parameters=answer.parameters() | label_parameters(request.parameters, answer.labels),
         )
 
+    def drain(self) -> None:
+        """Answer what has been sent so far, then refuse. Returns when the ports can be closed; then `release`.
+
+        Requests that gRPC has not handed over when its port closes end as cancelled, without a reason.
+        """
+        self._is_ready = False
+        time.sleep(_BACKLOG_S)
+        self._is_draining = True
+        self._refusals.settle()
+
+    def release(self) -> None:
+        """Send the refusals held since `drain`."""
+        self._refusals.release()
+
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
         """The signature of a model; the cloud's for one that only the cloud serves.
 
@@ -116,9 +137,11 @@ class AgentDataplane(Dataplane):
         return ServerMetadata(self._agent.name, package_version("upwell"), (*extensions(), *INTROSPECTION))
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
-        """Whether the agent (always) or a model (if it is served) is ready."""
-        return not self._agent.is_closed and (
-            model is None or (model in self._agent.models and version in ("", VERSION))
+        """Whether the agent (until it drains) or a model (if it is served) is ready."""
+        return (
+            self._is_ready
+            and not self._agent.is_closed
+            and (model is None or (model in self._agent.models and version in ("", VERSION)))
         )
 
     def config(self, model: str, version: str = "") -> ModelConfig:
