@@ -38,9 +38,11 @@ def test_a_service_under_load_is_told(tmp_path: Path, in_process: InProcess) -> 
         try:
             told = json.loads(in_process("top", "--at", page, "--json").out)
             shown = in_process("top", "--at", page.removeprefix("http://").removesuffix("/metrics"), "--once").out
+            wrong_port = in_process("top", "--at", running.address).err
         finally:
             over.set()
             asking.join()
+    assert "no metrics at" in wrong_port
     (line,) = told["models"]
     assert (told["kind"], line["model"], line["state"], told["in_time"]) == ("service", "linear/1", "ready", 1.0)
     assert line["rate"] > 1

@@ -156,7 +156,7 @@ def test_a_list_is_not_also_too_short_for_its_wrong_items() -> None:
 
     for text, expected in (
         ("numbers: [a]", "numbers[0]: expected a whole"),
-        ("numbers: []", "numbers: expected at least"),
+        ("numbers: []", "numbers: expected 1 or more"),
     ):
         with pytest.raises(ConfigError) as caught:
             parse_yaml(text, Several)

@@ -240,6 +240,11 @@ Joules: TypeAlias = Annotated[
 """A pydantic field: an energy with a unit in files and JSON, joules in the program."""
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 case`, `2 cases`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def rate_schema(unit: str = "") -> WithJsonSchema:
     """The JSON Schema of a rate; `unit` is the pattern between the number and the slash."""
     return WithJsonSchema({"type": "string", "pattern": rf"^{_NUMBER}{unit}/({'|'.join(PERIODS)})$"})

@@ -222,4 +222,4 @@ def _report(made: DriftReference, rows: int, path: Path, as_json: bool) -> None:
     for name, one in made.quantities.items():
         table.add_row(plain(name), str(counts[name]), str(len(one.counts)))
     table_console().print(table)
-    typer.echo(printable(f"{path}: of {rows} rows; a third laid down the bins. Pack the bundle next."))
+    typer.echo(printable(f"{path}: from {rows} rows, a third of which set the bins. Pack the bundle next."))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -69,7 +69,7 @@ def scrape(url: str) -> Scrape:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 (http or https, see `page_url`)
             text = answer.read(MAX_BYTES + 1)
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, HTTPException) as error:  # HTTPException: a port that speaks gRPC, such as `listen`
         reason = getattr(error, "reason", error)
         raise Unavailable(f"no metrics at {url}: {reason}; is `metrics` set in agent.yaml or cloud.yaml?") from None
     if len(text) > MAX_BYTES:
@@ -378,7 +378,7 @@ def _service_cells(line: ModelRow) -> list[str]:
 
 
 def _slow_table(slow: Sequence[dict[str, Any]]) -> Table:
-    headings = ("slowest of the last", "id", "model", "route", "reason", Column("took", justify="right"))
+    headings = (f"slowest of the last {_RECENT}", "id", "model", "route", "reason", Column("took", justify="right"))
     table = Table(*headings, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for one in slow:
         cells = (local_time(one["time"]), one.get("id", ""), one.get("model", ""), *outcome(one))

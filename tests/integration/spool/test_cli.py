@@ -79,7 +79,7 @@ def test_a_purge_beside_a_running_agent(config: Path) -> None:
         until(lambda: it.spool.counts().answered == 1)
         assert it.cloud.ids == ids[2:]
         assert [item["state"] for item in listed(config)] == ["done"]
-        assert "purged 1 cases" in run("purge", "-c", str(config), "--all")
+        assert "purged 1 case from" in run("purge", "-c", str(config), "--all")
         assert it.spool.results(0, 10**9) == []
 
 

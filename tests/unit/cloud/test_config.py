@@ -249,7 +249,7 @@ def test_times_that_nobody_lives_to_see(tmp_path: Path, key: str) -> None:
         ("buckets: [4, 1]", r"expected ascending numbers of rows, such as \[1, 4, 16\], got \[4, 1\]"),
         ("buckets: [4, 4]", "expected ascending"),
         ("buckets: [1, 4], max_batch: 8", r"`max_batch` is 8, the largest of `buckets` 4; write `buckets` alone"),
-        ("buckets: []", r"buckets: expected at least 1"),
+        ("buckets: []", r"buckets: expected 1 or more items"),
         ("buckets: [0]", r"buckets\[0\]: expected 1 or more, got 0$"),
         ("buckets: [1, 5000]", r"buckets\[1\]: expected 4096 or less, got 5000$"),
         ("buckets: [true]", r"buckets\[0\]: expected a whole number, got true$"),

@@ -145,7 +145,7 @@ def test_mistakes_in_steps(rest: str, expected: str | None) -> None:
         ("version: 2\n", "1:10: version: expected 1, got 2"),
         (
             "signature: {inputs: {}, outputs: {}}",
-            "1:21: signature.inputs: expected at least 1 items, got keys and values",
+            "1:21: signature.inputs: expected 1 or more items, got keys and values",
         ),
         ("signature: {inputs: {x: {}}}", "1:25: signature.inputs.x.kind: this key is missing"),
         (

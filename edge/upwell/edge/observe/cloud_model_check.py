@@ -84,7 +84,7 @@ class CloudModels:
             if time.monotonic() - self._asked_at_s.get(model, -math.inf) >= AGAIN_S:
                 self._begin([model])
         if answer.reason is Reason.CLOUD_MODEL_MISSING:
-            self._miss(model, _names(self._models[model])[0], "in answer to a request")
+            self._miss(model, _names(self._models[model])[0], "its answer to a request")
         elif model in self._missing and not _UP.isdisjoint(answer.routes) and self._missing.pop(model, ""):
             _log.info("model %s: the cloud has the model now", model)
 
@@ -126,7 +126,7 @@ class CloudModels:
                     self._ask_over_first(model, asked)
                 except RemoteError as error:
                     if error.kind is RemoteErrorKind.NOT_FOUND:
-                        self._miss(model, asked, str(error))
+                        self._miss(model, asked, repr(str(error)[:500]))
                 except EgressForbidden:  # denied by now, or without tags: requests that may leave will tell
                     continue
                 except ConfigError as error:  # the device's own credentials are wrong: requests report it too
@@ -163,12 +163,12 @@ class CloudModels:
                 model, name, width, height, resize.fit,
             )  # fmt: skip
 
-    def _miss(self, model: str, asked: str, text: str) -> None:
+    def _miss(self, model: str, asked: str, evidence: str) -> None:
         if model not in self._missing:
             self._missing[model] = asked
             _log.warning(
-                "model %s: %s: the cloud has no model %r (%r); is `cloud: {model: …}` in agent.yaml right?",
-                model, Reason.CLOUD_MODEL_MISSING, asked, text[:500],
+                "model %s: %s: the cloud has no model %r (%s); is `cloud: {model: …}` in agent.yaml right?",
+                model, Reason.CLOUD_MODEL_MISSING, asked, evidence,
             )  # fmt: skip
 
 

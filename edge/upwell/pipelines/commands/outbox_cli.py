@@ -18,6 +18,7 @@ from upwell.edge.spool.open_database import opened
 from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
+from upwell.shared.units import counted
 
 _Config = Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml that runs the pipelines.")]
 _Keys = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of events.", show_default=False)]
@@ -45,7 +46,7 @@ def list_events(config: _Config, as_json: _Json = False) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines if rows else ():
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    typer.echo(f"{len(rows)} events are set aside in {path}")
+    typer.echo(f"{counted(len(rows), 'event')} set aside in {path}")
 
 
 @outbox.command()
@@ -59,7 +60,14 @@ def retry(
 
     A running agent does so within half a minute, otherwise the next one to start.
     """
-    _change(config, ids or [], "UPDATE retries SET is_ordered = 1 WHERE number = ?", every=every, as_json=as_json)
+    _change(
+        "retrying",
+        config,
+        ids or [],
+        "UPDATE retries SET is_ordered = 1 WHERE number = ?",
+        every=every,
+        as_json=as_json,
+    )
 
 
 @outbox.command()
@@ -73,10 +81,10 @@ def drop(
     """Drop events that were set aside; asks for confirmation at a terminal. They are overwritten on disk."""
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Drop {'all events' if every else ', '.join(ids or [])}?", abort=True, err=True)
-    _change(config, ids or [], "DELETE FROM poisoned WHERE number = ?", every=every, as_json=as_json)
+    _change("dropped", config, ids or [], "DELETE FROM poisoned WHERE number = ?", every=every, as_json=as_json)
 
 
-def _change(config: Path, ids: Sequence[str], statement: str, *, every: bool, as_json: bool) -> None:
+def _change(done: str, config: Path, ids: Sequence[str], statement: str, *, every: bool, as_json: bool) -> None:
     """Run the statement for these events. Exit code 1 if one of them does not exist or cannot be changed."""
     if bool(ids) == every:
         raise ConfigError.at(None, "expected either ids or --all")
@@ -91,7 +99,7 @@ def _change(config: Path, ids: Sequence[str], statement: str, *, every: bool, as
     if as_json:
         typer.echo(json.dumps({"path": str(path), "changed": changed, "missing": missing}))
     else:
-        typer.echo(f"{len(changed)} events")
+        typer.echo(f"{done} {counted(len(changed), 'event')}")
         for one in missing:
             typer.echo(
                 f"{printable(one)} is not set aside, or an older Upwell set it aside; it cannot be sent", err=True

@@ -49,10 +49,10 @@ _EXPECTED: Mapping[str, str] = MappingProxyType(
         "set_type": "a list",
         "string_pattern_mismatch": "text that matches {pattern}",
         "string_too_long": "at most {max_length} characters",
-        "string_too_short": "at least {min_length} characters",
+        "string_too_short": "{min_length} or more characters",
         "string_type": "text",
         "too_long": "at most {max_length} items",
-        "too_short": "at least {min_length} items",
+        "too_short": "{min_length} or more items",
         "tuple_type": "a list",
         "union_tag_invalid": "one of {expected_tags}",
     }

@@ -339,7 +339,7 @@ def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
         return ["# logits, where a row does not sum to 1", f"{name}: {{kind: probabilities{labels}}}"]
     check = "" if scores else "probabilities, where a row sums to 1; "
     return [
-        f"# {check}embedding or tensor, where these are no class scores",
+        f"# {check}embedding or tensor, if these are not class scores",
         f"{name}: {{kind: logits{labels}}}",
     ]
 

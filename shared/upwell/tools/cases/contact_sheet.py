@@ -16,6 +16,7 @@ from upwell.shared.signature.answer_rows import best_class, found_boxes, label_o
 from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.tensors import Array
+from upwell.shared.units import counted
 
 _SIDE = 224
 _LINES = 5
@@ -77,7 +78,7 @@ def html_sheet(cases: Sequence[CollectedCase]) -> bytes:
         )
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Cases</title><style>{_STYLE}</style>'
-        f"<h1>{len(cases)} cases</h1><main>{''.join(figures)}</main></html>\n"
+        f"<h1>{counted(len(cases), 'case')}</h1><main>{''.join(figures)}</main></html>\n"
     )
     return page.encode("utf-8", "backslashreplace")
 

@@ -52,7 +52,7 @@ def _draw_threshold(
     parts = (("all", hybrid), ("single digits", hybrid.kinds[DIGITS]))
     text = "\n".join(f"{name}: {run.accuracy:.1%} with {run.cloud_share:.0%} sent up" for name, run in parts)
     _note(axes, text, (hybrid.cloud_share, hybrid.accuracy), (14, -46), HYBRID, weight="bold")
-    axes.set(title="What a threshold buys", xlabel="share of requests sent up", ylabel="digits read rightly")
+    axes.set(title="What a threshold buys", xlabel="share of requests sent up", ylabel="digits read correctly")
     axes.set_xlim(0, 1)
     low = min(edge.accuracy, *singles.accuracies, *every.accuracies)
     high = max(cloud.accuracy, *singles.accuracies, *every.accuracies)

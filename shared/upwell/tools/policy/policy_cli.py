@@ -236,7 +236,7 @@ def _became(rule: Rule, found: Finding, verdict: Verdict) -> str:
 
 def _lines(step: ExplanationStep, hardness: float | None) -> list[str]:
     decision = step.decision
-    lines = [f"deadline {_ms(decision.deadline_s - NOW_S)} after the arrival"]
+    lines = [f"deadline {_ms(decision.deadline_s - NOW_S)} after arrival"]
     if step.after_edge:
         lines.append(f"hardness {hardness:g}")
     if math.isfinite(decision.chance):
@@ -253,7 +253,7 @@ def _lines(step: ExplanationStep, hardness: float | None) -> list[str]:
         return [*lines, f"refused: {decision.refusal}"]
     lines.append(f"plan {decision.plan}, reason {decision.reason}" + (", degraded" if decision.degraded else ""))
     if decision.escalate:
-        lines.append("decided again once the device has scored the other rows")
+        lines.append("decided again once the device has scored its rows")
     return lines
 
 

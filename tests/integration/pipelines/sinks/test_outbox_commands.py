@@ -59,7 +59,7 @@ def test_what_is_set_aside_is_listed_sent_again_and_dropped(
     assert sorted(asked, key=lambda one: one.key) == [message(0), message(2), message(7)]
     dropped = json.loads(in_process("pipeline", "outbox", "drop", "--all", "--yes", "-c", config, "--json").out)
     assert dropped["changed"] == ["dock-1"]
-    assert in_process("pipeline", "outbox", "list", "-c", config).out.startswith("0 events are set aside")
+    assert in_process("pipeline", "outbox", "list", "-c", config).out.startswith("0 events set aside")
 
 
 def test_what_is_refused_again_or_must_not_leave_stays_set_aside(
