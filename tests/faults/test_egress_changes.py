@@ -26,7 +26,8 @@ from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
-from upwell.edge.uplink.uplink import Prober, UplinkSettings
+from upwell.edge.uplink.endpoint_probing import Prober
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, NoAllowedRoute
 from upwell.shared.oip.dataplane import InferRequest
@@ -258,7 +259,7 @@ def test_once_nothing_may_leave_no_connection_is_made(
     folder: Path, cloud: ScriptedCloud, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
 ) -> None:
     """Not to see how the link fares, nor whether a better endpoint is back, nor to have one for the next request."""
-    monkeypatch.setattr(Prober, "LOOK_S", 0.02)
+    monkeypatch.setattr(Prober, "POLL_S", 0.02)
     with Proxy(cloud.address) as first, Proxy(cloud.address) as second:
         section = {"endpoint": first.address, "fallbacks": [second.address]}
         if kind == "better endpoint":
@@ -289,7 +290,7 @@ def test_once_nothing_may_leave_no_connection_is_made(
 def test_a_partial_deny_leaves_the_probes_to_the_requests_that_may_go(
     folder: Path, cloud: ScriptedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Prober, "LOOK_S", 0.02)
+    monkeypatch.setattr(Prober, "POLL_S", 0.02)
     private = {"name": "private", "match": {"tags": {"privacy": "device"}}, "egress": "deny"}
     with scene(folder, {"defaults": {**HARD_ALWAYS, **PATIENT}, "rules": [private]}, cloud) as it:
         assert_from_cloud(it.ask(ONE))

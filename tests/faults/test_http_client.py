@@ -24,7 +24,8 @@ from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.grpc.server.server import Connections
 from upwell.shared.oip.http.client.client import HttpClient
-from upwell.shared.oip.http.client.connection_pool import Pool, ProxyRoute
+from upwell.shared.oip.http.client.connection_pool import Pool
+from upwell.shared.oip.http.client.environment_proxy import ProxyRoute
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 
 TIMEOUT_S = 10.0

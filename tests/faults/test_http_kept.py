@@ -22,7 +22,8 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.client.client import HttpClient
-from upwell.shared.oip.http.client.connection_pool import HttpConnection, Pool
+from upwell.shared.oip.http.client.connection import HttpConnection
+from upwell.shared.oip.http.client.connection_pool import Pool
 
 TIMEOUT_S = 10.0
 REQUEST = InferRequest("echo", {"fp32": EXAMPLE["fp32"]}, id="request-1")

@@ -170,7 +170,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.export.cli": {"safetensors"},
     "upwell.cloud.ray.serve": {"ray"},
     "upwell.edge.bundle.signing_keys": {"cryptography"},
-    "upwell.edge.case_collection.case_delivery": {"cryptography"},
+    "upwell.edge.case_collection.case_file_encryption": {"cryptography"},
     "upwell.tools.doctor_cli": {"cryptography"},
     "upwell.tools.cases.case_exports": {"pyarrow"},
     "upwell.tools.demo.demo_plot": {"matplotlib"},
@@ -236,7 +236,7 @@ NEEDS_AN_EXTRA = {
 """The modules that name a package of an extra, and which."""
 
 IMPORTED_LATER = {
-    "upwell.edge.case_collection.case_delivery",
+    "upwell.edge.case_collection.case_file_encryption",
     "upwell.edge.updates.releases.repository_transport",
     "upwell.tools.cases.case_exports",
     "upwell.tools.doctor_cli",

@@ -77,8 +77,8 @@ def test_what_is_kept_can_be_said_for_each_error(tmp_path: Path, cloud: Scripted
     ("step", "failing"),
     [
         ("making log lines", "outcome_recorder.log_lines"),
-        ("making an audit", "outcome_recorder.OutcomeRecorder._audit_case"),
-        ("sending an audit", "outcome_recorder.OutcomeRecorder._send_audit"),
+        ("making an audit", "audits.AuditSampler.case"),
+        ("sending an audit", "audits.AuditSampler.send"),
         ("writing log lines", "outcome_recorder.RequestLog.append"),
         ("collecting a case", "outcome_recorder.CaseCollector.collect"),
         ("watching for drift", "outcome_recorder.DriftWatch.observe"),
@@ -97,7 +97,7 @@ def test_a_step_that_fails_costs_no_answer_and_no_spooled_case(
 
     monkeypatch.setattr(f"upwell.edge.observe.{failing}", fail)
     monkeypatch.setattr("upwell.edge.observe.outcome_recorder.DriftWatch.sees", lambda *_: True)
-    monkeypatch.setattr("upwell.edge.observe.outcome_recorder._easy", lambda _: [0])
+    monkeypatch.setattr("upwell.edge.observe.audits.easy_rows", lambda _: [0])
     everything = {"record": {"keep": "1MiB"}, "audit": 1.0, "collect": {"random": 1.0}}
     with spooling_agent(tmp_path, {**SPOOLED, **everything}, cloud) as it:
         it.proxy.refuse()

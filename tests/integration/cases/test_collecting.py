@@ -18,10 +18,10 @@ from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, spooling_agent
 from tests.integration.cases.made_cases import Made, encoded, keep
 from upwell.edge.case_collection.case_database import FILE_NAME, CaseStore
-from upwell.edge.case_collection.case_delivery import pack
+from upwell.edge.case_collection.case_file_encryption import pack
 from upwell.edge.case_collection.collected_case import CollectedCase
 from upwell.edge.spool.open_database import open_database, opened
-from upwell.pipelines.run.event_publisher import AMENDMENTS_NAME, _open
+from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, _open
 from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.routing.policy.settings import CollectSettings

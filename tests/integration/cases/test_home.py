@@ -17,7 +17,7 @@ from tests.faults.oracles import picture
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, spooling_agent
 from tests.integration.cases.test_collecting import kept, run
-from upwell.edge.case_collection.case_delivery import UnreadableCase, pack, unpack
+from upwell.edge.case_collection.case_file_encryption import UnreadableCase, pack, unpack
 from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
 from upwell.shared.errors import ConfigError
 from upwell.tools.cases.case_source import KEY_VARIABLE, CaseFolder

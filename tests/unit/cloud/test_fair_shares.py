@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from upwell.cloud.batching.batch_choice import FairShares
+from upwell.cloud.batching.fair_shares import FairShares
 
 
 def test_who_has_had_more_than_the_others_that_wait_is_ahead() -> None:

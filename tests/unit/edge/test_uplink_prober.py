@@ -11,7 +11,8 @@ import pytest
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, UplinkSender, allowed, decision, sender, serving
-from upwell.edge.uplink.uplink import Prober, Uplink, UplinkSettings
+from upwell.edge.uplink.endpoint_probing import Prober
+from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.fake_dataplane import FakeDataplane
@@ -23,7 +24,7 @@ from upwell.shared.routing.flow.flow_actions import CloudFailure
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without long waits."""
-    for name, value_s in {"LOOK_S": 0.02, "SEEN_S": 0.5}.items():
+    for name, value_s in {"POLL_S": 0.02, "SEEN_S": 0.5}.items():
         monkeypatch.setattr(Prober, name, value_s)
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from upwell.cloud.batching.batch_choice import FairShares
+from upwell.cloud.batching.fair_shares import FairShares
 from upwell.cloud.batching.priority_queue import Batch, ModelQueue, QueuedRequest, raise_if, wake
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call

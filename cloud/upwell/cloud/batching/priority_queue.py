@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
-from upwell.cloud.batching.batch_choice import FairShares, RunSizes, choose
+from upwell.cloud.batching.batch_choice import RunSizes, choose
+from upwell.cloud.batching.fair_shares import FairShares
 from upwell.cloud.batching.run_times import BatchRunTimes, Delays
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, Refused, UpwellError
 from upwell.shared.oip.dataplane import Call, Parameter

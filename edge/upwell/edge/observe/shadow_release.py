@@ -15,7 +15,9 @@ from typing import Any
 
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.hardness_scorer import NO_SCORES
-from upwell.edge.observe.outcome_recorder import LINE_FACT, SHADOW_FACT, FailureLog, case_of, judge_of, with_cloud
+from upwell.edge.observe.audits import LINE_FACT, SHADOW_FACT, case_of
+from upwell.edge.observe.log_lines import judge_of, with_cloud
+from upwell.edge.observe.outcome_recorder import FailureLog
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name

@@ -29,9 +29,10 @@ from upwell.edge.observe.agent_metrics import (
     spool_families,
     update_families,
 )
+from upwell.edge.observe.audits import AuditResults
 from upwell.edge.observe.cloud_model_check import CloudModels
 from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder
-from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
+from upwell.edge.observe.outcome_recorder import LOG_NAME, OutcomeRecorder
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.observe.request_trace import trace_of
 from upwell.edge.observe.shadow_release import ReleaseShadow

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from upwell.edge.uplink.cloud_call import (
     REASONS,
@@ -23,12 +23,12 @@ from upwell.edge.uplink.cloud_call import (
     check_egress,
 )
 from upwell.edge.uplink.endpoint import Connection, Endpoint, EndpointSelector, Sources, source_addresses
+from upwell.edge.uplink.endpoint_probing import Prober
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
-from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.decide.router_state import CloudMoved, LinkProbed, Outcome
 from upwell.shared.routing.reasons import Reason
 
@@ -49,7 +49,7 @@ UNREACHED = frozenset({Reason.CLOUD_DEADLINE, Reason.CLOUD_UNAVAILABLE, Reason.C
 ALIVE_S = 2.0
 """A connection that received something this recently, for another call, is slow rather than dead: it is kept."""
 
-LOOK_S = 1.0
+NETWORK_CHECK_S = 1.0
 """Minimum time between checks for a move to another network."""
 
 ASK_TIMEOUT_S = 2.0
@@ -57,65 +57,6 @@ ASK_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-class Prober:
-    """A thread that starts with the first allowed call and sleeps unless there were recent requests that may leave.
-
-    While awake it calls `ask`, which returns the seconds until the next time.
-    """
-
-    SEEN_S: ClassVar[float] = 10.0
-    LOOK_S: ClassVar[float] = 0.5
-
-    def __init__(self, ask: Callable[[], float]) -> None:
-        self._ask = ask
-        self._seen_at_s = -math.inf
-        self._bell = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._is_dormant = False
-        self._stopped = False
-
-    def begin(self) -> None:
-        """A call that the policy allows begins: from the first one on there may be probes."""
-        self._seen_at_s = time.monotonic()
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._stopped:
-                    self._thread = BackgroundThread("uplink-prober", self._run, lambda: self._stopped)
-                    self._thread.start()
-        self._wake()
-
-    def note_candidate(self) -> None:
-        """There was a request that may leave."""
-        if self._thread is not None:
-            self._seen_at_s = time.monotonic()
-            self._wake()
-
-    def stop(self) -> None:
-        """Start nothing more."""
-        with self._lock:
-            self._stopped = True
-        self._bell.set()
-
-    def join(self) -> None:
-        """Wait for the end of the thread, which comes at once if its calls are cancelled."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _wake(self) -> None:
-        if self._is_dormant:
-            self._bell.set()
-
-    def _run(self) -> None:
-        while not self._stopped:
-            self._is_dormant = True  # set before the check, so that a later request wakes the thread
-            is_wanted = time.monotonic() - self._seen_at_s < self.SEEN_S
-            if is_wanted:
-                self._is_dormant = False
-            self._bell.wait(self._ask() if is_wanted else None)
-            self._bell.clear()
 
 
 @dataclass(frozen=True)
@@ -313,13 +254,13 @@ class Uplink:
     def _ask_around(self) -> float:
         """Ask what is due and allowed without a request; return the seconds until something is due next."""
         if not self.may_ask:
-            return Prober.LOOK_S
+            return Prober.POLL_S
         if time.monotonic() >= self.retry_at_s:
             self._try_better()
         if self.wants_probe:
             self._probe()
         # Outcomes change what is due: poll soon instead of signalling each of them.
-        return min(Prober.LOOK_S, max(0.0, self.retry_at_s - time.monotonic()))
+        return min(Prober.POLL_S, max(0.0, self.retry_at_s - time.monotonic()))
 
     def _probe(self) -> None:
         """Time an empty call over the connection in use, where one has answered before. Its failure says nothing, but a
@@ -376,7 +317,7 @@ class Uplink:
     def _look_around(self, now_s: float) -> None:
         """After a move to another network every connection is dead, though nothing reports it."""
         with self._lock:
-            if now_s - self._looked_at_s < LOOK_S:
+            if now_s - self._looked_at_s < NETWORK_CHECK_S:
                 return
             self._looked_at_s = now_s
             before, self._sources = self._sources, self._look(self._addresses, self.interface)

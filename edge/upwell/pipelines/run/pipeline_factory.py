@@ -29,16 +29,10 @@ from upwell.pipelines.events.event_rules import EventRules, load_condition
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame
 from upwell.pipelines.preview.preview import Preview
-from upwell.pipelines.run.event_publisher import (
-    AMENDMENTS_NAME,
-    Amendments,
-    PublishedAs,
-    Publisher,
-    WaitingEvent,
-    may_leave,
-)
+from upwell.pipelines.run.event_publisher import PublishedAs, Publisher, may_leave
 from upwell.pipelines.run.frame_loop import FrameLoop, FrameNotes
 from upwell.pipelines.run.infer_step import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
+from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, Amendments, WaitingEvent
 from upwell.pipelines.run.pipeline_runner import BuiltPipeline, PipelineRunner
 from upwell.pipelines.sinks.base import (
     JsonlSettings,

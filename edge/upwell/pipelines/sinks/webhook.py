@@ -18,7 +18,9 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context
 from upwell.shared.oip.error_statuses import retry_after_s
-from upwell.shared.oip.http.client.connection_pool import HttpConnection, Pool, ProxyRoute, proxy_for
+from upwell.shared.oip.http.client.connection import HttpConnection
+from upwell.shared.oip.http.client.connection_pool import Pool
+from upwell.shared.oip.http.client.environment_proxy import ProxyRoute, proxy_for
 
 _ANSWER_BYTES = 64 << 10
 """Maximum bytes of a reply to read so that the connection can be reused; after a longer one it is closed."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from upwell.edge.case_collection.case_database import FILE_NAME, READ, SCHEMA, read_case
-from upwell.edge.case_collection.case_delivery import MAX_PARCEL_BYTES, read_key, unpack
+from upwell.edge.case_collection.case_file_encryption import MAX_PARCEL_BYTES, read_key, unpack
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.open_database import connect, opened, version_of

@@ -235,7 +235,7 @@ def forget(
     `path` is what the user named. Raises `ConfigError` for a state folder, which does not say where the results go,
     and if something could not be erased.
     """
-    from upwell.pipelines.run.event_publisher import AMENDMENTS_NAME  # pipelines are not needed to list cases
+    from upwell.pipelines.run.late_answers import AMENDMENTS_NAME  # pipelines are not needed to list cases
     from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME
 
     if isinstance(source, CaseDatabase) and path.is_dir():

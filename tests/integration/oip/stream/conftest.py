@@ -13,7 +13,8 @@ from tests.integration.oip.harness import Serve
 from tests.integration.oip.stream.harness import Limited, Open
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.fastpath.switch import switch_off, switch_on
-from upwell.shared.oip.grpc.server.model_stream import StreamLimits, Streams
+from upwell.shared.oip.grpc.server.model_stream import StreamLimits
+from upwell.shared.oip.grpc.server.open_streams import Streams
 from upwell.shared.platform.call_threads import CallThreads
 
 

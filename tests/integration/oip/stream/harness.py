@@ -14,7 +14,8 @@ import pytest
 from tests.integration.oip.harness import TIMEOUT_S
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
-from upwell.shared.oip.grpc.server.model_stream import METHOD, Streams
+from upwell.shared.oip.grpc.server.model_stream import METHOD
+from upwell.shared.oip.grpc.server.open_streams import Streams
 from upwell.shared.oip.grpc.server.servicer import SERVICE
 
 Limited: TypeAlias = Callable[..., AbstractContextManager[tuple[grpc.Channel, str, Streams]]]

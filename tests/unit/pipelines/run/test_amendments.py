@@ -13,8 +13,8 @@ import pytest
 
 from upwell.edge.spool.result_sinks import TakeLater
 from upwell.edge.spool.spooled_request import SpoolResult
-from upwell.pipelines.run import event_publisher
-from upwell.pipelines.run.event_publisher import Amendments, WaitingEvent
+from upwell.pipelines.run import late_answers
+from upwell.pipelines.run.late_answers import Amendments, WaitingEvent
 
 
 def event(number: int, row: int = 0, pipeline: str = "dock") -> WaitingEvent:
@@ -93,8 +93,8 @@ def test_what_is_waited_for_survives_a_restart(tmp_path: Path, emitted: list[tup
 def test_old_and_too_many_are_forgotten(
     tmp_path: Path, emitted: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_publisher, "MAX_WAITING", 3)
-    monkeypatch.setattr(event_publisher, "_FORGET_EVERY_S", 0.0)
+    monkeypatch.setattr(late_answers, "MAX_WAITING", 3)
+    monkeypatch.setattr(late_answers, "_FORGET_EVERY_S", 0.0)
     late = open_at(tmp_path / "late.db", emitted)
     for number in range(5):
         wait_for(late, f"case-{number}", event(number))
@@ -204,12 +204,12 @@ def test_a_clock_that_learns_the_time_makes_nothing_old(
     tmp_path: Path, emitted: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device without a battery wakes in 1970."""
-    monkeypatch.setattr(event_publisher, "_FORGET_EVERY_S", 0.0)
+    monkeypatch.setattr(late_answers, "_FORGET_EVERY_S", 0.0)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     late = open_at(tmp_path / "late.db", emitted)
     wait_for(late, "case", event(1))
     monkeypatch.undo()
-    monkeypatch.setattr(event_publisher, "_FORGET_EVERY_S", 0.0)
+    monkeypatch.setattr(late_answers, "_FORGET_EVERY_S", 0.0)
     wait_for(late, "other", event(2))
     late.take(result("case"))
     late.close()
@@ -219,7 +219,7 @@ def test_a_clock_that_learns_the_time_makes_nothing_old(
 def test_early_answers_are_bounded_by_their_bytes(
     emitted: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_publisher, "_MAX_EARLY_BYTES", 250)
+    monkeypatch.setattr(late_answers, "_MAX_EARLY_BYTES", 250)
     late = open_at(None, emitted)
     for number in range(4):
         late.take(replace(result(f"case-{number}"), answer=bytes(100)))

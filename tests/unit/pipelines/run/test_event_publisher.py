@@ -20,8 +20,9 @@ from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.pipelines.events.event_rules import FiredEvent
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame
-from upwell.pipelines.run.event_publisher import Amendments, PublishedAs, Publisher, WaitingEvent, may_leave
+from upwell.pipelines.run.event_publisher import PublishedAs, Publisher, may_leave
 from upwell.pipelines.run.infer_step import AnswerReader
+from upwell.pipelines.run.late_answers import Amendments, WaitingEvent
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sinks.outbox_database import OutboxLimits

@@ -19,7 +19,7 @@ from upwell.shared.oip.auth.bearer_tokens import TokenInterceptor, known_tokens
 from upwell.shared.oip.auth.caller import Permits
 from upwell.shared.oip.auth.tls_credentials import server_credentials
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.grpc.server.model_stream import DEFAULT_LIMITS, Streams
+from upwell.shared.oip.grpc.server.open_streams import DEFAULT_LIMITS, Streams
 from upwell.shared.oip.grpc.server.servicer import add_methods, methods_of
 from upwell.shared.oip.grpc.server.slow_clients import PendingCalls, Registrar
 from upwell.shared.platform.call_threads import CallThreads

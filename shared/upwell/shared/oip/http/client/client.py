@@ -21,7 +21,9 @@ from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetada
 from upwell.shared.oip.grpc.client.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
 from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.http import body_converters
-from upwell.shared.oip.http.client.connection_pool import CLOSED, CONNECT_S, HttpConnection, Pool, ProxyRoute, proxy_for
+from upwell.shared.oip.http.client.connection import CLOSED, HttpConnection
+from upwell.shared.oip.http.client.connection_pool import CONNECT_S, Pool
+from upwell.shared.oip.http.client.environment_proxy import ProxyRoute, proxy_for
 from upwell.shared.oip.http.client.exchange import Exchange, Received, converse, failed
 from upwell.shared.oip.http.replies import BINARY
 from upwell.shared.platform.call_threads import CallThreads

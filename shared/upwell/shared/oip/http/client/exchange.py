@@ -27,7 +27,9 @@ from upwell.shared.oip.auth.tls_credentials import watch_client_context
 from upwell.shared.oip.error_statuses import told_by_headers
 from upwell.shared.oip.grpc.client.client import KINDS, RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.body_converters import error_text
-from upwell.shared.oip.http.client.connection_pool import CONNECT_S, HttpConnection, ProxyRoute, proxy_for
+from upwell.shared.oip.http.client.connection import HttpConnection
+from upwell.shared.oip.http.client.connection_pool import CONNECT_S
+from upwell.shared.oip.http.client.environment_proxy import ProxyRoute, proxy_for
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, RETRY_MS_HEADER, STATUS_HEADER
 
 STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(
