@@ -1,9 +1,11 @@
 """Requests to the real process over a real socket, good and bad."""
 
 import queue
+import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from tests.faults.raw_http2 import DATA, END_STREAM, PREFACE, SETTINGS, RawConnection, frame, grpc_message
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.models_for_tests import linear_weights
 from upwell.cloud.workers.health_and_reflection import MAX_REFLECTIONS, MAX_WATCHES
@@ -187,6 +190,24 @@ def test_streams_that_stay_open_do_not_use_up_the_service(repository: Path) -> N
         client.close()
         for stream in (*watches, *streams):
             stream.cancel()
+
+
+def test_a_watch_that_reads_nothing_does_not_stop_the_service(repository: Path) -> None:
+    """It held the lock that gRPC's only thread of events takes when another watch ends."""
+    shut = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0))  # a window of no bytes for each stream
+    with serving("--models", repository) as running, RawConnection(running.address, greets=False) as hostile:
+        hostile.send(PREFACE, shut)
+        hostile.begin_call(1, "/grpc.health.v1.Health/Watch")
+        hostile.send(frame(DATA, END_STREAM, 1, grpc_message(b"")))
+        with grpc.insecure_channel(running.address) as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            for _ in range(3):
+                watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
+                assert next(watch).status == SERVING
+                watch.cancel()
+                assert health.Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S).status == SERVING
+        with closing(OipClient(running.address)) as client:
+            client.infer(InferRequest("linear", {"x": X}), LIMIT_S)
 
 
 def _refusal(answers: Any) -> tuple[object, str]:

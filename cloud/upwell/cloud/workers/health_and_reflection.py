@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import HealthServicer
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
@@ -29,55 +29,128 @@ _REFLECTION_LIMIT_S = 60.0
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
 
+_TELLING_S = 1.0
+"""Longest time that a drain waits for the clients that watch."""
+
+_states = health_pb2.HealthCheckResponse
+_State: TypeAlias = Any  # of the enumeration ServingStatus, which has no type
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class Health(HealthServicer):
-    """Health of the service (as "" and under its name) and of each model under its name."""
+class Health:
+    """Health of the service (as "" and under its name) and of each model under its name.
+
+    A message to a watcher waits until the client's flow control lets it go, perhaps for ever. So none is sent under the
+    lock, which a thread that handles gRPC's events takes when a watch ends (grpc_health's servicer does send under its
+    lock: one client that reads nothing, or a send at the wrong moment, then stops the whole server).
+    """
 
     def __init__(self, models: dict[str, bool]) -> None:
-        super().__init__()
-        self._known = {"", SERVICE}
-        self._watches = threading.Semaphore(MAX_WATCHES)
-        self.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        self._lock = threading.Lock()
+        self._states: dict[str, _State] = {"": _states.SERVING, SERVICE: _states.SERVING}
+        self._watchers: set[_Watcher] = set()
+        self._is_ending = False
         for name, ready in models.items():
             self.show(name, ready)
 
     def show(self, name: str, ready: bool) -> None:
         """Set whether the model `name` is ready, also for watchers. Thread-safe."""
-        self._known.add(name)
-        states = health_pb2.HealthCheckResponse
-        self.set(name, states.SERVING if ready else states.NOT_SERVING)
+        self._set(name, _states.SERVING if ready else _states.NOT_SERVING)
+
+    def enter_graceful_shutdown(self) -> None:
+        """Nothing is ready from now on. Waits a moment until the watchers have been told."""
+        with self._lock:
+            names = list(self._states)
+        telling = [thread for name in names for thread in self._set(name, _states.NOT_SERVING)]
+        with self._lock:
+            self._is_ending = True
+        end_s = time.monotonic() + _TELLING_S
+        for thread in telling:
+            thread.join(max(0.0, end_s - time.monotonic()))
 
     def add_to(self, server: grpc.Server) -> None:
         """Register the servicer with `server`."""
         request, write = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse.SerializeToString
-        check: _Handler = grpc.unary_unary_rpc_method_handler(_reading(request, self.Check), response_serializer=write)
-        watch: _Handler = grpc.unary_stream_rpc_method_handler(_reading(request, self.Watch), response_serializer=write)
+        check: _Handler = grpc.unary_unary_rpc_method_handler(_reading(request, self.check), response_serializer=write)
+        watching = _reading(request, self.watch)
+        # As in gRPC's own health servicer: the call goes on after the handler has returned.
+        watching.__dict__["experimental_non_blocking"] = True
+        watch: _Handler = grpc.unary_stream_rpc_method_handler(watching, response_serializer=write)
         _add(server, _HEALTH, {"Check": check, "Watch": watch})
 
-    def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802 (the protocol's name)
+    def check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Any:
         """Report the current state. A model that the caller may not use is unknown to it; without a token every model
         is."""
-        if not _may_ask(request.service):
+        state = self._states.get(request.service) if _may_ask(request.service) else None
+        if state is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "")
-        return super().Check(request, context)
+        return health_pb2.HealthCheckResponse(status=state)
 
-    def Watch(  # noqa: N802 (the protocol's name)
-        self, request: health_pb2.HealthCheckRequest, context: Any, send_response_callback: Any = None
-    ) -> Any:
-        """Report the state now and on every change. An unknown name is reported as such and not remembered."""
-        if not self._watches.acquire(blocking=False):
+    def watch(
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.ServicerContext,
+        send_response_callback: Callable[[health_pb2.HealthCheckResponse], object],
+    ) -> None:
+        """Report the state now and on every change; an unknown name is reported as such."""
+        watcher = _Watcher(request.service if _may_ask(request.service) else None, send_response_callback)
+        with self._lock:
+            has_room = len(self._watchers) < MAX_WATCHES
+            if has_room:
+                self._watchers.add(watcher)
+                known = None if watcher.service is None else self._states.get(watcher.service)
+                watcher.put(_states.SERVICE_UNKNOWN if known is None else known)
+        if not has_room:
             # With any other status a client that watches its servers would take this one for unhealthy; with
             # UNIMPLEMENTED it goes on without watching.
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"at most {MAX_WATCHES} health watches at a time")
-        if not context.add_callback(self._watches.release):
-            self._watches.release()
-        if request.service not in self._known or not _may_ask(request.service):
-            unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            send_response_callback(health_pb2.HealthCheckResponse(status=unknown))
-            return None
-        return super().Watch(request, context, send_response_callback)
+        if not context.add_callback(lambda: self._forget(watcher)):
+            self._forget(watcher)
+        watcher.tell()
+
+    def _set(self, name: str, state: _State) -> list[threading.Thread]:
+        """Set a state, and begin to tell the watchers; returns the threads that do."""
+        with self._lock:
+            if self._is_ending:
+                return []
+            self._states[name] = state
+            idle = [watcher for watcher in self._watchers if watcher.service == name and watcher.put(state)]
+        telling = [threading.Thread(target=watcher.tell, name="health", daemon=True) for watcher in idle]
+        for thread in telling:
+            thread.start()
+        return telling
+
+    def _forget(self, watcher: _Watcher) -> None:
+        with self._lock:
+            self._watchers.discard(watcher)
+
+
+class _Watcher:
+    """A watcher of `service` (None: of nothing). One thread at a time sends; what it has not sent yet is replaced."""
+
+    def __init__(self, service: str | None, send: Callable[[health_pb2.HealthCheckResponse], object]) -> None:
+        self.service = service
+        self._send = send
+        self._lock = threading.Lock()
+        self._next: _State | None = None
+        self._is_told = False
+
+    def put(self, state: _State) -> bool:
+        """What to send next; returns whether the caller must have `tell` called."""
+        with self._lock:
+            self._next = state
+            had_teller, self._is_told = self._is_told, True
+            return not had_teller
+
+    def tell(self) -> None:
+        """Send what has been put, until there is no more."""
+        while True:
+            with self._lock:
+                state, self._next = self._next, None
+                if state is None:
+                    self._is_told = False
+                    return
+            self._send(health_pb2.HealthCheckResponse(status=state))
 
 
 def _may_ask(service: str) -> bool:
