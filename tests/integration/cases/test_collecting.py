@@ -218,6 +218,8 @@ def test_lists_sheets_and_counts(tmp_path: Path, cloud: ScriptedCloud) -> None:
     assert run("cases", "list", config, "--tag", "camera=other", "--json")["cases"] == []
     counted = run("cases", "stats", config, "--json")
     assert (counted["cases"], counted["evaluated"], counted["models"]) == (8, 8, {"digits": 8})
+    shown = CliRunner().invoke(build_app(["cases", "stats"]), ["cases", "stats", config])
+    assert "8 cases in" in shown.output
     for name in ("sheet.html", "sheet.png"):
         out = tmp_path / name
         done = CliRunner().invoke(build_app(["cases", "show"]), ["cases", "show", config, "--out", str(out)])

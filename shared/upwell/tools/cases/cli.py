@@ -94,7 +94,7 @@ def list_cases(
 def stats(cases: CasesArgument, as_json: AsJson = False) -> None:
     """Count the cases by model, source and reason for keeping."""
     found = chosen(open_source(cases), case_filter(None, None, None))
-    counted: dict[str, Counter[str]] = {
+    counters: dict[str, Counter[str]] = {
         "models": Counter(facts.model for facts in found),
         "sources": Counter(facts.source for facts in found),
         "why": Counter(why for facts in found for why in facts.why),
@@ -103,11 +103,11 @@ def stats(cases: CasesArgument, as_json: AsJson = False) -> None:
     }
     evaluated = sum(facts.is_evaluated for facts in found)
     if as_json:
-        counts = {name: dict(counter) for name, counter in counted.items()}
+        counts = {name: dict(counter) for name, counter in counters.items()}
         typer.echo(json.dumps({"path": str(cases), "cases": len(found), "evaluated": evaluated, **counts}))
         return
     table = Table("", "", "cases", box=None, pad_edge=False, show_header=False)
-    for name, counter in counted.items():
+    for name, counter in counters.items():
         for value, number in sorted(counter.items()):
             table.add_row(plain(name), plain(value or "–"), str(number))
     if found:
