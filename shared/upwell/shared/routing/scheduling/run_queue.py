@@ -174,14 +174,18 @@ class RunQueue:
             self._run_waiting(now_s)  # a run that had to wait for the slot may run beside it
         return runs_now
 
-    def leave(self, run: QueuedRun, now_s: float) -> None:
-        """Stop waiting or give up the run; does nothing otherwise, so that the device is never lost."""
+    def leave(self, run: QueuedRun, now_s: float) -> QueuedRun | None:
+        """Stop waiting or give up the run; does nothing otherwise, so that the device is never lost.
+
+        Returns the run that has begun in its place.
+        """
         if run in self.running:
             self.running.remove(run)
             if self.waiting:
-                self._run_waiting(now_s)
+                return self._run_waiting(now_s)
         elif run in self.waiting:
             self.waiting.remove(run)
+        return None
 
     def unused_slots(self) -> list[Slot]:
         """The slots whose runs may still be asked for."""
@@ -206,17 +210,21 @@ class RunQueue:
         run.error = error
         run.wake()
 
-    def _run_waiting(self, now_s: float) -> None:
-        """Fill the free places; a run that must wait for a slot starts when the slot ends."""
+    def _run_waiting(self, now_s: float) -> QueuedRun | None:
+        """Fill the free places, and return the last run that begins; one that must wait for a slot starts when the slot
+        ends."""
+        begun: QueuedRun | None = None
         while self.waiting and len(self.running) < self.instances:
             for run in [one for one in self.waiting if _is_hopeless(one, now_s)]:
                 self._tell(run, run.late_error())
             chosen = self._next(now_s)
             if chosen is None:
-                return
+                break
             self.waiting.remove(chosen)
             self._run(chosen, now_s)
             chosen.wake()
+            begun = chosen
+        return begun
 
     def _next(self, now_s: float) -> QueuedRun | None:
         """The waiting run that goes next; None if none waits or all must wait for a slot."""
