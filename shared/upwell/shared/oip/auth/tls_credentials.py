@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -137,9 +138,15 @@ def watch_server_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
     return WatchedFiles(files.paths, lambda: _server_context(files))
 
 
+@functools.lru_cache(maxsize=16)
 def watch_client_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
-    """The TLS context of a client's connections, renewed when a file changes. Raises `ConfigError`."""
-    return WatchedFiles(files.paths, lambda: _client_context(files))
+    """The TLS context of a client's connections, renewed when a file changes. Raises `ConfigError`.
+
+    Clients of the same files share it: loading the system's certificates takes tens of milliseconds, and a client
+    that replaces one whose connection is dead is made while a request waits.
+    """
+    system = [] if files.ca is not None else [Path(path) for path in ssl.get_default_verify_paths()[:2] if path]
+    return WatchedFiles([*files.paths, *system], lambda: _client_context(files))
 
 
 def _client_context(files: TlsFiles) -> ssl.SSLContext:

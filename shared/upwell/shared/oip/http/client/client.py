@@ -209,23 +209,23 @@ class HttpClient:
         if self._token is not None:
             lines.append(f"Authorization: Bearer {self._token.get()}")
         exchange = Exchange(["\r\n".join([*lines, "", ""]).encode("ascii"), *body], method, until_s)
-        context = self._context.get() if self._context is not None else None
         with self._lock:
             if self._closed:
                 raise closed()
             self._under_way.add(exchange)
-            self._threads.submit(self._run, exchange, context)
+            self._threads.submit(self._run, exchange)
         return exchange
 
     def _host(self) -> str:
         host, port = self._address.bracketed_host, self._address.port
         return host if port == _STANDARD_PORTS[self._address.scheme] else f"{host}:{port}"
 
-    def _run(self, exchange: Exchange, context: ssl.SSLContext | None) -> None:
+    def _run(self, exchange: Exchange) -> None:
         wire: HttpConnection | None = None
         try:
             if exchange.outcome is not None:
                 return
+            context = self._context.get() if self._context is not None else None
             wire = self._connected(exchange, context)
             try:
                 received, is_reusable = converse(wire, exchange, self._max_bytes)
