@@ -22,6 +22,7 @@ from upwell.shared.units import counted
 from upwell.tools.quantize.data_files import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
 from upwell.tools.quantize.quantization_error import (
     SCORE_ERROR,
+    DetectionChange,
     OutputComparison,
     box_count,
     compared,
@@ -74,8 +75,13 @@ _SURE_SCORE_ERROR = 0.012
 with `SCORE_ERROR` itself, other rows would miss it.
 """
 
-_ALONE_ROWS = 128
-"""Maximum number of rows to try each group of layers alone on. What is chosen by that is tried on all rows."""
+_RANKED_ROWS = 32
+"""Maximum number of rows that tell the order in which layers become int8. How many do is tried on all rows."""
+
+_ROUNDS = 2
+"""How often the layers that are still float are put in order. Beside int8 ones they cost less: a value between two
+layers is rounded once.
+"""
 
 _FEWEST_BOXES = 100
 """With fewer boxes, one of them decides what 99 % of the scores move by."""
@@ -232,25 +238,28 @@ class _Work:
         warnings = _few_boxes(box_count(before), len(before))
         if self._score_error(before, kept) <= _SURE_SCORE_ERROR:
             return kept, warnings
-        step = -(-len(before) // _ALONE_ROWS)
-        groups = range(len(parts.groups))
+        step = -(-len(before) // _RANKED_ROWS)
         quantized = chosen(
-            [self._score_error(before, (*kept, *parts.beside([at])), step) for at in groups],
-            [parts.weights(at) for at in groups],
+            [parts.work(at) for at in range(len(parts.groups))],
+            lambda some: self._change(before, (*kept, *parts.beside(some)), step).score_error_rms,
             lambda some: self._score_error(before, (*kept, *parts.beside(some))),
         )
         return (*kept, *parts.beside(quantized)), warnings
 
-    def _score_error(self, before: Sequence[Array], keep_float: Sequence[str], step: int = 1) -> float:
-        """What 99 % of the scores move by at most with these nodes float, on every `step`-th row.
+    def _score_error(self, before: Sequence[Array], keep_float: Sequence[str]) -> float:
+        """What 99 % of the scores move by at most with these nodes float.
 
         A box without a partner has no score that could move, so the share lost beyond what is allowed is added: too
         much of either alone is too much.
         """
+        change = self._change(before, keep_float)
+        return change.score_error_p99 + max(0.0, _LEAST_MATCHED - change.matched)
+
+    def _change(self, before: Sequence[Array], keep_float: Sequence[str], step: int = 1) -> DetectionChange:
+        """The change of detections with these nodes float, on every `step`-th row."""
         run = self._opened(self._quantizer.quantized(keep_float))
         cases = self._cases(self._chosen_on[::step], f"trying {len(keep_float)} nodes as float")
-        change = detection_change(before[::step], found_boxes(run, self._samples, cases))
-        return change.score_error_p99 + max(0.0, _LEAST_MATCHED - change.matched)
+        return detection_change(before[::step], found_boxes(run, self._samples, cases))
 
     def _opened(self, model: bytes) -> Run:
         return self._quantizer.opened(model, "exact" if self._is_exact else "served")
@@ -343,20 +352,31 @@ class _Work:
 
 
 def chosen(
-    errors_alone: Sequence[float], weights: Sequence[int], error_of: Callable[[Sequence[int]], float]
+    work: Sequence[float],
+    deviation_of: Callable[[Sequence[int]], float],
+    error_of: Callable[[Sequence[int]], float],
 ) -> Sequence[int]:
     """Which groups of layers become int8: as many as together are close enough, first those that cost least for their
-    weights; the best one alone if none is close.
+    work; the best one alone if none is close.
 
-    `errors_alone` has each group's score error as the only one in int8, `error_of` tells that of several. Errors of
-    groups are independent, so their squares add up: a group costs its square. Bisection takes few tries; where more
-    groups have a smaller error, it may end early, but never with groups that were not tried or are not close.
+    `deviation_of` tells by what standard deviation the scores move with these groups in int8, `error_of` what 99 % of
+    them move by. Deviations of groups are independent, so their squares add up: a group costs what it adds to the
+    square. Bisection takes few tries; where more groups have a smaller error, it may end early, but never with groups
+    that were not tried or are not close.
     """
-    close = [at for at, error in enumerate(errors_alone) if error <= _SURE_SCORE_ERROR]
-    order = sorted(close, key=lambda at: errors_alone[at] ** 2 / weights[at])
-    counts = range(1, len(order) + 1)
-    count = bisect_right(counts, _SURE_SCORE_ERROR, key=lambda count: error_of(order[:count]))
-    return order[:count] or [min(range(len(errors_alone)), key=lambda at: errors_alone[at])]
+    taken: list[int] = []
+    left = list(range(len(work)))
+    alone: dict[int, float] = {}
+    for _ in range(_ROUNDS):
+        already = deviation_of(taken) ** 2 if taken else 0.0
+        costs = {at: max(0.0, deviation_of([*taken, at]) ** 2 - already) for at in left}
+        alone = alone or costs
+        order = sorted(left, key=lambda at: costs[at] / work[at])
+        counts = range(1, len(order) + 1)
+        count = bisect_right(counts, _SURE_SCORE_ERROR, key=lambda count: error_of([*taken, *order[:count]]))
+        taken += order[:count]
+        left = order[count + 1 :]  # the next one was too much
+    return taken or [min(alone, key=lambda at: alone[at])]
 
 
 def _few_boxes(boxes: int, rows: int) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from upwell.edge.runtimes.onnx.providers import plain_text
 from upwell.edge.runtimes.onnxruntime_import import onnxruntime
 from upwell.shared.errors import ConfigError
+from upwell.shared.formats.operator_work import work_of
 from upwell.shared.partition.model_graph import in_order
 from upwell.shared.partition.read_onnx import opset_of, with_bodies
 from upwell.tools.quantize.quantizer import Arithmetic, LayerNode, own_names
@@ -107,22 +108,44 @@ def float_tensors(model: onnx.ModelProto) -> set[str]:
 
 def layer_nodes(model: onnx.ModelProto) -> list[LayerNode]:
     """The nodes of the main graph. Convolutions and matrix products include the weights that they read."""
-    sizes = {one.name: math.prod(one.dims) for one in model.graph.initializer}
-    return [
-        LayerNode(
-            node.name,
-            node.op_type,
-            tuple(name for name in node.input if name and name not in sizes),
-            tuple(name for name in node.output if name),
-            sum(sizes.get(name, 0) for name in node.input) if node.op_type in _WEIGHTED else 0,
-        )
-        for node in model.graph.node
-    ]
+    weights = {one.name: tuple(one.dims) for one in model.graph.initializer}
+    shapes = weights | {
+        value.name: tuple(dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim)
+        for value in (*model.graph.value_info, *model.graph.input, *model.graph.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+    nodes = []
+    for node in model.graph.node:
+        reads = tuple(name for name in node.input if name and name not in weights)
+        makes = tuple(name for name in node.output if name)
+        if node.op_type not in _WEIGHTED:
+            nodes.append(LayerNode(node.name, node.op_type, reads, makes))
+            continue
+        count = sum(math.prod(weights.get(name, (0,))) for name in node.input)
+        work = work_of(node.op_type, [shapes.get(name) for name in node.input], [shapes.get(makes[0])], ())
+        nodes.append(LayerNode(node.name, node.op_type, reads, makes, count, 0.0 if math.isnan(work) else work))
+    return nodes
 
 
 def float_weights(model: onnx.ModelProto) -> set[str]:
     """The names of float32 weights in the main graph."""
     return {one.name for one in model.graph.initializer if one.data_type == TensorProto.FLOAT}
+
+
+def read_float_values(graph: onnx.GraphProto, floats: Collection[str]) -> None:
+    """Let the float nodes `floats` read each other's values and inputs of the graph as they are.
+
+    onnxruntime's quantizer gives all readers of a value the rounded one if one of them is quantized.
+    """
+    makers = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        for at, name in enumerate(node.input if node.name in floats else ()):
+            rounded = makers.get(name)
+            if rounded is None or rounded.op_type != "DequantizeLinear" or rounded.input[0] not in makers:
+                continue
+            value = makers[rounded.input[0]].input[0]
+            if value not in makers or makers[value].name in floats:
+                node.input[at] = value
 
 
 def put_in_order(graph: onnx.GraphProto) -> None:

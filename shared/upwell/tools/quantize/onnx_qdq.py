@@ -21,7 +21,14 @@ from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.tensor_types import text_of
 from upwell.shared.partition.read_onnx import opset_of
-from upwell.tools.quantize.onnx_graph import layer_nodes, prepared, put_in_order, read_model, session_of
+from upwell.tools.quantize.onnx_graph import (
+    layer_nodes,
+    prepared,
+    put_in_order,
+    read_float_values,
+    read_model,
+    session_of,
+)
 from upwell.tools.quantize.onnx_layers import layers_of
 from upwell.tools.quantize.quantizer import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
 
@@ -127,6 +134,8 @@ class OnnxQuantizer:
         made = quantizer.model.model
         if not any(node.op_type == "QuantizeLinear" for node in made.graph.node):
             raise ConfigError.at(self._path, "nothing was quantized; is every node kept float?")
+        able = {node.name for node in self.nodes}
+        read_float_values(made.graph, {*keep_float, *(node.name for node in self.graph if node.name not in able)})
         put_in_order(made.graph)
         made.producer_name = "upwell model quantize"
         return bytes(made.SerializeToString())

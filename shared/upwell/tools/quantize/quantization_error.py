@@ -69,13 +69,15 @@ SCORE_ERROR = 0.02
 class DetectionChange:
     """A detector's findings after `post`, before and after quantizing. `boxes` counts those found before. Then the
     share of either side's boxes with a partner on the other (same class, overlap of at least half), and of the
-    partners the share whose scores differ by at most `SCORE_ERROR`, and the 99th percentile of that difference.
+    partners the share whose scores differ by at most `SCORE_ERROR`, and the 99th percentile and the root mean square of
+    that difference.
     """
 
     boxes: int
     matched: float
     scores_within: float
     score_error_p99: float
+    score_error_rms: float
 
 
 @dataclass
@@ -100,7 +102,11 @@ class _Boxes:
         both = self.before + self.after
         matched = 2 * len(self.errors) / both if both else 1.0
         return DetectionChange(
-            self.before, matched, float((errors <= SCORE_ERROR).mean()), float(np.quantile(errors, 0.99))
+            boxes=self.before,
+            matched=matched,
+            scores_within=float((errors <= SCORE_ERROR).mean()),
+            score_error_p99=float(np.quantile(errors, 0.99)),
+            score_error_rms=float(np.sqrt(np.mean(errors**2))),
         )
 
 

@@ -60,13 +60,16 @@ class QuantizeSettings:
 
 @dataclass(frozen=True)
 class LayerNode:
-    """A node: its name and operator, the values it reads and makes, and the number of its weights."""
+    """A node: its name and operator, the values it reads and makes, the number of its weights, and its work: the
+    multiply-adds of one row, where shapes tell them.
+    """
 
     name: str
     operator: str
     reads: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
     weights: int = 0
+    work: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class FloatModel:
     run: Run
 
 
-GROUPS = 8
+GROUPS = 32
 """The most groups of layers that are tried."""
 
 _FEW_WEIGHTS = 64
@@ -160,9 +163,9 @@ class DetectorParts:
         parts = np.array_split(np.arange(len(self.layers)), min(GROUPS, len(self.layers)))
         return [[self.layers[at] for at in part.tolist()] for part in parts]
 
-    def weights(self, group: int) -> int:
-        """How many weights a group has."""
-        return sum(layer.weights for layer in self.groups[group])
+    def work(self, group: int) -> float:
+        """The work of a group; a weight whose shapes are unknown is used once."""
+        return sum(layer.work or layer.weights for layer in self.groups[group])
 
     def beside(self, quantized: Collection[int]) -> list[str]:
         """The names of the layers of all other groups than these.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import DTypeLike
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.formats.operator_work import Shape, work_of
 from upwell.shared.formats.tflite import BadTfliteFile, TfliteSubgraph, read_model
 from upwell.shared.partition.read_tflite import OPERATORS
 from upwell.shared.partition.split.tflite_halves import flatbuffer_of, signature_of
@@ -63,9 +64,16 @@ def _graph(model: FloatModel, main: TfliteSubgraph, made: Any) -> FloatGraph:
     def names(indexes: Iterable[int]) -> list[str]:
         return [tensors[index].name for index in indexes if index >= 0 and index not in constants]
 
-    def weights(indexes: Iterable[int], operator: str) -> int:
-        sizes = [math.prod(map(int, tensors[index].shape)) for index in indexes if index in constants]
-        return sum(sizes) if operator in _WEIGHTED else 0
+    def shapes(indexes: Iterable[int]) -> list[Shape]:
+        return [None if index < 0 else tuple(map(int, tensors[index].shape)) for index in indexes]
+
+    def node(name: str, operator: str, inputs: Sequence[int], outputs: Sequence[int]) -> LayerNode:
+        plain = LayerNode(name, operator, tuple(names(inputs)), tuple(names(outputs)))
+        if operator not in _WEIGHTED:
+            return plain
+        weights = sum(math.prod(shape or ()) for shape in shapes(index for index in inputs if index in constants))
+        work = work_of(operator, shapes(inputs), shapes(outputs), ())
+        return replace(plain, weights=weights, work=0.0 if math.isnan(work) else work)
 
     codes = [operator.code for operator in main.operators]
     read = {index for operator in main.operators for index in operator.inputs}
@@ -74,9 +82,7 @@ def _graph(model: FloatModel, main: TfliteSubgraph, made: Any) -> FloatGraph:
         flatbuffer_of(made),
         signature,
         [
-            LayerNode(
-                f"{index} {name}", name, tuple(names(one.inputs)), tuple(names(one.outputs)), weights(one.inputs, name)
-            )
+            node(f"{index} {name}", name, one.inputs, one.outputs)
             for index, (name, one) in enumerate(zip(operators, main.operators, strict=True))
         ],
         codes,

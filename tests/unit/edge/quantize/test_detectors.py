@@ -204,10 +204,8 @@ def test_it_is_said_if_the_file_stays_as_large() -> None:
     assert not _small_gain(10_000, 12_000, graph, ["a"]), "a file of this size is mostly names"
 
 
-def test_groups_are_tried_alone_on_few_rows_and_together_on_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_quantization, "_ALONE_ROWS", 5)
+def test_layers_are_put_in_order_on_few_rows_and_chosen_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_quantization, "_RANKED_ROWS", 5)
     folder = write_detector(tmp_path, silu, gain=3.0)
     tried: list[int] = []
 
@@ -220,34 +218,75 @@ def test_groups_are_tried_alone_on_few_rows_and_together_on_all(
         folder / "model.onnx", folder / "data.npz", folder / "q.onnx", QuantizeSettings(), (), counted
     )
     assert made.report.data.chosen_on == 20
-    assert tried[:4] == [20, 5, 5, 5], "the tail, then its three groups"
-    assert set(tried[4:]) <= {20}
+    assert tried[:5] == [20, 5, 5, 5, 20], "the tail, then its three groups"
 
 
-def test_layers_become_int8_while_their_scores_stay_close_cheapest_for_their_weights_first() -> None:
-    alone, weights = [0.004, 0.02, 0.001, 0.008], [100, 100, 10, 1000]
+def independent(alone: Sequence[float]) -> Callable[[Sequence[int]], float]:
+    return lambda groups: float(np.sqrt(sum(alone[at] ** 2 for at in groups)))
+
+
+def test_layers_become_int8_while_their_scores_stay_close_cheapest_for_their_work_first() -> None:
+    alone = independent([0.004, 0.02, 0.001, 0.008])
     tried: list[list[int]] = []
 
     def error_of(groups: Sequence[int]) -> float:
         tried.append(list(groups))
-        return float(np.sqrt(sum(alone[at] ** 2 for at in groups)))
+        return alone(groups)
 
-    assert chosen(alone, weights, error_of) == [3, 2, 0], "0.064, 0.1 and 0.16 millionths a weight; group 1 is too far"
+    work = [100, 100, 10, 1000]
+    assert chosen(work, alone, error_of) == [3, 2, 0], "0.064, 0.1 and 0.16 millionths a weight; group 1 is too far"
     assert [3, 2, 0] in tried
-    assert chosen(alone, weights, lambda groups: 0.005 * len(groups)) == [3, 2]
+    assert chosen(work, alone, lambda groups: 0.005 * len(groups)) == [3, 2]
+
+
+def test_what_is_cheap_beside_int8_layers_is_found_in_a_second_round_without_the_layer_that_was_too_much() -> None:
+    alone = {0: 0.001, 1: 0.002, 2: 0.003, 3: 0.004}
+
+    def error_of(groups: Sequence[int]) -> float:
+        """Layer 1 is too much beside 0; 2 and 3 share a value with 0."""
+        if 1 in groups:
+            return 0.1 if 0 in groups else alone[1]
+        return 0.001 if 0 in groups else sum(alone[at] for at in groups)
+
+    assert chosen([1, 1, 1, 1], error_of, error_of) == [0, 2, 3]
 
 
 @pytest.mark.parametrize("together", [[0.01, 0.02, 0.01], [0.02, 0.01, 0.02], [0.02, 0.02, 0.01], [0.01, 0.01, 0.02]])
 def test_what_becomes_int8_was_tried_together_even_if_errors_do_not_grow(together: list[float]) -> None:
-    groups = chosen([0.005, 0.004, 0.003], [1, 1, 1], lambda some: together[len(some) - 1])
+    groups = chosen([1, 1, 1], independent([0.005, 0.004, 0.003]), lambda some: together[len(some) - 1])
     assert together[len(groups) - 1] <= 0.012 or groups == [2]
 
 
 def test_the_best_layers_become_int8_where_none_are_close() -> None:
-    def error_of(groups: Sequence[int]) -> float:
-        raise AssertionError(groups)
+    assert chosen([1, 1, 1000], independent([0.5, 0.02, 0.03]), lambda _: 0.5) == [1]
 
-    assert chosen([0.5, 0.02, 0.03], [1, 1, 1000], error_of) == [1]
+
+def test_float_layers_beside_int8_ones_read_values_that_are_not_rounded(tmp_path: Path) -> None:
+    """Two convolutions read one value; the scores come from the float one, so rounding for the other moves nothing."""
+    node, rng = helper.make_node, np.random.default_rng(0)
+    weights = {f"{name}_w": rng.normal(0, 0.3, (8, 8, 3, 3)).astype(np.float32) for name in ("boxes", "scores")}
+    nodes = [
+        node("Abs", ["images"], ["stem"], name="stem"),
+        *(
+            node("Conv", ["stem", f"{name}_w"], [f"{name}_out"], name=name, kernel_shape=[3, 3], pads=[1] * 4)
+            for name in ("boxes", "scores")
+        ),
+    ]
+    shape = ("rows", 8, 6, 6)
+    onnx_models.save(
+        tmp_path / "model.onnx",
+        nodes,
+        [onnx_models.tensor("images", shape)],
+        [onnx_models.tensor("boxes_out", shape), onnx_models.tensor("scores_out", shape)],
+        weights,
+    )
+    np.savez(tmp_path / "data.npz", images=rng.normal(0, 1, (30, 8, 6, 6)).astype(np.float32))
+    made = quantize_model(
+        tmp_path / "model.onnx", tmp_path / "data.npz", tmp_path / "q.onnx", QuantizeSettings(), ["scores"], silent
+    )
+    errors = {one.name: one.relative_error for one in made.report.comparison.outputs}
+    assert errors["scores_out"] == 0
+    assert errors["boxes_out"] not in (None, 0), "it is int8"
 
 
 def test_scores_behind_activations_of_several_nodes_keep_their_values(tmp_path: Path) -> None:
@@ -300,7 +339,7 @@ def test_activations_stay_float_with_the_layers_around_them() -> None:
     assert set(parts.beside(everything - {7})) == {"conv7", "gate7", "mul7", "gate6", "mul6"}
     others = {node.name for node in graph[:-3]} - {"conv3"}
     assert set(parts.beside([3])) == others, "what only quantized layers surround is quantized"
-    assert [parts.weights(at) for at in everything] == list(range(100, 108))
+    assert [parts.work(at) for at in everything] == list(range(100, 108)), "each weight once, without shapes"
 
 
 def test_the_tail_goes_up_to_the_last_layers_with_weights() -> None:
