@@ -30,7 +30,7 @@ def test_a_number_is_looked_up_as_it_is_and_no_way_is_an_answer_too(endpoint: st
 
 
 def test_after_a_move_every_connection_is_made_anew_and_the_router_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "NETWORK_CHECK_S", 0.0)
     here, told = ["10.0.0.1"], list[Outcome]()
     with serving(FakeDataplane()) as (address,):
         settings = UplinkSettings(address, ClientSecurity(), LIMIT_BYTES)
