@@ -44,7 +44,7 @@ TESTS: Mapping[str, Sequence[str]] = {
         f"{UNIT}/edge/bundle",
         f"{UNIT}/edge/fetch",
         f"{UNIT}/edge/test_golden.py",
-        f"{UNIT}/edge/test_output_comparison.py",
+        f"{UNIT}/edge/test_output_tolerances.py",
     ),
     "updates": (
         *(f"{UNIT}/edge/test_{name}.py" for name in ("store_losses", "store", "updating", "version_comparison")),
@@ -358,7 +358,7 @@ FAULTS: Sequence[Fault] = (
         ("bundle.py", 'part.partition(".")[0].lower() in _DEVICES', "part.lower() in _DEVICES"),
         ("bundle.py", "before = seen.get(prefix.lower())", "before = seen.get(prefix)"),
         ("bundle.py", "if len(data) > most_bytes:", "if len(data) > most_bytes + 1:"),
-        ("output_comparison.py", "if overlap >= MIN_IOU:", "if overlap > 0.0:"),
+        ("output_tolerances.py", "if overlap >= MIN_IOU:", "if overlap > 0.0:"),
         ("bundle_calibrations.py", "if len({one.key() for one in found}) < len(found):", "if not found:"),
         ("source_address.py", "if user is not None:", "if user:"),
         ("open_bundle.py", "for path in {*signed.digests, *digests}", "for path in digests"),

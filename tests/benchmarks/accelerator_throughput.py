@@ -34,7 +34,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.benchmarks.resnet50_torch import ResNet50, SmallResNet50, seeded
-from upwell.cloud.engines.batches import buckets_for
+from upwell.cloud.engines.batch_checks_and_buckets import buckets_for
 from upwell.cloud.engines.torch.network_calls import PRECISIONS
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest

@@ -13,7 +13,8 @@ from tests.faults.proxy import Proxy
 from tests.faults.scene import ONE, until
 from tests.faults.stalling import LIMIT_BYTES, StallingCloud, UplinkSender, decision, sender, serving
 from upwell.edge.uplink.cloud_call import CloudReply
-from upwell.edge.uplink.endpoint import Endpoint, RoundTrips, channel_options
+from upwell.edge.uplink.connection_keepalive import RoundTrips, channel_options
+from upwell.edge.uplink.endpoint import Endpoint
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient

@@ -36,7 +36,7 @@ from tests.faults.test_promise import (
     STATUSES,
     breaks_and_heals,
 )
-from upwell.edge.uplink.cloud_call import REASONS
+from upwell.edge.uplink.cloud_call import REASON_OF
 from upwell.shared.routing.reasons import Reason
 
 
@@ -116,7 +116,7 @@ def test_a_server_that_is_none(folder: Path, http_cloud: ScriptedHttpCloud, kind
     with scene(folder, DIRECT, http_cloud, agent={"max_message": "1MiB"}) as it, RawServer(speech) as raw:
         assert_from_cloud(it.ask(ONE))
         it.proxy.retarget(raw.address)
-        assert_from_edge(it.ask(ONE), (REASONS.get(error, Reason.CLOUD_ERROR),))
+        assert_from_edge(it.ask(ONE), (REASON_OF.get(error, Reason.CLOUD_ERROR),))
         it.proxy.retarget(http_cloud.address)
         assert_recovers(it.ask)
 

@@ -21,7 +21,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.tools.cli import main
-from upwell.tools.describe.cli import FORMATS
+from upwell.tools.model_init.cli import FORMATS
 
 Init = Callable[..., tuple[int, str, str]]
 

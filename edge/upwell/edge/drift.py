@@ -30,7 +30,7 @@ from upwell.shared.routing.drift.drift_reference import DriftReference, Floats, 
 from upwell.shared.routing.drift.model_drift import DriftReport, ModelDrift
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
+from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
 from upwell.shared.signature.picture_quality import picture_quality
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array

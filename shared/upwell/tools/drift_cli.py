@@ -32,7 +32,7 @@ from upwell.shared.routing.drift.model_drift import ModelDrift
 from upwell.shared.routing.drift.quantity_test import FALSE_ALARMS
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.answer_rows import label_of
+from upwell.shared.signature.answer_agreement import label_of
 from upwell.shared.tensors import Array
 from upwell.shared.units import parse_seconds
 from upwell.tools.cases.case_source import state_dir_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from upwell.cloud.engines.batches import buckets_for, only_rows_vary
+from upwell.cloud.engines.batch_checks_and_buckets import buckets_for, only_rows_vary
 from upwell.shared.tensors import TensorSpec
 
 

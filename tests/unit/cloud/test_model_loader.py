@@ -12,7 +12,7 @@ import pytest
 from tests.unit.models_for_tests import identity
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, ModelSettings
-from upwell.cloud.engines.batches import buckets_for
+from upwell.cloud.engines.batch_checks_and_buckets import buckets_for
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.service import model_loader
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, find_models, load_model

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from upwell.edge.bundle.output_comparison import Tolerances
+from upwell.edge.bundle.output_tolerances import Tolerances
 from upwell.edge.models.answer_checks import ROWS, check_with_cpu, synthetic_inputs
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.config.yaml import parse_yaml

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.answer_rows import IOU, Judge, same_objects
+from upwell.shared.signature.answer_agreement import IOU, Judge, same_objects
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature
 from upwell.shared.tensors import Array, TensorSpec
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.edge.uplink.endpoint import AT_ONCE, EndpointSelector
+from upwell.edge.uplink.endpoint_selector import FAIL_OVER_AT_ONCE, EndpointSelector
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 
 LATE = Reason.CLOUD_DEADLINE
 
 
-@pytest.mark.parametrize("reason", sorted(AT_ONCE))
+@pytest.mark.parametrize("reason", sorted(FAIL_OVER_AT_ONCE))
 def test_a_failure_of_the_endpoint_moves_on_at_once_and_stays_there(reason: Reason) -> None:
     moved = EndpointSelector(3).missed(0, reason, 10.0)
     assert (moved.place, moved.try_at_s) == (1, 10.0 + EndpointSelector.FIRST_WAIT_S)
@@ -25,7 +25,7 @@ def test_a_failure_of_the_endpoint_moves_on_at_once_and_stays_there(reason: Reas
     assert moved.missed(1, reason, 11.0).missed(2, reason, 12.0).place == 0
 
 
-@pytest.mark.parametrize("reason", sorted(CLOUD_FAILURES - AT_ONCE - {LATE}))
+@pytest.mark.parametrize("reason", sorted(CLOUD_FAILURES - FAIL_OVER_AT_ONCE - {LATE}))
 def test_other_failures_do_not(reason: Reason) -> None:
     order = EndpointSelector(2)
     for _ in range(10):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.unit.edge.agents import SURE, UNSURE, edge_model, rows_of
 from upwell.edge.bundle import golden as module
 from upwell.edge.bundle.golden import GoldenVectors, Labels, check_golden, compare_labels, read_golden, record_golden
-from upwell.edge.bundle.output_comparison import Tolerances
+from upwell.edge.bundle.output_tolerances import Tolerances
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import DTYPES, Array
 

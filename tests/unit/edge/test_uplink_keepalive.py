@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upwell.edge.uplink.endpoint import RoundTrips, channel_options
+from upwell.edge.uplink.connection_keepalive import RoundTrips, channel_options
 
 
 def after(*network_s: float) -> RoundTrips:

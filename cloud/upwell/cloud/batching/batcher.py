@@ -24,7 +24,7 @@ from upwell.cloud.batching.priority_queue import (
     wake,
 )
 from upwell.cloud.engines.base import Engine, ModelSettings
-from upwell.cloud.engines.batches import works_by_rows
+from upwell.cloud.engines.batch_checks_and_buckets import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.dataplane import Call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from upwell.cloud.engines.batches import check_batch, zero_batch
+from upwell.cloud.engines.batch_checks_and_buckets import check_batch, zero_batch
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax import export
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.batches import buckets_for, check_batch, zeros
+from upwell.cloud.engines.batch_checks_and_buckets import buckets_for, check_batch, zeros
 from upwell.cloud.engines.error_text import reason_of
 from upwell.cloud.engines.safetensors_weights import misfits, open_weights, refuse_misfits
 from upwell.cloud.engines.trusted_files import read_trusted

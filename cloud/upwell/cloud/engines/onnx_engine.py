@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.batches import check_batch, zero_batch
+from upwell.cloud.engines.batch_checks_and_buckets import check_batch, zero_batch
 from upwell.cloud.engines.error_text import onnxruntime_reason
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime, openvino_devices
 from upwell.cloud.engines.trusted_files import MAX_COPIED_BYTES

@@ -14,7 +14,7 @@ from upwell.cloud.batching.device_scheduler import device_for
 from upwell.cloud.batching.priority_queue import Run
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, ModelSettings, engine_type
-from upwell.cloud.engines.batches import by_rows, works_by_rows
+from upwell.cloud.engines.batch_checks_and_buckets import by_rows, works_by_rows
 from upwell.cloud.engines.error_text import printable, tellable
 from upwell.cloud.repository.model_folders import Files, ModelFolder, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from upwell.edge.bundle.output_comparison import Agreement, Tolerances, compare
+from upwell.edge.bundle.output_tolerances import Agreement, Tolerances, compare
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import open_plain
 from upwell.shared.formats.npy import read_npz
-from upwell.shared.signature.answer_rows import Judge
+from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, is_float, numpy_dtype, oip_datatype

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     pass
 from upwell.edge.case_collection.case_file_encryption import pack, read_key
 
-FILE_NAME = "cases-home.json"
+DELIVERED_NAME = "cases-home.json"
 """Record of the delivered cases, in the agent's `state_dir`."""
 
 _MAX_RECORD_BYTES = 64 << 20
@@ -127,13 +127,13 @@ class CaseCarrier:
 
     What the policy denies at that time stays, and bytes are taken from its budgets. An unreachable destination is tried
     again, so a case whose receipt was lost arrives twice, under the same name; delivered cases are recorded in the file
-    `FILE_NAME`. Raises `ConfigError` for a wrong key.
+    `DELIVERED_NAME`. Raises `ConfigError` for a wrong key.
     """
 
     def __init__(self, section: CasesSection, home: CaseHome, database: Path, router: RouterService) -> None:
         self._section, self._home, self._database, self._router = section, home, database, router
         self._key = None if section.key_file is None else read_key(section.key_file)
-        self._memory = database.with_name(FILE_NAME)
+        self._memory = database.with_name(DELIVERED_NAME)
         self._refused: set[tuple[str, bool]] = set()
         self._retry_after_s = 0.0
         self._sent: dict[str, bool] = self._load()

@@ -17,7 +17,7 @@ from upwell.shared.oip.codec.converters import (
 )
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.routing.case_selection import Why
-from upwell.shared.signature.answer_rows import best_class, label_of
+from upwell.shared.signature.answer_agreement import best_class, label_of
 from upwell.shared.signature.signature import InputKind, OutputKind, Signature
 from upwell.shared.tensors import Array
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from upwell.edge.bundle.golden import answer_function
-from upwell.edge.bundle.output_comparison import Agreement, Tolerances, compare
+from upwell.edge.bundle.output_tolerances import Agreement, Tolerances, compare
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import UpwellError
 from upwell.shared.signature.processor import Processor

@@ -20,7 +20,7 @@ from pathlib import Path
 from upwell.edge.bundle.bundle import GOLDEN_NAME, Bundle
 from upwell.edge.bundle.bundle_calibrations import load_calibrations, load_reference
 from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
-from upwell.edge.bundle.output_comparison import Tolerances
+from upwell.edge.bundle.output_tolerances import Tolerances
 from upwell.edge.models.answer_checks import check_with_cpu
 from upwell.edge.models.edge_model import CheckedBy, EdgeModel, LoadReport, ModelSource, RuntimeAttempt, State
 from upwell.edge.models.model_config import EdgeSide

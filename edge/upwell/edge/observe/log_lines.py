@@ -12,7 +12,7 @@ from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.answer_rows import Judge
+from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.tensors import Array
 
 

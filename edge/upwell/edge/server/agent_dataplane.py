@@ -13,7 +13,7 @@ from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import Request
 from upwell.edge.server.agent_core import AgentCore
-from upwell.edge.uplink.cloud_call import METADATA_BYTES, REASONS, EgressForbidden
+from upwell.edge.uplink.cloud_call import METADATA_BYTES, REASON_OF, EgressForbidden
 from upwell.shared.errors import (
     CallerLeft,
     CloudFailed,
@@ -181,7 +181,7 @@ class AgentDataplane(Dataplane):
         except EgressForbidden as error:
             raise NoAllowedRoute(f"{error}, and the model has no edge side to describe its inputs") from None
         except RemoteError as error:
-            raise CloudFailed(f"{REASONS.get(error.kind, 'cloud_error')}: {error}") from None
+            raise CloudFailed(f"{REASON_OF.get(error.kind, 'cloud_error')}: {error}") from None
         if head is None or served.entry_model is None:
             return ModelMetadata(served.name, (VERSION,), found.platform, found.inputs, found.outputs)
         inputs = tuple(one.spec for one in served.entry_model.signature.inputs)

@@ -12,7 +12,7 @@ from functools import partial
 from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.spooled_request import Later
-from upwell.edge.uplink.cloud_call import REASONS, CloudReply, Message
+from upwell.edge.uplink.cloud_call import REASON_OF, CloudReply, Message
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
@@ -114,4 +114,4 @@ class SpoolSender:
 
 
 def _kind(reason: Reason) -> RemoteErrorKind:
-    return next((kind for kind, known in REASONS.items() if known is reason), RemoteErrorKind.INTERNAL)
+    return next((kind for kind, known in REASON_OF.items() if known is reason), RemoteErrorKind.INTERNAL)

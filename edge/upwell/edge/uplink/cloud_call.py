@@ -45,7 +45,7 @@ def check_egress(judge: Judge) -> None:
         raise EgressForbidden(verdict)
 
 
-REASONS: Mapping[RemoteErrorKind, Reason] = {
+REASON_OF: Mapping[RemoteErrorKind, Reason] = {
     RemoteErrorKind.UNAVAILABLE: Reason.CLOUD_UNAVAILABLE,
     RemoteErrorKind.DEADLINE: Reason.CLOUD_DEADLINE,
     RemoteErrorKind.CANCELLED: Reason.CLOUD_UNAVAILABLE,
@@ -226,7 +226,7 @@ class CloudCall:
             except TimeoutError:
                 return None
             except RemoteError as error:
-                self._miss(REASONS.get(error.kind, Reason.CLOUD_ERROR), str(error), error.retry_after_s)
+                self._miss(REASON_OF.get(error.kind, Reason.CLOUD_ERROR), str(error), error.retry_after_s)
             else:
                 self._take(response)
         return self._outcome

@@ -1,4 +1,4 @@
-"""Endpoints and their connections, which one is in use, and how long one may be silent before it counts as dead.
+"""Endpoints and their connections, and the device's own address on the way to each.
 
 The device may move to another network: its own address has changed.
 """
@@ -6,76 +6,19 @@ The device may move to another network: its own address has changed.
 from __future__ import annotations
 
 import ipaddress
-import math
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
+from upwell.edge.uplink.connection_keepalive import RoundTrips, channel_options
 from upwell.shared.config.security import ClientSecurity, parse_endpoint
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client, open_client
 from upwell.shared.platform.socket_connect import bind_to_interface
-from upwell.shared.routing.reasons import Reason
-
-
-@dataclass(frozen=True, slots=True)
-class RoundTrips:
-    """The retransmission timer of TCP (RFC 6298), applied to an HTTP/2 connection.
-
-    Each sample R in seconds is a call's time outside the server, including the sending of its bytes: a ping waits
-    behind the same bytes. `mean_s` is the first R, then 7/8·mean + 1/8·R; `deviation_s` is R/2, then 3/4·deviation +
-    1/4·|mean − R|. The timer is mean + 4·deviation, one second before the first sample. A connection gets `TIMES`
-    that, rounded up to a power of two seconds (so that a new timer seldom needs a new connection), doubled each time
-    it was taken for dead since the last answer, and limited to `SHORTEST_S` to `LONGEST_S`.
-    """
-
-    TIMES: ClassVar[float] = 4.0
-    SHORTEST_S: ClassVar[float] = 1.0
-    LONGEST_S: ClassVar[float] = 64.0
-
-    mean_s: float = math.nan
-    deviation_s: float = 0.0
-    doublings: int = 0
-
-    def answered(self, network_s: float) -> RoundTrips:
-        """The state after another answered call, which spent `network_s` outside the server."""
-        if math.isnan(self.mean_s):
-            return RoundTrips(network_s, network_s / 2)
-        deviation_s = 0.75 * self.deviation_s + 0.25 * abs(self.mean_s - network_s)
-        return RoundTrips(0.875 * self.mean_s + 0.125 * network_s, deviation_s)
-
-    def broke(self) -> RoundTrips:
-        """The state after a connection broke in silence: it may only have been slow."""
-        return self if self.timeout_s >= self.LONGEST_S else replace(self, doublings=self.doublings + 1)
-
-    @property
-    def timeout_s(self) -> float:
-        """How long to wait for the reply to a ping."""
-        timer_s = 1.0 if math.isnan(self.mean_s) else self.mean_s + 4 * self.deviation_s
-        wanted_s = min(self.LONGEST_S, max(self.SHORTEST_S, self.TIMES * timer_s))
-        return min(self.LONGEST_S, math.ldexp(1.0, math.ceil(math.log2(wanted_s)) + self.doublings))
-
-
-def channel_options(timeout_s: float) -> tuple[tuple[str, int], ...]:
-    """gRPC options: if a call is in progress and nothing arrives, ping after `timeout_s` and wait that long again.
-
-    gRPC applies its keepalive timeout only if the timeout of pings in general is as short; at its default of a
-    minute, that one would hold. The two pings without data that gRPC allows stay within what servers tolerate by
-    default.
-    """
-    milliseconds = round(timeout_s * 1e3)
-    return (
-        ("grpc.keepalive_time_ms", milliseconds),
-        ("grpc.keepalive_timeout_ms", milliseconds),
-        ("grpc.http2.ping_timeout_ms", milliseconds),
-        ("grpc.keepalive_permit_without_calls", 0),
-    )
-
 
 WARM_UP_S = 10.0
 """Maximum time to open a new connection ahead; after that the next call opens it."""
@@ -274,56 +217,3 @@ def _source(host: str, interface: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
-
-
-AT_ONCE = frozenset({Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_CERTIFICATE, Reason.CLOUD_UNAUTHENTICATED})
-"""Failures of the endpoint itself: the next call goes to another. A late answer may be due to a short deadline, so it
-takes `EndpointSelector.LATE` of them in a row.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointSelector:
-    """The endpoint in use among `count`, by its place, and when to try the preferred ones again. A value; time is an
-    argument.
-
-    After a failure the next place is used, the first after the last, and kept. While any but the first is in use,
-    those before it are tried again after `wait_s`. That starts at `FIRST_WAIT_S` and doubles with each try up to
-    `LONGEST_WAIT_S`, even if the try succeeds: an endpoint that reports ready and then fails again is tried less and
-    less often, until an answer comes from the first place.
-    """
-
-    LATE: ClassVar[int] = 3
-    FIRST_WAIT_S: ClassVar[float] = 1.0
-    LONGEST_WAIT_S: ClassVar[float] = 30.0
-
-    count: int
-    place: int = 0
-    late: int = 0
-    wait_s: float = FIRST_WAIT_S
-    try_at_s: float = 0.0
-
-    def answered(self, place: int) -> EndpointSelector:
-        """The state after an answer from `place`."""
-        if place != self.place:
-            return self
-        return replace(self, late=0, wait_s=self.wait_s if place else self.FIRST_WAIT_S)
-
-    def missed(self, place: int, reason: Reason, now_s: float) -> EndpointSelector:
-        """The state after a failure at `place`; a call sent before the last move changes nothing."""
-        if self.count == 1 or place != self.place:
-            return self
-        late = self.late + 1 if reason is Reason.CLOUD_DEADLINE else 0
-        if reason not in AT_ONCE and late < self.LATE:
-            return replace(self, late=late)
-        return replace(self, place=(place + 1) % self.count, late=0, try_at_s=now_s + self.wait_s)
-
-    def tried(self, better: int | None, now_s: float) -> EndpointSelector:
-        """The state after a try of the preferred places: `better` is the first that is ready, or None."""
-        wait_s = min(self.LONGEST_WAIT_S, self.wait_s * 2)
-        place = self.place if better is None else min(better, self.place)
-        return replace(self, place=place, late=0, wait_s=wait_s, try_at_s=now_s + wait_s)
-
-    def after(self, place: int) -> int:
-        """A place other than `place`, if there is one: the one in use, or the next."""
-        return self.place if place != self.place else (place + 1) % self.count

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from upwell.edge.uplink.cloud_call import (
-    REASONS,
+    REASON_OF,
     CloudCall,
     ConnectionLease,
     FailedCall,
@@ -22,8 +22,9 @@ from upwell.edge.uplink.cloud_call import (
     Message,
     check_egress,
 )
-from upwell.edge.uplink.endpoint import Connection, Endpoint, EndpointSelector, Sources, source_addresses
+from upwell.edge.uplink.endpoint import Connection, Endpoint, Sources, source_addresses
 from upwell.edge.uplink.endpoint_probing import Prober
+from upwell.edge.uplink.endpoint_selector import EndpointSelector
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
@@ -205,7 +206,7 @@ class Uplink:
         try:
             return question(lease.link.client)
         except RemoteError as error:
-            if REASONS.get(error.kind) in UNREACHED:  # a connection in backoff would fail the next request at once
+            if REASON_OF.get(error.kind) in UNREACHED:  # a connection in backoff would fail the next request at once
                 lease.endpoint.retire(lease.link)
             raise
         finally:
@@ -275,7 +276,7 @@ class Uplink:
             is_warm = lease.link.answered
             lease.link.client.server_live(ASK_TIMEOUT_S)
         except (ConfigError, RemoteError) as error:
-            if isinstance(error, ConfigError) or error.kind in REASONS:
+            if isinstance(error, ConfigError) or error.kind in REASON_OF:
                 is_late = isinstance(error, RemoteError) and error.kind is RemoteErrorKind.DEADLINE
                 self._is_well = self._is_well and is_late
                 return

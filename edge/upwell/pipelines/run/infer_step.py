@@ -31,7 +31,7 @@ from upwell.shared.errors import (
     Unavailable,
     UpwellError,
 )
-from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
+from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
 from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.tensors import Array, numpy_dtype
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from upwell.edge.case_collection.collected_case import CaseFacts, OutputFacts
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import parse_json, read_file, write_named
-from upwell.shared.signature.answer_rows import best_class, found_boxes, label_of
+from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
 from upwell.shared.tensors import Array
 
 LABELS_NAME = "case-labels.json"

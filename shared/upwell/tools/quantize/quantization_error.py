@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.answer_rows import matched_boxes
+from upwell.shared.signature.answer_agreement import matched_boxes
 from upwell.shared.tensors import Array
 from upwell.tools.quantize.data_files import LABELS, SampleRow, Samples
 from upwell.tools.quantize.quantizer import Run

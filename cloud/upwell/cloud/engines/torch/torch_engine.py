@@ -24,7 +24,13 @@ import numpy as np
 import torch
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.batches import buckets_for, check_batch, only_rows_vary, shape_fits, zero_batch
+from upwell.cloud.engines.batch_checks_and_buckets import (
+    buckets_for,
+    check_batch,
+    only_rows_vary,
+    shape_fits,
+    zero_batch,
+)
 from upwell.cloud.engines.error_text import reason_of, tellable
 from upwell.cloud.engines.torch.network_calls import (
     PRECISIONS,

@@ -22,7 +22,7 @@ from upwell.shared.routing.calibration.binomial import at_most
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.scheduling.run_request import RunRequest
-from upwell.shared.signature.answer_rows import Judge
+from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:

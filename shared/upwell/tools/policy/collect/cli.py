@@ -24,7 +24,7 @@ from upwell.shared.oip.open_client import Client, open_client
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.answer_rows import Judge
+from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
 from upwell.tools.policy.collect.collection_run import (

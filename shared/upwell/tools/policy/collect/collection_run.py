@@ -30,7 +30,7 @@ from upwell.shared.oip.open_client import Client
 from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.answer_rows import Judge
+from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.signature.uplink_pictures import Resizes, encode_for_uplink, shrink_for_uplink, with_uplink
 from upwell.shared.tensors import Array

@@ -34,9 +34,9 @@ from upwell.shared.signature.model_yaml_draft import (
 )
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
-from upwell.tools.describe.exporter_metadata import facts_of, own_metadata, tflite_facts
-from upwell.tools.describe.model_evidence import scores_of, shown_boxes, takes_pixels
-from upwell.tools.describe.sample_trial import TrialResult, try_sample
+from upwell.tools.model_init.exporter_metadata import facts_of, own_metadata, tflite_facts
+from upwell.tools.model_init.model_evidence import scores_of, shown_boxes, takes_pixels
+from upwell.tools.model_init.sample_trial import TrialResult, try_sample
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
 _TORCH = (

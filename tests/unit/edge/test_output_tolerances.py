@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.edge.bundle.output_comparison import Agreement, Tolerances, compare
+from upwell.edge.bundle.output_tolerances import Agreement, Tolerances, compare
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array, TensorSpec, oip_datatype
 

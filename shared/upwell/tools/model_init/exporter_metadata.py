@@ -34,7 +34,7 @@ from upwell.shared.signature.model_yaml_draft import (
     TextFacts,
 )
 from upwell.shared.tensors import TensorSpec
-from upwell.tools.describe.sidecar_files import facts_beside
+from upwell.tools.model_init.sidecar_files import facts_beside
 
 MAX_MEMBER_BYTES = 1 << 20
 _ULTRALYTICS = "metadata.json"
