@@ -16,7 +16,7 @@ import pytest
 
 from tests.fleet_service import Service, service
 from tests.integration.agent.harness import LIMIT_S, Running, agent_process, client_of
-from tests.unit.edge.request_traces import request_trace
+from tests.unit.edge.request_traces import request_trace, signals
 from tests.unit.models_for_tests import linear
 from upwell.edge.observe.flight_recorder import LIMIT_ON_DISK, ROOM_BYTES, Segments
 from upwell.edge.observe.request_trace import to_line
@@ -119,9 +119,9 @@ def test_a_request_of_an_hour_ago_is_explained_after_ten_a_second_since(fleet: S
 
 def of_then(request_id: str, unix_s: float) -> bytes:
     """The line of a request that came at that time."""
-    trace = request_trace(request_id)
-    facts = replace(trace.signals.request_facts, wall_time_s=unix_s)
-    return to_line(trace._replace(signals=replace(trace.signals, request_facts=facts)))
+    asked = signals()
+    facts = replace(asked.request_facts, wall_time_s=unix_s)
+    return to_line(request_trace(request_id, signals=replace(asked, request_facts=facts)))
 
 
 @pytest.mark.slow
