@@ -11,10 +11,9 @@ from typing import Any, Literal
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from upwell.fleet.budget.goal_allocation import Curve, Demand, FleetGoal, envelope, share_out, worth_telling
-from upwell.fleet.errors import NotFound
 from upwell.fleet.registry.devices import Stored, all_devices, variables_of
 from upwell.fleet.registry.groups import membership
-from upwell.fleet.storage.database import Row, all_rows, one_row
+from upwell.fleet.storage.database import Row, all_rows, one_row, the_row
 from upwell.fleet.storage.tables import BUDGET_MEMBERS, BUDGETS, DEVICES, GROUPS
 from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
@@ -91,8 +90,7 @@ def put_budget(connection: Connection, actor: Actor, name: str, spec: BudgetSpec
 
 def drop_budget(connection: Connection, actor: Actor, name: str) -> None:
     """Remove a budget. Its devices follow their policies and the remaining budgets. Raises `NotFound`."""
-    if one_row(connection, select(BUDGETS).where(BUDGETS.c.name == name).with_for_update()) is None:
-        raise NotFound(f"no budget {name!r}")
+    the_row(connection, select(BUDGETS).where(BUDGETS.c.name == name).with_for_update(), f"budget {name!r}")
     members = [one["device_id"] for one in members_of(connection, name)]
     connection.execute(delete(BUDGET_MEMBERS).where(BUDGET_MEMBERS.c.budget == name))
     connection.execute(delete(BUDGETS).where(BUDGETS.c.name == name))
@@ -107,10 +105,7 @@ def all_budgets(connection: Connection) -> Sequence[Row]:
 
 def find_budget(connection: Connection, name: str) -> Row:
     """One budget. Raises `NotFound`."""
-    found = one_row(connection, select(BUDGETS).where(BUDGETS.c.name == name))
-    if found is None:
-        raise NotFound(f"no budget {name!r}")
-    return found
+    return the_row(connection, select(BUDGETS).where(BUDGETS.c.name == name), f"budget {name!r}")
 
 
 def members_of(connection: Connection, name: str) -> Sequence[Row]:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from upwell.fleet.errors import NotFound
 from upwell.fleet.registry.device_reports import Explained
 from upwell.fleet.registry.devices import Stored
-from upwell.fleet.storage.database import Database, Row, one_row
+from upwell.fleet.storage.database import Database, Row, the_row
 from upwell.fleet.storage.tables import QUESTIONS
 from upwell.fleet.users import Actor, new_id, record_audit
 
@@ -37,10 +36,7 @@ def ask(connection: Connection, actor: Actor, device: Stored, request_id: str) -
 
 def question(connection: Connection, question_id: str) -> Row:
     """The question and, once it has arrived, its answer. Raises `NotFound`."""
-    found = one_row(connection, select(QUESTIONS).where(QUESTIONS.c.id == question_id))
-    if found is None:
-        raise NotFound(f"no question {question_id!r}")
-    return found
+    return the_row(connection, select(QUESTIONS).where(QUESTIONS.c.id == question_id), f"question {question_id!r}")
 
 
 def answer(connection: Connection, device_id: str, explained: Explained, now_unix_s: float) -> None:

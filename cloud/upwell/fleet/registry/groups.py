@@ -18,7 +18,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from upwell.fleet.errors import NotFound
 from upwell.fleet.registry.devices import Stored, all_devices, variables_of
-from upwell.fleet.storage.database import Database, Row, all_rows, one_row
+from upwell.fleet.storage.database import Database, Row, all_rows, the_row
 from upwell.fleet.storage.tables import GROUPS
 from upwell.fleet.users import Actor, record_audit
 from upwell.shared.config.cel_expressions import FUNCTIONS, compile_expression, no_verdict
@@ -86,10 +86,7 @@ def all_groups(connection: Connection) -> Sequence[Row]:
 
 def find_group(connection: Connection, name: str) -> Row:
     """One group. Raises `NotFound`."""
-    found = one_row(connection, select(GROUPS).where(GROUPS.c.name == name))
-    if found is None:
-        raise NotFound(f"no group {name!r}")
-    return found
+    return the_row(connection, select(GROUPS).where(GROUPS.c.name == name), f"group {name!r}")
 
 
 def put_group(connection: Connection, actor: Actor, name: str, expression: str) -> None:

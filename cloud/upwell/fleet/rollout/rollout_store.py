@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, func, insert, select, update
 
-from upwell.fleet.errors import Conflict, NotFound
+from upwell.fleet.errors import Conflict
 from upwell.fleet.registry.devices import Stored, all_devices, labels_of, note_event, variables_of
 from upwell.fleet.registry.groups import FRESH_S, membership
 from upwell.fleet.rollout.rollout_state import (
@@ -37,7 +37,7 @@ from upwell.fleet.rollout.rollout_state import (
 from upwell.fleet.rollout.state_machine import NotPossible, begin, since, step
 from upwell.fleet.rollout.wave_gate import NO_COUNTS, Counts
 from upwell.fleet.rollout.wave_plan import RolloutDevice, deal, wave_of_late
-from upwell.fleet.storage.database import Row, all_rows, one_row
+from upwell.fleet.storage.database import Row, all_rows, the_row
 from upwell.fleet.storage.tables import DEVICES, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
 from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
@@ -143,10 +143,8 @@ def advance(
 
 def read(connection: Connection, rollout_id: str) -> StoredRollout:
     """A roll-out. Raises `NotFound`."""
-    row = one_row(connection, select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id))
-    if row is None:
-        raise NotFound(f"no roll-out {rollout_id!r}")
-    return _opened(connection, row)
+    chosen = select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id)
+    return _opened(connection, the_row(connection, chosen, f"roll-out {rollout_id!r}"))
 
 
 def all_rollouts(connection: Connection, limit: int) -> list[Row]:
@@ -156,10 +154,8 @@ def all_rollouts(connection: Connection, limit: int) -> list[Row]:
 
 def _open(connection: Connection, rollout_id: str) -> StoredRollout:
     """A roll-out, locked against any other step until the transaction ends."""
-    row = one_row(connection, select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).with_for_update())
-    if row is None:
-        raise NotFound(f"no roll-out {rollout_id!r}")
-    return _opened(connection, row)
+    chosen = select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).with_for_update()
+    return _opened(connection, the_row(connection, chosen, f"roll-out {rollout_id!r}"))
 
 
 def _opened(connection: Connection, row: Row) -> StoredRollout:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, Select, create_engine, event, make_ur
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
 from upwell.fleet.config import DatabaseSection
-from upwell.fleet.errors import DatabaseUnavailable
+from upwell.fleet.errors import DatabaseUnavailable, NotFound
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
 
@@ -97,6 +97,14 @@ def one_row(connection: Connection, chosen: Select[Any]) -> Row | None:
     """The first row, or None."""
     found = connection.execute(chosen).mappings().first()
     return None if found is None else {str(name): value for name, value in found.items()}
+
+
+def the_row(connection: Connection, chosen: Select[Any], what: str) -> Row:
+    """The first row. Raises `NotFound` for `what`."""
+    found = one_row(connection, chosen)
+    if found is None:
+        raise NotFound(f"no {what}")
+    return found
 
 
 def all_rows(connection: Connection, chosen: Select[Any]) -> list[Row]:

@@ -28,7 +28,7 @@ from upwell.pipelines.events.condition_names import ANSWERS, FRAME_FIELDS, OBJEC
 from upwell.pipelines.events.event_rules import load_condition
 from upwell.pipelines.sources.windows import laid_out
 from upwell.shared.config.located_errors import Location
-from upwell.shared.config.yaml import parse_yaml, read_text
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError, Problem
 
 _NEEDS_TRACK = ("appear", "leave", "enter", "exit", "dwell", "cross")
@@ -47,17 +47,11 @@ class PipelinesReview:
     warnings: Mapping[Location, str]
 
 
-def load_pipelines(path: Path, models: Mapping[str, SignatureFacts] | None = None) -> PipelinesConfig:
-    """The `pipelines.yaml` at `path`, checked by `check_pipelines`. Raises `ConfigError` with every problem."""
-    config, _ = parse_pipelines(read_text(path), path, models)
-    return config
-
-
 def parse_pipelines(
     text: str, path: Path | None = None, models: Mapping[str, SignatureFacts] | None = None
 ) -> tuple[PipelinesConfig, list[Problem]]:
-    """The parsed text of a `pipelines.yaml` read from `path`, and the warnings. Raises `ConfigError` like
-    `load_pipelines`.
+    """The parsed text of a `pipelines.yaml` read from `path`, checked by `check_pipelines`, and the warnings. Raises
+    `ConfigError` with every problem.
     """
     config = parse_yaml(text, PipelinesConfig, path)
     review = check_pipelines(config, models)

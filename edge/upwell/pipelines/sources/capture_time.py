@@ -6,7 +6,7 @@ import math
 from collections import deque
 
 DEFAULT_WINDOW_S = 10.0
-DEFAULT_JUMP_S = 2.0
+JUMP_S = 2.0
 
 _OLDEST_S = 86_400.0
 """Maximum age claimed by a publisher; older claims are ignored."""
@@ -32,16 +32,15 @@ class CaptureClock:
     d_i. The least delay itself cannot be observed here: it is that of the encoder and the decoder, 50 to 300 ms for
     most cameras, and frames are older than reported by that much.
 
-    **Jumps.** If the stream's time goes backwards, or advances by over `jump_s` more than the arrivals did, its clock
+    **Jumps.** If the stream's time goes backwards, or advances by over `JUMP_S` more than the arrivals did, its clock
     was set: the history is dropped, and that frame counts as captured on arrival. A stall of the network is no jump,
     since the stream's own step stays small: frames that come late in a burst are reported as old.
 
     A frame without a time (`stream_s` None) counts as captured on arrival.
     """
 
-    def __init__(self, window_s: float = DEFAULT_WINDOW_S, jump_s: float = DEFAULT_JUMP_S) -> None:
+    def __init__(self, window_s: float = DEFAULT_WINDOW_S) -> None:
         self._window_s = window_s
-        self._jump_s = jump_s
         # (arrival, offset), offsets rising: each is the least of all that came after the entry before it.
         self._least: deque[tuple[float, float]] = deque()
         self._last: tuple[float, float] | None = None
@@ -72,7 +71,7 @@ class CaptureClock:
     def _has_jumped(self, arrival_s: float, stream_s: float) -> bool:
         last_arrival_s, last_stream_s = self._last or (arrival_s, stream_s)
         step_s = stream_s - last_stream_s
-        return step_s < 0 or (step_s > self._jump_s and step_s - (arrival_s - last_arrival_s) > self._jump_s)
+        return step_s < 0 or (step_s > JUMP_S and step_s - (arrival_s - last_arrival_s) > JUMP_S)
 
 
 def published_capture_time(said: str | None, arrival_s: float, arrival_unix_s: float) -> tuple[float, float]:

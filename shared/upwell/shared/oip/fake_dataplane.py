@@ -31,10 +31,10 @@ class FakeDataplane(Dataplane):
     changed between calls. `requests` and `calls` record what was asked.
     """
 
-    def __init__(self, *, delay_s: float = 0.0, failure: Exception | None = None, ready: bool = True) -> None:
-        self.delay_s = delay_s
+    def __init__(self, *, failure: Exception | None = None) -> None:
+        self.delay_s = 0.0
         self.failure = failure
-        self.is_ready = ready
+        self.is_ready = True
         self.requests: list[InferRequest] = []
         self.calls: list[Call] = []
         self._arrival = threading.Condition()

@@ -19,6 +19,7 @@ from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.bundle import SIGNATURE_NAME, Bundle, BundleRefused, Trust
 from upwell.edge.bundle.bundle_signature import private_key, sign_bundle
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
+from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.tools.bundle.bundle_packing import Packed, PackRequest, default_name, packed, put_in_place
 from upwell.tools.bundle.runnable_variants import Disagreement, read_labelled
@@ -92,7 +93,7 @@ def pack(
     key = None if sign_with is None else private_key(sign_with, passphrase_of_key)
     beside = folder.resolve() if in_place else target.resolve()
     with (
-        _refused(as_json),
+        refused(as_json),
         _bytes_bar(_bytes_at(folder)) as (step, advance),
         packed(folder, wanted, beside, step, advance) as made,
     ):
@@ -127,7 +128,7 @@ def sign(
     The passphrase of an encrypted key is read from the environment variable UPWELL_KEY_PASSPHRASE, or asked for.
     """
     opened_key = private_key(key, passphrase_of_key)
-    with _refused(as_json), _checked(bundle, Trust(), None) as found:
+    with refused(as_json), _checked(bundle, Trust(), None) as found:
         had_one = (found.folder / SIGNATURE_NAME).exists()
         sign_bundle(found, opened_key)
         if not bundle.is_dir():
@@ -159,7 +160,7 @@ def verify(
         from upwell.edge.bundle.signing_keys import load_public_key
     for path in trust.keys:  # even without a signature to check, an unreadable key is an error
         load_public_key(path)
-    with _refused(as_json), _checked(bundle, trust, newer_than) as found:
+    with refused(as_json), _checked(bundle, trust, newer_than) as found:
         is_signed = (found.folder / SIGNATURE_NAME).exists()
     if as_json:
         typer.echo(json.dumps({"ok": True, **_document(found), "is_signed": is_signed}))
@@ -181,14 +182,18 @@ def _checked(path: Path, trust: Trust, newer_than: int | None) -> Iterator[Bundl
 
 
 @contextlib.contextmanager
-def _refused(as_json: bool) -> Iterator[None]:
-    """A refused bundle, or models that disagree, are a failed check: print the reason, exit with code 1."""
+def refused(as_json: bool) -> Iterator[None]:
+    """A bundle or release that is refused or unavailable, or models that disagree, are a failed check: print the
+    reason, exit with code 1.
+    """
     try:
         yield
     except BundleRefused as error:
         code, text = error.refusal.value, str(error)
     except Disagreement as error:
         code, text = "disagreement", str(error)
+    except FetchFailed as error:
+        code, text = "not_fetched", str(error)
     else:
         return
     if as_json:

@@ -117,15 +117,15 @@ def rows_of(package: str, trying: Callable[[str], object], timeout_s: float = TI
         done += len(rows) + 1
 
 
-def row_of_library(library: Path, packages: Sequence[str], timeout_s: float = TIMEOUT_S) -> Row:
+def row_of_library(library: Path, packages: Sequence[str]) -> Row:
     """A library of the user's, tried while no other process has its device open."""
     package = next((name for name in packages if name != "onnxruntime"), "onnxruntime")
     try:
-        lock = device_lock.try_out(str(library), {}, timeout_s)
+        lock = device_lock.try_out(str(library), {}, TIMEOUT_S)
     except device_lock.DeviceBusy as busy:
         return Row("", library.name, "found, not probed", reason=str(busy))
     try:
-        rows, _, ending = _ask(package, 0, str(library), timeout_s)
+        rows, _, ending = _ask(package, 0, str(library), TIMEOUT_S)
     finally:
         lock.release()
     return rows[0] if rows else Row("", library.name, "not usable", reason=f"trying it {ending}")

@@ -133,7 +133,7 @@ class Replay:
 
 
 def replayed(
-    replay: Replay, sides: tuple[Answers, Answers], cases: Sequence[Judged], inclusion: Floats, seed: int = 0
+    replay: Replay, sides: tuple[Answers, Answers], cases: Sequence[Judged], inclusion: Floats
 ) -> dict[str, Any]:
     """The results of the agent's own router on the log with each side, over the requests of the model.
 
@@ -146,7 +146,7 @@ def replayed(
     policy's prices.
     """
     lines = [one.line for one in replay.scene.requests]
-    rng, weights = np.random.default_rng(seed), 1.0 / inclusion
+    rng, weights = np.random.default_rng(0), 1.0 / inclusion
     drawn = rng.choice(len(cases), len(lines), p=weights / weights.sum()).tolist()
     typical_s = [statistics.median(one.run_s) if one.run_s else 0.0 for one in sides]
     found: dict[str, Any] = {}

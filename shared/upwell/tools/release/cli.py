@@ -15,18 +15,17 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from upwell.edge.bundle.bundle import BundleRefused, Trust
+from upwell.edge.bundle.bundle import Trust
 from upwell.edge.bundle.bundle_signature import private_key
 from upwell.edge.updates.releases.repository_transport import check_repository
 from upwell.edge.updates.releases.signed_document import ReleaseDocument
 from upwell.edge.updates.releases.stored_release import StoredRelease
-from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import Scene, routed
 from upwell.shared.units import parse_seconds
-from upwell.tools.bundle.cli import passphrase_of_key
+from upwell.tools.bundle.cli import passphrase_of_key, refused
 from upwell.tools.policy.simulate_cli import START, FleetShares, read_scene, with_fleet_shares
 from upwell.tools.release.release_misfits import ReleaseParts, misfits
 from upwell.tools.terminal import (
@@ -133,7 +132,7 @@ def add(
         name,
         None if back_within is None else parsed("--back-within", back_within, parse_seconds),
     )
-    with _refused(as_json), progress() as bar, made(editor, wanted, (known or [0])[-1] + 1) as new:
+    with refused(as_json), progress() as bar, made(editor, wanted, (known or [0])[-1] + 1) as new:
         bar.add_task("checking", total=None)
         with _former(editor, known) as former:
             parts = ReleaseParts(
@@ -280,7 +279,7 @@ def verify(
         from upwell.tools.release.release_check import checked
     check_repository(source)
     trust = Trust(tuple(key or ()), bool(key))
-    with _refused(as_json), tempfile.TemporaryDirectory() as temporary, progress() as bar:
+    with refused(as_json), tempfile.TemporaryDirectory() as temporary, progress() as bar:
         task = bar.add_task("fetching", total=None)
         tell: Callable[[str], None] = lambda text: bar.update(task, description=text)  # noqa: E731
         stored = checked(source, root, Path(temporary), release, trust, ca, tell)
@@ -303,24 +302,6 @@ def _needs() -> Iterator[None]:
             raise
         text = f"releases need the package {error.name}: pip install 'upwell[release]'"
         raise ConfigError.at(None, text) from None
-
-
-@contextlib.contextmanager
-def _refused(as_json: bool) -> Iterator[None]:
-    """A refused or unavailable release is a failed check: print the reason, exit with code 1."""
-    try:
-        yield
-    except BundleRefused as error:
-        code, text = error.refusal.value, str(error)
-    except FetchFailed as error:
-        code, text = "not_fetched", str(error)
-    else:
-        return
-    if as_json:
-        typer.echo(json.dumps({"ok": False, "refusal": code, "message": text}))
-    else:
-        print_error(f"refused ({code}): {text}")
-    raise typer.Exit(EXIT_FAILED)
 
 
 def _named_bundles(texts: Sequence[str]) -> dict[str, str]:

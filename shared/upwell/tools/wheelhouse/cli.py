@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 import typer
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError, UpwellError
@@ -176,7 +177,7 @@ def _needed(found: Mapping[str, Wheel], extras: Sequence[str], target: DeviceTar
         for one in found[name].needs:
             if not target.takes(one, needed[name]):
                 continue
-            other = _normal(one.name)
+            other = canonicalize_name(one.name)
             if other not in found:
                 missing[other] = str(one).partition(";")[0].strip()
             elif other not in needed or not one.extras <= needed[other]:
@@ -203,11 +204,6 @@ def _constraints(path: Path | None, target: DeviceTarget, fresh: Path) -> Path |
     made = fresh / "constraints.txt"
     write_whole(made, "".join(kept).encode(), 0o600)
     return made
-
-
-def _normal(name: str) -> str:
-    """The form in which package names are compared (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _download(
@@ -248,7 +244,9 @@ def _wheel(path: Path) -> Wheel:
     needs = tuple(Requirement(str(one)) for one in metadata.get_all("Requires-Dist", ()))
     summary, licenses = str(metadata["Summary"] or ""), tuple(_licenses(metadata))
     digest = sha256_of(path).hex()
-    return Wheel(path, _normal(str(metadata["Name"])), str(metadata["Version"]), licenses, summary, digest, needs)
+    return Wheel(
+        path, canonicalize_name(str(metadata["Name"])), str(metadata["Version"]), licenses, summary, digest, needs
+    )
 
 
 def _licenses(metadata: Message) -> Iterable[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.pipelines.config.models import MODELS
 from upwell.pipelines.config.model_signatures import SignatureFacts
-from upwell.pipelines.config.pipelines_check import check_pipelines, load_pipelines, parse_pipelines
+from upwell.pipelines.config.pipelines_check import check_pipelines, parse_pipelines
 from upwell.shared.errors import ConfigError
 
 DETECT = "infer: {model: people}"
@@ -161,8 +161,7 @@ def test_events_are_read_and_written_back() -> None:
 
 def test_a_file_that_was_loaded_without_models_can_be_checked_with_them(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
-    path.write_text(whole(BOXED))
-    config = load_pipelines(path)
+    config, _ = parse_pipelines(whole(BOXED), path)
     review = check_pipelines(config, {})
     assert [str(one) for one in config.problems(review.problems)] == [
         f"{path}:1:65: pipelines.p.steps[0].infer.model: agent.yaml has no model 'people'; available: none"

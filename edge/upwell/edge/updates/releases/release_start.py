@@ -70,8 +70,9 @@ class ReleaseStart:
         if self.store.open() is None:
             self._fetch_first()
 
-    def candidates(self, before: int | None = None) -> Iterator[tuple[int, StoredRelease | None, Policy]]:
+    def candidates(self) -> Iterator[tuple[int, StoredRelease | None, Policy]]:
         """The candidates for serving, newest first: sequence, release, policy; 0 and None for what agent.yaml names."""
+        before: int | None = None
         while (bundle := self.store.open(before)) is not None:
             before = bundle.version
             if bundle.version == 0:
