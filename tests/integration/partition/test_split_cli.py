@@ -384,3 +384,34 @@ def test_what_a_person_reads(digits: Path, tmp_path: Path) -> None:
     assert "FP32 [-1, 16, 8, 8]" in result.output
     assert "digits--c3--" in result.output
     assert result.stderr == ""
+
+
+def _small(path: Path, sizes: Sequence[int | str], nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Path:
+    shape = ["n", 2, *sizes]
+    ends = [
+        [onnx.helper.make_tensor_value_info(one, onnx.TensorProto.FLOAT, shape) for one in side]
+        for side in (["x"], outputs)
+    ]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", *ends), opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    model.ir_version = 8
+    onnx.save(model, path)
+    return path
+
+
+def test_bytes_of_open_dimensions_are_said_to_be_too_few(tmp_path: Path) -> None:
+    nodes = [onnx.helper.make_node("AveragePool", [one], [other], kernel_shape=[1, 1]) for one, other in ("xa", "ay")]
+    (remark,) = done(_small(tmp_path / "m.onnx", ["h", "w"], nodes, ["y"]), "--cut", 1, "--out", tmp_path / "out")[
+        "remarks"
+    ]
+    assert "cut c1: open dimensions of 'a' count as 1 in the bytes sent" in remark
+    fixed = _small(tmp_path / "f.onnx", [4, 4], nodes, ["y"])
+    assert done(fixed, "--cut", 1, "--out", tmp_path / "out")["remarks"] == []
+
+
+def test_a_cut_that_nothing_crosses_is_refused(tmp_path: Path) -> None:
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["y"]), onnx.helper.make_node("Sigmoid", ["x"], ["z"])]
+    model = _small(tmp_path / "m.onnx", [4, 4], nodes, ["y", "z"])
+    assert "the tail takes nothing of the head" in refused(model, "--cut", 1, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -90,7 +90,10 @@ def cut_at(text: str, graph: Graph) -> Chosen:
         raise ConfigError.at(
             None, f"the head would have {count} of {len(graph.nodes)} nodes; expected {wanted}", "--cut"
         )
-    return _named([_chosen(frozenset(range(count)), None)])[0]
+    edge = frozenset(range(count))
+    if not set(graph.crossing(edge)) - set(graph.inputs):
+        raise ConfigError.at(None, f"after {count} nodes the tail takes nothing of the head; cut elsewhere", "--cut")
+    return _named([_chosen(edge, None)])[0]
 
 
 def _position(name: str, graph: Graph) -> int:
@@ -248,7 +251,7 @@ def write_split(
             _put(draft / TAILS / tail / _VERSION, {**halves.tail.files, **described.tail})
             facts.append(_facts(chosen, halves, tail, described))
             sizes[name] = FileSizes(halves.head.size_bytes, halves.tail.size_bytes)
-            remarks.update(dict.fromkeys([described.left_out] if described.left_out else []))
+            remarks.update(dict.fromkeys(filter(None, [described.left_out, _unsized(facts[-1])])))
         own, program = whole.file.digest, ""
         if device is not None:
             ((name, data),) = device.files.items()
@@ -301,6 +304,17 @@ def _facts(chosen: Chosen, halves: Halves, tail: str, described: Descriptions) -
         needs_post=bool(described.left_out),
         edge_s=chosen.edge_s,
         cloud_s=chosen.cloud_s,
+    )
+
+
+def _unsized(cut: CutFacts) -> str:
+    """A remark on tensors whose size depends on more than the rows; "" if there are none."""
+    names = [repr(one.name) for one in cut.tensors if -1 in one.shape[1:]]
+    if not names:
+        return ""
+    return (
+        f"cut {cut.name}: open dimensions of {', '.join(names)} count as 1 in the bytes sent, so the device expects "
+        "this cut to send less than it will; fix the model's sizes to have them right"
     )
 
 
