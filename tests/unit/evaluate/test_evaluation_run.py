@@ -71,7 +71,7 @@ def test_a_detectors_candidates_count_and_a_calibration_moves_them(tmp_path: Pat
     """One box is found, and another is a candidate with a score of 0.4, below what the model shows."""
     boxes = np.array([[0.2, 0.2, 0.1, 0.1, 0.9, 0.0], [0.7, 0.7, 0.1, 0.1, 0.4, 0.0]]).T.tolist()
     path = saved(tmp_path / "model.onnx", DETECTOR, [boxes], "found")
-    hard = HardSettings("margin", temperature=0.5, bias=1.0)
+    hard = HardSettings("margin", temperature=0.5, bias=1.0, hidden_slope=1.0)
     found = answered(path, (1, 1, 1), hard)
     assert found.scores[0]["chances"] == pytest.approx((0.9, 0.4), abs=1e-3)
     (value,) = measured([as_logged(found)], "margin", hard.fit).tolist()

@@ -27,7 +27,7 @@ from upwell.shared.routing.calibration.threshold_choice import (
     requests_for_risk,
     requests_for_share,
 )
-from upwell.shared.routing.hardness import LogitFit, Measure, hardness
+from upwell.shared.routing.hardness import UNCALIBRATED, LogitFit, Measure, hardness
 from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
@@ -251,14 +251,17 @@ def test_hardness_comes_from_logits_where_they_are_and_else_from_the_line() -> N
     assert measured([line(hardness={"count": 7})], "count").tolist() == [7.0]
 
 
-def detected(count: int, seed: int, temperature: float, bias: float, weight: float = 0.0) -> list[LogLine]:
+def detected(
+    count: int, seed: int, temperature: float, bias: float, weight: float = 0.0, slope: float = 1.0
+) -> list[LogLine]:
     """Up to eight possible objects a line, each there with the chance that such a calibration gives it."""
     rng = np.random.default_rng(seed)
     made = []
     for index in range(count):
         chances = rng.uniform(0.02, 0.98, rng.integers(0, 9))
         supports = np.exp(rng.uniform(0, 3, len(chances))) if weight else np.ones(len(chances))
-        logits = np.log(chances / (1 - chances)) / temperature + bias + weight * np.log(supports)
+        slopes = np.where(chances < 0.5, slope, 1.0) / temperature
+        logits = np.log(chances / (1 - chances)) * slopes + bias + weight * np.log(supports)
         there = rng.random(len(chances)) < 1 / (1 + np.exp(-logits))
         is_right = bool(((chances >= 0.5) == there).all())
         objects = {"chances": chances.tolist(), "supports": supports.tolist()}
@@ -286,6 +289,33 @@ def test_objects_count_as_far_as_boxes_support_them(weight: float) -> None:
     wrong = np.array([not one.edge_correct for one in logged])
     other = measured(logged, "margin", fitted_chances(without, "margin", 1.0))
     assert auroc(-measured(logged, "margin", fit), wrong) > auroc(-other, wrong) + 0.005
+
+
+@pytest.mark.parametrize(("temperature", "bias", "slope"), [(1.0, 1.0, 10.0), (1.0, 1.0, 4.0)])
+def test_objects_that_are_not_shown_have_a_slope_of_their_own(temperature: float, bias: float, slope: float) -> None:
+    fit = fitted_chances(detected(2000, 1, temperature, bias, slope=slope), "margin", 1.0)
+    assert fit.temperature == pytest.approx(temperature, rel=0.35)
+    assert fit.bias == pytest.approx(bias, abs=0.3)
+    assert fit.hidden_slope == pytest.approx(slope, rel=0.35)
+    check = detected(2000, 2, temperature, bias, slope=slope)
+    wrong = np.array([not one.edge_correct for one in check])
+    areas = [auroc(-measured(check, "margin", one), wrong) for one in (fit, UNCALIBRATED, LogitFit())]
+    assert areas[0] > areas[1] > areas[2] + 0.01
+
+
+def test_a_calibration_without_a_slope_is_one_of_before() -> None:
+    one = calibrated(detected(1200, 1, 2.0, 0.7, slope=20.0), SHARE)
+    assert one.hard.hidden_slope > 10
+    text = PolicyText("version: 1\n", Path("policy.yaml"))
+    text.set_target("digits", SHARE)
+    text.add(one)
+    older = "\n".join(line for line in text.text().splitlines() if "hidden_slope:" not in line)
+    found = [parse_yaml(each, Policy).settings("digits", None).hard for each in (text.text(), older)]
+    assert [hard and hard.fit for hard in found] == [one.hard.fit, one.hard.fit._replace(hidden_slope=1.0)]
+
+
+def test_a_calibration_of_classes_says_nothing_of_objects() -> None:
+    assert calibrated(lines(1200), SHARE).hard.fit[1:] == LogitFit()[1:]
 
 
 def test_a_policy_file_carries_the_whole_fit_and_one_from_before_has_no_weight() -> None:
@@ -325,9 +355,12 @@ def test_scores_that_all_look_sure_are_moved_to_where_the_doubts_lie() -> None:
 def test_chances_that_tell_nothing_or_too_few_lines_are_left_alone() -> None:
     rng = np.random.default_rng(4)
     noise = [one.model_copy(update={"edge_correct": bool(rng.random() < 0.7)}) for one in detected(400, 4, 1.0, 0.0)]
-    assert fitted_chances(detected(40, 2, 0.4, 1.0), "margin", 1.0) == LogitFit()
-    assert fitted_chances([line(chances=(0.9,), edge_correct=True)] * 100, "margin", 2.0) == LogitFit(2.0)
-    assert fitted_chances(noise, "margin", 1.0)[0] > 3 or fitted_chances(noise, "margin", 1.0) == LogitFit()
+    assert fitted_chances(detected(40, 2, 0.4, 1.0), "margin", 1.0) == UNCALIBRATED
+    assert fitted_chances([line(chances=(0.9,), edge_correct=True)] * 100, "margin", 2.0) == UNCALIBRATED._replace(
+        temperature=2.0
+    )
+    values = measured(noise, "margin", fitted_chances(noise, "margin", 1.0))
+    assert auroc(-values, np.array([not one.edge_correct for one in noise])) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_detector_with_moved_chances_is_calibrated_as_the_policy_will_measure_it() -> None:
@@ -517,6 +550,7 @@ def test_more_risk_is_less_cloud() -> None:
             LogitFit(2.0, 0.5, 1.5),
             "is hard, logits divided by 2, shifted by 0.5 and raised by 1.5 ln of the support, so",
         ),
+        (LogitFit(hidden_slope=8.0), "is hard, logits 8 times as steep for objects not shown, so"),
         (LogitFit(support=-1.5), "is hard, logits lowered by 1.5 ln of the support, so"),
     ],
 )

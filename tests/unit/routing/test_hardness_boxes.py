@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.routing.box_hardness import OF_CANDIDATES, CandidateGroups, box_hardness, candidate_hardness
-from upwell.shared.routing.hardness import LogitFit, Measure
+from upwell.shared.routing.hardness import UNCALIBRATED, UNMOVED, LogitFit, Measure
 from upwell.shared.tensors import Array
 
 MEASURES: tuple[Measure, ...] = ("mean_score", "low_share", "count")
@@ -91,22 +91,36 @@ def groups(scores: Sequence[float], overlaps: Sequence[float] = (), min_score: f
     return CandidateGroups(made, np.array(overlaps or np.ones(len(made)), np.float64), supports, min_score)
 
 
-def one_value(measure: Measure, made: CandidateGroups, box_score: float = 0.5) -> float:
-    (value,) = candidate_hardness(detections(()), [made], measure, box_score=box_score)
+def one_value(measure: Measure, made: CandidateGroups, box_score: float = 0.5, fit: LogitFit = UNCALIBRATED) -> float:
+    (value,) = candidate_hardness(detections(()), [made], measure, box_score=box_score, fit=fit)
     return value
 
 
 @pytest.mark.parametrize("scores", [(0.9,), (0.2,), (0.9, 0.2, 0.95), (0.5, 0.9), (0.6, 0.6, 0.3, 0.12)])
 def test_the_margin_is_the_chance_that_the_boxes_shown_are_all_that_is_there(scores: Sequence[float]) -> None:
     right = [score if score >= 0.5 else 1 - score for score in scores]
-    assert one_value("margin", groups(scores)) == pytest.approx(math.prod(right))
+    assert one_value("margin", groups(scores), fit=UNMOVED) == pytest.approx(math.prod(right))
+
+
+def test_without_a_calibration_the_doubts_lie_just_below_what_is_shown() -> None:
+    shown, hidden = 1 / (1 + math.exp(-(math.log(9) + 1.5))), 1 / (1 + math.exp(-(8 * math.log(0.4 / 0.6) + 1.5)))
+    assert one_value("margin", groups((0.9, 0.4))) == pytest.approx(shown * (1 - hidden))
+    values = [one_value("doubtful", groups((score,))) for score in (0.49, 0.51, 0.4, 0.9, 0.2)]
+    assert values == sorted(values, reverse=True)
+    assert values[-1] == pytest.approx(1 / (1 + math.exp(-(math.log(0.2 / 0.8) - 3))))
+
+
+def test_candidates_are_near_the_threshold_by_their_own_chances_until_a_calibration_moves_them() -> None:
+    made = groups((0.9, 0.7, 0.55, 0.3, 0.1))
+    assert one_value("near", made) == one_value("near", made, fit=UNMOVED) == 3
+    assert one_value("near", made, fit=LogitFit(bias=1.0)) == 1
 
 
 def test_a_calibration_moves_the_chances_and_not_what_the_answer_shows() -> None:
-    fit = LogitFit(temperature=0.5, bias=1.0, support=-0.3)
+    fit = LogitFit(temperature=0.5, bias=1.0, support=-0.3, hidden_slope=3.0)
     (value,) = candidate_hardness(detections(()), [groups((0.4, 0.9))], "doubtful", box_score=0.5, fit=fit)
     shown = 1 / (1 + math.exp(-(2 * math.log(9) + 1 - 0.3 * math.log(9))))
-    hidden = 1 / (1 + math.exp(-(2 * math.log(0.4 / 0.6) + 1 - 0.3 * math.log(4))))
+    hidden = 1 / (1 + math.exp(-(3 * 2 * math.log(0.4 / 0.6) + 1 - 0.3 * math.log(4))))
     assert value == pytest.approx(1 - shown + hidden)
 
 
@@ -118,7 +132,7 @@ def test_many_doubtful_objects_keep_their_order_under_any_calibration() -> None:
 
 def test_the_other_measures_of_candidates_are_their_definitions() -> None:
     made = groups((0.9, 0.6, 0.2), (1.0, 0.7, 0.5))
-    assert one_value("doubtful", made) == pytest.approx(0.1 + 0.4 + 0.2)
+    assert one_value("doubtful", made, fit=UNMOVED) == pytest.approx(0.1 + 0.4 + 0.2)
     assert one_value("near", made) == 1
     assert one_value("spread", made) == pytest.approx(0.6 * 0.3 + 0.2 * 0.5)
 
@@ -127,7 +141,8 @@ def test_the_other_measures_of_candidates_are_their_definitions() -> None:
 def test_a_box_on_the_threshold_that_answers_are_judged_by_is_most_doubtful(
     box_score: float, min_score: float, score: float
 ) -> None:
-    assert one_value("margin", groups((score,), min_score=min_score), box_score) == pytest.approx(0.5, abs=1e-5)
+    made = groups((score,), min_score=min_score)
+    assert one_value("margin", made, box_score, UNMOVED) == pytest.approx(0.5, abs=1e-5)
 
 
 def test_where_nothing_is_possible_nothing_is_doubtful() -> None:

@@ -357,6 +357,7 @@ def _hard_facts(hard: HardSettings, threshold: float) -> HardFacts:
         temperature=hard.temperature,
         bias=hard.bias,
         support=hard.support,
+        hidden_slope=hard.hidden_slope,
         cloud_share=_finite(hard.cloud_share),
         max_risk=_finite(hard.max_risk),
         misfit=hard.misfit,

@@ -78,6 +78,7 @@ class HardFacts(_Facts):
     temperature: float = 1.0
     bias: float = 0.0
     support: float = 0.0
+    hidden_slope: float = 1.0
     cloud_share: float | None = None
     max_risk: float | None = None
     misfit: str = ""

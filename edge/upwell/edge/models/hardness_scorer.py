@@ -22,7 +22,7 @@ from upwell.shared.routing.box_hardness import (
     candidate_hardness,
     object_chances,
 )
-from upwell.shared.routing.hardness import UNFITTED, Measure, as_logits, hardness, pixel_margin
+from upwell.shared.routing.hardness import UNCALIBRATED, Measure, as_logits, hardness, pixel_margin
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.detections import FIELDS, KEYPOINT, as_candidates, grouped, has_keypoints
 from upwell.shared.signature.processor import CandidatesByOutput
@@ -121,13 +121,13 @@ class Scorer:
         rows: int,
         candidates: CandidatesByOutput | None = None,
     ) -> tuple[dict[str, float], ...]:
-        """Every measure that applies to each row, without a calibration's fit, for request logs.
+        """Every measure that applies to each row, without any calibration, for request logs.
 
         `output`, `function` and `box_score` are those of `hard`. A measure without a numeric value is left out.
         """
         # To look for a function without a name would read files of all installed packages.
         measures = [measure for measure in _MEASURES if measure != "function" or hard.function]
-        asked = [replace(hard, measure=measure, **UNFITTED._asdict()) for measure in measures]
+        asked = [replace(hard, measure=measure, **UNCALIBRATED._asdict()) for measure in measures]
         columns = {one.measure: self.score(outputs, one, rows, candidates) for one in asked if self.can(one)}
         return tuple(
             {name: column[row] for name, column in columns.items() if math.isfinite(column[row])} for row in range(rows)

@@ -12,13 +12,15 @@ Of these, with sᵢ the scores of the k boxes:
 The others read the candidates: boxes before suppression and below `min_score`, from a score of 0.1 up. They are grouped
 as suppression does it, a best box and those of its class that overlap it by more than 0.45; j counts the groups. The
 score s of the best becomes the chance that there is an object, pⱼ, by a line from 0 over 1/2 at t to 1, where t is
-`box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2. A
-calibration moves the chances to σ(logit(pⱼ) / T + b + c ln mⱼ), with a temperature T and a bias b (Platt 1999,
-"Probabilistic outputs for support vector machines") and a weight c of the support mⱼ, the sum of the scores of all
-boxes of its class that overlap the best one, relative to that (as the number of suppressed boxes in the logistic
-regression of Schubert et al. 2021, "MetaDetect", arXiv 2010.01695). A box supports every group whose best it overlaps,
-so a weak one beside a strong one has much support, and a negative c takes it for a part of that object: if each box
-counts for one group only, c is worth less. The answer is right about a group with the chance qⱼ: the moved chance if it
+`box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2. The
+chances are moved to σ(a logit(pⱼ) / T + b + c ln mⱼ), with a temperature T and a bias b (Platt 1999, "Probabilistic
+outputs for support vector machines"), a = 1 where the box is shown and a slope of its own where it is not (then at
+least to σ(logit(pⱼ) − 3), so that weak candidates keep their order where nothing else is doubtful), and a weight c of the support mⱼ, the sum of the scores of all boxes of its class that overlap the best one, relative to that (as the
+number of suppressed boxes in the logistic regression of Schubert et al. 2021, "MetaDetect", arXiv 2010.01695). A box
+supports every group whose best it overlaps, so a weak one beside a strong one has much support, and a negative c takes
+it for a part of that object: if each box counts for one group only, c is worth less. Without a calibration a is 8 and b
+is 1.5 (T = 1, c = 0): a larger detector finds more objects than it takes away, and these lie close below the threshold,
+while most weak candidates are nothing. The answer is right about a group with the chance qⱼ: the moved chance if it
 shows the box, else 1 less that.
 
 - `margin`: Π qⱼ, the chance that the answer is right if groups are independent of each other. Hard when below. Unlike
@@ -27,7 +29,8 @@ shows the box, else 1 less that.
 - `doubtful`: Σ (1 − qⱼ), the expected number of objects missed or found where there are none (the risk of a Bayes
   classifier, Chow 1970, summed over boxes as in Brust et al. 2019). Hard when above.
 - `near`: how many groups have a moved chance from 1/4 to 3/4: those that a somewhat other picture would turn
-  (uncertainty sampling, Lewis & Gale 1994). Hard when above.
+  (uncertainty sampling, Lewis & Gale 1994). Without a calibration a is 1 and b is 0 here, since more would move half of
+  these out of sight. Hard when above.
 - `spread`: Σ sⱼ (1 − IoUⱼ), with IoUⱼ the mean overlap of a group's best box with the boxes of its group, weighted by
   their scores: how much they disagree about where the object is (after the tightness of Kao et al. 2018, arXiv
   1801.05124). Hard when above.
@@ -45,7 +48,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from upwell.shared.routing.hardness import UNFITTED, LogitFit, Measure
+from upwell.shared.routing.hardness import UNCALIBRATED, UNMOVED, LogitFit, Measure
 from upwell.shared.tensors import Array
 
 OF_BOXES: frozenset[Measure] = frozenset({"mean_score", "low_share", "count"})
@@ -57,6 +60,7 @@ OF_CHANCES: frozenset[Measure] = frozenset({"margin", "doubtful", "near"})
 
 _SCORE, _CLASS = 4, 5
 _NEAR = 0.25
+_TAIL = 3.0
 _EXTREME = 7.0
 """The largest logit of a moved chance, so that no product underflows and no single group decides."""
 
@@ -111,7 +115,7 @@ def candidate_hardness(
     measure: Measure,
     *,
     box_score: float,
-    fit: LogitFit = UNFITTED,
+    fit: LogitFit = UNCALIBRATED,
 ) -> tuple[float, ...]:
     """The measure for each row, from the groups of its candidates, their chances moved by `fit`.
 
@@ -136,9 +140,14 @@ def object_chances(groups: CandidateGroups, box_score: float) -> ObjectChances:
 def right_chances(objects: ObjectChances, fit: LogitFit) -> Array:
     """The chance qⱼ that the answer is right about each group, FP64 as `objects.chances`."""
     chances = moved = objects.chances
-    if fit != UNFITTED:
+    if fit != UNMOVED:
         inside = np.clip(chances, 1e-6, 1 - 1e-6)
-        logits = np.log(inside / (1 - inside)) / fit.temperature + fit.bias + fit.support * np.log(objects.supports)
+        plain = np.log(inside / (1 - inside))
+        logits = plain / fit.temperature + fit.bias
+        if fit.hidden_slope != 1.0:
+            steep = np.maximum(plain * (fit.hidden_slope / fit.temperature) + fit.bias, plain - _TAIL)
+            logits = np.where(chances >= 0.5, logits, steep)
+        logits = logits + fit.support * np.log(objects.supports)
         moved = 1 / (1 + np.exp(-np.clip(logits, -_EXTREME, _EXTREME)))
     right: Array = np.where(chances >= 0.5, moved, 1 - moved)
     return right
@@ -146,6 +155,8 @@ def right_chances(objects: ObjectChances, fit: LogitFit) -> Array:
 
 def chance_hardness(objects: ObjectChances, measure: Measure, fit: LogitFit) -> float:
     """The measure for one row from the chances of its groups. Raises `KeyError` if it is not one of `OF_CHANCES`."""
+    if measure == "near" and fit[1:] == UNCALIBRATED[1:]:
+        fit = LogitFit(fit.temperature)
     return _MEASURES[measure](right_chances(objects, fit))
 
 

@@ -48,16 +48,21 @@ Measure: TypeAlias = Literal[
 
 
 class LogitFit(NamedTuple):
-    """How a calibration moves logits: divided by `temperature`; those of a detector's objects plus `bias`, and plus
-    `support` times the logarithm of the object's support (`box_hardness`)."""
+    """How logits are moved: divided by `temperature`; those of a detector's objects plus `bias`, and plus `support`
+    times the logarithm of the object's support, and where the answer does not show the object, `hidden_slope` times as
+    steep (`box_hardness`)."""
 
     temperature: float = 1.0
     bias: float = 0.0
     support: float = 0.0
+    hidden_slope: float = 1.0
 
 
-UNFITTED = LogitFit()
+UNMOVED = LogitFit()
 """Logits as they are."""
+
+UNCALIBRATED = LogitFit(bias=1.5, hidden_slope=8.0)
+"""Without a calibration: a detector's objects as `box_hardness` says, logits of classes as they are."""
 
 RISING: frozenset[str] = frozenset(
     {"entropy", "energy", "low_share", "count", "doubtful", "near", "spread", "output", "function"}

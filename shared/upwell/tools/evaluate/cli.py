@@ -180,6 +180,7 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
             temperature=hard.temperature,
             bias=hard.bias,
             support=hard.support,
+            hidden_slope=hard.hidden_slope,
         )
     return models[0], judged, settings, len(found) - len(judged)
 

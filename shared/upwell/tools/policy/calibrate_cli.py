@@ -255,6 +255,8 @@ def _sentence(one: CalibrationResult) -> str:
     moves = [f"divided by {fit.temperature:g}"] if fit.temperature != 1.0 else []
     if fit.bias != 0.0:
         moves.append(f"shifted by {fit.bias:g}")
+    if fit.hidden_slope != 1.0:
+        moves.append(f"{fit.hidden_slope:g} times as steep for objects not shown")
     if fit.support != 0.0:
         moves.append(f"{'raised' if fit.support > 0 else 'lowered'} by {abs(fit.support):g} ln of the support")
     moved = f", logits {' and '.join(filter(None, (', '.join(moves[:-1]), moves[-1])))}" if moves else ""

@@ -16,7 +16,7 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.calibration.pair_calibration import CalibrationResult, Target
 from upwell.shared.routing.calibration.threshold_choice import Found, operating_points
-from upwell.shared.routing.hardness import RISING, UNFITTED
+from upwell.shared.routing.hardness import RISING, UNMOVED
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy
 
@@ -153,7 +153,7 @@ def _entry(calibration: CalibrationResult) -> CommentedMap:
             entry[name] = value
     entry["measure"] = hard.measure
     entry["above" if hard.measure in RISING else "below"] = calibration.threshold
-    entry.update((key, value) for key, value in hard.fit._asdict().items() if value != getattr(UNFITTED, key))
+    entry.update((key, value) for key, value in hard.fit._asdict().items() if value != getattr(UNMOVED, key))
     entry.update(_target_values(calibration.target))
     entry["evidence"] = CommentedMap(evidence(calibration))
     entry["evidence"].fa.set_flow_style()

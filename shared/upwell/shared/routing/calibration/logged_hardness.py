@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from upwell.shared.routing.box_hardness import OF_CHANCES, ObjectChances, chance_hardness
-from upwell.shared.routing.hardness import RISING, UNFITTED, LogitFit, Measure, hardness
+from upwell.shared.routing.hardness import RISING, UNCALIBRATED, LogitFit, Measure, hardness
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.tensors import Array
 
@@ -36,7 +36,7 @@ def hardness_of_chances(line: LogLine, measure: Measure, fit: LogitFit) -> float
     return math.nan if fit.support != 0.0 and lacks_supports(line) else chance_hardness(objects_of(line), measure, fit)
 
 
-def measured(lines: Sequence[LogLine], measure: Measure, fit: LogitFit = UNFITTED) -> Array:
+def measured(lines: Sequence[LogLine], measure: Measure, fit: LogitFit = UNCALIBRATED) -> Array:
     """The hardness of each line, FP64 [lines]: from its chances or logits if it has them, else as logged, else NaN."""
     values = np.array([line.hardness.get(measure, math.nan) for line in lines], np.float64)
     if measure in OF_CHANCES:

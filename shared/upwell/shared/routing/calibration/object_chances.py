@@ -12,7 +12,7 @@ import numpy as np
 from upwell.shared.routing.box_hardness import ObjectChances, right_chances
 from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.calibration.logged_hardness import measured, objects_of
-from upwell.shared.routing.hardness import RISING, LogitFit, Measure
+from upwell.shared.routing.hardness import RISING, UNCALIBRATED, LogitFit, Measure
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.tensors import Array
 
@@ -29,30 +29,32 @@ _UNSEEN = np.array([0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float, *, has_supports: bool = True) -> LogitFit:
     """The fit with which the chances of objects best predict whether the answer is right.
 
-    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") of the chances pⱼ, with a second
-    feature, the logarithm of the support mⱼ (`box_hardness`), fitted to the outcome y of whole answers, since a log
-    does not say which box was wrong: the answer is right with the chance P = e⁻ᵘ Π qⱼ (`right_chances`; u stands for
-    objects without any candidate). The temperature T, the bias b and the weight c maximize the mean of y ln P + (1 − y)
-    ln(1 − P), less 0.001 (ln² T + μ² + c²) with μ = −T (b + c M), the logit of a chance that is moved to 1/2 at the
-    mean M of ln mⱼ. Found by compass search (Kolda, Lewis & Torczon 2003, "Optimization by direct search") in (−ln T,
-    μ, c).
+    Platt scaling (Platt 1999, "Probabilistic outputs for support vector machines") of the chances pⱼ, fitted to the
+    outcome y of whole answers, since a log does not say which box was wrong: the answer is right with the chance
+    P = e⁻ᵘ Π qⱼ (`right_chances`; u stands for objects without any candidate). The parameters maximize the mean of
+    y ln P + (1 − y) ln(1 − P), less 0.001 times the sum of their squares. Three families are tried (`box_hardness`):
 
-    A fit is kept only if fits on either half of the lines improve the likelihood on the other half and make the order
-    of hardness no worse, in the sum (two-fold cross-validation): T and b against `before`, then c, if the log
-    `has_supports`, against these. Otherwise, and with fewer than 50 usable lines, the result is `before` alone.
+    - the temperature T and the bias b, in −ln T and μ = −T b, the logit of a chance that is moved to 1/2;
+    - with the weight c of the support too, if the log `has_supports`; then μ = −T (b + c M), at the mean M of ln mⱼ;
+    - T, b and the slope a of objects that are not shown, in −ln T and the distances of b and ln a from `UNCALIBRATED`.
+
+    Found by compass search (Kolda, Lewis & Torczon 2003, "Optimization by direct search"). Without a calibration T is
+    `before`. From that, a family is preferred to the best one before it only if its fits on either half of the lines
+    improve the likelihood on the other half and make the order of hardness no worse, in the sum (two-fold
+    cross-validation). With fewer than 50 usable lines none is tried.
     """
     usable = [line for line in lines if line.chances is not None and line.edge_correct is not None][:_AT_MOST_LINES]
     logged = _Logged.of(usable)
-    best = LogitFit(before)
+    best = UNCALIBRATED._replace(temperature=before)
     if len(usable) < _AT_LEAST_LINES or logged.right.all() or not logged.right.any():
         return best
     halves = (_Logged.of(usable[::2]), _Logged.of(usable[1::2]))
     loss, order = _held_out(halves, (best, best), measure)
-    for has_weight in (False, True) if has_supports else (False,):
-        fits = (_best(halves[0], before, has_weight), _best(halves[1], before, has_weight))
+    for family in ("bias", "support", "slope") if has_supports else ("bias", "slope"):
+        fits = (_best(halves[0], before, family), _best(halves[1], before, family))
         other_loss, other_order = _held_out(halves, fits, measure)
         if other_loss < loss and other_order >= order:
-            loss, order, best = other_loss, other_order, _best(logged, before, has_weight)
+            loss, order, best = other_loss, other_order, _best(logged, before, family)
     return LogitFit(*(float(f"{value:.4g}") for value in best))
 
 
@@ -86,18 +88,21 @@ def _held_out(
     return loss, order
 
 
-def _best(logged: _Logged, before: float, has_weight: bool) -> LogitFit:
-    """The likeliest fit, with a weight of the support or without one."""
+def _best(logged: _Logged, before: float, family: str) -> LogitFit:
+    """The likeliest fit of a family."""
     middle = float(np.log(logged.objects.supports).mean()) if len(logged.rows) else 0.0
 
     def fit(at: tuple[float, ...]) -> LogitFit:
-        slope, weight = math.exp(at[0]), at[2] if has_weight else 0.0
+        slope = math.exp(at[0])
+        if family == "slope":
+            return LogitFit(1 / slope, UNCALIBRATED.bias + at[1], 0.0, UNCALIBRATED.hidden_slope * math.exp(at[2]))
+        weight = at[2] if family == "support" else 0.0
         return LogitFit(1 / slope, -at[1] * slope - weight * middle, weight)
 
     def loss(at: tuple[float, ...]) -> float:
         return float(_losses(logged, fit(at))[0].mean()) + _STIFFNESS * sum(value * value for value in at)
 
-    at: tuple[float, ...] = (-math.log(before), *((0.0, 0.0) if has_weight else (0.0,)))
+    at: tuple[float, ...] = (-math.log(before), *((0.0,) if family == "bias" else (0.0, 0.0)))
     lowest, step = loss(at), _FIRST_STEP
     while step > _LAST_STEP:
         moves = [move for move in itertools.product((-1, 0, 1), repeat=len(at)) if any(move)]

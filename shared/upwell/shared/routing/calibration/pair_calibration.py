@@ -28,7 +28,7 @@ from upwell.shared.routing.calibration.threshold_choice import (
     cut_for_share,
     found,
 )
-from upwell.shared.routing.hardness import RISING, Measure, is_hard
+from upwell.shared.routing.hardness import RISING, LogitFit, Measure, is_hard
 from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
@@ -205,14 +205,14 @@ def _tempered(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tupl
 
 
 def _moved(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[HardSettings, Array]:
-    """`hard` with the chances of a detector's objects fitted on `part`, and that part; else an empty part.
+    """`hard` with the chances of a detector's objects fitted on `part`, and that part; else unmoved, and an empty part.
 
     A line with neither chances nor the measure, for which it was NaN, is hard after the fit too. If a line lacks the
     supports of its chances, supports get no weight: the agent would measure such requests otherwise than the log.
     """
     has_none = all(line.chances is None for line in lines)
     if hard.measure not in OF_CHANCES or has_none or _only_logged(lines, hard.measure):
-        return hard, np.zeros(len(lines), bool)
+        return replace(hard, **LogitFit(hard.temperature)._asdict()), np.zeros(len(lines), bool)
     fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
     has_supports = not any(map(lacks_supports, lines))
     fitted = fitted_chances(fit, hard.measure, hard.temperature, has_supports=has_supports)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from upwell.shared.routing.hardness import LogitFit, Measure
+from upwell.shared.routing.hardness import UNCALIBRATED, LogitFit, Measure
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 
 Objective: TypeAlias = Literal["accuracy", "latency", "energy", "cost"]
@@ -42,8 +42,8 @@ class HardSettings:
     `threshold` decides (below it for falling measures, above it for rising ones). `cloud_share` and `max_risk` are the
     targets of its calibration, NaN for a plain threshold. With a `cloud_share` the threshold is only the start of the
     controller named `scope`. `misfit` says in a sentence that a target was written but no calibration fits the models.
-    `temperature` divides the logits before any measure; `bias` is added to those of a detector's objects, and `support`
-    times the logarithm of the support of each. `output`, `function` and `box_score` are parameters of the
+    `temperature` divides the logits before any measure; `bias`, `support` and `hidden_slope` move those of a detector's
+    objects (`LogitFit`). `output`, `function` and `box_score` are parameters of the
     measures that need them. `qualities` are those measured by the calibration, best first. `is_of_drift`: these are
     the settings of `on_drift`, in force while the model's rows have drifted.
     """
@@ -51,8 +51,9 @@ class HardSettings:
     measure: Measure = "margin"
     threshold: float = 0.75
     temperature: float = 1.0
-    bias: float = 0.0
-    support: float = 0.0
+    bias: float = UNCALIBRATED.bias
+    support: float = UNCALIBRATED.support
+    hidden_slope: float = UNCALIBRATED.hidden_slope
     output: str = ""
     function: str = ""
     box_score: float = 0.5
@@ -73,7 +74,7 @@ class HardSettings:
     @property
     def fit(self) -> LogitFit:
         """How its logits are moved."""
-        return LogitFit(self.temperature, self.bias, self.support)
+        return LogitFit(self.temperature, self.bias, self.support, self.hidden_slope)
 
     @property
     def calibrated(self) -> bool:

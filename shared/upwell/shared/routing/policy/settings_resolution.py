@@ -368,6 +368,7 @@ class _Resolver:
             temperature=found.temperature,
             bias=found.bias,
             support=found.support,
+            hidden_slope=found.hidden_slope,
             misfit=misfit,
             qualities=qualities,
         )
