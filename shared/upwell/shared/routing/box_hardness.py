@@ -15,7 +15,8 @@ score s of the best becomes the chance that there is an object, pⱼ, by a line 
 `box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2. The
 chances are moved to σ(a logit(pⱼ) / T + b + c ln mⱼ), with a temperature T and a bias b (Platt 1999, "Probabilistic
 outputs for support vector machines"), a = 1 where the box is shown and a slope of its own where it is not (then at
-least to σ(logit(pⱼ) − 3), so that weak candidates keep their order where nothing else is doubtful), and a weight c of the support mⱼ, the sum of the scores of all boxes of its class that overlap the best one, relative to that (as the
+least to σ(logit(pⱼ) − 3), so that weak candidates keep their order where nothing else is doubtful), and a weight c of
+the support mⱼ, the sum of the scores of all boxes of its class that overlap the best one, relative to that (as the
 number of suppressed boxes in the logistic regression of Schubert et al. 2021, "MetaDetect", arXiv 2010.01695). A box
 supports every group whose best it overlaps, so a weak one beside a strong one has much support, and a negative c takes
 it for a part of that object: if each box counts for one group only, c is worth less. Without a calibration a is 8 and b
