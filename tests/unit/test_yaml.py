@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator, m
 from upwell.shared.config.yaml import MAX_FILE_BYTES, RelativePath, load_yaml, parse_yaml, resolve
 from upwell.shared.config.yaml_problems import MAX_ERRORS
 from upwell.shared.config.yaml_tree import MAX_DEPTH, MAX_NODES, read_tree
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, without_secrets
 from upwell.shared.units import Seconds
 
 
@@ -301,3 +301,20 @@ def test_only_some_of_very_many_errors_are_put_into_words(monkeypatch: pytest.Mo
         parse_yaml("".join(f"k{number}: 1\n" for number in range(5000)), File)
     assert len(compared) == len(caught.value.problems) == MAX_ERRORS
     assert str(caught.value).splitlines()[-1] == "and 4900 more"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("https://u:pw@h/x", "https://…@h/x"),
+        ("ht!tp:/u:p/w@h", "…@h"),
+        ("u:pw@h:1", "…@h:1"),
+        ("https://h/x?token=pw&y", "https://h/x?…"),
+        ("oci://u:pw@h/x:1@sha256:ab", "oci://…@h/x:1@sha256:ab"),
+        ("plain:text", "plain:text"),
+    ],
+)
+def test_a_value_that_is_shown_hides_what_may_be_a_password(value: str, shown: str) -> None:
+    assert without_secrets(value) == shown
+    (problem,) = problems(f"level: '{value}'")
+    assert f"{shown!r}" in problem

@@ -144,6 +144,17 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def without_secrets(text: str) -> str:
+    """A value that may be meant as an address, for a message: without what may be a user, password or token."""
+    address, digest, rest = text.partition("@sha256:")
+    hidden, at, place = address.rpartition("@")
+    scheme, separator, _ = hidden.partition("://")
+    shown, question, _ = (f"{scheme}{separator}…@{place}" if separator else f"…@{place}" if at else place).partition(
+        "?"
+    )
+    return f"{shown}{question}{'…' if question else ''}{digest}{rest}"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One problem in a file: where it is, what is wrong, and what would be right."""

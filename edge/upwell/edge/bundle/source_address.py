@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from upwell.shared.config.security import Address
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, without_secrets
 
 SCHEME = "oci://"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -35,7 +35,7 @@ class Reference:
         if found is None or not (found["tag"] or found["digest"]):
             raise ConfigError.at(
                 None,
-                f"{text!r} does not name an artifact; expected oci://REGISTRY/REPOSITORY:TAG or "
+                f"{without_secrets(text)!r} does not name an artifact; expected oci://REGISTRY/REPOSITORY:TAG or "
                 "oci://REGISTRY/REPOSITORY@sha256:DIGEST",
             )
         return cls(found["registry"], found["repository"], found["tag"] or "", found["digest"] or "")
@@ -62,15 +62,15 @@ def check_source(text: str) -> None:
         host, user = parts.hostname or "", parts.username
         _ = parts.port
     except ValueError:
-        raise ConfigError.at(None, f"{text!r} is not an address; {_EXPECTED}") from None
+        raise ConfigError.at(None, f"{without_secrets(text)!r} is not an address; {_EXPECTED}") from None
     if user is not None:
         raise ConfigError.at(None, f"the address at {host} contains credentials; expected them in netrc")
     if parts.scheme == "file" and parts.path and host in ("", "localhost"):
         return
     if parts.scheme == "http" and not Address(host).is_loopback:
-        raise ConfigError.at(None, f"{text!r} is not protected in transit; expected https://")
+        raise ConfigError.at(None, f"{without_secrets(text)!r} is not protected in transit; expected https://")
     if parts.scheme not in ("http", "https") or not host or parts.path in ("", "/"):
-        raise ConfigError.at(None, f"{text!r} does not name a source of bundles; {_EXPECTED}")
+        raise ConfigError.at(None, f"{without_secrets(text)!r} does not name a source of bundles; {_EXPECTED}")
 
 
 def names_folder(text: str) -> bool:

@@ -8,12 +8,13 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from upwell.shared.config.security import Endpoint, parse_endpoint
 from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.errors import without_secrets
 from upwell.shared.units import Seconds
 
 
 def _is_https(text: str) -> str:
     if parse_endpoint(text).scheme != "https":
-        raise ValueError(f"expected https://HOST:PORT, got {text!r}")
+        raise ValueError(f"expected https://HOST:PORT, got {without_secrets(text)!r}")
     return text
 
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -162,6 +163,19 @@ def size_bytes(inputs: Mapping[str, Array]) -> int:
         raise InvalidRequest("an object array contains something other than bytes") from None
 
 
+def checked_deadline(model: object, deadline_s: object, id: object, traceparent: object) -> float:
+    """The deadline as a float (seconds). Raises `InvalidRequest` if one of a program's arguments has another type."""
+    for name, value in (("model", model), ("id", id), ("traceparent", traceparent)):
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{name}: expected a string, got {type(value).__name__}")
+    if not isinstance(deadline_s, Real):
+        raise InvalidRequest(f"deadline_s: expected a number of seconds, got {type(deadline_s).__name__}")
+    try:
+        return float(deadline_s)
+    except OverflowError:  # a whole number of more than 300 digits
+        raise InvalidRequest("deadline_s: expected a number of seconds that a float can hold") from None
+
+
 _CHANNELS = (1, 3)
 
 
@@ -170,7 +184,11 @@ def as_arrays(inputs: Mapping[str, Array | bytes], model: ServedModel) -> dict[s
     entry_model = model.entry_model
     pictures = entry_model.pictures if entry_model else ()
     arrays: dict[str, Array] = {}
-    for name, value in inputs.items():
+    try:
+        items = inputs.items()
+    except AttributeError:
+        raise InvalidRequest(f"inputs: expected arrays by name, got {type(inputs).__name__}") from None
+    for name, value in items:
         if isinstance(value, np.ndarray) and name not in pictures:
             arrays[name] = value
         else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -40,7 +42,15 @@ from upwell.edge.policy.periodic_jobs import BUDGETS_NAME, BudgetFile, PeriodicJ
 from upwell.edge.policy.policy_file import PolicyFile, check_policy
 from upwell.edge.policy.router_service import ModelChange, RouterService
 from upwell.edge.request.answer import Answer
-from upwell.edge.request.request import Ids, Request, RequestContext, RequestRecord, as_arrays, as_tags
+from upwell.edge.request.request import (
+    Ids,
+    Request,
+    RequestContext,
+    RequestRecord,
+    as_arrays,
+    as_tags,
+    checked_deadline,
+)
 from upwell.edge.request.request_driver import RequestDriver
 from upwell.edge.request.request_spans import end_request
 from upwell.edge.server.state_dir import StateDir
@@ -152,7 +162,9 @@ class AgentCore:
         self._ids = Ids()
         self._health_parts: dict[str, Callable[[], HealthPart]] = {}
         self._on_close = ExitStack()
-        self._closed = False
+        _agents.add(self)
+        self._ended = ""
+        """Why it serves no longer; empty while it does."""
         self._periodic_jobs = PeriodicJobs(*jobs)
         self._cloud_models.start()
 
@@ -239,6 +251,8 @@ class AgentCore:
     ) -> Answer:
         """Answer one request on the best route: see `upwell.edge.Agent.infer`."""
         arrived_s = time.monotonic()
+        if not (type(deadline_s) is float and type(id) is type(traceparent) is type(model) is str):
+            deadline_s = checked_deadline(model, deadline_s, id, traceparent)
         served = self._models.get(model) or self.model(model)
         arrays = as_arrays(inputs, served)
         own_tags = as_tags(tags) if tags else NO_TAGS
@@ -250,8 +264,8 @@ class AgentCore:
         return self._handle(self.model(request.model), replace(request, tags=as_tags(request.tags)))
 
     def _handle(self, served: ServedModel, request: Request) -> Answer:
-        if self._closed:
-            raise Unavailable("the agent is closed")
+        if self._ended:
+            raise Unavailable(self._ended)
         driver: RequestDriver | None = None
         context = self._context
         if request.traceparent or context.tracer is not None:
@@ -350,8 +364,8 @@ class AgentCore:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
+        """Whether `close` was called, or this process is a fork of the agent's."""
+        return bool(self._ended)
 
     def describe_with(self, name: str, part: Callable[[], HealthPart]) -> None:
         """Add this part to `/health` under `name`."""
@@ -363,7 +377,9 @@ class AgentCore:
 
     def close(self) -> None:
         """Free models and channels. Requests after it raise `Unavailable`; calling it twice is harmless."""
-        self._closed = True
+        if self._ended == _FORKED:
+            return
+        self._ended = "the agent is closed"
         self._cloud_models.stop()
         self._on_close.close()
         if self.spool is not None:
@@ -393,6 +409,12 @@ class AgentCore:
         if self._parts.state_dir is not None:
             self._parts.state_dir.close()
 
+    def _leave(self) -> None:
+        """Serve no longer in this process, a fork of the agent's, without touching what is still the other's."""
+        self._ended = _FORKED
+        if self._parts.state_dir is not None:
+            self._parts.state_dir.close()  # else the folder stayed locked for as long as this process lives
+
     def __enter__(self) -> AgentCore:
         """The agent itself."""
         return self
@@ -420,3 +442,17 @@ def _warm_up_runs(models: Sequence[ServedModel]) -> Iterator[EdgeRan]:
         for head in model.heads:
             for duration_s in head.edge.durations_s:
                 yield EdgeRan(head.split_route.key, 1, duration_s)
+
+
+_FORKED = "the agent belongs to the process that made it, not to its forks; make one in each process"
+_agents: weakref.WeakSet[AgentCore] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    """In a fork neither an agent's threads exist nor the runtimes' own, so a request could wait without end."""
+    for agent in list(_agents):
+        agent._leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all)

@@ -36,6 +36,9 @@ from upwell.shared.units import Seconds
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "http", "https")
 """The schemes of video addresses."""
 
+_NEARLY_ADDRESS = re.compile(rf"(?i)({'|'.join(SCHEMES)})(:/|//)")
+"""Begins a text that is no file, but an address with a slip in it."""
+
 SOURCE_KINDS = ("video", "camera", "folder", "mqtt", "series", "plugin")
 _KINDS = ", ".join(SOURCE_KINDS)
 
@@ -49,6 +52,8 @@ def _video(value: object, info: ValidationInfo) -> str:
         raise ValueError("expected an address such as rtsp://HOST/PATH, or a file")
     scheme, separator, rest = value.partition("://")
     if not separator:
+        if _NEARLY_ADDRESS.match(value):
+            raise ValueError("the address cannot be read; expected one such as rtsp://HOST/PATH")
         return str(resolve(value, (info.context or {}).get("base_dir", Path())))
     if scheme not in SCHEMES:
         raise ValueError(

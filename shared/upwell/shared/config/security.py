@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator
 
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, without_secrets
 
 _log = logging.getLogger(__name__)
 _DNS = re.compile(r"dns://(?P<server>[A-Za-z0-9.:\[\]-]*)/(?P<address>[^/]+)")
@@ -113,7 +113,7 @@ def parse_address(text: str) -> Address:
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
         if not path or "\0" in path:
-            raise ConfigError.at(None, f"{text!r} has no socket path; expected unix:PATH")
+            raise ConfigError.at(None, f"{without_secrets(text)!r} has no socket path; expected unix:PATH")
         return Address(socket_path=Path(path))
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -121,7 +121,9 @@ def parse_address(text: str) -> Address:
     plain = bool(host) and not any(character in "/[]@ " or not character.isprintable() for character in host)
     valid = colon and plain and (":" in host) == bracketed and port.isascii() and port.isdigit() and len(port) <= 5
     if not valid or int(port) > 65535:
-        raise ConfigError.at(None, f"{text!r} is not an address; expected HOST:PORT, [IPV6]:PORT or unix:PATH")
+        raise ConfigError.at(
+            None, f"{without_secrets(text)!r} is not an address; expected HOST:PORT, [IPV6]:PORT or unix:PATH"
+        )
     return Address(host, int(port))
 
 
@@ -141,7 +143,7 @@ def parse_endpoint(text: str) -> Address:
     except ConfigError:
         address = Address(socket_path=Path())
     if found is None or address.socket_path is not None:
-        raise ConfigError.at(None, f"{text!r} has no server name; expected dns:///NAME:PORT")
+        raise ConfigError.at(None, f"{without_secrets(text)!r} has no server name; expected dns:///NAME:PORT")
     return replace(address, name_server=found["server"])
 
 
@@ -227,7 +229,7 @@ def _read_by(parse: Callable[[str], Address], *, is_tcp: bool = False) -> AfterV
         except ConfigError as error:
             raise ValueError(error.problems[0].message) from None
         if is_tcp and address.socket_path is not None:
-            raise ValueError(f"expected HOST:PORT, got {text!r}")
+            raise ValueError(f"expected HOST:PORT, got {without_secrets(text)!r}")
         return text
 
     return AfterValidator(check)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from upwell.shared.config.yaml_tree import Tree, dotted
-from upwell.shared.errors import Problem
+from upwell.shared.errors import Problem, without_secrets
 
 _EXPECTED: Mapping[str, str] = MappingProxyType(
     {
@@ -191,7 +191,7 @@ def _shown(value: object) -> str:
         return "a list"
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    text = repr(value)
+    text = repr(without_secrets(value) if isinstance(value, str) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from pydantic import AfterValidator
 
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.errors import InvalidRequest, without_secrets
 from upwell.shared.oip.codec.tensor_contents import decode_raw
 from upwell.shared.oip.dataplane import ModelMetadata, Parameter, Signal
 from upwell.shared.oip.http.replies import BINARY, JSON, Rejected, Reply
@@ -218,7 +218,9 @@ _MAX_AGE_S = 600
 
 def _origin(text: str) -> str:
     if re.fullmatch(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?", text) is None:
-        raise ValueError(f"expected an origin in lower case, such as https://site.example, got {text!r}")
+        raise ValueError(
+            f"expected an origin in lower case, such as https://site.example, got {without_secrets(text)!r}"
+        )
     return text
 
 
