@@ -62,7 +62,7 @@ from upwell.edge.spool.spooled_request import SpoolLimits
 from upwell.edge.updates.releases.release_control import ReleaseControl
 from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
-from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
+from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelFailed, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.oip.introspection import Seen
 from upwell.shared.routing.decide.router_state import EdgeRan
 from upwell.shared.routing.policy.dropped_denies import dropped_denies
@@ -275,7 +275,8 @@ class AgentCore:
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
             driver = RequestDriver(context, served, request, request.id or self._ids.new())
             answer, done = driver.run()
-        except UpwellError as error:
+        except UpwellError as found:
+            error = Unavailable(self._ended) if self._ended and isinstance(found, ModelFailed) else found
             self.metrics.failed(served.name, error)
             failed = None if driver is None else driver.record()
             end_request(context, request, failed, error)
@@ -283,6 +284,8 @@ class AgentCore:
                 self.flight_recorder.note(
                     trace_of(failed, error, self.router.recent, time.monotonic(), self.router.digest)
                 )
+            if error is not found:
+                raise error from None
             raise
         return self._kept(done, answer, context, request)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -118,11 +119,7 @@ class PictureFolder:
         try:
             with os.scandir(self._settings.path) as entries:
                 found = {entry.name: entry for entry in entries}
-                stats = {name: found[name].stat() for name in found if _is_picture(name)}
         except FileNotFoundError:
-            if self._settings.path.is_dir():  # a file vanished during the scan
-                self._scanned_s = float("-inf")
-                return
             self._lose("there is no such folder")
             return
         except OSError as error:
@@ -130,6 +127,10 @@ class PictureFolder:
             return
         if self._status.state is not SourceState.LIVE:
             self._status = replace(self._status, state=SourceState.LIVE, explained="")
+        stats: dict[str, os.stat_result] = {}
+        for name in filter(_is_picture, found):
+            with suppress(OSError):  # gone meanwhile, or a link to nothing
+                stats[name] = found[name].stat()
         self._given = {name: one for name, one in self._given.items() if name in stats}
         sightings: dict[str, _Sighting] = {}
         for name in sorted(stats):

@@ -81,6 +81,17 @@ def test_what_is_no_picture_or_too_large_goes_to_failed_and_is_counted(tmp_path:
     source.close()
 
 
+def test_a_link_to_nothing_keeps_no_other_picture_from_being_read(tmp_path: Path) -> None:
+    put(tmp_path, "b.jpg", 7)
+    for name, to in (("a.jpg", "nowhere"), ("c.jpg", "c.jpg")):
+        (tmp_path / name).symlink_to(to)
+    source = PictureFolder(FolderSettings(tmp_path))
+    frame = source.next(5)
+    assert frame is not None
+    assert number_of(frame.pixels) == 7
+    source.close()
+
+
 @pytest.mark.parametrize("answered", ["mark", "leave"])
 def test_a_file_that_stays_is_given_once(tmp_path: Path, answered: str) -> None:
     path = put(tmp_path, "a.jpg")
