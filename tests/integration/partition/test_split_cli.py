@@ -388,14 +388,9 @@ def test_what_a_person_reads(digits: Path, tmp_path: Path) -> None:
 
 def _small(path: Path, sizes: Sequence[int | str], nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Path:
     shape = ["n", 2, *sizes]
-    ends = [
-        [onnx.helper.make_tensor_value_info(one, onnx.TensorProto.FLOAT, shape) for one in side]
-        for side in (["x"], outputs)
-    ]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(nodes, "g", *ends), opset_imports=[onnx.helper.make_opsetid("", 17)]
-    )
-    model.ir_version = 8
+    x, *made = (onnx.helper.make_tensor_value_info(one, onnx.TensorProto.FLOAT, shape) for one in ("x", *outputs))
+    graph = onnx.helper.make_graph(nodes, "g", [x], made)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path)
     return path
 

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import NoReturn
 
 from upwell.shared.errors import InvalidRequest, Refused
-from upwell.shared.oip.http.replies import Rejected, Reply
+from upwell.shared.oip.http.replies import STATUS_HEADER, Rejected, Reply
 
 PATIENCE_S = 2.0
 """Time after which an incoming body may be dropped if memory is short (seconds)."""
@@ -134,9 +134,7 @@ def unpacked(encoding: str, body: memoryview, max_bytes: int, share: Share) -> m
             whole += piece
             rest = reader.unconsumed_tail
             if len(whole) > max_bytes:
-                raise Rejected(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body takes more than {max_bytes} bytes unpacked"
-                )
+                raise too_large(f"the body takes more than {max_bytes} bytes unpacked, the most that are read")
             if not piece and not rest:
                 break
     except zlib.error:
@@ -144,6 +142,11 @@ def unpacked(encoding: str, body: memoryview, max_bytes: int, share: Share) -> m
     if not reader.eof or reader.unused_data:
         raise InvalidRequest(f"the body is not exactly one complete {encoding} stream")
     return memoryview(bytes(whole))
+
+
+def too_large(text: str) -> Rejected:
+    """The refusal (413) of what is too large."""
+    return Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, ((STATUS_HEADER, "RESOURCE_EXHAUSTED"),))
 
 
 def accepted(headers: Mapping[str, str]) -> str:

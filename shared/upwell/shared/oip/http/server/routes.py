@@ -51,7 +51,15 @@ from upwell.shared.oip.http.server.request import (
     timeout_s,
     with_tags,
 )
-from upwell.shared.oip.http.server.request_bodies import Memory, Share, accepted, encoding_of, packed, unpacked
+from upwell.shared.oip.http.server.request_bodies import (
+    Memory,
+    Share,
+    accepted,
+    encoding_of,
+    packed,
+    too_large,
+    unpacked,
+)
 from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.telemetry.log_context import note_request, request_id
 
@@ -305,11 +313,7 @@ class Application:
 def check_size(size_bytes: int, max_bytes: int) -> None:
     """Raise `Rejected` (413) for a body of more than `max_bytes`."""
     if size_bytes > max_bytes:
-        raise _too_large(f"the body takes {size_bytes} bytes; at most {max_bytes} are read")
-
-
-def _too_large(text: str) -> Rejected:
-    return Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, ((STATUS_HEADER, "RESOURCE_EXHAUSTED"),))
+        raise too_large(f"the body takes {size_bytes} bytes; at most {max_bytes} are read")
 
 
 def _caller_for(known: KnownTokens, authorization: str | None, certificate: str) -> Caller:
@@ -361,14 +365,14 @@ def _infer_reply(response: InferResponse, wanted: RequestedOutput, max_bytes: in
         raise RuntimeError("the answer cannot be written") from error
     size_bytes = sum(map(len, raws))
     if size_bytes > max_bytes:
-        raise _too_large(f"the answer takes {size_bytes} bytes; at most {max_bytes} are sent")
+        raise too_large(f"the answer takes {size_bytes} bytes; at most {max_bytes} are sent")
     head = bytearray()
     for piece in pieces:
         head += piece
         if len(head) > _LARGE_JSON_BYTES:
             yield_permit()
         if size_bytes + len(head) > max_bytes:
-            raise _too_large(f"the answer takes more than {max_bytes} bytes, the most that are sent; {_SMALLER}")
+            raise too_large(f"the answer takes more than {max_bytes} bytes, the most that are sent; {_SMALLER}")
     facts = fact_headers(response.parameters) if with_facts else []
     if not raws:
         return Reply(HTTPStatus.OK, (("Content-Type", JSON), *facts), (bytes(head),))
