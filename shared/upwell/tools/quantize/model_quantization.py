@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
 import tempfile
@@ -34,6 +35,7 @@ from upwell.tools.quantize.quantizer import (
     Arithmetic,
     FloatModel,
     Format,
+    Layer,
     LayerNode,
     Quantizer,
     QuantizeSettings,
@@ -70,7 +72,7 @@ _MOST_ERROR = 0.15
 _LEAST_MATCHED, _LEAST_WITHIN = 0.98, 0.99
 """A loss beyond one of these limits brings a warning, and advice."""
 
-_SURE_SCORE_ERROR = 0.012
+_SURE_SCORE_ERROR = 0.01
 """As many layers of a detector stay float as bring 99 % of its scores this close. On the few rows they are chosen on;
 with `SCORE_ERROR` itself, other rows would miss it.
 """
@@ -207,6 +209,7 @@ class _Work:
             size_after=len(model),
             comparison=comparison,
             layers=layers,
+            int8_work=_int8_work(self._quantizer.graph, layers),
             kept_float=tuple(keep_float),
             times=None if self._is_exact else self._times(model),
             warnings=(
@@ -387,6 +390,12 @@ def _few_boxes(boxes: int, rows: int) -> Sequence[str]:
         f"the float model finds {found} on the {rows} rows that float layers are chosen on, too few to choose well; "
         "give more rows that show something",
     )
+
+
+def _int8_work(graph: Sequence[LayerNode], layers: Sequence[Layer]) -> float:
+    names = {layer.node for layer in layers if layer.precision == "int8"}
+    work = sum(node.work for node in graph)
+    return sum(node.work for node in graph if node.name in names) / work if work else math.nan
 
 
 def _small_gain(before: int, after: int, graph: Sequence[LayerNode], kept: Sequence[str]) -> Sequence[str]:

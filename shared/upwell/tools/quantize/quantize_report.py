@@ -61,7 +61,9 @@ class Times:
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """All findings. `layers` are in the order of the graph; `warnings` are sentences."""
+    """All findings. `layers` are in the order of the graph; `warnings` are sentences. `int8_work` is the share of the
+    multiply-adds that int8 layers do, NaN if no shape is known.
+    """
 
     model: str
     out: str
@@ -73,6 +75,7 @@ class QuantizeReport:
     size_after: int
     comparison: OutputComparison
     layers: Sequence[Layer]
+    int8_work: float
     kept_float: Sequence[str]
     times: Times | None
     warnings: Sequence[str]
@@ -110,6 +113,7 @@ class QuantizeReport:
                 }
                 for one in self.worst_first
             ],
+            "int8_work": finite(self.int8_work),
             "kept_float": list(self.kept_float),
             "time_here_ms": self.times and {**asdict(self.times), "ratio": finite(self.times.ratio)},
             "warnings": list(self.warnings),
@@ -125,7 +129,8 @@ def show(report: QuantizeReport, console: Console) -> None:
     console.print(_worst_layers(report))
     kept = [layer.node for layer in report.layers if layer.node in set(report.kept_float)]
     if kept:
-        console.print(plain(f"kept float: {', '.join(kept)}"))
+        why = " (a detector's end, and layers that would move its scores too far)" if report.data.chosen_on else ""
+        console.print(plain(f"kept float{why}: {', '.join(kept)}"))
     for warning in report.warnings:
         console.print(plain(f"warning: {warning}"))
     if report.advice:
@@ -147,6 +152,8 @@ def _before_and_after(report: QuantizeReport) -> Table:
         table.add_column(name, justify="right" if name else "left", overflow="fold")
     ratio = report.size_after / report.size_before
     table.add_row("size, bytes", f"{report.size_before:,}", f"{report.size_after:,}", f"{ratio:.2f} times")
+    if not math.isnan(report.int8_work):
+        table.add_row("multiply-adds", "", "", f"{report.int8_work:.0%} in int8")
     accuracy = report.comparison.accuracy
     if accuracy is not None:
         change = f"{(accuracy.after - accuracy.before) * 100:+.2f} points of {accuracy.count} labels"
