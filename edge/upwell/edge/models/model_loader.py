@@ -21,10 +21,10 @@ from upwell.edge.bundle.bundle import GOLDEN_NAME, Bundle
 from upwell.edge.bundle.bundle_calibrations import load_calibrations, load_reference
 from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.bundle.output_tolerances import Tolerances
-from upwell.edge.models.answer_checks import check_with_cpu
 from upwell.edge.models.edge_model import CheckedBy, EdgeModel, LoadReport, ModelSource, RuntimeAttempt, State
 from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.runtime_candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
+from upwell.edge.models.self_test import check_with_cpu
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.input_check import blank

@@ -23,9 +23,9 @@ from upwell.edge.case_collection.case_delivery import CaseCarrier, CaseHome, Cas
 from upwell.edge.config import AgentConfig
 from upwell.edge.fleet.device_facts import AgentView, DemandView, resource_attributes
 from upwell.edge.fleet.fleet_config import FleetSection
-from upwell.edge.models.answer_checks import implausible
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.model_config import ModelSection
+from upwell.edge.models.plausible_outputs import implausible
 from upwell.edge.observe.agent_health import release_part
 from upwell.edge.observe.agent_metrics import counter_by, release_families
 from upwell.edge.observe.trace_text import tell_elsewhere

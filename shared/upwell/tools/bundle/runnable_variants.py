@@ -17,7 +17,7 @@ import numpy as np
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME, GOLDEN_NAME
 from upwell.edge.bundle.golden import Labels, answer_function, check_golden, compare_labels, read_golden, record_golden
 from upwell.edge.bundle.output_tolerances import Agreement, Tolerances
-from upwell.edge.models.answer_checks import implausible
+from upwell.edge.models.plausible_outputs import implausible
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions

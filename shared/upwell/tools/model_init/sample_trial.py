@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from upwell.edge.models.answer_checks import implausible
+from upwell.edge.models.plausible_outputs import implausible
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_named

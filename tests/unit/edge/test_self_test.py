@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from upwell.edge.bundle.output_tolerances import Tolerances
-from upwell.edge.models.answer_checks import ROWS, check_with_cpu, synthetic_inputs
+from upwell.edge.models.self_test import ROWS, check_with_cpu, synthetic_inputs
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import InvalidRequest

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import linear
-from upwell.edge.models.answer_checks import implausible
+from upwell.edge.models.plausible_outputs import implausible
 from upwell.edge.observe.agent_health import document, summary
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.shared.signature.signature import LogicalOutput, OutputKind
