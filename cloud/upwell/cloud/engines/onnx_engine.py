@@ -60,6 +60,25 @@ _OF_DEVICE: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _BESIDE: Mapping[str, str] = MappingProxyType({"TensorrtExecutionProvider": CUDA})
 """Secondary providers for nodes that a provider leaves, before the CPU."""
 
+_METHOD = "add_external_initializers_from_files_in_memory"
+
+_MAX_FILE_BYTES = (1 << 31) - 1
+"""Maximum size of a tensor in memory (bytes); a larger file is left to ONNX Runtime, which maps it."""
+
+_LOG_FATAL = 4
+"""Log level of sessions, whose errors come as exceptions: they would also be written to standard error, bypassing our
+log, with unescaped text from the model. Problems in starting a provider are written there all the same."""
+
+_RECORD_KEY = "session.record_ep_graph_assignment_info"
+_NO_FALLBACK = {"enable_fallback": 0}
+"""Without this a failing session prints to standard output and silently recreates itself on the CPU."""
+
+_EXCHANGEABLE = tuple(kind for kind, datatype in DATATYPES.items() if datatype != "BF16")
+"""BF16 has no numpy type in ONNX Runtime's `run`."""
+
+_NAMED = 5
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class WantedProvider:
@@ -144,11 +163,6 @@ def _how(name: str) -> str:
     return INSTALL.get(name, "expected the name of a provider that it is built with")
 
 
-_METHOD = "add_external_initializers_from_files_in_memory"
-_MAX_FILE_BYTES = (1 << 31) - 1
-"""Maximum size of a tensor in memory (bytes); a larger file is left to ONNX Runtime, which maps it."""
-
-
 @contextmanager
 def copied_weights(options: Any, path: Path) -> Iterator[None]:
     """Make a session with these `options` copy the weights of the model at `path` within the block.
@@ -180,14 +194,6 @@ def _contents(places: Mapping[str, Path], held: ExitStack) -> Iterator[tuple[str
                 yield location, held.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-_log = logging.getLogger(__name__)
-
-_LOG_FATAL = 4
-"""Log level of sessions, whose errors come as exceptions: they would also be written to standard error, bypassing our
-log, with unescaped text from the model. Problems in starting a provider are written there all the same."""
-_RECORD_KEY = "session.record_ep_graph_assignment_info"
-_NO_FALLBACK = {"enable_fallback": 0}
-"""Without this a failing session prints to standard output and silently recreates itself on the CPU."""
 _WITH_DEVICE_ID = tuple(
     full_name(name) for name in ("tensorrt", "cuda", "migraphx", "cann")
 )  # the others have their own names for devices
@@ -291,11 +297,6 @@ def _openvino_device(kind: str, number: str) -> str:
     if not gpus or (number not in ("", "0") and wanted == "GPU"):
         raise _NotInEffect(f"not able to find that GPU; it finds {', '.join(found) or 'nothing'}")
     return wanted
-
-
-_EXCHANGEABLE = tuple(kind for kind, datatype in DATATYPES.items() if datatype != "BF16")
-"""BF16 has no numpy type in ONNX Runtime's `run`."""
-_NAMED = 5
 
 
 class OnnxEngine:

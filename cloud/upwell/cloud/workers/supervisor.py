@@ -43,6 +43,16 @@ from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.grpc.server.server import check_free
 from upwell.shared.platform.process import StopSignals, Systemd, stop_signals
 
+_SEND_S = 10.0
+"""A worker that accepts no message for so long is stuck, and is treated as dead."""
+
+_ENDING_S = 5.0
+
+_DRAIN_MARGIN_S = 10.0
+"""Added to the drain time, for what closes after it."""
+
+log = logging.getLogger("upwell.cloud")
+
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
@@ -73,11 +83,6 @@ class Restarts:
     def is_hopeless(self) -> bool:
         """Whether to give up."""
         return self.deaths >= self.LIMIT
-
-
-_SEND_S = 10.0
-"""A worker that accepts no message for so long is stuck, and is treated as dead."""
-_ENDING_S = 5.0
 
 
 class Phase(Enum):
@@ -146,12 +151,6 @@ class WorkerHandle:
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         return f"exit status {code}" if code else ""
-
-
-_DRAIN_MARGIN_S = 10.0
-"""Added to the drain time, for what closes after it."""
-
-log = logging.getLogger("upwell.cloud")
 
 
 class WorkersFailed(UpwellError):

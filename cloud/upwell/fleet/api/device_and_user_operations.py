@@ -22,6 +22,10 @@ from upwell.shared.errors import InvalidRequest
 SILENT_POLLS = 5
 """Number of missed polls after which a device is shown as silent."""
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", re.ASCII)
+Sequence: TypeAlias = Annotated[int, Field(ge=0, le=2**53, description="Sequence number of a release.")]
+UnixSeconds: TypeAlias = Annotated[float, Field(ge=0, le=1e11, description="Seconds since 1970, UTC.")]
+
 
 def _printable(text: str) -> str:
     if not text.isprintable():
@@ -30,9 +34,6 @@ def _printable(text: str) -> str:
 
 
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_printable)]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", re.ASCII)
-Sequence: TypeAlias = Annotated[int, Field(ge=0, le=2**53, description="Sequence number of a release.")]
-UnixSeconds: TypeAlias = Annotated[float, Field(ge=0, le=1e11, description="Seconds since 1970, UTC.")]
 Labels: TypeAlias = Annotated[dict[Text, Text], Field(max_length=64)]
 
 

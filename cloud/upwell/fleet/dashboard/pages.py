@@ -52,6 +52,45 @@ COOKIE = "__Host-upwell-fleet"
 SESSION_S = 12 * 3600.0
 _FACT = "dashboard key"
 
+PAGE = 100
+"""Devices on one page."""
+
+_DEGRADED = "degraded."
+MAX_FORM_BYTES = 16 << 10
+_HERE = Path(__file__).parent
+_FILES = MappingProxyType(
+    {
+        "app.js": "text/javascript; charset=utf-8",
+        "style.css": "text/css; charset=utf-8",
+        "icon.svg": "image/svg+xml",
+        "vendor/htmx.min.js": "text/javascript; charset=utf-8",
+        "vendor/uPlot.iife.min.js": "text/javascript; charset=utf-8",
+        "vendor/uPlot.min.css": "text/css; charset=utf-8",
+    }
+)
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'"
+)
+"""Content security policy: no other origins, nothing inline, no framing."""
+
+_HEADERS = MappingProxyType(
+    {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": _POLICY,
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "same-origin",
+        "X-Content-Type-Options": "nosniff",
+    }
+)
+_TABLES = (device_and_user_operations.TABLE, rollout_operations.TABLE, budget_operations.TABLE, shadow_operations.TABLE)
+_OPERATIONS = {one.name: one for table in _TABLES for one in table}
+_DONE = {"pause": "pauseRollout", "resume": "resumeRollout", "back": "takeRolloutBack"}
+_NO_QUERY: Mapping[str, Any] = MappingProxyType({})
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Session:
@@ -163,45 +202,6 @@ def _now(device: Stored) -> Mapping[str, Any]:
 def _degraded(device: Stored) -> dict[str, int]:
     counts = {name: count for name, count in _counts(device).items() if name.startswith(_DEGRADED)}
     return {name.removeprefix(_DEGRADED): count for name, count in counts.items() if isinstance(count, int)}
-
-
-PAGE = 100
-"""Devices on one page."""
-
-_DEGRADED = "degraded."
-MAX_FORM_BYTES = 16 << 10
-_HERE = Path(__file__).parent
-_FILES = MappingProxyType(
-    {
-        "app.js": "text/javascript; charset=utf-8",
-        "style.css": "text/css; charset=utf-8",
-        "icon.svg": "image/svg+xml",
-        "vendor/htmx.min.js": "text/javascript; charset=utf-8",
-        "vendor/uPlot.iife.min.js": "text/javascript; charset=utf-8",
-        "vendor/uPlot.min.css": "text/css; charset=utf-8",
-    }
-)
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
-    "form-action 'self'; frame-ancestors 'none'"
-)
-"""Content security policy: no other origins, nothing inline, no framing."""
-
-_HEADERS = MappingProxyType(
-    {
-        "Cache-Control": "no-store",
-        "Content-Security-Policy": _POLICY,
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Referrer-Policy": "same-origin",
-        "X-Content-Type-Options": "nosniff",
-    }
-)
-_TABLES = (device_and_user_operations.TABLE, rollout_operations.TABLE, budget_operations.TABLE, shadow_operations.TABLE)
-_OPERATIONS = {one.name: one for table in _TABLES for one in table}
-_DONE = {"pause": "pauseRollout", "resume": "resumeRollout", "back": "takeRolloutBack"}
-_NO_QUERY: Mapping[str, Any] = MappingProxyType({})
-_log = logging.getLogger(__name__)
 
 
 def pages(state: FleetState, gate: Gate) -> list[BaseRoute]:
