@@ -36,6 +36,14 @@ configured accelerator is not used, or was lost while running."""
 
 CheckedBy = Literal["golden vectors", "the CPU's answers", "nothing"]
 
+NO_FACTS = "", "", ""
+"""The facts about the device in an answer in which it took no part."""
+
+_ANY = RunRequest()
+
+NotePrepared: TypeAlias = Callable[[float], None]
+"""Takes the time that the inputs took to prepare (seconds)."""
+
 
 @dataclass(frozen=True)
 class RuntimeAttempt:
@@ -84,15 +92,7 @@ class ModelHealth:
     """Why no calibration fits the policy's targets; empty if one does, or none is needed."""
 
 
-NO_FACTS = "", "", ""
-"""The facts about the device in an answer in which it took no part."""
-
-_ANY = RunRequest()
 _NO_REPORT = LoadReport()
-
-
-NotePrepared: TypeAlias = Callable[[float], None]
-"""Takes the time that the inputs took to prepare (seconds)."""
 
 
 class NotFinite(ModelFailed):

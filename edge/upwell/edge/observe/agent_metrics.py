@@ -35,6 +35,22 @@ BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2
 KEPT_THOUGH_WANTED = DEGRADED | {Reason.BUDGET_SPENT, Reason.FLEET_SHARE}
 """Reasons of edge answers for which the policy alone would have asked the cloud."""
 
+AT_ONCE = 256
+"""Maximum number of answers with one key that wait to be counted."""
+
+_SPOOL_COUNTS = {
+    "kept": "Cases written to the spool.",
+    "unnamed": "Cases written too late to give their id in the answer.",
+    "answered": "Spooled cases that the cloud answered.",
+    "poisoned": "Cases set aside.",
+    "denied": "Cases dropped because the policy no longer lets them leave the device.",
+    "failed_writes": "Cases lost because the disk was full, read-only or broken.",
+    "failed_deliveries": "Failed attempts to deliver results.",
+}
+_SPOOL_LOST = ("refused_busy", "refused_large", "refused_unfit", "dropped_full", "dropped_old", "dropped_results")
+_CASES_LOST = ("refused_day", "refused_large", "refused_busy", "refused_unfit", "failed_writes", "dropped_full",
+               "dropped_old", "damaged")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ModelTotals:
@@ -51,10 +67,6 @@ class ModelTotals:
             self.requests - before.requests, self.up - before.up, self.wanted - before.wanted,
             self.sent_bytes - before.sent_bytes,
         )  # fmt: skip
-
-
-AT_ONCE = 256
-"""Maximum number of answers with one key that wait to be counted."""
 
 
 @dataclass(slots=True)
@@ -293,18 +305,6 @@ def release_families(client: ReleaseControl) -> Iterable[Metric]:
     return GaugeMetricFamily("upwell_release_sequence", "The installed release; 0 if none.", status.sequence), phase
 
 
-_SPOOL_COUNTS = {
-    "kept": "Cases written to the spool.",
-    "unnamed": "Cases written too late to give their id in the answer.",
-    "answered": "Spooled cases that the cloud answered.",
-    "poisoned": "Cases set aside.",
-    "denied": "Cases dropped because the policy no longer lets them leave the device.",
-    "failed_writes": "Cases lost because the disk was full, read-only or broken.",
-    "failed_deliveries": "Failed attempts to deliver results.",
-}
-_SPOOL_LOST = ("refused_busy", "refused_large", "refused_unfit", "dropped_full", "dropped_old", "dropped_results")
-
-
 def spool_families(spool: Spool) -> Iterator[Metric]:
     """The spool's counters and its contents on disk, which are left out while the disk cannot be read."""
     counts = spool.counts()
@@ -319,10 +319,6 @@ def spool_families(spool: Spool) -> Iterator[Metric]:
     yield GaugeMetricFamily("upwell_spool_waiting", "Cases waiting for the cloud.", held.waiting)
     yield GaugeMetricFamily("upwell_spool_bytes", "Disk space of cases and results.", held.size_bytes)
     yield GaugeMetricFamily("upwell_spool_oldest_seconds", "Age of the oldest waiting case.", held.oldest_waiting_s)
-
-
-_CASES_LOST = ("refused_day", "refused_large", "refused_busy", "refused_unfit", "failed_writes", "dropped_full",
-               "dropped_old", "damaged")  # fmt: skip
 
 
 def case_families(collector: CaseCollector) -> Iterator[Metric]:

@@ -50,6 +50,8 @@ from upwell.shared.signature.uplink_pictures import at_quality, encode_for_uplin
 from upwell.shared.telemetry.tracing import Place
 from upwell.shared.tensors import Array
 
+_NO_HALVES: Mapping[int, HeadOutput] = MappingProxyType({})
+_NO_CALLS: Mapping[str, _Call] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
@@ -99,10 +101,6 @@ class _Preparation:
             raise error(
                 f"the pictures took {duration_s * 1e3:.1f} ms to prepare, which left too little time for the run"
             )
-
-
-_NO_HALVES: Mapping[int, HeadOutput] = MappingProxyType({})
-_NO_CALLS: Mapping[str, _Call] = MappingProxyType({})
 
 
 class RequestDriver:

@@ -40,6 +40,17 @@ MAX_VALUES = 16
 
 _DIGITS = 4
 
+_FORGET_S = 60.0
+"""Time after which an unseen object is gone; trackers give up far sooner."""
+
+_REASONS: Sequence[tuple[type[UpwellError], str]] = (
+    (DeadlineExceeded, "late"),
+    (Superseded, "refused"),
+    (Refused, "refused"),
+    (Unavailable, "refused"),
+    (NoAllowedRoute, "denied"),
+)
+
 
 class AnswerReader:
     """Reads the outputs of one model, row by row."""
@@ -107,10 +118,6 @@ def _short(number: float) -> float | None:
     return round(number, _DIGITS) if math.isfinite(number) else None
 
 
-_FORGET_S = 60.0
-"""Time after which an unseen object is gone; trackers give up far sooner."""
-
-
 class FrameDropped(Exception):
     """A frame that is not answered: `reason` is a code such as `late`, `request` the id of the request that failed."""
 
@@ -118,15 +125,6 @@ class FrameDropped(Exception):
         super().__init__(text or reason)
         self.reason = reason
         self.request = request
-
-
-_REASONS: Sequence[tuple[type[UpwellError], str]] = (
-    (DeadlineExceeded, "late"),
-    (Superseded, "refused"),
-    (Refused, "refused"),
-    (Unavailable, "refused"),
-    (NoAllowedRoute, "denied"),
-)
 
 
 class Step(Protocol):

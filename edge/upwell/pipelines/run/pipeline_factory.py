@@ -66,6 +66,7 @@ FLUSH_S = 3.0
 _BOUND_S = 2.0
 """How long a result waits for the pipelines to start before it is postponed."""
 
+_OpenSinks: TypeAlias = list[tuple[SinkSettings, Sink]]
 _log = logging.getLogger(__name__)
 
 
@@ -252,9 +253,6 @@ def sink_settings(section: SinkSection) -> SinkSettings:
     kafka = section.kafka
     files = TlsFiles(kafka.cert, kafka.key, kafka.ca) if kafka.tls else None
     return KafkaSettings(kafka.brokers, kafka.topic, files, kafka.user, kafka.password_file)
-
-
-_OpenSinks: TypeAlias = list[tuple[SinkSettings, Sink]]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ _BATCH_LEAVING = 32
 """Batch size for messages that leave the device: the policy is checked before each batch and must not be outdated."""
 
 _LONGEST_RETRY_AFTER_S = 3600.0
+_CLOSE_S = 2.0
+"""How long shutdown waits for deliveries in progress; less than their own timeout for a silent broker."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -252,10 +255,6 @@ class SinkRelay:
     def _idle(self, pause_s: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._has_news, pause_s)
-
-
-_CLOSE_S = 2.0
-"""How long shutdown waits for deliveries in progress; less than their own timeout for a silent broker."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,9 @@ _log = logging.getLogger(__name__)
 Content = TypeVar("Content")
 """The content of a frame once somebody takes it."""
 
+CAPTURED = "captured_unix_s"
+"""The user property with the capture time of the picture, as decimal seconds since 1970 (UTC)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Arrived:
@@ -401,10 +404,6 @@ def _hang_up(client: Client, *, ends_session: bool) -> None:
 
 def _ignore(*_: Any) -> None:
     """Do nothing: `loop` polls by itself."""
-
-
-CAPTURED = "captured_unix_s"
-"""The user property with the capture time of the picture, as decimal seconds since 1970 (UTC)."""
 
 
 class MqttPictures(MqttTopic[bytes]):

@@ -36,6 +36,16 @@ from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _SOURCE_LINE = re.compile(r"(└ )?ERROR: \[[^\]]*\]\s*(└ )?")
 _HOST_MEMORY = 1  # LiteRtTensorBufferType: the type that the CPU's kernels use
+_LITERT = "ai_edge_litert"
+_PATHS = ("compiler_plugin_path", "dispatch_library_path")
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+_SUFFIX = "_options"
+_NO_NPU = ("cpu", "gpu")
+_PLAN_S = 600
+_DISPATCH = b"DISPATCH_OP"
+
+_MAKERS = {"intel_openvino": "IntelOpenVINO"}
+"""The tool's names for vendors' plugins. Others also need the chip's model and were not tried."""
 
 
 class Incomplete(Exception):
@@ -189,13 +199,6 @@ def _check_batch(accelerator: AcceleratorOptions, batch: int | None, inputs: Seq
         raise AcceleratorNotUsable(f"{accelerator.provider} compiles this model for {sizes} rows, not `batch: {batch}`")
 
 
-_LITERT = "ai_edge_litert"
-_PATHS = ("compiler_plugin_path", "dispatch_library_path")
-_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
-_SUFFIX = "_options"
-_NO_NPU = ("cpu", "gpu")
-
-
 def npu_options(accelerator: AcceleratorOptions) -> tuple[Any, Any]:
     """LiteRT's `Options` for the NPU alone, and the `Environment` to compile in.
 
@@ -309,12 +312,6 @@ def _wanted(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return ", ".join(member.name for member in kind)
     return {bool: "true or false", int: "a number", str: "text"}.get(kind, "numbers separated by commas")
-
-
-_PLAN_S = 600
-_DISPATCH = b"DISPATCH_OP"
-_MAKERS = {"intel_openvino": "IntelOpenVINO"}
-"""The tool's names for vendors' plugins. Others also need the chip's model and were not tried."""
 
 
 def planned(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Sequence[NodeCover]:
