@@ -74,6 +74,8 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
 )
 """Packages that decide what works, with the extra to name if one is missing."""
 
+_MARKS: Mapping[Level, str] = MappingProxyType({"ok": "  ", "warning": "? ", "problem": "! "})
+
 
 @dataclass(frozen=True)
 class DoctorFinding:
@@ -348,9 +350,6 @@ def _endpoint(endpoint: str, config: AgentConfig) -> DoctorFinding:
     return DoctorFinding(
         "cloud", "ok", f"{endpoint} is {metadata.name} {metadata.version}, answers in {took_ms:.0f} ms"
     )
-
-
-_MARKS: Mapping[Level, str] = MappingProxyType({"ok": "  ", "warning": "? ", "problem": "! "})
 
 
 def doctor(

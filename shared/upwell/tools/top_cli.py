@@ -32,6 +32,10 @@ MAX_BYTES = 16 << 20
 TIMEOUT_S = 3.0
 
 Labels = tuple[tuple[str, str], ...]
+_DEADLINE = "DeadlineExceeded"
+_NOT_GIVEN = math.nan
+_RECENT, _SLOWEST = 500, 5
+_REASONS = 6
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,6 @@ def scrape(url: str) -> Scrape:
     if not any(name.startswith("upwell_") for name in samples):
         raise Unavailable(f"the page at {url} has no metrics of Upwell")
     return Scrape(time.monotonic(), samples)
-
-
-_DEADLINE = "DeadlineExceeded"
-_NOT_GIVEN = math.nan
 
 
 @dataclass(frozen=True)
@@ -255,10 +255,6 @@ def _in_time(lines: Sequence[ModelRow], late_rate: float) -> float:
     """The share of requests that did not fail by timeout; NaN if there were none."""
     every = sum(line.rate + line.failed_rate for line in lines)
     return 1 - late_rate / every if every else math.nan
-
-
-_RECENT, _SLOWEST = 500, 5
-_REASONS = 6
 
 
 def top(

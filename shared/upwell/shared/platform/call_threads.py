@@ -14,6 +14,20 @@ from typing import Any, TypeAlias
 
 from upwell.shared.platform.background_thread import BackgroundThread
 
+_AFTER_ERROR_S = 0.01
+"""Pause after an error, so that a repeated one neither uses the CPU nor fills the log."""
+
+IDLE_S = 10.0
+"""Idle time after which a thread ends: a burst leaves many threads, each with its own memory."""
+
+Task: TypeAlias = "tuple[CallFuture, Callable[..., object], tuple[Any, ...]]"
+_TICK_S = 0.01
+"""A running task stops counting as active after one to two ticks. On a busy machine tasks wait some milliseconds for
+the CPU, and one more active task then costs a tenth of the throughput."""
+
+_CALM_TICKS, _QUIET_S = 20, 1.0
+_log = logging.getLogger(__name__)
+
 
 class CallFuture(Future[None]):
     """What gRPC needs of a submitted call's future: a callback at its end. It has no result and cannot be waited for.
@@ -44,16 +58,6 @@ class CallFuture(Future[None]):
             except IndexError:
                 return
             callback(self)
-
-
-_log = logging.getLogger(__name__)
-_AFTER_ERROR_S = 0.01
-"""Pause after an error, so that a repeated one neither uses the CPU nor fills the log."""
-
-IDLE_S = 10.0
-"""Idle time after which a thread ends: a burst leaves many threads, each with its own memory."""
-
-Task: TypeAlias = "tuple[CallFuture, Callable[..., object], tuple[Any, ...]]"
 
 
 class Worker:
@@ -181,13 +185,6 @@ def goes_on() -> bool:
         return False
     worker.task_count += 1
     return True
-
-
-_TICK_S = 0.01
-"""A running task stops counting as active after one to two ticks. On a busy machine tasks wait some milliseconds for
-the CPU, and one more active task then costs a tenth of the throughput."""
-
-_CALM_TICKS, _QUIET_S = 20, 1.0
 
 
 class CallThreads(ThreadPoolExecutor):

@@ -32,6 +32,11 @@ _BOXES_PER_NUMBER = 5
 """Likewise by how many numbers each has: in maps of depth and features of transformers the two are nearly as many."""
 _TOP = 255
 _LEAST = {"UINT8": 0, "INT8": -128}
+_UNQUANTIZED: Mapping[str, tuple[float, int]] = MappingProxyType({})
+_CHECK_SCALE = "# 0..255 becomes 0..1; as in training, perhaps mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]"
+
+_TENSORS = frozenset({"from", "boxes", "scores", "classes", "prototypes"})
+"""Keys of a boxes step that name tensors."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,6 @@ class ExporterFacts:
 
 
 NOTHING_KNOWN = ExporterFacts()
-_UNQUANTIZED: Mapping[str, tuple[float, int]] = MappingProxyType({})
 
 
 @dataclass
@@ -211,9 +215,6 @@ def _picture_steps(spec: TensorSpec, source: str, known: _Known) -> list[str]:
             f"- quantize: {{from: {source}, scale: 0.00392157, zero_point: -128, dtype: INT8}}",
         ]
     return [*steps, f"- layout: {{from: {source}, order: NCHW}}"] if first else steps
-
-
-_CHECK_SCALE = "# 0..255 becomes 0..1; as in training, perhaps mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]"
 
 
 def _resize_steps(source: str, fixed: tuple[int, int] | None, known: _Known) -> list[str]:
@@ -342,10 +343,6 @@ def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
         f"# {check}embedding or tensor, if these are not class scores",
         f"{name}: {{kind: logits{labels}}}",
     ]
-
-
-_TENSORS = frozenset({"from", "boxes", "scores", "classes", "prototypes"})
-"""Keys of a boxes step that name tensors."""
 
 
 def _boxes(specs: Sequence[TensorSpec], facts: ExporterFacts) -> list[str] | None:

@@ -69,6 +69,12 @@ _TURNS = {
 }
 """The transformation to upright for each EXIF orientation (CIPA DC-008, 4.6.5)."""
 
+AT_ONCE = 2 * DEFAULT_MAX_PIXELS
+"""Limit on pixels in work at once; a pixel takes up to twelve bytes: decoded, copied and scaled."""
+
+_SMALL = 1 << 18
+"""Requests with fewer pixels never wait, since they take only a few megabytes per thread."""
+
 # A broken EXIF block is ignored. Pillow's warning about it quotes the sender's data, and must neither fill the log nor
 # the list of warnings already shown.
 warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
@@ -333,13 +339,6 @@ def _orientation(image: ImageFile) -> int:
     except Exception:  # noqa: BLE001 (a broken EXIF block says nothing about the pixels)
         return _UPRIGHT
     return orientation if isinstance(orientation, int) and orientation in _TURNS else _UPRIGHT
-
-
-AT_ONCE = 2 * DEFAULT_MAX_PIXELS
-"""Limit on pixels in work at once; a pixel takes up to twelve bytes: decoded, copied and scaled."""
-
-_SMALL = 1 << 18
-"""Requests with fewer pixels never wait, since they take only a few megabytes per thread."""
 
 
 class PixelBudget:

@@ -59,6 +59,7 @@ MAX_WORK = 1 << 23
 
 _LINEAR_HZ, _PER_LINEAR = 1000.0, 3 / 200
 _STEP = math.log(6.4) / 27
+_LAST = 3
 
 
 def mel_step(op: Mel, source: str, value: ValueType) -> Step:
@@ -271,9 +272,6 @@ def pre_step(written: PreOp, source: str, value: ValueType) -> Step:
         require_floats(value, source, "normalize")
         return one_array(source, target, value.become(op.dtype), lambda array: quantize(array, op))
     return _normalize_step(op, source, target, value)
-
-
-_LAST = 3
 
 
 def together(steps: Sequence[Step]) -> tuple[Step, ...]:

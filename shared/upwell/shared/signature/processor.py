@@ -49,6 +49,10 @@ from upwell.shared.signature.uplink_pictures import Resizes
 from upwell.shared.tensors import Array, TensorSpec
 
 Keys = tuple[str | int, ...]
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+CandidatesByOutput: TypeAlias = Mapping[str, Sequence[Candidates]]
+"""The candidates of each row, for each detection output."""
 
 
 @dataclass(frozen=True)
@@ -350,12 +354,6 @@ def _check_labels(builder: StepsBuilder, name: str, written: Output, classes: in
 
 def _listed(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{spec.name!r} {spec.datatype} {list(spec.shape)}" for spec in specs)
-
-
-Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-
-CandidatesByOutput: TypeAlias = Mapping[str, Sequence[Candidates]]
-"""The candidates of each row, for each detection output."""
 
 
 @dataclass(slots=True)

@@ -35,6 +35,21 @@ from upwell.tools.cases.case_labels import Label, LabelledBox, answer_label
 
 INDEX_NAME = "case-exports.json"
 _MAX_BYTES = 256 << 20
+Side: TypeAlias = Literal["cloud", "edge", "none"]
+_SUFFIXES = ((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG\r\n\x1a\n", ".png"), (b"RIFF", ".webp"))
+_ORIENTATION = 0x0112
+
+LeftOut: TypeAlias = Counter[str]
+"""The number of cases left out of an export, by reason."""
+
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f"*/:<>?\\|%]')
+_MOST_NAME_BYTES = 200
+_LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]")
+_BEYOND_16_BITS = re.compile("[\U00010000-\U0010ffff]")
+COLUMNS = (
+    "id", "model", "source", "created_unix_s", "why", "inclusion", "hardness", "route", "reason", "edge_digest",
+    "cloud_digest", "tags", "edge", "cloud", "label", "labelled", "file",
+)  # fmt: skip
 
 
 def note_export(folder: Path, path: Path, format: str, ids: Sequence[str]) -> None:
@@ -68,12 +83,6 @@ def _read(folder: Path) -> list[dict[str, Any]]:
 
 def _write(folder: Path, exports: Sequence[dict[str, Any]]) -> None:
     write_named(folder / INDEX_NAME, json.dumps(exports, indent=1).encode() + b"\n")
-
-
-Side: TypeAlias = Literal["cloud", "edge", "none"]
-
-_SUFFIXES = ((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG\r\n\x1a\n", ".png"), (b"RIFF", ".webp"))
-_ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True)
@@ -204,15 +213,6 @@ def _natural(name: str) -> tuple[int, str]:
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON file; characters that UTF-8 cannot hold are escaped. Raises `OSError`."""
     path.write_text(json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n", encoding="utf-8")
-
-
-LeftOut: TypeAlias = Counter[str]
-"""The number of cases left out of an export, by reason."""
-
-_UNSAFE = re.compile(r'[\x00-\x1f\x7f"*/:<>?\\|%]')
-_MOST_NAME_BYTES = 200
-_LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]")
-_BEYOND_16_BITS = re.compile("[\U00010000-\U0010ffff]")
 
 
 def label_studio(task: ExportTask, folder: Path, url: str) -> LeftOut:
@@ -384,12 +384,6 @@ def folder_name(label: str) -> str:
 def _hash_of(text: str) -> str:
     """Sixteen hexadecimal digits that distinguish texts."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-COLUMNS = (
-    "id", "model", "source", "created_unix_s", "why", "inclusion", "hardness", "route", "reason", "edge_digest",
-    "cloud_digest", "tags", "edge", "cloud", "label", "labelled", "file",
-)  # fmt: skip
 
 
 def table_csv(task: ExportTask, folder: Path, _: str) -> LeftOut:

@@ -29,6 +29,10 @@ _ONE_SIDED = 0.975
 _Z = 1.959963984540054
 FLIPS = 10_000
 _FLIPS_AT_ONCE = 500
+RESAMPLES = 200
+IOUS = np.linspace(0.5, 0.95, 10)
+_RECALLS = np.linspace(0.0, 1.0, 101)
+_MOST = 100
 
 
 @dataclass(frozen=True)
@@ -186,9 +190,6 @@ def _asked(line: LogLine, side: Answers, index: int, case: Judged, speed: float,
     )
 
 
-RESAMPLES = 200
-
-
 def compare(
     a: Answers, b: Answers, cases: Sequence[Judged], names: dict[str, int], group: str, max_risk: float
 ) -> dict[str, Any]:
@@ -298,11 +299,6 @@ def _spread(mean: float, samples: Floats, n: int) -> Estimate:
 def _shown(estimate: Estimate) -> dict[str, float | None]:
     values: Mapping[str, float] = {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.n}
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-IOUS = np.linspace(0.5, 0.95, 10)
-_RECALLS = np.linspace(0.0, 1.0, 101)
-_MOST = 100
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,59 @@ from upwell.tools.model_init.sidecar_files import facts_beside
 
 MAX_MEMBER_BYTES = 1 << 20
 _ULTRALYTICS = "metadata.json"
+MAX_JSON_BYTES = 4 << 20
+MAX_LITERAL = 1 << 20
+MAX_LABELS = 100_000
+
+_MOST_TOKENS = 1 << 17
+"""Maximum number of tokens believed; tokenizers without a limit write larger ones."""
+
+_AFTER_PADDING = (
+    "camembert", "data2vec-text", "ibert", "layoutlmv3", "lilt", "longformer", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
+_LONGEST_LINE = 500
+
+_LARGEST = 1e30
+"""Largest number accepted for pictures, and the inverse of the smallest: others would overflow FP32."""
+
+_LABEL_FILES = ("labels.txt", "classes.txt", "class_names.txt", "labelmap.txt")
+_LETTERBOX_FILL = 114
+
+_FILTERS = MappingProxyType({0: "nearest", 2: "bilinear", 3: "bicubic"})
+"""Pillow's numbers of resampling filters, as in Hugging Face's files."""
+
+_CONVNEXT_CROPPED_BELOW = 384
+Outputs = Sequence[TensorSpec]
+
+_NO_CLASSES = MappingProxyType(
+    {
+        "multi_label_classification": "each label is yes or no independently, which no output kind "
+        "says; its scores are a plain tensor",
+        "regression": "it gives numbers instead of classes; they are a plain tensor",
+    }
+)
+"""The values of Hugging Face's `problem_type` for scores that are not of classes."""
+
+_WITH_NONE = ("detr", "yolos", "table-transformer")
+_BY_ITSELF = ("conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deta", "rt_detr", "rt_detr_v2")
+"""Types of detectors: whether their last class is "no object", or each class has an independent probability."""
+
+_FOLLOWED = (
+    "Beit", "Bit", "Blip", "CLIP", "ConditionalDetr", "ConvNext", "DeformableDetr", "DeiT", "Detr", "EfficientFormer",
+    "EfficientNet", "Levit", "MobileNetV1", "MobileNetV2", "MobileViT", "PoolFormer", "Pvt", "RTDetr", "Segformer",
+    "Siglip", "ViT", "ViTHybrid", "Yolos",
+)  # fmt: skip
+"""Hugging Face's image processors whose files say all that is read here."""
+
+_STEPS = (
+    "do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb", "do_reduce_labels",
+    "do_convert_annotations",
+)  # fmt: skip
+"""What is followed, or done to labels and not to pictures."""
+
+_LEVIT_SHARE = 224 / 256
+_CROPPED_BY_SHARE = ("ConvNext", "PoolFormer", "Levit")
 
 
 def own_metadata(model: Path) -> Mapping[str, str]:
@@ -108,29 +161,6 @@ def _strings(text: str) -> Mapping[str, str]:
         if isinstance(found, dict):
             return {key: value if isinstance(value, str) else json.dumps(value) for key, value in found.items()}
     return {}
-
-
-MAX_JSON_BYTES = 4 << 20
-MAX_LITERAL = 1 << 20
-MAX_LABELS = 100_000
-_MOST_TOKENS = 1 << 17
-"""Maximum number of tokens believed; tokenizers without a limit write larger ones."""
-
-_AFTER_PADDING = (
-    "camembert", "data2vec-text", "ibert", "layoutlmv3", "lilt", "longformer", "mpnet", "roberta",
-    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
-)  # fmt: skip
-_LONGEST_LINE = 500
-_LARGEST = 1e30
-"""Largest number accepted for pictures, and the inverse of the smallest: others would overflow FP32."""
-
-_LABEL_FILES = ("labels.txt", "classes.txt", "class_names.txt", "labelmap.txt")
-_LETTERBOX_FILL = 114
-_FILTERS = MappingProxyType({0: "nearest", 2: "bilinear", 3: "bicubic"})
-"""Pillow's numbers of resampling filters, as in Hugging Face's files."""
-_CONVNEXT_CROPPED_BELOW = 384
-
-Outputs = Sequence[TensorSpec]
 
 
 def facts_of(
@@ -330,20 +360,6 @@ def _sound(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     return (f"what {kind} makes of sound, which no step does: its inputs are tensors here",)
 
 
-_NO_CLASSES = MappingProxyType(
-    {
-        "multi_label_classification": "each label is yes or no independently, which no output kind "
-        "says; its scores are a plain tensor",
-        "regression": "it gives numbers instead of classes; they are a plain tensor",
-    }
-)
-"""The values of Hugging Face's `problem_type` for scores that are not of classes."""
-
-_WITH_NONE = ("detr", "yolos", "table-transformer")
-_BY_ITSELF = ("conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deta", "rt_detr", "rt_detr_v2")
-"""Types of detectors: whether their last class is "no object", or each class has an independent probability."""
-
-
 def _transformer(kind: str, facts: ExporterFacts) -> ExporterFacts:
     """A detector related to DETR."""
     keys = {"boxes": "pred_boxes", "scores": "logits", "format": "cxcywh", "normalized": "true", "iou": "1.0"}
@@ -379,21 +395,6 @@ def _tokens(
     said = (own.get("model_max_length"), own.get("max_len"), positions)
     lengths = [one for one in said if isinstance(one, (int, float)) and 1 < one <= _MOST_TOKENS]
     return TextFacts(path, int(min(lengths, default=0)), known), ()
-
-
-_FOLLOWED = (
-    "Beit", "Bit", "Blip", "CLIP", "ConditionalDetr", "ConvNext", "DeformableDetr", "DeiT", "Detr", "EfficientFormer",
-    "EfficientNet", "Levit", "MobileNetV1", "MobileNetV2", "MobileViT", "PoolFormer", "Pvt", "RTDetr", "Segformer",
-    "Siglip", "ViT", "ViTHybrid", "Yolos",
-)  # fmt: skip
-"""Hugging Face's image processors whose files say all that is read here."""
-_STEPS = (
-    "do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb", "do_reduce_labels",
-    "do_convert_annotations",
-)  # fmt: skip
-"""What is followed, or done to labels and not to pictures."""
-_LEVIT_SHARE = 224 / 256
-_CROPPED_BY_SHARE = ("ConvNext", "PoolFormer", "Levit")
 
 
 def _image_processor(config: Mapping[str, Any] | None) -> tuple[PictureFacts, tuple[str, ...]]:

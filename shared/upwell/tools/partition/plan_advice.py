@@ -72,6 +72,7 @@ MAX_SIDE = 16_383
 """WebP's size limit."""
 _RUNS = 9
 T = TypeVar("T")
+_ALTERNATIVES = 5
 
 
 def measure_picture(
@@ -152,9 +153,6 @@ def _shape(samples: int, size: tuple[int, int] | None, tensor: str) -> tuple[int
     if size is None:
         raise ConfigError.at(None, f"{message} and equal sides; --picture-size gives its size", "--picture")
     raise ConfigError.at(None, f"{message} of {size[0]} x {size[1]} pixels", "--picture-size")
-
-
-_ALTERNATIVES = 5
 
 
 @dataclass(frozen=True)

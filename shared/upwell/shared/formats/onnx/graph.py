@@ -47,6 +47,8 @@ _LONGEST_SETTING = 64
 _LOCATIONS = {0: False, 1: True}
 """Values of `data_location`, and whether the data is external. Protobuf skips all others."""
 
+_CLASSES = "classes"
+
 
 @dataclass(frozen=True)
 class OnnxNode:
@@ -204,9 +206,6 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     names = chosen or found
     (only,) = names if len(names) == 1 else ((),)
     return only if only != tuple(map(str, range(len(only)))) else ()
-
-
-_CLASSES = "classes"
 
 
 def _names(data: Bytes, span: Span, texts: int, numbers: Sequence[int]) -> tuple[str, ...]:

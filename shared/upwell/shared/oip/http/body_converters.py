@@ -42,6 +42,7 @@ _SHORT_BYTES = 1024
 BINARY_SIZE = "binary_data_size"
 """The parameter of a tensor with binary data: its number of bytes."""
 _BASE64 = "base64"
+_MAX_ERROR_CHARACTERS = 1000
 
 
 @dataclass(frozen=True)
@@ -427,9 +428,6 @@ def error_text(body: bytes) -> str:
         return ""
     text = found if isinstance(found, str) else ""
     return "".join(one if one.isprintable() else " " for one in text[:_MAX_ERROR_CHARACTERS])
-
-
-_MAX_ERROR_CHARACTERS = 1000
 
 
 def _text(message: Mapping[str, Any], key: str) -> str:

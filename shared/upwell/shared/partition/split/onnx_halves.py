@@ -68,6 +68,22 @@ _LEAST_BESIDE_BYTES = 1024
 _ALIGNMENT_BYTES = 4096
 """Alignment of weights, which runtimes map into memory by page."""
 
+FunctionKey = tuple[str, str, str]
+"""Domain, name and overload: the key of a function."""
+
+_PARTS = ("graph", "functions", "training_info")
+_ABOUT_GRAPH = ("name", "doc_string", "metadata_props")
+CutCodec = Literal["fp16", "int8"]
+
+Ranges = Mapping[str, tuple[float, float]]
+"""The smallest and largest sample value of each cut tensor."""
+
+_CODED = "FP32"
+_SENT_AS: Mapping[CutCodec, str] = {"fp16": "FP16", "int8": "UINT8"}
+_LEAST_OPSET: Mapping[CutCodec, int] = {"fp16": 6, "int8": 10}
+_LARGEST_FP16 = float(np.finfo(np.float16).max)
+_LEVELS = 255
+
 
 def value_info(tensor: Tensor) -> onnx.ValueInfoProto:
     """The declaration of an input or output that crosses a cut; open dimensions keep their names."""
@@ -123,13 +139,6 @@ def _moved_out(model: onnx.ModelProto) -> bytes:
             tensor.external_data.add(key=key, value=str(value))
         end += gap + size
     return b"".join(parts)
-
-
-FunctionKey = tuple[str, str, str]
-"""Domain, name and overload: the key of a function."""
-
-_PARTS = ("graph", "functions", "training_info")
-_ABOUT_GRAPH = ("name", "doc_string", "metadata_props")
 
 
 @dataclass(frozen=True)
@@ -254,18 +263,6 @@ class OnnxModelFile:
                     raise ConfigError.at(self.path, f"cannot read its weights: {error.strerror or error}") from None
                 del tensor.external_data[:]
                 tensor.ClearField("data_location")
-
-
-CutCodec = Literal["fp16", "int8"]
-
-Ranges = Mapping[str, tuple[float, float]]
-"""The smallest and largest sample value of each cut tensor."""
-
-_CODED = "FP32"
-_SENT_AS: Mapping[CutCodec, str] = {"fp16": "FP16", "int8": "UINT8"}
-_LEAST_OPSET: Mapping[CutCodec, int] = {"fp16": 6, "int8": 10}
-_LARGEST_FP16 = float(np.finfo(np.float16).max)
-_LEVELS = 255
 
 
 def with_codec(halves: Halves, codec: CutCodec, ranges: Ranges | None = None) -> Halves:

@@ -50,6 +50,15 @@ _NOT_SCORED: Mapping[int, float] = MappingProxyType({})
 # The members of an enum are looked up in their class each time.
 _EDGE, _EASY = Plan.EDGE, Reason.EASY
 _ONE_EDGE, _ONE_EXIT = (Route.EDGE,), (Route.EXIT,)
+_POLICYS_OWN = frozenset({Reason.EGRESS_DENIED, Reason.RULE, Reason.RULE_ERROR, Reason.NO_CLOUD})
+_ERRORS: Mapping[Reason, type[UpwellError]] = MappingProxyType(
+    {
+        Reason.CLOUD_DEADLINE: DeadlineExceeded,
+        Reason.CLOUD_UNAVAILABLE: Unavailable,
+        Reason.CLOUD_INVALID_ARGUMENT: InvalidRequest,
+        Reason.CLOUD_MODEL_MISSING: ModelNotFound,
+    }
+)
 
 
 def without(rows: Rows, taken: Rows) -> Rows:
@@ -390,9 +399,6 @@ class RequestFlow:
             raise failure(next(miss for attempt, miss in missed if not self.edge_covers(attempt.rows)))
 
 
-_POLICYS_OWN = frozenset({Reason.EGRESS_DENIED, Reason.RULE, Reason.RULE_ERROR, Reason.NO_CLOUD})
-
-
 def refusal(decision: Decision) -> UpwellError:
     """The error for a decision without a route; passes on when the cloud may be asked again."""
     if decision.obstacle in _POLICYS_OWN:
@@ -410,13 +416,3 @@ def failure(miss: CloudFailure) -> UpwellError:
     if miss.reason is Reason.CLOUD_EXHAUSTED:
         return Refused(text, retry_after_s=miss.retry_after_s)
     return _ERRORS.get(miss.reason, CloudFailed)(text)
-
-
-_ERRORS: Mapping[Reason, type[UpwellError]] = MappingProxyType(
-    {
-        Reason.CLOUD_DEADLINE: DeadlineExceeded,
-        Reason.CLOUD_UNAVAILABLE: Unavailable,
-        Reason.CLOUD_INVALID_ARGUMENT: InvalidRequest,
-        Reason.CLOUD_MODEL_MISSING: ModelNotFound,
-    }
-)

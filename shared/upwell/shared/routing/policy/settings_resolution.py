@@ -38,6 +38,21 @@ ON, OFF = "on", "off"
 ON_DRIFT = "on_drift"
 _ORDER = ("defaults", "models", "rules")
 BUILT_IN = "built-in"
+_DEFAULTS = Settings()
+_HARD = HardSettings()
+
+_IN_UNIT = frozenset({"max_prob", "margin", "entropy", "logit_norm", "mean_score", "low_share"})
+"""Measures between 0 and 1."""
+
+_UNTIL_CALIBRATED: Mapping[str, float] = {
+    "margin": 0.75, "max_prob": 0.7, "logit_norm": 0.8, "entropy": 0.5, "mean_score": 0.5, "low_share": 0.5
+}  # fmt: skip
+"""The default thresholds for a target without a calibration or threshold; other measures have no natural scale."""
+
+_SECTIONS = (
+    "deadline", "objective", "confidence", "hard", "large", "on_cloud_failure", "spool", "hedge", "budget", "prices",
+    "energy", "priority", "source", "audit", "explore", "record", "collect", "on_drift",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -128,16 +143,6 @@ class Layers:
     def _clear(self, section: str) -> None:
         for key in [key for key in self._table if key[0] == section]:
             del self._table[key]
-
-
-_DEFAULTS = Settings()
-_HARD = HardSettings()
-_IN_UNIT = frozenset({"max_prob", "margin", "entropy", "logit_norm", "mean_score", "low_share"})
-"""Measures between 0 and 1."""
-_UNTIL_CALIBRATED: Mapping[str, float] = {
-    "margin": 0.75, "max_prob": 0.7, "logit_norm": 0.8, "entropy": 0.5, "mean_score": 0.5, "low_share": 0.5
-}  # fmt: skip
-"""The default thresholds for a target without a calibration or threshold; other measures have no natural scale."""
 
 
 @dataclass(frozen=True)
@@ -243,12 +248,6 @@ def _origins(layers: Layers) -> dict[str, str]:
 def _directions(measure: Measure) -> tuple[str, str]:
     """The key for the threshold of `measure`, and the one for the other direction."""
     return ("above", "below") if measure in RISING else ("below", "above")
-
-
-_SECTIONS = (
-    "deadline", "objective", "confidence", "hard", "large", "on_cloud_failure", "spool", "hedge", "budget", "prices",
-    "energy", "priority", "source", "audit", "explore", "record", "collect", "on_drift",
-)  # fmt: skip
 
 
 class _Resolver:

@@ -45,6 +45,13 @@ CLOUD_TRUTH = MappingProxyType({"truth": "cloud"})
 _START = b'{"t_s":'
 """The start of each of our lines: an incomplete last line of another file is never removed."""
 
+ANSWER_S = 60.0
+"""Time limit of the cloud; nothing waits for these answers."""
+
+SILENT_LIMIT = 5
+"""Number of items in a row without a cloud answer that ends a collection: the cloud is down, or the configuration is
+wrong."""
+
 
 class LogNotWritten(UpwellError):
     """The log cannot be written to disk."""
@@ -115,10 +122,6 @@ def _parsed(path: Path, number: int, text: bytes) -> LogLine:
         raise ConfigError.at(
             path, "this is not a line of a request log; --out names a new file or a log to continue", line=number
         ) from None
-
-
-ANSWER_S = 60.0
-"""Time limit of the cloud; nothing waits for these answers."""
 
 
 @dataclass(frozen=True)
@@ -284,11 +287,6 @@ def _server_s(answer: InferResponse | None) -> float | None:
     seconds = [part / 1e3 for part in parts_ms if isinstance(part, (int, float)) and not isinstance(part, bool)]
     total_s = sum(seconds)
     return total_s if len(seconds) == 2 and math.isfinite(total_s) and min(seconds) >= 0 else None
-
-
-SILENT_LIMIT = 5
-"""Number of items in a row without a cloud answer that ends a collection: the cloud is down, or the configuration is
-wrong."""
 
 
 class CloudSilent(UpwellError):
