@@ -21,8 +21,8 @@ if __name__ == "__main__":
 
 from tests.benchmarks.trace_table import EXAMPLE, RTT_S, generator
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.link_capacity import parse_trace
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.simulated_router import Habits

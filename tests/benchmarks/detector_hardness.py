@@ -29,8 +29,8 @@ from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.calibration.object_chances import fitted_chances
 from upwell.shared.routing.hardness import RISING, Measure
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.signature.answer_agreement import matched_boxes
 from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.signature.processor import Processor

@@ -17,10 +17,10 @@ from upwell.shared.routing.calibration.pair_calibration import Target, calibrati
 from upwell.shared.routing.calibration.threshold_choice import CannotCalibrate
 from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.hardness import RISING, Measure, hardness
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 from upwell.tools.demo.digit_data import ASSETS, heldout
 

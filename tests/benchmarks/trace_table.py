@@ -21,8 +21,8 @@ from typing import Any
 from rich.progress import track
 
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.link_capacity import Capacity, parse_trace
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.simulation_report import SimulationReport

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from upwell.edge.policy.router_service import RouterService
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.tools.policy.calibrate_cli import calibrate
 from upwell.tools.policy.policy_cli import check
 from upwell.tools.policy.request_log_reader import MAX_LINE_BYTES, read_log

@@ -28,7 +28,7 @@ from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.routing.calibration.pair_calibration import quality_costs
 from upwell.shared.routing.hardness import hardness
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 from upwell.tools.demo.digit_data import heldout, pages
 from upwell.tools.policy.collect.cli import collect

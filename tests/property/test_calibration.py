@@ -15,8 +15,8 @@ from upwell.shared.routing.calibration.threshold_choice import CannotCalibrate, 
 from upwell.shared.routing.estimators.audit_alarm import AuditTally
 from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.hardness import Measure, is_hard
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.request_log_line import LogLine
 
 any_score = st.one_of(
     st.floats(0, 1), st.sampled_from([0.0, -0.0, 0.5, 1.0, math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324])

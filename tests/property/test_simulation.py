@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.routing.simulation.scenes import line, rules, scene
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Route
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.link_capacity import PacketTrace, StepTrace
 from upwell.shared.routing.simulation.simulated_time import Kernel
 from upwell.shared.routing.simulation.simulated_uplink import CloudBehaviour, SimulatedCall, SimulatedUplink

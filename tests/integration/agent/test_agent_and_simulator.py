@@ -35,8 +35,8 @@ from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.partition.split.split_file import CutFacts, CutTensor
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.flow.flow_actions import CloudFailure
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason, Route
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.link_capacity import constant
 from upwell.shared.routing.simulation.logged_requests import LoggedRequest, prepare
 from upwell.shared.routing.simulation.simulated_time import Kernel

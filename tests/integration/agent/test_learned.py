@@ -22,8 +22,8 @@ from tests.integration.agent.kept import EASY, Kept, kept_ids, put, spooling_age
 from tests.unit.edge.test_agent_metrics import read
 from upwell.edge.spool.spooled_request import SPOOL_ID
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.tools.policy.calibrate_cli import calibrate
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.policy.simulate_cli import simulate

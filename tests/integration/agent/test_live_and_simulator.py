@@ -30,10 +30,10 @@ from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.flow.flow_actions import CloudFailure
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Reason, Route
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.link_capacity import constant
 from upwell.shared.routing.simulation.logged_requests import LoggedRequest, prepare
 from upwell.shared.routing.simulation.simulated_uplink import CloudBehaviour

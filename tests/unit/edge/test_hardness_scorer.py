@@ -25,8 +25,8 @@ from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.hardness import Measure, hardness
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature

@@ -16,7 +16,7 @@ from upwell.edge.observe import request_log
 from upwell.edge.observe.request_log import QUEUE_LINES, RequestLog, encode_line, open_log
 from upwell.edge.runtimes.base import Placement, runtime_name
 from upwell.edge.runtimes.fake import FakeRuntime
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 
 PLENTY = 1 << 20
 

@@ -20,8 +20,8 @@ from upwell.edge.case_collection.collected_case import (
 from upwell.edge.models.hardness_scorer import NO_SCORES
 from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.hardness import LogitFit
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.tools.evaluate.evaluation_run import Answers, EvaluationRun, answers_of
 
 DETECTOR = """\

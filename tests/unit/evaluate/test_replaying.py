@@ -7,8 +7,8 @@ import pytest
 
 from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature
 from upwell.edge.models.hardness_scorer import NO_SCORES
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.link_capacity import constant
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.strategies import Scene

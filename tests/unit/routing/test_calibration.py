@@ -28,10 +28,10 @@ from upwell.shared.routing.calibration.threshold_choice import (
     requests_for_share,
 )
 from upwell.shared.routing.hardness import UNCALIBRATED, LogitFit, Measure, hardness
-from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import ModelPair
+from upwell.shared.routing.request_log_line import LogLine, QualityAnswer
 from upwell.tools.policy.calibrate_cli import _sentence
 from upwell.tools.policy.policy_yaml_writer import PolicyText, evidence
 

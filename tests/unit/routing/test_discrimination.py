@@ -10,7 +10,7 @@ import pytest
 
 from upwell.shared.routing.calibration.discrimination import Discrimination, auroc, discrimination
 from upwell.shared.routing.calibration.threshold_choice import Sample
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 
 
 def line(hardness: Mapping[str, float], *, wrong: bool) -> LogLine:

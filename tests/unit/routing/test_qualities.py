@@ -10,8 +10,8 @@ import pytest
 from tests.unit.routing.asking import policy
 from tests.unit.routing.simulation.scenes import line, scene
 from upwell.shared.routing.decide.explanation import Inquiry, explain
-from upwell.shared.routing.log_line import QualityAnswer
 from upwell.shared.routing.policy.settings import LowerQuality
+from upwell.shared.routing.request_log_line import QualityAnswer
 from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import routed
 from upwell.tools.policy.policy_cli import explanation_document

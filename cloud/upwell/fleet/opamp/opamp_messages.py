@@ -17,7 +17,7 @@ from upwell.rpc.opamp.v1 import anyvalue_pb2, opamp_pb2
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import parse_json
 from upwell.shared.opamp import DIGEST_TYPE, DRIFT, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE, digest_of
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 
 MOST_ENTRIES = 64
 LONGEST_KEY, LONGEST_VALUE = 100, 500

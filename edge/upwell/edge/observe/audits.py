@@ -22,9 +22,9 @@ from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.auth.caller import current_caller
 from upwell.shared.oip.dataplane import InferResponse, Parameter
 from upwell.shared.routing.decide.router_state import Audited
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 
 _SCOPE, LINE_FACT, _TRIAL, SHADOW_FACT = "upwell.scope", "upwell.log", "upwell.trial", "upwell.shadow"

@@ -10,8 +10,8 @@ from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.tensors import Array
 

@@ -20,9 +20,9 @@ from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.spool.spool import Spool
 from upwell.edge.spool.spooled_request import Case
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import DEGRADED, Reason
+from upwell.shared.routing.request_log_line import LogLine
 
 LOG_NAME = "requests.jsonl"
 """The request log's name in the agent's `state_dir`."""

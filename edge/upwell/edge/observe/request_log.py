@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 
 QUEUE_LINES = 512
 """Maximum number of lines waiting to be written; more are dropped."""

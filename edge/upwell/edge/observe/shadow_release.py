@@ -25,9 +25,9 @@ from upwell.edge.spool.spool import Spool
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import read_json, write_whole
 from upwell.shared.oip.dataplane import Parameter
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.tensors import Array
 

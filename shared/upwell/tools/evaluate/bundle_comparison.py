@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from upwell.shared.routing.calibration.binomial import lower_bound, upper_bound
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import Scene, routed

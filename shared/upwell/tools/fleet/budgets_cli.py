@@ -14,7 +14,7 @@ from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.calibration.pair_calibration import loss_of
 from upwell.shared.routing.calibration.threshold_choice import Sample, operating_points
 from upwell.shared.routing.hardness import RISING, Measure
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.units import bytes_as_written, parse_bytes, parse_rate
 from upwell.tools.fleet.fleet_client import (
     At,

@@ -20,10 +20,10 @@ from upwell.shared.files import write_named
 from upwell.shared.routing.calibration.pair_calibration import CalibrationResult, Target, by_model_pair, calibration_of
 from upwell.shared.routing.calibration.threshold_choice import CannotCalibrate
 from upwell.shared.routing.hardness import RISING
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.tools.plot_style import check_plot
 from upwell.tools.policy.policy_yaml_writer import PolicyText, as_percent, evidence
 from upwell.tools.policy.request_log_reader import read_log

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from upwell.shared.errors import ConfigError, Problem
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 
 MAX_LOG_BYTES = 512 << 20
 """Maximum size of a log, whose content must fit into memory (bytes)."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.unit.routing.asking import policy
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.link_capacity import Capacity, constant
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.strategies import Scene

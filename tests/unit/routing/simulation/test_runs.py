@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.simulation.scenes import POLICY, easy, line, rules, scene
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import Reason, Route
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.link_capacity import StepTrace
 from upwell.shared.routing.simulation.logged_requests import prepare, score, verdict
 from upwell.shared.routing.simulation.simulated_uplink import CloudBehaviour, CloudScript, as_logged

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.unit.routing.simulation.scenes import line, rules, scene
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.reasons import Reason, Route
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.simulation_report import SimulatedOutcome
 from upwell.shared.routing.simulation.strategies import routed
 

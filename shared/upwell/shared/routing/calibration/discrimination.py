@@ -11,7 +11,7 @@ import numpy as np
 from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.calibration.threshold_choice import Sample
 from upwell.shared.routing.hardness import RISING
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)

@@ -10,7 +10,7 @@ import numpy as np
 
 from upwell.shared.routing.box_hardness import OF_CHANCES, ObjectChances, chance_hardness
 from upwell.shared.routing.hardness import RISING, UNCALIBRATED, LogitFit, Measure, hardness
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 
 FROM_LOGITS: frozenset[str] = frozenset({"max_prob", "margin", "entropy", "energy", "logit_norm"})

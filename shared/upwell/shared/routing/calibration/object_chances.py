@@ -13,7 +13,7 @@ from upwell.shared.routing.box_hardness import ObjectChances, right_chances
 from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.calibration.logged_hardness import measured, objects_of
 from upwell.shared.routing.hardness import RISING, UNCALIBRATED, LogitFit, Measure
-from upwell.shared.routing.log_line import LogLine
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 
 _AT_LEAST_LINES = 50

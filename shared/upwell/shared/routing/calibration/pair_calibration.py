@@ -29,9 +29,9 @@ from upwell.shared.routing.calibration.threshold_choice import (
     found,
 )
 from upwell.shared.routing.hardness import RISING, LogitFit, Measure, is_hard
-from upwell.shared.routing.log_line import LogLine
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 
 _GOLDEN = (math.sqrt(5) - 1) / 2

@@ -13,9 +13,9 @@ import numpy as np
 from upwell.shared.routing.box_hardness import OF_CHANCES
 from upwell.shared.routing.calibration.logged_hardness import hardness_of_chances
 from upwell.shared.routing.hardness import RISING, Measure, hardness
-from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings, LowerQuality, ModelPair
+from upwell.shared.routing.request_log_line import LogLine, QualityAnswer
 from upwell.shared.routing.simulation.link_capacity import LONGEST_S
 
 LARGEST_BYTES = 1 << 40

@@ -27,9 +27,9 @@ from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
-from upwell.shared.routing.log_line import LogLine, QualityAnswer
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.request_log_line import LogLine, QualityAnswer
 from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.signature.uplink_pictures import Resizes, encode_for_uplink, shrink_for_uplink, with_uplink
