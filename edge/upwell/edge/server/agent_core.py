@@ -276,7 +276,7 @@ class AgentCore:
             driver = RequestDriver(context, served, request, request.id or self._ids.new())
             answer, done = driver.run()
         except UpwellError as found:
-            error = Unavailable(self._ended) if self._ended and isinstance(found, ModelFailed) else found
+            error = Unavailable(self._ended) if self.is_closed and isinstance(found, ModelFailed) else found
             self.metrics.failed(served.name, error)
             failed = None if driver is None else driver.record()
             end_request(context, request, failed, error)
