@@ -10,12 +10,10 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 
 from tests.unit.edge.schedulers import PATIENT_S, assert_free, holding, stressed, until
-from upwell.edge.admission import edf_scheduler
 from upwell.edge.admission.edf_scheduler import EdfScheduler
 from upwell.shared.errors import DeadlineExceeded, Refused
 from upwell.shared.routing.scheduling.run_request import RunRequest
@@ -295,42 +293,3 @@ def test_a_turn_without_the_time_to_wait_for_a_reservation_is_refused() -> None:
         scheduler.acquire(now_s + 0.6, RunRequest(run_s=0.5)),
     ):
         pass
-
-
-def test_a_thread_that_leaves_lets_the_next_run_begin_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The switch interval makes sure that no thread loses the interpreter unless it waits for something."""
-    monkeypatch.setattr(edf_scheduler, "HANDOVER_S", PATIENT_S)
-    scheduler, order = EdfScheduler(), list[str]()
-
-    def follow() -> None:
-        with scheduler.acquire(math.inf):
-            order.append("the next run")
-
-    following = threading.Thread(target=follow)
-    interval_s = sys.getswitchinterval()
-    with scheduler.acquire(math.inf):
-        following.start()
-        until(lambda: scheduler.queue.ahead == 2)
-        sys.setswitchinterval(1000.0)
-    order.append("the first answer")
-    sys.setswitchinterval(interval_s)
-    following.join()
-    assert order == ["the next run", "the first answer"]
-
-
-@pytest.mark.parametrize(("left_s", "handover_s"), [(math.inf, 0.001), (1.0, 2.0)])
-def test_a_thread_that_leaves_waits_neither_for_long_nor_beyond_its_deadline(
-    left_s: float, handover_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(edf_scheduler, "HANDOVER_S", handover_s)
-    scheduler, asked = EdfScheduler(), list[float]()
-    run = scheduler.acquire(time.monotonic() + left_s)
-    run.__enter__()
-    asleep = scheduler.acquire(math.inf)
-    assert isinstance(asleep, edf_scheduler._ThreadRun)
-    asleep.queue()
-    scheduler.queue.waiting.append(asleep)
-    asleep._begun = SimpleNamespace(acquire=lambda timeout: asked.append(timeout))  # type: ignore[assignment]
-    run.__exit__(None, None, None)
-    assert scheduler.queue.running == [asleep]
-    assert asked == ([handover_s] if math.isinf(left_s) else [])

@@ -10,25 +10,21 @@ from contextlib import AbstractContextManager, contextmanager
 from upwell.shared.routing.scheduling.run_queue import QueuedRun, RunQueue
 from upwell.shared.routing.scheduling.run_request import RunRequest
 
-HANDOVER_S = 2e-4
-"""The longest time that a thread waits for the next run to begin, which usually takes a quarter of it."""
-
 _UNKNOWN = RunRequest()
 
 
 class _ThreadRun(QueuedRun):
-    """The run of a thread. As a context manager it waits for a slot, and gives it to the next run."""
+    """The run of a thread. As a context manager it waits for a slot and gives it back."""
 
-    __slots__ = ("_begun", "_gate", "_scheduler")
+    __slots__ = ("_gate", "_scheduler")
 
     def __init__(self, scheduler: EdfScheduler, deadline_s: float, run_request: RunRequest) -> None:
         QueuedRun.__init__(self, deadline_s, run_request)
         self._scheduler = scheduler
 
     def queue(self) -> None:
-        self._gate, self._begun = threading.Lock(), threading.Lock()
+        self._gate = threading.Lock()
         self._gate.acquire()
-        self._begun.acquire()
 
     def wake(self) -> None:
         self._gate.release()
@@ -41,7 +37,6 @@ class _ThreadRun(QueuedRun):
                     return
             timeout_s = min(max(0.0, self.latest_start_s - time.monotonic()), threading.TIMEOUT_MAX)
             is_woken = self._gate.acquire(timeout=timeout_s)
-            self._begun.release()
             if self.error is not None:
                 raise self.error
             if not is_woken:  # a slot granted at this very moment is passed on
@@ -53,13 +48,7 @@ class _ThreadRun(QueuedRun):
     def __exit__(self, *_: object) -> None:
         scheduler = self._scheduler
         with scheduler.lock:
-            now_s = time.monotonic()
-            following = scheduler.queue.leave(self, now_s)
-        if following is not None and now_s + HANDOVER_S < self.deadline_s:
-            # Without this wait, the thread that was woken gets the interpreter only once this one waits for something,
-            # and the device is idle while this one finishes its answer and prepares its next request.
-            assert isinstance(following, _ThreadRun)  # noqa: S101  no other runs join this queue
-            following._begun.acquire(timeout=HANDOVER_S)
+            scheduler.queue.leave(self, time.monotonic())
 
 
 class EdfScheduler:

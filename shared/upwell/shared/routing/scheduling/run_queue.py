@@ -174,18 +174,14 @@ class RunQueue:
             self._run_waiting(now_s)  # a run that had to wait for the slot may run beside it
         return runs_now
 
-    def leave(self, run: QueuedRun, now_s: float) -> QueuedRun | None:
-        """Stop waiting or give up the run; does nothing otherwise, so that the device is never lost.
-
-        Returns the run that has begun in its place.
-        """
+    def leave(self, run: QueuedRun, now_s: float) -> None:
+        """Stop waiting or give up the run; does nothing otherwise, so that the device is never lost."""
         if run in self.running:
             self.running.remove(run)
             if self.waiting:
-                return self._run_waiting(now_s)
+                self._run_waiting(now_s)
         elif run in self.waiting:
             self.waiting.remove(run)
-        return None
 
     def unused_slots(self) -> list[Slot]:
         """The slots whose runs may still be asked for."""
@@ -210,21 +206,17 @@ class RunQueue:
         run.error = error
         run.wake()
 
-    def _run_waiting(self, now_s: float) -> QueuedRun | None:
-        """Fill the free places, and return the last run that begins; one that must wait for a slot starts when the slot
-        ends."""
-        begun: QueuedRun | None = None
+    def _run_waiting(self, now_s: float) -> None:
+        """Fill the free places; a run that must wait for a slot starts when the slot ends."""
         while self.waiting and len(self.running) < self.instances:
             for run in [one for one in self.waiting if _is_hopeless(one, now_s)]:
                 self._tell(run, run.late_error())
             chosen = self._next(now_s)
             if chosen is None:
-                break
+                return
             self.waiting.remove(chosen)
             self._run(chosen, now_s)
             chosen.wake()
-            begun = chosen
-        return begun
 
     def _next(self, now_s: float) -> QueuedRun | None:
         """The waiting run that goes next; None if none waits or all must wait for a slot."""
