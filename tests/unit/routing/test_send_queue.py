@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -13,6 +13,7 @@ from upwell.shared.routing.decide.router_state import (
     CloudDropped,
     CloudHeld,
     CloudSent,
+    LinkState,
     Outcome,
     RouterState,
 )
@@ -123,3 +124,25 @@ def test_a_request_that_only_the_cloud_can_answer_is_refused_at_once_where_its_l
     assert by.decide(busy(0, message("owed", 50_000, math.inf)), asked, NOW_S).refusal
     assert not by.decide(busy(0, message("other", 50_000, 1.0)), asked, NOW_S).refusal  # it goes before this one
     assert by.decide(busy(), asked, NOW_S).gain == math.inf
+
+
+def test_of_the_time_that_is_left_when_its_turn_comes_the_cloud_takes_its_part() -> None:
+    slow = learnt(BY, [CloudAnswered(MODEL, 1, 1000, RTT_S + 0.01 + 0.5, 0.5) for _ in range(8)], state=busy())
+    waits = message("waits", 20_000, needed=0.5, within_s=0.6)
+    for state, obstacle in ((busy(), None), (slow, Reason.CLOUD_TOO_SLOW)):
+        assert turn(replace(state, queue=queue(waits)), waits, NOW_S).obstacle is obstacle
+
+
+def test_a_message_that_waited_is_no_probe_even_where_the_breaker_would_take_one() -> None:
+    waits = message("waits", 1000, needed=math.nan, within_s=10.0)
+    cut = replace(busy(), queue=queue(waits), breakers=failing(BY).breakers)
+    due_s = NOW_S + 5.0
+    assert BY.decide(cut, signals([1000], at_s=due_s, has_edge=False), due_s).probes
+    assert turn(cut, waits, due_s).obstacle is Reason.BREAKER_OPEN
+
+
+def test_a_message_waits_for_the_link_that_it_goes_by() -> None:
+    other = LinkState(**{one.name: getattr(busy(50_000), one.name) for one in fields(LinkState)})
+    state = replace(busy(), interface="wlan", others={"wwan": other})
+    assert turn(state, message(), NOW_S).at_s == -math.inf
+    assert turn(state, replace(message(), interface="wwan"), NOW_S).at_s > NOW_S

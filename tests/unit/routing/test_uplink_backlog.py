@@ -137,3 +137,17 @@ def test_a_late_answer_does_not_take_back_what_has_left() -> None:
 def test_what_has_left_is_gone_when_it_is_cancelled() -> None:
     assert queued(("a", 10_000, 0.0)).cancelled("a", 0.05, S_PER_BYTE).find("a") is not None
     assert queued(("a", 10_000, 0.0)).cancelled("a", 0.5, S_PER_BYTE).in_flight == ()
+
+
+def test_what_is_dropped_where_it_is_given_up_keeps_the_link_busy_until_then() -> None:
+    freed = queued(("a", 10_000, 0.0)).cancelled("a", 0.04, S_PER_BYTE, frees_link=True)
+    assert freed.left_s == 0.04
+    late = freed.sent(InFlight("b", 10_000, 0.01), S_PER_BYTE)  # it was sent before, so it waited
+    assert late.carried("b", 0.04 + 0.1 + RTT_S, S_PER_BYTE) == pytest.approx((10_000, 0.1 + RTT_S))
+
+
+def test_an_answer_that_was_overtaken_by_a_later_one_moves_nothing_else() -> None:
+    backlog = queued(("a", 10_000, 0.0), ("b", 20_000, 0.0), ("c", 30_000, 0.0)).answered("b", 0.3)
+    after = backlog.answered("a", 0.9)
+    assert after.left_s == backlog.left_s == 0.3
+    assert [one.call for one in after.in_flight] == ["c"]
