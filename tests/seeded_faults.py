@@ -196,6 +196,30 @@ FAULTS: Sequence[Fault] = (
         ),
         ("estimators/budget_ledger.py", "day=min(billing_day, last.day)", "day=min(billing_day, 28)"),
         ("decide/edge_time.py", "queue_s = signals.edge_ahead * (window.lately_s + prepare_s)", "queue_s = 0.0"),
+        (
+            "decide/offload.py",
+            "slower_s = size_bytes * (s_per_byte - link.inverse_bandwidth_s_per_byte)",
+            "slower_s = 0.0",
+        ),
+        (
+            "decide/offload.py",
+            "state.replies.get(model, 0.0) * rows) * fading",
+            "state.replies.get(model, 0.0) * rows)",
+        ),
+        ("decide/offload.py", "link.error(confidence) ** fading", "link.error(confidence)"),
+        ("decide/offload.py", "within_s, link.rtt_s * link.fading(now_s))", "within_s, link.rtt_s)"),
+        ("decide/send_turn.py", "left_s, now_s) != ():", "left_s, now_s) is None:"),
+        ("decide/send_turn.py", "    state = state.over(message.interface)\n", ""),
+        (
+            "decide/state_updates.py",
+            "        link = link.refuted(now_s)\n",
+            "        pass\n",
+        ),
+        (
+            "estimators/uplink_backlog.py",
+            "return replace(self.without(call), left_s=now_s)",
+            "return self.without(call)",
+        ),
         ("estimators/link_estimate.py", "confidence * (count + 1)", "confidence * count"),
         ("estimators/link_estimate.py", "oldest = bounds[0] if len(bounds) >= self.SAMPLES // 2 else 0", "oldest = 0"),
         (

@@ -63,6 +63,9 @@ def test_a_message_sent_on_a_faded_prediction_is_judged_by_the_whole_one() -> No
     (sent,) = BY.observe(state, CloudSent(MODEL, "call", 1, 20_000), at_s).backlog.in_flight
     assert sent.hoped_s == pytest.approx(sent.expected_s * state.link.fading(at_s))
     assert sent.hoped_s < 0.6 * sent.expected_s
+    came = BY.observe(state, CloudSent(MODEL, "call", 1, 20_000), at_s)
+    answer = CloudAnswered(MODEL, 1, 20_000, sent.expected_s, SERVER_S, call="call")
+    assert BY.observe(came, answer, at_s + sent.expected_s).link.errors[-1] == pytest.approx(1.0)
 
 
 def late(state: RouterState, sent_s: float, waited_s: float) -> RouterState:
