@@ -220,6 +220,15 @@ FAULTS: Sequence[Fault] = (
             "return replace(self.without(call), left_s=now_s)",
             "return self.without(call)",
         ),
+        (
+            "estimators/circuit_breaker.py",
+            "(waited_s, size_bytes) if self.is_open else (patience_s, least_bytes)",
+            "(waited_s, size_bytes)",
+        ),
+        ("estimators/circuit_breaker.py", "max(self.LEAST_WEIGHT, weight)", "weight"),
+        ("estimators/uplink_rate.py", "max(self.HABIT, 1.0 / (self.count + 1))", "self.HABIT"),
+        ("estimators/link_estimate.py", "error = max(error, self.error(0.9))", "pass"),
+        ("estimators/uplink_bid_price.py", " + 0.5 * (one.score == score)", ""),
         ("estimators/link_estimate.py", "confidence * (count + 1)", "confidence * count"),
         ("estimators/link_estimate.py", "oldest = bounds[0] if len(bounds) >= self.SAMPLES // 2 else 0", "oldest = 0"),
         (

@@ -167,3 +167,18 @@ def test_among_the_smallest_of_all_that_comes_a_probe_waits_for_no_smaller_one()
     assert breaker.take_probe(again_s).admit(again_s + 0.01, 0.2, 30_000, tries_link=True) is REFUSE
     slow_cloud = late(1_000).take_probe(T + 0.5).failed(T + 0.5, 0.2, 1_000)
     assert slow_cloud.admit(T + 1.0, 0.2, 1_000, tries_link=True) is REFUSE, "size was not what made it late"
+
+
+def test_what_opened_it_counts_as_a_probe_of_the_least_size_and_the_longest_wait() -> None:
+    breaker = CLOSED
+    for waited_s, size_bytes in ((0.1, 40_000), (0.3, 20_000), (0.2, 60_000)):
+        breaker = breaker.failed(T, waited_s, size_bytes)
+    assert (breaker.probed_s, breaker.probed_bytes) == (0.3, 20_000)
+
+
+def test_of_calls_without_a_chance_twelve_open_it() -> None:
+    breaker, opens = CLOSED, []
+    for _ in range(12):
+        breaker = breaker.failed(T, 0.1, 40_000, weight=0.0)
+        opens.append(breaker.is_open)
+    assert opens == [False] * 11 + [True]

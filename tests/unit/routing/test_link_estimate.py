@@ -240,3 +240,21 @@ def test_a_link_that_comes_back_after_a_silence_is_believed_soon() -> None:
     for size in (10_000, 50_000):
         slow = slow.add(seen(at_s, size, 0.05 + size / 1e6))
     assert slow.expect_s(50_000) == pytest.approx(0.1, rel=0.5)
+
+
+def test_waiting_in_vain_leaves_the_round_trip_as_it_was() -> None:
+    before = link([(10_000, 0.1)] * 6)
+    found = before
+    for index in range(4):
+        found = found.add(bound(0.5 + 0.5 * index, 40_000, 0.8))
+    assert found.inverse_bandwidth_s_per_byte > 0.0
+    assert (found.rtt_s, found.down_s_per_byte) == (before.rtt_s, before.down_s_per_byte)
+
+
+def test_a_timeout_is_an_error_of_at_least_the_greatest_tenth() -> None:
+    estimate = LinkEstimate()
+    for error in (1.0,) * 8 + (4.0,) * 4:
+        estimate = estimate.scored(error, 1.0)
+    assert estimate.error(0.9) == 4.0
+    assert estimate.scored(2.0, 1.0, is_bound=True).errors[-1] == 4.0
+    assert estimate.scored(6.0, 1.0, is_bound=True).errors[-1] == 6.0

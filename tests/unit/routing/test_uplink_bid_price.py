@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from upwell.shared.routing.estimators.uplink_bid_price import BidPrice, LinkMoment
+from upwell.shared.routing.estimators.uplink_bid_price import MIDDLING, BidPrice, LinkMoment
 from upwell.shared.routing.estimators.uplink_rate import RateBelief
 
 RTT_S, WITHIN_S, NOW_S = 0.06, 0.25, 100.0
@@ -86,3 +86,8 @@ def test_the_smallest_tenth_of_the_last_candidates_is_known_by_its_bytes() -> No
     ]  # fmt: skip
     assert not after([20_000] * 64).is_among_smallest(20_000), "of equals none is smaller"
     assert not after([20_000] * (BidPrice.ENOUGH - 1)).is_among_smallest(1_000)
+
+
+def test_among_equals_everybody_is_of_median_rank() -> None:
+    price = BidPrice.start("margin").add((0.3,) * 20, 400_000, 1.0)
+    assert [price.gain(score) for score in (0.2, 0.3, 0.4)] == [1.0, MIDDLING, 0.0]

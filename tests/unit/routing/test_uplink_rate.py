@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from upwell.shared.routing.estimators.uplink_rate import RateBelief
@@ -76,3 +77,20 @@ def test_whatever_is_seen_the_weights_remain_probabilities(took_s: float, is_bou
         assert math.fsum(weights) == pytest.approx(1.0)
         assert all(0.0 <= weight <= 1.0 for weight in weights)
     assert 0.0 <= chance(belief, 40_000, at_s + 1.0) <= 1.0
+
+
+def test_the_first_messages_are_all_of_the_habit_and_a_later_one_is_a_twentieth() -> None:
+    assert after(1e5, count=1).habit == pytest.approx(after(1e5, count=1).weights)
+    for count, share in ((3, 1 / 4), (40, RateBelief.HABIT)):
+        before = after(1e5, count=count)
+        belief = before.seen(before.at_s, 20_000, 0.9, RTT_S, is_bound=False)
+        moved = (np.array(belief.habit) - before.habit) / (np.array(belief.weights) - before.habit)
+        assert moved == pytest.approx(share)
+
+
+def test_a_clock_that_goes_back_makes_nothing_older() -> None:
+    assert after(1e5).seen(-5.0, 20_000, 0.2, RTT_S, is_bound=False).at_s == after(1e5).at_s
+
+
+def test_no_message_is_expected_to_keep_the_link_busy_for_longer_than_two_seconds() -> None:
+    assert RateBelief().chance(1.0, 1e12, 0.0, 0.25, RTT_S).occupied_s == pytest.approx(RateBelief.LONGEST_S)
