@@ -225,6 +225,13 @@ FAULTS: Sequence[Fault] = (
             "(waited_s, size_bytes) if self.is_open else (patience_s, least_bytes)",
             "(waited_s, size_bytes)",
         ),
+        (
+            "decide/state_updates.py",
+            "weight = failure.chance if failure.waited_s < math.inf else 1.0",
+            "weight = 1.0",
+        ),
+        ("decide/state_updates.py", "if outcome.probes or not is_known:", "if not is_known:"),
+        ("decide/offload.py", "more_s += route.tail_s * rows", "more_s += route.tail_s"),
         ("estimators/circuit_breaker.py", "max(self.LEAST_WEIGHT, weight)", "weight"),
         ("estimators/uplink_rate.py", "max(self.HABIT, 1.0 / (self.count + 1))", "self.HABIT"),
         ("estimators/link_estimate.py", "error = max(error, self.error(0.9))", "pass"),

@@ -7,9 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.routing.asking import MODEL, NOW_S, learnt, router
+from tests.unit.routing.asking import MODEL, NOW_S, failing, learnt, router, signals
 from upwell.shared.routing.decide.offload import chance_of, predict
-from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, CloudSent, Outcome, RouterState
+from upwell.shared.routing.decide.router_state import (
+    CloudAnswered,
+    CloudCallFailed,
+    CloudHeld,
+    CloudSent,
+    LinkProbed,
+    Outcome,
+    RouterState,
+    SplitRoute,
+)
 from upwell.shared.routing.estimators.link_estimate import fade
 from upwell.shared.routing.estimators.uplink_backlog import Backlog, InFlight
 from upwell.shared.routing.reasons import Reason
@@ -94,6 +103,51 @@ def test_an_answer_that_two_requests_may_have_brought_is_no_sample() -> None:
     answer = CloudAnswered(MODEL, 1, 20_000, 0.9, 0.0, call="call")
     assert BY.observe(state, answer, NOW_S + 0.9).link != state.link
     assert BY.observe(state, replace(answer, hedged=True), NOW_S + 0.9).link == state.link
+
+
+def test_an_empty_call_behind_a_message_is_no_sample_of_the_round_trip() -> None:
+    state, probe = known(), LinkProbed(0.9)
+    behind = BY.observe(state, CloudSent(MODEL, "call", 1, 20_000), NOW_S)
+    assert BY.observe(state, probe, NOW_S + 0.9).link != state.link
+    assert BY.observe(behind, probe, NOW_S + 0.9).link == state.link
+
+
+@pytest.mark.parametrize(("waited_s", "failures"), [(0.3, 0.5), (math.inf, 1.0)])
+def test_a_late_message_that_was_not_likely_in_time_is_half_a_failure(waited_s: float, failures: float) -> None:
+    late_one = CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE, (), waited_s, chance=0.5)
+    assert BY.observe(known(), late_one, NOW_S).breakers[MODEL].failures == failures
+
+
+@pytest.mark.parametrize(("size_bytes", "is_bound"), [(60_000, True), (500, False)])
+def test_beside_an_open_breaker_only_large_messages_that_are_late_say_that_the_link_is_slower(
+    size_bytes: int, is_bound: bool
+) -> None:
+    state = known()
+    for index in range(4):
+        before, call = state, str(index)
+        state = BY.observe(state, CloudSent(MODEL, call, 1, size_bytes), NOW_S + index)
+        late_one = CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE, (), 0.9, call, frees_link=True)
+        state = BY.observe(state, late_one, NOW_S + index + 0.9)
+    assert before.breakers[MODEL].is_open
+    assert (state.link != before.link) is is_bound
+
+
+def test_a_probe_that_the_cloud_has_no_room_for_counts_although_it_asked_for_a_pause() -> None:
+    state = learnt(BY, [CloudHeld(MODEL, 5.0)], state=failing(BY, reason=Reason.CLOUD_EXHAUSTED))
+    wait_s = state.breakers[MODEL].wait_s
+    known_one, probe = (CloudCallFailed(MODEL, Reason.CLOUD_EXHAUSTED, probes) for probes in ((), (MODEL,)))
+    assert BY.observe(state, known_one, NOW_S).breakers[MODEL].wait_s == wait_s
+    assert BY.observe(state, probe, NOW_S).breakers[MODEL].wait_s == 2 * wait_s
+
+
+def test_a_tail_that_never_ran_takes_what_its_plan_says_for_each_row() -> None:
+    by = router("rules: [{name: cut, match: {}, route: split}]")
+    cut = SplitRoute("cut", 1000, head_s=0.01, tail_s=0.1)
+    one, two = (
+        by.decide(known(), signals(sizes, split_routes=(cut,), caller_deadline_s=NOW_S + 9.0), NOW_S).predicted_cloud_s
+        for sizes in ((1000,), (1000, 1000))
+    )
+    assert two - one == pytest.approx(0.01 + 0.1 + 1000 / BYTES_PER_S)
 
 
 def test_nothing_known_of_the_link_is_no_prediction() -> None:
