@@ -232,6 +232,7 @@ FAULTS: Sequence[Fault] = (
         ),
         ("decide/state_updates.py", "if outcome.probes or not is_known:", "if not is_known:"),
         ("decide/offload.py", "more_s += route.tail_s * rows", "more_s += route.tail_s"),
+        ("decide/offload.py", "Reason.BREAKER_OPEN if is_poor_probe else obstacle", "obstacle"),
         ("estimators/circuit_breaker.py", "max(self.LEAST_WEIGHT, weight)", "weight"),
         ("estimators/uplink_rate.py", "max(self.HABIT, 1.0 / (self.count + 1))", "self.HABIT"),
         ("estimators/link_estimate.py", "error = max(error, self.error(0.9))", "pass"),

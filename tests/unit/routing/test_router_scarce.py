@@ -126,3 +126,17 @@ def test_a_written_confidence_of_more_than_half_binds_the_smallest_too() -> None
     by = router(POLICY % ", confidence: 90%")
     state = after_late_ones(by, range(30_000, 160_000, 2_000))
     assert ask(by, state, 0.7, 33_000).obstacle is Reason.CLOUD_TOO_SLOW
+
+
+def test_a_message_that_the_link_would_be_late_with_is_no_probe_of_an_open_breaker() -> None:
+    by = router(POLICY % ", confidence: 90%")
+    state = over(by, 50e3)
+    for call in ("a", "b", "c"):
+        state = by.observe(state, CloudSent(MODEL, call, 1, 90_000), 1.3)
+        late = CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE, (), 0.25, call, frees_link=True)
+        state = by.observe(state, late, 1.55)
+    asked = signals((60_000,), at_s=2.1, scored_rows=(0,), hardness=(0.01,))
+    decision = by.decide(state, asked, 2.11)
+    assert decision.chance < decision.needed_chance
+    assert decision.obstacle is Reason.BREAKER_OPEN
+    assert not decision.probes
