@@ -108,9 +108,11 @@ def test_an_empty_tensor_is_an_empty_list() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 8192, 8193, 20_000])
-@pytest.mark.parametrize("kind", ["f", "i", "O"])
+@pytest.mark.parametrize("kind", ["f", "i", "O", "S", "U"])
 def test_text_in_pieces_is_the_text_of_the_whole(size: int, kind: str) -> None:
     array = np.arange(size).astype(kind) if kind != "O" else np.array([b"%d" % one for one in range(size)], object)
+    if size and kind in "OS":
+        array[-1] = b"\xff"  # then all are base64
     datatype, pieces, is_base64 = write_values(array)
     texts = list(pieces)
     assert (datatype, json.loads(b"[" + b"".join(texts) + b"]"), is_base64) == encode_json(array)

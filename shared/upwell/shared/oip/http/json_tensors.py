@@ -138,11 +138,12 @@ def write_values(array: Array) -> tuple[str, Iterator[bytes], bool]:
     So an answer that turns out too large costs no more than one that may be sent, and other threads run between two
     pieces: the encoder does not let go of the interpreter's lock.
     """
-    if array.dtype.hasobject:
-        datatype, values, is_base64 = encode_json(array)
+    datatype, is_base64 = oip_datatype(array.dtype), False
+    if datatype == "BYTES":  # whole, since one element decides how all are written
+        values, is_base64 = _texts(array)
         pieces = (values[start : start + _PIECE] for start in range(0, len(values), _PIECE))
     else:
-        datatype, is_base64, flat = oip_datatype(array.dtype), False, array.ravel()
+        flat = array.ravel()
         pieces = (encode_json(flat[start : start + _PIECE])[1] for start in range(0, flat.size, _PIECE))
     texts = (write_json(piece)[1:-1] for piece in pieces)
     return datatype, (b"," + text if index else text for index, text in enumerate(texts)), is_base64

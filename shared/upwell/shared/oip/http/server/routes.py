@@ -79,7 +79,7 @@ READY = ("v2", "health", "ready")
 _LARGE_JSON_BYTES = 256 << 10
 """Size of an answer's JSON from which other calls go on meanwhile (bytes)."""
 
-_SMALLER = "binary data (`binary_data_output`) takes fewer"
+_SMALLER = "; binary data (`binary_data_output`) takes fewer"
 
 _MAX_TOKEN_CHARACTERS = 4096
 
@@ -372,7 +372,8 @@ def _infer_reply(response: InferResponse, wanted: RequestedOutput, max_bytes: in
         if len(head) > _LARGE_JSON_BYTES:
             yield_permit()
         if size_bytes + len(head) > max_bytes:
-            raise too_large(f"the answer takes more than {max_bytes} bytes, the most that are sent; {_SMALLER}")
+            smaller = _SMALLER if len(raws) < len(response.outputs) else ""
+            raise too_large(f"the answer takes more than {max_bytes} bytes, the most that are sent{smaller}")
     facts = fact_headers(response.parameters) if with_facts else []
     if not raws:
         return Reply(HTTPStatus.OK, (("Content-Type", JSON), *facts), (bytes(head),))
