@@ -12,7 +12,7 @@ from tests.examples import examples
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, upper_bound
 from upwell.shared.routing.calibration.pair_calibration import by_model_pair
 from upwell.shared.routing.calibration.threshold_choice import CannotCalibrate, Sample, cut_for_risk, cut_for_share
-from upwell.shared.routing.estimators.audit_alarm import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditAlarm
 from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.hardness import Measure, is_hard
 from upwell.shared.routing.policy.settings import HardSettings
@@ -126,7 +126,7 @@ def test_every_line_is_in_one_group_that_it_agrees_with(rows: list[tuple[int, st
 def test_a_tally_counts_right_and_its_capital_is_never_negative(
     told: list[bool], max_risk: float, kept: int, sent: int
 ) -> None:
-    tally = AuditTally.start(HardSettings(max_risk=max_risk)).saw(kept + sent, kept)
+    tally = AuditAlarm.start(HardSettings(max_risk=max_risk)).saw(kept + sent, kept)
     for disagreed in told:
         tally = tally.add(disagreed)
     assert (tally.n, tally.disagreed) == (len(told), sum(told))

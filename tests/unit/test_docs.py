@@ -43,7 +43,7 @@ from upwell.shared.oip.auth.bearer_tokens import TokensConfig
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing import reasons
 from upwell.shared.routing.decide.router_state import RouterState
-from upwell.shared.routing.estimators.audit_alarm import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditAlarm
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.estimators.deadline_reserve import reserve_s
 from upwell.shared.routing.estimators.link_estimate import fade
@@ -258,7 +258,7 @@ def test_numbers_are_those_of_the_code() -> None:
 
 def test_metrics_are_listed_with_their_labels() -> None:
     metrics = AgentMetrics(
-        lambda: RouterState(breakers={"": Breaker()}, audits={"digits": AuditTally.start(HardSettings())}),
+        lambda: RouterState(breakers={"": Breaker()}, audits={"digits": AuditAlarm.start(HardSettings())}),
         lambda: [ModelHealth("digits", "ready", "onnxruntime 1", "npu", Placement(), LoadReport())],
     )
     metrics.answers.add("digits", Route.EDGE, Reason.CLOUD_ERROR, 0.1)

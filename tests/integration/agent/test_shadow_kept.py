@@ -16,7 +16,7 @@ from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.observe import shadow_release
-from upwell.edge.observe.shadow_release import FILE_NAME, ReleaseShadow, ShadowNews
+from upwell.edge.observe.shadow_release import FILE_NAME, ShadowNews, ShadowRelease
 from upwell.edge.updates.model_versions.model_start import loaded
 
 RELEASE = 7
@@ -32,12 +32,12 @@ def beside() -> Iterator[EdgeModel]:
         yield served.edge
 
 
-def has_lines(shadow: ReleaseShadow, count: int) -> bool:
+def has_lines(shadow: ShadowRelease, count: int) -> bool:
     news = shadow.news()
     return news is not None and len(news.lines) >= count
 
 
-def news_of(shadow: ReleaseShadow) -> ShadowNews:
+def news_of(shadow: ShadowRelease) -> ShadowNews:
     news = shadow.news()
     assert news is not None
     return news

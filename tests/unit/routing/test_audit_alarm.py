@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from upwell.shared.routing.estimators.audit_alarm import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditAlarm
 from upwell.shared.routing.policy.settings import HardSettings
 
 RISK = 0.02
@@ -15,11 +15,11 @@ KEPT = 0.8
 EPOCH = 2000
 
 
-def started(max_risk: float = RISK, kept: float = KEPT) -> AuditTally:
-    return AuditTally.start(HardSettings(max_risk=max_risk)).saw(10_000, round(10_000 * kept))
+def started(max_risk: float = RISK, kept: float = KEPT) -> AuditAlarm:
+    return AuditAlarm.start(HardSettings(max_risk=max_risk)).saw(10_000, round(10_000 * kept))
 
 
-def first_alarm(risk: float, audits: int, seed: int, tally: AuditTally | None = None) -> int:
+def first_alarm(risk: float, audits: int, seed: int, tally: AuditAlarm | None = None) -> int:
     """After how many audits of requests with this risk there is an alarm; 0 where there is none."""
     tally = started() if tally is None else tally
     for index, drawn in enumerate((np.random.default_rng(seed).random(audits) < risk / KEPT).tolist(), 1):
@@ -72,7 +72,7 @@ def test_an_alarm_stays_until_a_whole_epoch_was_good() -> None:
 
 
 def test_without_a_promised_risk_it_only_counts() -> None:
-    tally = AuditTally.start(HardSettings())
+    tally = AuditAlarm.start(HardSettings())
     for _ in range(50):
         tally = tally.add(True)
     assert (tally.n, tally.disagreed, tally.alarm) == (50, 50, False)
@@ -85,7 +85,7 @@ def test_a_risk_of_nothing_is_broken_by_one() -> None:
 
 def test_the_interval_is_the_exact_one() -> None:
     """Clopper and Pearson's for 5 of 50, as tables have it; and nothing is known before the first audit."""
-    tally = AuditTally.start(HardSettings())
+    tally = AuditAlarm.start(HardSettings())
     assert (tally.low, tally.high) == (0.0, 1.0)
     for index in range(50):
         tally = tally.add(index < 5)
@@ -94,7 +94,7 @@ def test_the_interval_is_the_exact_one() -> None:
 
 
 def test_the_share_that_is_kept_follows_what_is_seen() -> None:
-    tally = AuditTally.start(HardSettings(max_risk=RISK))
+    tally = AuditAlarm.start(HardSettings(max_risk=RISK))
     assert tally.kept_share == 1.0
     assert tally.saw(10, 5).kept_share == 0.5
     assert tally.saw(0, 0) is tally
@@ -107,4 +107,4 @@ def test_it_knows_the_risk_that_it_was_started_for() -> None:
     assert started(0.02).fits(HardSettings(max_risk=0.02))
     assert not started(0.02).fits(HardSettings(max_risk=0.03))
     assert not started(0.02).fits(HardSettings())
-    assert AuditTally.start(HardSettings()).fits(HardSettings(max_risk=float("nan")))
+    assert AuditAlarm.start(HardSettings()).fits(HardSettings(max_risk=float("nan")))

@@ -59,7 +59,7 @@ class ShadowNews:
     problem: str = ""
 
 
-class ReleaseShadow:
+class ShadowRelease:
     """Runs the shadow release. Thread-safe; no request waits for it, and no caller gets its answers.
 
     A row is run when the device is idle, is sent as an audit if the policy says so, and becomes one line without tags

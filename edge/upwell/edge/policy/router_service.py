@@ -25,7 +25,7 @@ from upwell.shared.routing.decide.router_state import (
     Signals,
 )
 from upwell.shared.routing.decide.send_turn import Turn, turn
-from upwell.shared.routing.estimators.audit_alarm import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditAlarm
 from upwell.shared.routing.estimators.budget_ledger import BudgetLedger
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.policy.calibrations import Calibration
@@ -400,7 +400,7 @@ def _log_changes(interface: str, before: Mapping[str, Breaker], after: Mapping[s
             _log.warning("the cloud answers again%s (%s)", over, key or "the whole service")
 
 
-def _log_alarms(before: Mapping[str, AuditTally], after: Mapping[str, AuditTally]) -> None:
+def _log_alarms(before: Mapping[str, AuditAlarm], after: Mapping[str, AuditAlarm]) -> None:
     for scope, tally in after.items():
         if tally.alarm and not (scope in before and before[scope].alarm):
             _log.warning("audits say that the promised risk no longer holds (%s): calibrate the policy again", scope)

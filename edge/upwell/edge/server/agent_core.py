@@ -37,7 +37,7 @@ from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder
 from upwell.edge.observe.outcome_recorder import LOG_NAME, OutcomeRecorder
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.observe.request_trace import trace_of
-from upwell.edge.observe.shadow_release import ReleaseShadow
+from upwell.edge.observe.shadow_release import ShadowRelease
 from upwell.edge.policy.periodic_jobs import BUDGETS_NAME, BudgetFile, PeriodicJobs
 from upwell.edge.policy.policy_file import PolicyFile, check_policy
 from upwell.edge.policy.router_service import ModelChange, RouterService
@@ -139,7 +139,7 @@ class AgentCore:
         folder = None if parts.state_dir is None else parts.state_dir.path
         self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
         self.spool: Spool | None = None
-        self.shadow: ReleaseShadow = ReleaseShadow(self.router, folder)
+        self.shadow: ShadowRelease = ShadowRelease(self.router, folder)
         """The shadow release."""
         self._log: RequestLog | None = None
         self.collector: CaseCollector | None = None
@@ -389,7 +389,7 @@ class AgentCore:
             self.spool.news.close()
         for uplink in self.uplinks.values():
             uplink.close()  # first, since it ends a call of the spool in progress
-        # The spool may still spend a budget, which housekeeping saves.
+        # The spool may still spend a budget, which the periodic jobs save.
         for part in (
             self._cloud_models,
             self.spool,

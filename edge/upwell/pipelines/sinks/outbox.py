@@ -19,8 +19,8 @@ from pathlib import Path
 
 from upwell.edge.spool.open_database import REOPEN_S
 from upwell.pipelines.sinks.base import Message, Poisonous, Sink, SinkUnavailable
-from upwell.pipelines.sinks.outbox_database import Journal, OutboxLimits, OutboxUnavailable
-from upwell.pipelines.sinks.outbox_tables import OutboxStore, Outcome, PendingMessage
+from upwell.pipelines.sinks.outbox_database import OutboxDatabase, OutboxLimits, OutboxUnavailable
+from upwell.pipelines.sinks.outbox_tables import OutboxTables, Outcome, PendingMessage
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 
@@ -45,13 +45,13 @@ class SinkRelay:
 
     def __init__(
         self,
-        journal: Journal,
+        database: OutboxDatabase,
         sink: Sink,
         pipelines: Sequence[str],
         limits: OutboxLimits,
         may_send: Callable[[Message], bool],
     ) -> None:
-        self._journal = journal
+        self._database = database
         self._sink = sink
         self._pipelines = tuple(pipelines)
         self._turn = 0
@@ -64,7 +64,7 @@ class SinkRelay:
         self._failures = 0
         self._problem = ""
         self._cursors: dict[str, int] = {}
-        self._owed: deque[Callable[[OutboxStore], None]] = deque()
+        self._owed: deque[Callable[[OutboxTables], None]] = deque()
         self._epoch = 0
         self._thread = BackgroundThread(f"sink {sink.name}", self._run, lambda: self._closing)
         self._thread.start()
@@ -135,7 +135,7 @@ class SinkRelay:
 
     def _deliver_some(self, pipeline: str) -> bool:
         """Deliver the next messages of the pipeline; whether there were any."""
-        batch = self._journal.ask(lambda store: self._next(store, pipeline))
+        batch = self._database.ask(lambda store: self._next(store, pipeline))
         for is_allowed, run in groupby(batch, self._is_allowed):
             if self._closing:
                 break
@@ -149,7 +149,7 @@ class SinkRelay:
         """Deliver messages set aside that are to be sent again; whether there were any. One at a time: order no
         longer matters.
         """
-        retries = self._journal.ask(lambda store: store.ordered_retries(self._sink.name))
+        retries = self._database.ask(lambda store: store.ordered_retries(self._sink.name))
         for one in retries:
             if self._closing:
                 break
@@ -165,9 +165,9 @@ class SinkRelay:
             self._save(lambda store, one=one, error=error: store.end_retry(one.number, error))  # type: ignore[misc]  # bound now
         return bool(retries)
 
-    def _next(self, store: OutboxStore, pipeline: str) -> list[PendingMessage]:
-        if self._epoch != self._journal.epoch:
-            self._epoch = self._journal.epoch
+    def _next(self, store: OutboxTables, pipeline: str) -> list[PendingMessage]:
+        if self._epoch != self._database.epoch:
+            self._epoch = self._database.epoch
             self._cursors.clear()
             self._owed.clear()
         after = max(store.cursor(pipeline, self._sink.name), self._cursors.get(pipeline, 0))
@@ -216,11 +216,11 @@ class SinkRelay:
         self._cursors[pipeline] = poison.number
         self._save(lambda store: store.set_aside(pipeline, self._sink.name, poison, error))
 
-    def _save(self, work: Callable[[OutboxStore], None]) -> None:
+    def _save(self, work: Callable[[OutboxTables], None]) -> None:
         epoch = self._epoch
 
-        def save(store: OutboxStore) -> None:
-            if epoch == self._journal.epoch:
+        def save(store: OutboxTables) -> None:
+            if epoch == self._database.epoch:
                 work(store)
 
         self._owed.append(save)
@@ -229,7 +229,7 @@ class SinkRelay:
 
     def _save_owed(self) -> None:
         while self._owed:
-            self._journal.ask(self._owed[0])
+            self._database.ask(self._owed[0])
             self._owed.popleft()
 
     def _note_success(self) -> None:
@@ -238,7 +238,7 @@ class SinkRelay:
         self._failures, self._problem = 0, ""
 
     def _note_failure(self, error: SinkUnavailable) -> None:
-        self._journal.count([self._sink.name], "failures")
+        self._database.count([self._sink.name], "failures")
         self._problem = f"the sink {self._sink.name} accepts no events: {error}"
         if not self._failures:
             _log.warning("the sink %s accepts no events and will be tried again: %s", self._sink.name, error)
@@ -307,7 +307,7 @@ class Outbox:
         by_name = _by_name(sinks)
         self._limits, self._may_send = limits, may_send
         self._names = _names(sinks)
-        self._journal = Journal(path, self._names, limits)
+        self._database = OutboxDatabase(path, self._names, limits)
         self._relays = {name: self._relay(sink) for name, sink in by_name.items()}
 
     def change(self, sinks: Mapping[str, Sequence[Sink]]) -> None:
@@ -321,7 +321,7 @@ class Outbox:
         self.end([name for name in self._relays if name not in by_name])
         for name, relay in self._relays.items():
             relay.serve([pipeline for pipeline in relay.pipelines if name in self._names.get(pipeline, ())])
-        self._journal.change(self._names)
+        self._database.change(self._names)
         for relay in self._relays.values():
             relay.serve(self._pipelines_of(relay.sink.name))
         new = {name: self._relay(sink) for name, sink in by_name.items() if name not in self._relays}
@@ -334,11 +334,11 @@ class Outbox:
         _end(ended)
 
     def _relay(self, sink: Sink) -> SinkRelay:
-        return SinkRelay(self._journal, sink, self._pipelines_of(sink.name), self._limits, self._may_send)
+        return SinkRelay(self._database, sink, self._pipelines_of(sink.name), self._limits, self._may_send)
 
     def next_sequence(self, pipeline: str) -> int:
         """The number of the pipeline's next event. Numbers rise, also over restarts."""
-        return self._journal.next_sequence(pipeline)
+        return self._database.next_sequence(pipeline)
 
     def put(self, messages: Sequence[Message]) -> bool:
         """Store these messages, in this order; they are on disk when this returns. Waits for the disk, never for a
@@ -347,10 +347,10 @@ class Outbox:
         All or none: if the disk refuses, they are counted as `refused` and the result is False.
         """
         try:
-            self._journal.ask(lambda store: store.add(messages, self._journal.now_s()), durable=True)
+            self._database.ask(lambda store: store.add(messages, self._database.now_s()), durable=True)
         except OutboxUnavailable:
             for message in messages:
-                self._journal.count(self._names.get(message.pipeline, ()), "refused")
+                self._database.count(self._names.get(message.pipeline, ()), "refused")
             return False
         for name in {name for message in messages for name in self._names.get(message.pipeline, ())}:
             relay = self._relays.get(name)  # it may be about to be opened
@@ -361,7 +361,7 @@ class Outbox:
     def last_sequences(self) -> Mapping[str, int]:
         """The sequence of the last stored event, by pipeline; empty if the disk cannot be read."""
         try:
-            return self._journal.ask(lambda store: store.last_sequences())
+            return self._database.ask(lambda store: store.last_sequences())
         except OutboxUnavailable:
             return {}
 
@@ -371,7 +371,7 @@ class Outbox:
 
     def problems(self) -> list[str]:
         """What prevents storing or delivery of events. Names of sinks hold no credentials."""
-        found = [self._journal.problem, *(relay.problem for relay in self._relays.values())]
+        found = [self._database.problem, *(relay.problem for relay in self._relays.values())]
         return [one for one in found if one]
 
     def flush(self, timeout_s: float, names: Iterable[str] | None = None) -> bool:
@@ -379,21 +379,21 @@ class Outbox:
         does.
         """
         names = list(self._relays if names is None else names)
-        with self._journal.counted:
-            return self._journal.counted.wait_for(lambda: not any(map(self._journal.waiting, names)), timeout_s)
+        with self._database.counted:
+            return self._database.counted.wait_for(lambda: not any(map(self._database.waiting, names)), timeout_s)
 
     def close(self) -> None:
         """Stop delivering, and close the sinks and the database. Undelivered messages stay on disk. Harmless twice."""
         _end(self._relays.values())
-        self._journal.close()
+        self._database.close()
 
     def _pipelines_of(self, name: str) -> list[str]:
         return [pipeline for pipeline, names in self._names.items() if name in names]
 
     def _counts_of(self, name: str) -> SinkCounts:
-        with self._journal.counted:
-            counted = {field.name: self._journal.count_of(name, field.name) for field in fields(SinkCounts)}
-            return SinkCounts(**(counted | {"waiting": self._journal.waiting(name)}))
+        with self._database.counted:
+            counted = {field.name: self._database.count_of(name, field.name) for field in fields(SinkCounts)}
+            return SinkCounts(**(counted | {"waiting": self._database.waiting(name)}))
 
 
 def _end(relays: Collection[SinkRelay]) -> None:

@@ -36,7 +36,7 @@ from upwell.shared.routing.decide.router_state import (
     Scored,
     Signals,
 )
-from upwell.shared.routing.estimators.audit_alarm import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditAlarm
 from upwell.shared.routing.estimators.budget_ledger import Draw
 from upwell.shared.routing.estimators.deadline_reserve import reserve_s
 from upwell.shared.routing.estimators.fleet_allowance import Allowance
@@ -356,7 +356,7 @@ def _with_rows(state: RouterState, sent: CloudSent) -> RouterState:
     return replace(state, allowances={**state.allowances, model: allowance.sent(sent.rows)})
 
 
-def _tally(state: RouterState, hard: HardSettings, scope: str) -> AuditTally:
+def _tally(state: RouterState, hard: HardSettings, scope: str) -> AuditAlarm:
     """The audits so far; none if the policy promises another risk by now."""
     held = state.audits.get(scope)
-    return held if held is not None and held.fits(hard) else AuditTally.start(hard)
+    return held if held is not None and held.fits(hard) else AuditAlarm.start(hard)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from upwell.shared.quick_values import quick
-from upwell.shared.routing.estimators.audit_alarm import AuditTally
+from upwell.shared.routing.estimators.audit_alarm import AuditAlarm
 from upwell.shared.routing.estimators.budget_ledger import BudgetLedger, Draw
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.estimators.deadline_reserve import Overruns
@@ -73,7 +73,7 @@ class RouterState:
     hedges: Mapping[str, TokenBucket] = field(default_factory=dict)
     budgets: BudgetLedger = BudgetLedger()  # noqa: RUF009  likewise
     shares: Mapping[str, ShareController] = field(default_factory=dict)
-    audits: Mapping[str, AuditTally] = field(default_factory=dict)
+    audits: Mapping[str, AuditAlarm] = field(default_factory=dict)
     last_split_route: Mapping[str, str] = field(default_factory=dict)
     backoff_until: Mapping[str, float] = field(default_factory=dict)
     allowances: Mapping[str, Allowance] = field(default_factory=dict)

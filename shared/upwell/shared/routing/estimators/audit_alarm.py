@@ -16,7 +16,7 @@ _MEMORY_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class AuditTally:
+class AuditAlarm:
     """How often the cloud disagrees with kept answers, and whether that breaks the promised risk. Immutable.
 
     Audited requests are a random sample of those kept on the device. For one with which the cloud disagrees, X is the
@@ -51,7 +51,7 @@ class AuditTally:
     raised_before: bool = False
 
     @classmethod
-    def start(cls, hard: HardSettings) -> AuditTally:
+    def start(cls, hard: HardSettings) -> AuditAlarm:
         """The tally before any audit; without a `max_risk` it counts and never raises an alarm."""
         return cls(hard.max_risk)
 
@@ -74,7 +74,7 @@ class AuditTally:
         """Upper end of that interval."""
         return interval(self.disagreed, self.n, _CONFIDENCE)[1]
 
-    def saw(self, rows: int, kept: int) -> AuditTally:
+    def saw(self, rows: int, kept: int) -> AuditAlarm:
         """The tally after `rows` rows of which the device kept `kept`, which turns the rate among those into a risk."""
         if rows <= 0:
             return self
@@ -83,10 +83,10 @@ class AuditTally:
         kept_share = self.kept_share + step * (kept / rows - self.kept_share)
         return replace(self, kept_share=kept_share, rows=min(seen, _MEMORY_ROWS))
 
-    def add(self, disagreed: bool) -> AuditTally:
+    def add(self, disagreed: bool) -> AuditAlarm:
         """The tally after one more audit."""
         if self.n == _EPOCH:
-            fresh = AuditTally(self.max_risk, kept_share=self.kept_share, rows=self.rows, raised_before=self.raised)
+            fresh = AuditAlarm(self.max_risk, kept_share=self.kept_share, rows=self.rows, raised_before=self.raised)
             return fresh.add(disagreed)
         counted = replace(self, n=self.n + 1, disagreed=self.disagreed + disagreed)
         if math.isnan(self.max_risk) or self.max_risk >= 1.0:
@@ -96,7 +96,7 @@ class AuditTally:
             return replace(counted, raised=self.raised or risk > 0)
         return counted._bet(risk)
 
-    def _bet(self, risk: float) -> AuditTally:
+    def _bet(self, risk: float) -> AuditAlarm:
         weight = 0.5 / _EPOCH + (0.5 if self.n == 1 else 0.0)
         to_come = 0.5 * (1.0 - self.n / _EPOCH)
         capitals = tuple(
