@@ -435,7 +435,7 @@ def test_an_item_without_a_label_is_left_out_and_counted(folder: Folder, service
     folder.write(service)
     names = folder.pictures()
     done = folder.run("--labels", folder.labels([(name, 0) for name in names[:5]]))
-    assert "7 items have no label and were left out" in done.output
+    assert "7 items left out, without a label" in done.output
     assert folder.items == names[:5]
 
 

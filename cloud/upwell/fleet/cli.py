@@ -14,7 +14,7 @@ from upwell.shared.config.security import warn_of_root
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.telemetry.logs import set_up_logs
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 
 
 def serve(
@@ -38,7 +38,7 @@ def serve(
     except ConfigError as error:
         raise ConfigError([replace(one, path=one.path or config) for one in error.problems]) from None
     devices, users = fleet.counts()
-    console.print(f"serving on {', '.join(server.addresses)} ({counted(devices, 'device')})", markup=False)
+    console.print(f"serving on {', '.join(server.addresses)} ({count_of(devices, 'device')})", markup=False)
     if section.tls is None:
         console.print(f"devices and people trust {section.authority.cert}", markup=False)
     if not users:

@@ -25,7 +25,7 @@ from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_s
 from upwell.shared.platform.process import StopSignals, Systemd
 from upwell.shared.telemetry.logs import set_up_logs
 from upwell.shared.telemetry.metrics_page_server import Page
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 
 DRAIN_S = 10.0
 SPARE_WORKERS = 4
@@ -88,7 +88,7 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
             console.print(summary(health), markup=False)
         _freeze(running)
         count = len(running.models)
-        console.print(f"serving on {', '.join(server.addresses)} ({counted(count, 'model')})", markup=False)
+        console.print(f"serving on {', '.join(server.addresses)} ({count_of(count, 'model')})", markup=False)
         _serve_until(stop, running)
         console.print("draining")
         if spool is not None:

@@ -240,7 +240,7 @@ Joules: TypeAlias = Annotated[
 """A pydantic field: an energy with a unit in files and JSON, joules in the program."""
 
 
-def counted(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
     """`1 case`, `2 cases`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

@@ -36,7 +36,7 @@ from upwell.shared.oip.open_client import open_client
 from upwell.shared.partition.split.split_file import split_file_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.model_yaml import load_description
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 from upwell.tools.devices.cli import evidence, folded
 from upwell.tools.devices.runtime_probe import installed, rows_of
 from upwell.tools.terminal import AsJson, plain, stderr_console, table_console
@@ -398,4 +398,4 @@ def _show(findings: Sequence[DoctorFinding], problems: int) -> None:
     console.print(grid)
     console.print()
     warnings = sum(one.level == "warning" for one in findings)
-    console.print(Text(f"{counted(problems, 'problem')} (!), {counted(warnings, 'warning')} (?)"))
+    console.print(Text(f"{count_of(problems, 'problem')} (!), {count_of(warnings, 'warning')} (?)"))

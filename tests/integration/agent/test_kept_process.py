@@ -153,7 +153,7 @@ def test_a_policy_nested_however_deeply_leaves_the_former_one_in_force(
         put(folder / "policy.yaml", text)
         until(lambda: "kept the previous policy" in caplog.text)
         assert it.ask(0).reason is Reason.EASY
-    assert "housekeeping failed" not in caplog.text
+    assert "a periodic job failed" not in caplog.text
 
 
 def test_a_changed_policy_takes_over_and_a_wrong_one_does_not(
@@ -178,7 +178,7 @@ def test_a_changed_policy_takes_over_and_a_wrong_one_does_not(
         (folder / "policy.yaml").unlink()
         until(lambda: "no such file" in caplog.text)
         assert it.ask(0).reason is Reason.EASY
-    assert "housekeeping failed" not in caplog.text
+    assert "a periodic job failed" not in caplog.text
 
 
 def refused_again(caplog: pytest.LogCaptureFixture, before: int) -> bool:

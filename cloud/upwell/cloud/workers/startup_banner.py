@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def announce(console: Console, models: Sequence[ModelLine], where: Listening, wo
         console.print(_table(models))
     count = len({model.name for model in models if not model.reason})
     each = f", {workers} workers" if workers > 1 else ""
-    text = f"serving on {', '.join(where.grpc)} ({counted(count, 'model')}{each})"
+    text = f"serving on {', '.join(where.grpc)} ({count_of(count, 'model')}{each})"
     console.print(text, markup=False)
 
 

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, Field, model_validator
 
 from upwell.edge.case_collection.case_database import READ, SCHEMA, read_case
+from upwell.edge.case_collection.case_file_encryption import pack, read_key
 from upwell.edge.case_collection.collected_case import CollectedCase
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.open_database import opened
@@ -26,10 +27,6 @@ from upwell.shared.files import read_json, write_whole
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.units import Seconds
-
-if TYPE_CHECKING:
-    pass
-from upwell.edge.case_collection.case_file_encryption import pack, read_key
 
 DELIVERED_NAME = "cases-home.json"
 """Record of the delivered cases, in the agent's `state_dir`."""

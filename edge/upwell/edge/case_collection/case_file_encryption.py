@@ -21,13 +21,9 @@ if TYPE_CHECKING:
 MAX_PARCEL_BYTES = 512 << 20
 """Maximum size of the file of one case."""
 
-
 KEY_BYTES, _NONCE_BYTES = 32, 12
 
-
 _CLEAR, _SEALED = b"UPWELLCASE1\x00", b"UPWELLCASE1\x01"
-
-
 _LENGTHS = struct.Struct(">IIII")
 
 

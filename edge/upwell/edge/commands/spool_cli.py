@@ -20,7 +20,7 @@ from upwell.edge.spool.spool import FILE_NAME
 from upwell.edge.spool.spool_store import SCHEMA
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 
 _Config = Annotated[Path, typer.Option("--config", "-c", help="The agent's agent.yaml.")]
 _Tags = Annotated[list[str] | None, typer.Option("--tag", help="Only cases with KEY=VALUE; may be repeated.")]
@@ -68,12 +68,12 @@ def purge(
         with _errors(path), opened(path, len(SCHEMA)) as connection:
             doomed = [item["id"] for item in _matching(connection, tags)]
             if doomed and not yes and sys.stdin.isatty():
-                typer.confirm(f"Drop {counted(len(doomed), 'case')} from {path}?", abort=True, err=True)
+                typer.confirm(f"Drop {count_of(len(doomed), 'case')} from {path}?", abort=True, err=True)
             purged = _purge(connection, doomed)
     if as_json:
         typer.echo(json.dumps({"path": str(path), "purged": purged}))
     else:
-        typer.echo(f"purged {counted(purged, 'case')} from {path}")
+        typer.echo(f"purged {count_of(purged, 'case')} from {path}")
 
 
 def _database(config: Path) -> Path:
@@ -132,7 +132,7 @@ def _show(path: Path, items: Sequence[Mapping[str, Any]]) -> None:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     states = [str(item["state"]) for item in items]
     counts = ", ".join(f"{states.count(state)} {state}" for state in ("waiting", "done", "poisoned"))
-    typer.echo(f"{counted(len(items), 'case')} in {path}: {counts}")
+    typer.echo(f"{count_of(len(items), 'case')} in {path}: {counts}")
 
 
 def _row(item: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from upwell.edge.observe.flight_recorder import local_time
 from upwell.shared.routing import reasons
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 
 Section = tuple[str, list[str]]
 """A heading and its lines."""
@@ -91,7 +91,7 @@ def _request(request_trace: Mapping[str, Any]) -> Iterator[str]:
     sizes = request_trace.get("row_sizes_bytes") or []
     rows = request_trace.get("rows", len(sizes))
     shown = _sizes(sizes, rows)
-    yield f"model {request_trace.get('model', '')}, {counted(rows, 'row')} of {shown} bytes"
+    yield f"model {request_trace.get('model', '')}, {count_of(rows, 'row')} of {shown} bytes"
     if request_trace.get("up_sizes_bytes"):
         shrunk = _sizes(request_trace["up_sizes_bytes"], rows)
         yield f"pictures shrunk to what the cloud's model makes of them: about {shrunk} bytes go up"
@@ -174,7 +174,7 @@ def _times(request_trace: Mapping[str, Any], decisions: list[Mapping[str, Any]])
     yield f"device: predicted {ms(decisions[0].get('predicted_edge_s'))}, " + ("not run" if edge is None else ms(edge))
     wait = request_trace.get("link_wait")
     if wait:
-        behind = counted(wait["messages"], "message")
+        behind = count_of(wait["messages"], "message")
         yield f"waited for the link: {ms(wait['wait_s'])}, behind {behind} of {wait['size_bytes']} bytes"
     yield f"cloud: predicted {ms(cloud[-1] if cloud else None)}, " + (
         "not waited for" if uplink is None else ms(uplink)

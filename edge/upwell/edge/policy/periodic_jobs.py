@@ -26,7 +26,7 @@ class PeriodicJobs:
     def __init__(self, *jobs: Callable[[], None]) -> None:
         self._jobs = jobs
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="periodic-jobs", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -41,7 +41,7 @@ class PeriodicJobs:
                 try:
                     job()
                 except Exception:  # noqa: BLE001 (the boundary of a thread that must live on)
-                    _log.exception("housekeeping failed")
+                    _log.exception("a periodic job failed")
             if is_over:
                 return
 

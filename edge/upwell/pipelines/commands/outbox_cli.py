@@ -18,7 +18,7 @@ from upwell.edge.spool.open_database import opened
 from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 
 _Config = Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml that runs the pipelines.")]
 _Keys = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of events.", show_default=False)]
@@ -46,7 +46,7 @@ def list_events(config: _Config, as_json: _Json = False) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines if rows else ():
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    typer.echo(f"{counted(len(rows), 'event')} set aside in {path}")
+    typer.echo(f"{count_of(len(rows), 'event')} set aside in {path}")
 
 
 @outbox.command()
@@ -99,7 +99,7 @@ def _change(done: str, config: Path, ids: Sequence[str], statement: str, *, ever
     if as_json:
         typer.echo(json.dumps({"path": str(path), "changed": changed, "missing": missing}))
     else:
-        typer.echo(f"{done} {counted(len(changed), 'event')}")
+        typer.echo(f"{done} {count_of(len(changed), 'event')}")
         for one in missing:
             typer.echo(
                 f"{printable(one)} is not set aside, or an older Upwell set it aside; it cannot be sent", err=True

@@ -26,7 +26,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
 from upwell.shared.routing.case_selection import Why
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 from upwell.tools.cases.case_exports import forget_in_exports
 from upwell.tools.cases.case_labels import read_labels, write_labels
 from upwell.tools.cases.case_source import (
@@ -88,7 +88,7 @@ def list_cases(
         table.add_row(*map(plain, cells))
     if found:
         table_console().print(table)
-    typer.echo(f"{counted(len(found), 'case')} in {printable(cases)}")
+    typer.echo(f"{count_of(len(found), 'case')} in {printable(cases)}")
 
 
 def stats(cases: CasesArgument, as_json: AsJson = False) -> None:
@@ -112,7 +112,7 @@ def stats(cases: CasesArgument, as_json: AsJson = False) -> None:
             table.add_row(plain(name), plain(value or "–"), str(number))
     if found:
         table_console().print(table)
-    typer.echo(f"{counted(len(found), 'case')} in {printable(cases)}, {evaluated} of them in the evaluation set")
+    typer.echo(f"{count_of(len(found), 'case')} in {printable(cases)}, {evaluated} of them in the evaluation set")
 
 
 def show(
@@ -139,7 +139,7 @@ def show(
             except CaseLost as error:
                 typer.echo(printable(f"left out: {error}"), err=True)
     write_named(out, png_sheet(read) if out.suffix.lower() == ".png" else html_sheet(read), "--out")
-    typer.echo(printable(f"{counted(len(read), 'case')} in {out}"))
+    typer.echo(printable(f"{count_of(len(read), 'case')} in {out}"))
 
 
 def purge(
@@ -161,7 +161,7 @@ def purge(
     found = source.facts()
     doomed = found if every else by_ids(found, ids) if ids else [f for f in found if CaseFilter(tags).chooses(f)]
     if doomed and not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete {counted(len(doomed), 'case')} of {printable(cases)}?", abort=True, err=True)
+        typer.confirm(f"Delete {count_of(len(doomed), 'case')} of {printable(cases)}?", abort=True, err=True)
     forgotten = forget(cases, source, [facts.id for facts in doomed], tags, is_all=every)
     if as_json:
         typer.echo(json.dumps({"path": str(cases), **forgotten}))

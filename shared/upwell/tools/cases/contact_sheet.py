@@ -16,7 +16,7 @@ from upwell.shared.signature.answer_agreement import best_class, found_boxes, la
 from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.tensors import Array
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 
 _SIDE = 224
 _LINES = 5
@@ -78,7 +78,7 @@ def html_sheet(cases: Sequence[CollectedCase]) -> bytes:
         )
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Cases</title><style>{_STYLE}</style>'
-        f"<h1>{counted(len(cases), 'case')}</h1><main>{''.join(figures)}</main></html>\n"
+        f"<h1>{count_of(len(cases), 'case')}</h1><main>{''.join(figures)}</main></html>\n"
     )
     return page.encode("utf-8", "backslashreplace")
 

@@ -20,7 +20,7 @@ from upwell.shared.files import read_file, write_named
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.signature.picture_quality import thumbnail
 from upwell.shared.tensors import Array
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 from upwell.tools.cases.case_exports import FORMATS, ExportTask, Side, new_folder, note_export
 from upwell.tools.cases.case_labels import IMPORTS, import_labels, read_labels, write_labels
 from upwell.tools.cases.case_source import open_source
@@ -78,7 +78,7 @@ def export(
     if as_json:
         typer.echo(json.dumps({"out": str(out), "format": format, "cases": number, "left_out": dict(left_out)}))
         return
-    typer.echo(printable(f"{counted(number, 'case')} in {out}"))
+    typer.echo(printable(f"{count_of(number, 'case')} in {out}"))
     for reason, count in left_out.items():
         typer.echo(f"{count} left out: {reason}")
 
@@ -100,7 +100,7 @@ def import_(
     if as_json:
         typer.echo(json.dumps({"labels": len(labels), "changed": changed}))
     else:
-        typer.echo(f"{counted(len(labels), 'label')}, {changed} of them replacing earlier ones")
+        typer.echo(f"{count_of(len(labels), 'label')}, {changed} of them replacing earlier ones")
 
 
 def select(

@@ -21,7 +21,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 from upwell.tools.cases.case_labels import read_labels
 from upwell.tools.cases.case_source import open_source
 from upwell.tools.evaluate.bundle_comparison import Replay, compare, replayed, weights_of
@@ -215,7 +215,7 @@ def _show(document: dict[str, Any]) -> None:
     table_console().print(table)
     difference = document["difference"]
     typer.echo(printable(f"B − A: {_interval(difference)}, p = {difference['p']:.2g} (sign-flip test)"))
-    typer.echo(f"{counted(document['cases'], 'case')}, representing {document['covers']}")
+    typer.echo(f"{count_of(document['cases'], 'case')}, representing {document['covers']}")
     typer.echo(f"{document['without_label']} more have no label")
     if "passes" in document:
         said = "passes: B is not worse" if document["passes"] else "fails: B may be worse"

@@ -12,6 +12,7 @@ import typer
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
+from upwell.shared.units import count_of
 from upwell.tools.fleet.fleet_client import (
     At,
     Ca,
@@ -211,7 +212,7 @@ def write_log(
     if not lines:
         raise CallFailed(f"no device has reported on release {release} yet; see `upwell fleet tail`")
     write_named(out, "".join(f"{one}\n" for one in lines).encode(), "--out")
-    typer.echo(f"{len(lines)} requests written to {out}")
+    typer.echo(f"{count_of(len(lines), 'request')} written to {out}")
 
 
 @shadow.command("end")

@@ -118,7 +118,7 @@ def _boxes(output: LogicalOutput, rows: Array, shown: Image.Image, picture: Path
                     draw.circle(tuple(map(float, middle)), _LINE, fill=_COLOUR)
         draw.text(tuple(corners[0] + _LINE), f"{name} {row[_SCORE]:.0%}", fill=_COLOUR)
         lines.append(f"{row[_SCORE]:7.1%}  {name}  at " + ", ".join(f"{corner:.0f}" for corner in corners.ravel()))
-    return TrialResult((f"{len(found)} boxes", *lines), _saved(shown, picture, "boxes"))
+    return TrialResult(("1 box" if len(found) == 1 else f"{len(found)} boxes", *lines), _saved(shown, picture, "boxes"))
 
 
 def _saved(shown: Image.Image, picture: Path, what: str) -> Path:

@@ -20,7 +20,7 @@ from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.part_bench import TierOptions, open_tier
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.tier_profile import Point, Profile
-from upwell.shared.units import counted, parse_seconds
+from upwell.shared.units import count_of, parse_seconds
 from upwell.tools.partition.profile_inputs import read_given
 from upwell.tools.partition.profiler import ProfileOutcome, Profiler, Wishes
 from upwell.tools.terminal import AsJson, key_values, parsed, progress, stdout_console
@@ -130,7 +130,7 @@ def _points(text: str) -> int | None:
 def _show(console: Console, outcome: ProfileOutcome, target: Path, measured_on: str) -> None:
     found = outcome.profile
     what = "heads" if found.tier == "edge" else "tails"
-    on = found.runtime.accelerator or f"CPU, {counted(found.runtime.threads, 'thread')}"
+    on = found.runtime.accelerator or f"CPU, {count_of(found.runtime.threads, 'thread')}"
     rows = "" if found.model.rows == 1 else f", {found.model.rows} rows"
     console.print(Text(f"{found.model.name}: {what} on {found.machine.name} ({found.runtime.version}, {on}{rows})"))
     if found.machine.simulated:

@@ -19,7 +19,7 @@ from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.formats.onnx.file import BadOnnxFile, external_weights
 from upwell.shared.tensors import Array
-from upwell.shared.units import counted
+from upwell.shared.units import count_of
 from upwell.tools.quantize.data_files import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
 from upwell.tools.quantize.quantization_error import (
     SCORE_ERROR,
@@ -307,7 +307,7 @@ class _Work:
     def _data_warnings(self) -> Sequence[str]:
         if self._samples.count >= FEWEST_TO_HOLD_OUT:
             return ()
-        rows = counted(self._samples.count, "row")
+        rows = count_of(self._samples.count, "row")
         return (f"only {rows}: ranges may be too narrow, and nothing is held out to show it",)
 
     def _data_used(self) -> DataUsed:

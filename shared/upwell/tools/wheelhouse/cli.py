@@ -32,6 +32,7 @@ from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import write_whole
 from upwell.shared.formats.model_digest import sha256_of
+from upwell.shared.units import count_of
 from upwell.tools.terminal import AsJson, plain, progress, stdout_console
 
 SCRIPT, UNIT, SBOM = "upwell-device", "upwell-agent.service", "sbom.cdx.json"
@@ -335,8 +336,8 @@ def wheelhouse(
         typer.echo(json.dumps({"target": target.tag, "wheels": wheels, "size_bytes": size_bytes}))
         return
     stdout_console().print(
-        plain(f"{len(found)} wheels for {target.tag}, {size_bytes / 1e6:.0f} MB in {folder}; on the device: "
-              f"sudo {folder.name}/{SCRIPT} install SETTINGS")
+        plain(f"{count_of(len(found), 'wheel')} for {target.tag}, {size_bytes / 1e6:.0f} MB in {folder}; "
+              f"on the device: sudo {folder.name}/{SCRIPT} install SETTINGS")
     )  # fmt: skip
 
 

@@ -321,7 +321,7 @@ def test_a_full_disk_refuses_what_is_put_and_what_was_there_is_still_delivered(t
     sink.behaviour = refuse
     with outbox(tmp_path, {"dock": [sink]}) as box:
         box.put([message(number) for number in range(5)])
-        store = box._journal._store
+        store = box._database._store
         assert store is not None
         pages = store._number("PRAGMA page_count")
         store._connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -342,14 +342,14 @@ def test_what_was_delivered_while_nothing_could_be_written_is_not_delivered_agai
     sink.behaviour = refuse
     with outbox(tmp_path, {"dock": [sink]}) as box:
         box.put([message(number) for number in range(100)])
-        store = box._journal._store
+        store = box._database._store
         assert store is not None
         store._connection.execute("PRAGMA query_only = ON")
         delivered = threading.Event()
         sink.behaviour = lambda messages: delivered.set() if messages[-1].sequence == 99 else None
         assert delivered.wait(WAIT_S)
         assert not box.flush(0.1)  # ten tries to write it down
-        box._journal.ask(lambda store: store._connection.execute("PRAGMA query_only = OFF"))
+        box._database.ask(lambda store: store._connection.execute("PRAGMA query_only = OFF"))
         assert box.flush(WAIT_S)
         assert holds(box).delivered == 100
     assert sink.keys == [f"dock-{number}" for number in range(100)]

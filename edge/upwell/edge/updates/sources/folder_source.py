@@ -176,7 +176,7 @@ def _version_in(path: Path) -> int:
             if header.name == MANIFEST_NAME and header.isreg() and header.size <= MAX_MANIFEST_BYTES:
                 return _version(file.read(header.size))
             file.seek(header.size + -header.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
-    raise ValueError(f"it holds no {MANIFEST_NAME}")
+    raise ValueError(f"there is no {MANIFEST_NAME} in it")
 
 
 def _why(error: Exception) -> str:
@@ -184,7 +184,7 @@ def _why(error: Exception) -> str:
         return "expected JSON with a whole `version` of 1 or more"
     if isinstance(error, BundleRefused):
         return error.problems[0].message
-    return str(error.strerror if isinstance(error, OSError) else error)
+    return str((error.strerror if isinstance(error, OSError) else None) or error)
 
 
 def _version(manifest: bytes) -> int:

@@ -27,6 +27,7 @@ from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
+from upwell.shared.units import count_of
 from upwell.tools.policy.collect.collection_run import (
     ANSWER_S,
     AskedCloud,
@@ -170,9 +171,9 @@ def _run(collection: Collection, items: list[Item]) -> None:
 def _show(report: CollectionReport) -> None:
     console = stdout_console()
     there = f", {report.already_there} were already there" if report.already_there else ""
-    console.print(f"{report.collected} items collected in {report.out}{there}", markup=False)
+    console.print(f"{count_of(report.collected, 'item')} collected in {report.out}{there}", markup=False)
     if report.unlabelled:
-        console.print(f"{report.unlabelled} items have no label and were left out")
+        console.print(f"{count_of(report.unlabelled, 'item')} left out, without a label")
     for found, what in (
         (report.skipped, "skipped"),
         (report.unanswered, "without an answer from the cloud"),

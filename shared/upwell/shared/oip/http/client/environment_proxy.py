@@ -16,6 +16,7 @@ from upwell.shared.oip.http.client.connection import HttpConnection, notice_sile
 from upwell.shared.platform.socket_connect import Hold, connect, left_s
 
 _DEFAULT_PORT = 80
+_PROXY_AUTHENTICATION = 407
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,3 @@ def _tunnel(wire: HttpConnection, proxy: Proxy, address: Address) -> None:
         raise ConnectionError(f"the proxy {proxy} does not connect to {where}: it answered {response.status}")
     if not wire.is_quiet():
         raise ConnectionError(f"the proxy {proxy} closed the connection, or sent data that was not requested")
-
-
-_PROXY_AUTHENTICATION = 407
