@@ -42,7 +42,7 @@ def test_a_service_under_load_is_told(tmp_path: Path, in_process: InProcess) -> 
         finally:
             over.set()
             asking.join()
-    assert "no metrics at" in wrong_port
+    assert "/metrics: the port does not speak HTTP, perhaps it is that of `listen`; is `metrics` set" in wrong_port
     (line,) = told["models"]
     assert (told["kind"], line["model"], line["state"], told["in_time"]) == ("service", "linear/1", "ready", 1.0)
     assert line["rate"] > 1

@@ -9,7 +9,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from http.client import HTTPException
+from http.client import BadStatusLine, HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -73,8 +73,10 @@ def scrape(url: str) -> Scrape:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 (http or https, see `page_url`)
             text = answer.read(MAX_BYTES + 1)
-    except (OSError, HTTPException) as error:  # HTTPException: a port that speaks gRPC, such as `listen`
+    except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(error, BadStatusLine):  # whose text is what a gRPC port sends: bytes of HTTP/2
+            reason = "the port does not speak HTTP, perhaps it is that of `listen`"
         raise Unavailable(f"no metrics at {url}: {reason}; is `metrics` set in agent.yaml or cloud.yaml?") from None
     if len(text) > MAX_BYTES:
         raise Unavailable(f"the page at {url} has more than {MAX_BYTES} bytes")

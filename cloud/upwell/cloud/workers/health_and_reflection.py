@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -32,50 +32,57 @@ _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].ful
 _TELLING_S = 1.0
 """Longest time that a drain waits for the clients that watch."""
 
-_states = health_pb2.HealthCheckResponse
+_Response = health_pb2.HealthCheckResponse
 _State: TypeAlias = Any  # of the enumeration ServingStatus, which has no type
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+@dataclass(eq=False)
+class _Watch:
+    """A watch of `service` (None: of nothing), and the last state that its client has been `sent`."""
+
+    service: str | None
+    sent: _State | None = None
 
 
 class Health:
     """Health of the service (as "" and under its name) and of each model under its name.
 
-    A message to a watcher waits until the client's flow control lets it go, perhaps for ever. So none is sent under the
-    lock, which a thread that handles gRPC's events takes when a watch ends (grpc_health's servicer does send under its
-    lock: one client that reads nothing, or a send at the wrong moment, then stops the whole server).
+    A message to a watcher waits until the client's flow control lets it go, perhaps for ever. So each watch keeps a
+    thread of the server, and none sends under the lock, which a thread that handles gRPC's events takes when a watch
+    ends (grpc_health's servicer does send under its lock: one client that reads nothing, or a send at the wrong
+    moment, then stops the whole server).
     """
 
     def __init__(self, models: dict[str, bool]) -> None:
-        self._lock = threading.Lock()
-        self._states: dict[str, _State] = {"": _states.SERVING, SERVICE: _states.SERVING}
-        self._watchers: set[_Watcher] = set()
+        self._states: dict[str, _State] = {"": _Response.SERVING, SERVICE: _Response.SERVING}
+        self._watches: set[_Watch] = set()
         self._is_ending = False
+        self._lock = threading.Lock()
+        self._changed, self._sent = threading.Condition(self._lock), threading.Condition(self._lock)
         for name, ready in models.items():
             self.show(name, ready)
 
     def show(self, name: str, ready: bool) -> None:
         """Set whether the model `name` is ready, also for watchers. Thread-safe."""
-        self._set(name, _states.SERVING if ready else _states.NOT_SERVING)
+        with self._lock:
+            if not self._is_ending:
+                self._states[name] = _Response.SERVING if ready else _Response.NOT_SERVING
+                self._changed.notify_all()
 
     def enter_graceful_shutdown(self) -> None:
         """Nothing is ready from now on. Waits a moment until the watchers have been told."""
         with self._lock:
-            names = list(self._states)
-        telling = [thread for name in names for thread in self._set(name, _states.NOT_SERVING)]
-        with self._lock:
             self._is_ending = True
-        end_s = time.monotonic() + _TELLING_S
-        for thread in telling:
-            thread.join(max(0.0, end_s - time.monotonic()))
+            self._states = dict.fromkeys(self._states, _Response.NOT_SERVING)
+            self._changed.notify_all()
+            self._sent.wait_for(lambda: all(self._knows(watch) for watch in self._watches), _TELLING_S)
 
     def add_to(self, server: grpc.Server) -> None:
         """Register the servicer with `server`."""
-        request, write = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse.SerializeToString
+        request, write = health_pb2.HealthCheckRequest, _Response.SerializeToString
         check: _Handler = grpc.unary_unary_rpc_method_handler(_reading(request, self.check), response_serializer=write)
-        watching = _reading(request, self.watch)
-        # As in gRPC's own health servicer: the call goes on after the handler has returned.
-        watching.__dict__["experimental_non_blocking"] = True
-        watch: _Handler = grpc.unary_stream_rpc_method_handler(watching, response_serializer=write)
+        watch: _Handler = grpc.unary_stream_rpc_method_handler(_reading(request, self.watch), response_serializer=write)
         _add(server, _HEALTH, {"Check": check, "Watch": watch})
 
     def check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Any:
@@ -84,73 +91,45 @@ class Health:
         state = self._states.get(request.service) if _may_ask(request.service) else None
         if state is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "")
-        return health_pb2.HealthCheckResponse(status=state)
+        return _Response(status=state)
 
-    def watch(
-        self,
-        request: health_pb2.HealthCheckRequest,
-        context: grpc.ServicerContext,
-        send_response_callback: Callable[[health_pb2.HealthCheckResponse], object],
-    ) -> None:
-        """Report the state now and on every change; an unknown name is reported as such."""
-        watcher = _Watcher(request.service if _may_ask(request.service) else None, send_response_callback)
+    def watch(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Iterator[Any]:
+        """Report the state now and on every change; an unknown name is reported as such. A change that was undone
+        while the client did not read is not reported."""
+        watch = _Watch(request.service if _may_ask(request.service) else None)
         with self._lock:
-            has_room = len(self._watchers) < MAX_WATCHES
+            has_room = len(self._watches) < MAX_WATCHES
             if has_room:
-                self._watchers.add(watcher)
-                known = None if watcher.service is None else self._states.get(watcher.service)
-                watcher.put(_states.SERVICE_UNKNOWN if known is None else known)
+                self._watches.add(watch)
         if not has_room:
             # With any other status a client that watches its servers would take this one for unhealthy; with
             # UNIMPLEMENTED it goes on without watching.
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"at most {MAX_WATCHES} health watches at a time")
-        if not context.add_callback(lambda: self._forget(watcher)):
-            self._forget(watcher)
-        watcher.tell()
-
-    def _set(self, name: str, state: _State) -> list[threading.Thread]:
-        """Set a state, and begin to tell the watchers; returns the threads that do."""
-        with self._lock:
-            if self._is_ending:
-                return []
-            self._states[name] = state
-            idle = [watcher for watcher in self._watchers if watcher.service == name and watcher.put(state)]
-        telling = [threading.Thread(target=watcher.tell, name="health", daemon=True) for watcher in idle]
-        for thread in telling:
-            thread.start()
-        return telling
-
-    def _forget(self, watcher: _Watcher) -> None:
-        with self._lock:
-            self._watchers.discard(watcher)
-
-
-class _Watcher:
-    """A watcher of `service` (None: of nothing). One thread at a time sends; what it has not sent yet is replaced."""
-
-    def __init__(self, service: str | None, send: Callable[[health_pb2.HealthCheckResponse], object]) -> None:
-        self.service = service
-        self._send = send
-        self._lock = threading.Lock()
-        self._next: _State | None = None
-        self._is_told = False
-
-    def put(self, state: _State) -> bool:
-        """What to send next; returns whether the caller must have `tell` called."""
-        with self._lock:
-            self._next = state
-            had_teller, self._is_told = self._is_told, True
-            return not had_teller
-
-    def tell(self) -> None:
-        """Send what has been put, until there is no more."""
+        if not context.add_callback(lambda: self._end(watch)):
+            self._end(watch)
         while True:
             with self._lock:
-                state, self._next = self._next, None
-                if state is None:
-                    self._is_told = False
+                self._changed.wait_for(lambda: watch not in self._watches or not self._knows(watch))
+                if watch not in self._watches:
                     return
-            self._send(health_pb2.HealthCheckResponse(status=state))
+                state = self._state(watch)
+            yield _Response(status=state)
+            with self._lock:
+                watch.sent = state
+                self._sent.notify_all()
+
+    def _state(self, watch: _Watch) -> _State:
+        known = None if watch.service is None else self._states.get(watch.service)
+        return _Response.SERVICE_UNKNOWN if known is None else known
+
+    def _knows(self, watch: _Watch) -> bool:
+        return bool(watch.sent == self._state(watch))
+
+    def _end(self, watch: _Watch) -> None:
+        with self._lock:
+            self._watches.discard(watch)
+            self._changed.notify_all()
+            self._sent.notify_all()
 
 
 def _may_ask(service: str) -> bool:
@@ -201,8 +180,8 @@ def _reading(kind: type[M], method: Callable[..., Any]) -> Callable[..., Any]:
     """`method`, which takes a message of this type, as a method that takes its bytes."""
 
     @functools.wraps(method)
-    def read(data: bytes, context: grpc.ServicerContext, *more: Any) -> Any:
-        return method(_read(kind, data, context), context, *more)
+    def read(data: bytes, context: grpc.ServicerContext) -> Any:
+        return method(_read(kind, data, context), context)
 
     return read
 
