@@ -16,7 +16,7 @@ from tests.faults.proxy import Fault, Proxy
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
 from upwell.edge.models.model_config import UpdatesSection
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import UpdateFollower, UpdatePoller
 from upwell.edge.updates.version_store import VersionStore
 

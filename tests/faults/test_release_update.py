@@ -32,7 +32,7 @@ from upwell.edge.updates.releases.release_source import (
 )
 from upwell.edge.updates.releases.signed_document import parse_document
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import UpdatePoller
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError

@@ -25,7 +25,7 @@ from tests.integration.pipelines.sources.held import held
 from tests.pipelines_media import LiveServer, MadeVideo, Viewer, jpeg_part, numbered, until
 from tests.pipelines_run import MadeSource
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.sources import open_source as opening
+from upwell.pipelines.sources import source_opening as opening
 from upwell.pipelines.sources.base import (
     CustomSettings,
     FolderSettings,
@@ -41,7 +41,7 @@ from upwell.pipelines.sources.base import (
     VideoSettings,
 )
 from upwell.pipelines.sources.gstreamer import PROGRAM
-from upwell.pipelines.sources.open_source import open_source
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.windows import WindowShape
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

@@ -20,7 +20,7 @@ from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.models.model_config import UpdatesSection
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import UpdateFollower, UpdatePoller
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, ModelFailed
@@ -134,7 +134,7 @@ import os, sys
 from pathlib import Path
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.updates.update_follower import UpdateFollower
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.models.model_config import UpdatesSection
 from upwell.edge.updates.version_store import VersionStore
 

@@ -13,7 +13,7 @@ from upwell.pipelines.config.source_config import source_settings
 from upwell.pipelines.events.event_rules import EventRules
 from upwell.pipelines.preview.preview import Preview, preview_pages
 from upwell.pipelines.run.frame_loop import FrameLoop
-from upwell.pipelines.sources.open_source import open_source
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.shared.config.security import Address
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError

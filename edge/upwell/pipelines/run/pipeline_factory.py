@@ -49,7 +49,7 @@ from upwell.pipelines.sinks.outbox_database import OutboxLimits
 from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME
 from upwell.pipelines.sinks.sink_opening import open_sinks
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
-from upwell.pipelines.sources.open_source import open_source
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.steps.blur import blur
 from upwell.pipelines.steps.change import ChangeDetector
 from upwell.pipelines.steps.geometry import LOST_S, Zones, keep

@@ -18,7 +18,7 @@ from upwell.edge.bundle.source_address import SCHEME, Reference
 from upwell.edge.updates.releases.signed_document import BACK_WITHIN_S, Payload, ReleasedBundle, ReleaseDocument
 from upwell.edge.updates.releases.stored_release import StoredRelease, open_release, store_release
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.formats.onnx.file import BadOnnxFile

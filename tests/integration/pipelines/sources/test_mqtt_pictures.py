@@ -38,7 +38,7 @@ from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources import mqtt
 from upwell.pipelines.sources.base import MqttPicturesSettings, Patience, SourceEnded, SourceState
 from upwell.pipelines.sources.mqtt import CAPTURED, UNACKNOWLEDGED, MqttPictures
-from upwell.pipelines.sources.open_source import open_source
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
 

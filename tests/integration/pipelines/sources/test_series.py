@@ -36,7 +36,7 @@ from upwell.pipelines.sources.base import (
     SourceEnded,
     SourceState,
 )
-from upwell.pipelines.sources.open_source import open_source
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.windows import WindowShape
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError

@@ -15,7 +15,7 @@ from tests.faults.bundle_servers import FileServer, Registry, need_registry
 from tests.faults.certificates import Authority
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 
 DATA = bytes(range(256)) * 500
 SHA256 = hashlib.sha256(DATA).hexdigest()

@@ -20,7 +20,7 @@ from upwell.edge.bundle.source_address import check_source, names_folder
 from upwell.edge.updates.sources import folder_source
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
 from upwell.edge.updates.sources.folder_source import FolderSource
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 from upwell.shared.errors import ConfigError
 
 
@@ -94,7 +94,7 @@ def test_the_issuers_must_be_there(tmp_path: Path) -> None:
 def test_a_missing_package_is_named() -> None:
     program = (
         "import sys; sys.modules.update(oras=None, requests=None)\n"
-        "from upwell.edge.updates.sources.open_source import open_source\n"
+        "from upwell.edge.updates.sources.source_opening import open_source\n"
         "open_source('/srv/models').close()\n"
         "for text in ('https://host/x.bundle.tar', 'oci://host/x:1'):\n"
         "    try: open_source(text)\n"

@@ -14,7 +14,7 @@ from tests.faults.certificates import Authority
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.updates.sources import partial_archive, web_source
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 
 NAME = "digits.bundle.tar"
 DATA = bytes(range(256)) * 1000

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.pipelines.sources import open_source as opening
+from upwell.pipelines.sources import source_opening as opening
 from upwell.pipelines.sources.base import (
     CameraSettings,
     CustomSettings,
@@ -23,7 +23,7 @@ from upwell.pipelines.sources.base import (
     is_live,
     shown_address,
 )
-from upwell.pipelines.sources.open_source import open_source
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.video import Pauses, job_of
 from upwell.shared.errors import ConfigError
 

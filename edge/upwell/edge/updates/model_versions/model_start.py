@@ -28,7 +28,7 @@ from upwell.edge.updates.model_versions.rollback_by_hand import (
     carry_out_rollback,
 )
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import UpdateFollower
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, UpwellError

@@ -30,7 +30,7 @@ from upwell.edge.updates.releases.repository_transport import (
 from upwell.edge.updates.releases.signed_document import Payload, ReleaseDocument
 from upwell.edge.updates.releases.stored_release import store_release
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
-from upwell.edge.updates.sources.open_source import open_source
+from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import Activate, Followed, Outcome, UpdateFollower
 from upwell.edge.updates.version_state import read_document
 from upwell.edge.updates.version_store import VersionStore
