@@ -145,11 +145,11 @@ def test_what_is_no_bundle_is_passed_over_and_said_once(tmp_path: Path, caplog: 
     assert [record.getMessage().removeprefix(f"{tmp_path}{os.sep}") for record in caplog.records] == [
         f"{name}: skipped, its manifest cannot be read: {why}"
         for name, why in {
-            "bare.bundle.tar": "it holds no manifest.json",
+            "bare.bundle.tar": "there is no manifest.json in it",
             "folder": "expected JSON with a whole `version` of 1 or more",
             "gnu.bundle.tar": no_tar,
             "noise.bundle.tar": no_tar,
-            "short.bundle.tar": "it holds no manifest.json",
+            "short.bundle.tar": "there is no manifest.json in it",
         }.items()
     ]
 
