@@ -28,7 +28,7 @@ from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.calibration.object_chances import fitted_chances
-from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.routing.hardness import RISING, Measure, uncalibrated
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.signature.answer_agreement import matched_boxes
@@ -71,7 +71,10 @@ def loaded(folder: Path) -> EdgeModel:
 def compared(of: DetectionSet, folder: Path, pictures: int) -> Comparison:
     """The measures on so many pictures of a set whose detectors lie in `folder`."""
     edge, cloud = loaded(folder / "edge"), loaded(folder / "cloud")
-    settings = [HardSettings(measure=measure, box_score=BOX_SCORE) for measure in get_args(Measure)]
+    settings = [
+        HardSettings(measure=measure, box_score=BOX_SCORE, **uncalibrated(measure)._asdict())
+        for measure in get_args(Measure)
+    ]
     settings = [hard for hard in settings if hard.measure not in ("output", "function") and edge.scorer.can(hard)]
     values: dict[Measure, list[float]] = {hard.measure: [] for hard in settings}
     alone: list[int] = []

@@ -28,7 +28,7 @@ from upwell.shared.files import read_json, write_whole
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.drift.drift_reference import DriftReference, Floats, RowMeasures
 from upwell.shared.routing.drift.model_drift import DriftReport, ModelDrift
-from upwell.shared.routing.hardness import Measure
+from upwell.shared.routing.hardness import UNMOVED, Measure
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
 from upwell.shared.signature.picture_quality import picture_quality
@@ -42,8 +42,11 @@ NO_BOX = "(no box)"
 def measured(
     signature: Signature, scorer: Scorer, outputs: Mapping[str, Array], picture: bytes | Array | None, measure: Measure
 ) -> RowMeasures:
-    """One row: `outputs` with their row dimension, and the encoded picture, or its pixels [height, width, channels]."""
-    hard = HardSettings(measure=measure)
+    """One row: `outputs` with their row dimension, and the encoded picture, or its pixels [height, width, channels].
+
+    Its hardness is that of unmoved logits, so that a reference means the same whatever holds without a calibration.
+    """
+    hard = HardSettings(measure=measure, **UNMOVED._asdict())
     hardness = scorer.score(outputs, hard, 1)[0] if scorer.can(hard) else math.nan
     brightness = sharpness = math.nan
     if picture is not None:

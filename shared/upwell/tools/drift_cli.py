@@ -27,10 +27,11 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.files import read_json, write_named
 from upwell.shared.oip.dataplane import ModelMetadata
+from upwell.shared.routing.calibration.logged_hardness import measured as logged_hardness
 from upwell.shared.routing.drift.drift_reference import DriftReference, RowMeasures, reference_of
 from upwell.shared.routing.drift.model_drift import ModelDrift
 from upwell.shared.routing.drift.quantity_test import FALSE_ALARMS
-from upwell.shared.routing.hardness import Measure
+from upwell.shared.routing.hardness import UNMOVED, Measure
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.answer_agreement import label_of
 from upwell.shared.tensors import Array
@@ -101,10 +102,10 @@ def _of_log(path: Path, bundle: Path, model: str) -> Mapping[str, Any]:
     if reference is None:
         raise ConfigError.at(bundle, "it has no reference.json; create one with `upwell model reference`", "--bundle")
     counted = ModelDrift(reference)
-    for line in lines:
+    values = logged_hardness(lines, reference.measure, UNMOVED).tolist()
+    for line, hardness in zip(lines, values, strict=True):
         vector = None if line.logits is None else np.array(line.logits)
         label = "" if vector is None else label_of(int(vector.argmax()), labels)
-        hardness = line.hardness.get(reference.measure, float("nan"))
         counted.add(RowMeasures(hardness=hardness, label=label, vector=vector), line.t_s)
     return {name: counted.report().document() for name in models}
 

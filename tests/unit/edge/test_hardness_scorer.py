@@ -24,14 +24,18 @@ from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.calibration.logged_hardness import measured
-from upwell.shared.routing.hardness import Measure, hardness
-from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.calibration.pair_calibration import Target, calibration_of
+from upwell.shared.routing.hardness import UNMOVED, Measure, hardness, is_hard, uncalibrated
+from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.request_log_line import LogLine
+from upwell.shared.routing.simulation.logged_requests import prepare, score
 from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature
 from upwell.shared.tensors import Array, TensorSpec
 from upwell.tools.demo.digit_data import ASSETS, digit_png, heldout
+from upwell.tools.policy.policy_yaml_writer import PolicyText
 
 OF_SCORES: tuple[Measure, ...] = ("max_prob", "margin", "entropy", "energy", "logit_norm")
 OF_BOXES: tuple[Measure, ...] = ("mean_score", "low_share", "count", "doubtful", "near", "spread")
@@ -257,6 +261,53 @@ def test_a_value_that_is_not_finite_makes_its_own_row_hard(functions: Callable[.
 
 
 # --- For logs
+
+
+POSITIONS = output("scores", "logits", (-1, 3, 4))
+
+
+def boxes_and_classes(rows: int, classes: LogicalOutput) -> dict[str, Array]:
+    """Up to four boxes a row, far apart, with scores from 0.1 to 1, and any logits."""
+    rng = np.random.default_rng(3)
+    boxes = np.zeros((rows, 9, 6), np.float32)
+    boxes[:, :, 5] = -1
+    for row in boxes:
+        count = int(rng.integers(0, 5))
+        row[:count, 0] = row[:count, 1] = np.arange(count) * 0.2
+        row[:count, 2] = row[:count, 3] = np.arange(count) * 0.2 + 0.1
+        row[:count, 4] = rng.uniform(0.1, 1.0, count)
+        row[:count, 5] = 3
+    return {"boxes": boxes, "scores": rng.normal(0, 2, (rows, *classes.spec.shape[1:])).astype(np.float32)}
+
+
+@pytest.mark.parametrize("classes", [SCORES, POSITIONS], ids=["one vector", "positions"])
+@pytest.mark.parametrize("measure", ["margin", "doubtful"])
+def test_a_model_with_boxes_and_classes_is_calibrated_as_it_will_be_measured(
+    classes: LogicalOutput, measure: Measure
+) -> None:
+    one, count = scorer(BOXES, classes), 1500
+    outputs = boxes_and_classes(count, classes)
+    rng, plain = np.random.default_rng(5), HardSettings(measure, **uncalibrated(measure)._asdict())
+    measures, before = one.score_all(outputs, plain, count), one.score(outputs, plain, count)
+    logged = [
+        LogLine(t_s=row, model="m", size_bytes=1, hardness=measures[row], edge_correct=bool(rng.random() < 0.7),
+                cloud_correct=True, **one.logged(outputs, plain, row, None))
+        for row in range(count)
+    ]  # fmt: skip
+    as_replayed = [score(request, plain) for request in prepare(logged)]
+    assert measured(logged, measure).tolist() == pytest.approx(before, abs=2e-3)
+    assert as_replayed == pytest.approx(before, abs=2e-3)
+    first = {"margin": "below: 0.75", "doubtful": "above: 5"}[measure]
+    written = f"{{measure: {measure}, {first}, cloud_share: 20%}}"
+    text = PolicyText(f"version: 1\ndefaults: {{hard: {written}}}\n", Path("policy.yaml"))
+    text.add(calibration_of(logged, CompiledPolicy(text.policy()), plain, ModelPair(), Target(cloud_share=0.2)))
+    hard = text.policy().settings("m", None).hard
+    assert hard is not None
+    assert hard.calibrated
+    assert measure == "doubtful" or hard.fit[1:] == UNMOVED[1:], "its margin is that of its classes"
+    is_sent = [is_hard(value, measure, hard.threshold) for value in one.score(outputs, hard, count)]
+    assert np.mean(is_sent) == pytest.approx(0.2, abs=0.02)
+    assert one.score(outputs, hard, count) == pytest.approx(measured(logged, measure, hard.fit).tolist(), abs=5e-3)
 
 
 def test_all_measures_that_apply_are_measured_at_temperature_one(functions: Callable[..., None]) -> None:

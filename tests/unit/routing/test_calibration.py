@@ -27,7 +27,7 @@ from upwell.shared.routing.calibration.threshold_choice import (
     requests_for_risk,
     requests_for_share,
 )
-from upwell.shared.routing.hardness import UNCALIBRATED, LogitFit, Measure, hardness
+from upwell.shared.routing.hardness import UNCALIBRATED, UNMOVED, LogitFit, Measure, hardness, uncalibrated
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import ModelPair
@@ -291,7 +291,7 @@ def test_objects_count_as_far_as_boxes_support_them(weight: float) -> None:
     assert auroc(-measured(logged, "margin", fit), wrong) > auroc(-other, wrong) + 0.005
 
 
-@pytest.mark.parametrize(("temperature", "bias", "slope"), [(1.0, 1.0, 10.0), (1.0, 1.0, 4.0)])
+@pytest.mark.parametrize(("temperature", "bias", "slope"), [(1.0, 1.0, 10.0), (0.8, 1.3, 4.0)])
 def test_objects_that_are_not_shown_have_a_slope_of_their_own(temperature: float, bias: float, slope: float) -> None:
     fit = fitted_chances(detected(2000, 1, temperature, bias, slope=slope), "margin", 1.0)
     assert fit.temperature == pytest.approx(temperature, rel=0.35)
@@ -352,15 +352,53 @@ def test_scores_that_all_look_sure_are_moved_to_where_the_doubts_lie() -> None:
     assert -fit.bias * fit.temperature == pytest.approx(math.log(0.95 / 0.05), abs=0.2)
 
 
-def test_chances_that_tell_nothing_or_too_few_lines_are_left_alone() -> None:
-    rng = np.random.default_rng(4)
-    noise = [one.model_copy(update={"edge_correct": bool(rng.random() < 0.7)}) for one in detected(400, 4, 1.0, 0.0)]
-    assert fitted_chances(detected(40, 2, 0.4, 1.0), "margin", 1.0) == UNCALIBRATED
-    assert fitted_chances([line(chances=(0.9,), edge_correct=True)] * 100, "margin", 2.0) == UNCALIBRATED._replace(
-        temperature=2.0
-    )
-    values = measured(noise, "margin", fitted_chances(noise, "margin", 1.0))
-    assert auroc(-values, np.array([not one.edge_correct for one in noise])) == pytest.approx(0.5, abs=0.05)
+@pytest.mark.parametrize("measure", ["margin", "doubtful", "near"])
+def test_too_few_lines_or_of_one_kind_leave_a_measure_as_it_is_without_a_calibration(measure: Measure) -> None:
+    assert fitted_chances(detected(40, 2, 0.4, 1.0), measure, 1.0) == uncalibrated(measure)
+    right = [line(chances=(0.9,), edge_correct=True)] * 100
+    assert fitted_chances(right, measure, 2.0) == uncalibrated(measure)._replace(temperature=2.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_chances_that_tell_the_truth_uncalibrated_are_left_alone(seed: int) -> None:
+    logged = detected(400, seed, 1.0, UNCALIBRATED.bias, slope=UNCALIBRATED.hidden_slope)
+    assert fitted_chances(logged, "margin", 1.0) == UNCALIBRATED
+
+
+def surprise(fit: LogitFit, fitted_on: list[LogLine], check: list[LogLine]) -> float:
+    """The mean of −ln P of what `check` saw; the chance of unseen objects is the likeliest of `fitted_on`."""
+
+    def mean(lines: list[LogLine], unseen: float) -> float:
+        right = np.clip(math.exp(-unseen) * measured(lines, "margin", fit), 1e-6, 1 - 1e-6)
+        was_right = np.array([one.edge_correct for one in lines], bool)
+        return float(-np.log(np.where(was_right, right, 1 - right)).mean())
+
+    return mean(check, min((0.0, 0.01, 0.1, 0.3, 1.0), key=lambda unseen: mean(fitted_on, unseen)))
+
+
+@pytest.mark.parametrize("seed", range(4, 8))
+def test_chances_that_tell_nothing_are_left_alone_or_fitted_to_say_little(seed: int) -> None:
+    """The best that can be said of other lines is the share of right answers, 0.7."""
+
+    def noise(seed: int) -> list[LogLine]:
+        rng = np.random.default_rng(seed)
+        logged = detected(400, seed, 1.0, 0.0)
+        return [one.model_copy(update={"edge_correct": bool(rng.random() < 0.7)}) for one in logged]
+
+    logged, check = noise(seed), noise(seed + 100)
+    fit = fitted_chances(logged, "margin", 1.0)
+    best = -0.7 * math.log(0.7) - 0.3 * math.log(0.3)
+    assert fit == UNCALIBRATED or surprise(fit, logged, check) < best + 0.05 < surprise(UNCALIBRATED, logged, check)
+
+
+def test_a_policy_measures_near_unmoved_until_a_calibration_moves_it_by_any_fit() -> None:
+    logged = [line(chances=(0.9, 0.7, 0.55, 0.3, 0.1))]
+    settings = parse_yaml("version: 1\ndefaults: {hard: {measure: near, above: 2}}\n", Policy).settings("m", None).hard
+    assert settings is not None
+    assert settings.fit == UNMOVED
+    assert measured(logged, "near").tolist() == measured(logged, "near", settings.fit).tolist() == [3]
+    moved = [measured(logged, "near", UNCALIBRATED._replace(bias=bias)).tolist() for bias in (1.5, 1.501)]
+    assert moved[0] == moved[1] != [3], "a calibration may find just what holds for other measures"
 
 
 def test_a_detector_with_moved_chances_is_calibrated_as_the_policy_will_measure_it() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.routing.box_hardness import OF_CANDIDATES, CandidateGroups, box_hardness, candidate_hardness
-from upwell.shared.routing.hardness import UNCALIBRATED, UNMOVED, LogitFit, Measure
+from upwell.shared.routing.hardness import UNCALIBRATED, UNMOVED, LogitFit, Measure, uncalibrated
 from upwell.shared.tensors import Array
 
 MEASURES: tuple[Measure, ...] = ("mean_score", "low_share", "count")
@@ -91,7 +91,8 @@ def groups(scores: Sequence[float], overlaps: Sequence[float] = (), min_score: f
     return CandidateGroups(made, np.array(overlaps or np.ones(len(made)), np.float64), supports, min_score)
 
 
-def one_value(measure: Measure, made: CandidateGroups, box_score: float = 0.5, fit: LogitFit = UNCALIBRATED) -> float:
+def one_value(measure: Measure, made: CandidateGroups, box_score: float = 0.5, fit: LogitFit | None = None) -> float:
+    fit = uncalibrated(measure) if fit is None else fit
     (value,) = candidate_hardness(detections(()), [made], measure, box_score=box_score, fit=fit)
     return value
 
@@ -154,6 +155,6 @@ def test_where_nothing_is_possible_nothing_is_doubtful() -> None:
 def test_a_broken_box_makes_its_row_nan_whatever_the_candidates_say(measure: Measure) -> None:
     made = detections((0.9,), (0.9,))
     made[0, 0, 1] = math.nan
-    first, second = candidate_hardness(made, [groups((0.9,))] * 2, measure, box_score=0.5)
+    first, second = candidate_hardness(made, [groups((0.9,))] * 2, measure, box_score=0.5, fit=UNCALIBRATED)
     assert math.isnan(first)
     assert math.isfinite(second)

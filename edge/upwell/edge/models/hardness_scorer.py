@@ -22,7 +22,7 @@ from upwell.shared.routing.box_hardness import (
     candidate_hardness,
     object_chances,
 )
-from upwell.shared.routing.hardness import UNCALIBRATED, Measure, as_logits, hardness, pixel_margin
+from upwell.shared.routing.hardness import Measure, as_logits, hardness, pixel_margin, uncalibrated
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.detections import FIELDS, KEYPOINT, as_candidates, grouped, has_keypoints
 from upwell.shared.signature.processor import CandidatesByOutput
@@ -127,7 +127,7 @@ class Scorer:
         """
         # To look for a function without a name would read files of all installed packages.
         measures = [measure for measure in _MEASURES if measure != "function" or hard.function]
-        asked = [replace(hard, measure=measure, **UNCALIBRATED._asdict()) for measure in measures]
+        asked = [replace(hard, measure=measure, **uncalibrated(measure)._asdict()) for measure in measures]
         columns = {one.measure: self.score(outputs, one, rows, candidates) for one in asked if self.can(one)}
         return tuple(
             {name: column[row] for name, column in columns.items() if math.isfinite(column[row])} for row in range(rows)
@@ -159,9 +159,9 @@ class Scorer:
     ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
         """The chances of objects in one row of detections, before any calibration, and their supports.
 
-        Both are None unless the model's margin is that of its boxes, or if a box is not finite.
+        Both are None for a model without detections, or if a box is not finite.
         """
-        if self._boxes is None or not self._measures_boxes("margin"):
+        if self._boxes is None:
             return None, None
         found = self._rows(outputs, self._boxes)[row : row + 1]
         if len(found) == 0 or not np.isfinite(found).all():

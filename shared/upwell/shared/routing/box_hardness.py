@@ -49,7 +49,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from upwell.shared.routing.hardness import UNCALIBRATED, UNMOVED, LogitFit, Measure
+from upwell.shared.routing.hardness import UNMOVED, LogitFit, Measure
 from upwell.shared.tensors import Array
 
 OF_BOXES: frozenset[Measure] = frozenset({"mean_score", "low_share", "count"})
@@ -116,7 +116,7 @@ def candidate_hardness(
     measure: Measure,
     *,
     box_score: float,
-    fit: LogitFit = UNCALIBRATED,
+    fit: LogitFit,
 ) -> tuple[float, ...]:
     """The measure for each row, from the groups of its candidates, their chances moved by `fit`.
 
@@ -156,8 +156,6 @@ def right_chances(objects: ObjectChances, fit: LogitFit) -> Array:
 
 def chance_hardness(objects: ObjectChances, measure: Measure, fit: LogitFit) -> float:
     """The measure for one row from the chances of its groups. Raises `KeyError` if it is not one of `OF_CHANCES`."""
-    if measure == "near" and fit[1:] == UNCALIBRATED[1:]:
-        fit = LogitFit(fit.temperature)
     return _MEASURES[measure](right_chances(objects, fit))
 
 

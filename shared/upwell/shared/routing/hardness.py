@@ -64,6 +64,12 @@ UNMOVED = LogitFit()
 UNCALIBRATED = LogitFit(bias=1.5, hidden_slope=8.0)
 """Without a calibration: a detector's objects as `box_hardness` says, logits of classes as they are."""
 
+
+def uncalibrated(measure: Measure) -> LogitFit:
+    """How logits are moved for this measure without a calibration."""
+    return UNMOVED if measure == "near" else UNCALIBRATED
+
+
 RISING: frozenset[str] = frozenset(
     {"entropy", "energy", "low_share", "count", "doubtful", "near", "spread", "output", "function"}
 )

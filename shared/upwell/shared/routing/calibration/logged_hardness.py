@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from upwell.shared.routing.box_hardness import OF_CHANCES, ObjectChances, chance_hardness
-from upwell.shared.routing.hardness import RISING, UNCALIBRATED, LogitFit, Measure, hardness
+from upwell.shared.routing.hardness import RISING, LogitFit, Measure, hardness, uncalibrated
 from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 
@@ -36,13 +36,23 @@ def hardness_of_chances(line: LogLine, measure: Measure, fit: LogitFit) -> float
     return math.nan if fit.support != 0.0 and lacks_supports(line) else chance_hardness(objects_of(line), measure, fit)
 
 
-def measured(lines: Sequence[LogLine], measure: Measure, fit: LogitFit = UNCALIBRATED) -> Array:
-    """The hardness of each line, FP64 [lines]: from its chances or logits if it has them, else as logged, else NaN."""
+def is_of_chances(line: LogLine, measure: Measure) -> bool:
+    """Whether the measure of a line is that of its chances. With class scores beside its boxes, a model's margin is
+    that of its classes."""
+    has_classes = line.logits is not None or "max_prob" in line.hardness
+    return measure in OF_CHANCES and line.chances is not None and not (measure == "margin" and has_classes)
+
+
+def measured(lines: Sequence[LogLine], measure: Measure, fit: LogitFit | None = None) -> Array:
+    """The hardness of each line, FP64 [lines]: from its chances or logits if it has them, else as logged, else NaN.
+
+    Without a `fit` it is that without a calibration.
+    """
+    fit = uncalibrated(measure) if fit is None else fit
     values = np.array([line.hardness.get(measure, math.nan) for line in lines], np.float64)
-    if measure in OF_CHANCES:
-        for index, line in enumerate(lines):
-            if line.chances is not None:
-                values[index] = hardness_of_chances(line, measure, fit)
+    for index, line in enumerate(lines):
+        if is_of_chances(line, measure):
+            values[index] = hardness_of_chances(line, measure, fit)
     if measure not in FROM_LOGITS:
         return values
     by_classes: dict[int, list[int]] = defaultdict(list)

@@ -12,7 +12,7 @@ import numpy as np
 from upwell.shared.routing.box_hardness import ObjectChances, right_chances
 from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.calibration.logged_hardness import measured, objects_of
-from upwell.shared.routing.hardness import RISING, UNCALIBRATED, LogitFit, Measure
+from upwell.shared.routing.hardness import RISING, UNCALIBRATED, LogitFit, Measure, uncalibrated
 from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 
@@ -41,11 +41,12 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float, *,
     Found by compass search (Kolda, Lewis & Torczon 2003, "Optimization by direct search"). Without a calibration T is
     `before`. From that, a family is preferred to the best one before it only if its fits on either half of the lines
     improve the likelihood on the other half and make the order of hardness no worse, in the sum (two-fold
-    cross-validation). With fewer than 50 usable lines none is tried.
+    cross-validation). With fewer than 50 usable lines none is tried. Where the chances tell nothing, the likeliest fit
+    makes all of them sure, so that u alone stands for the wrong answers.
     """
     usable = [line for line in lines if line.chances is not None and line.edge_correct is not None][:_AT_MOST_LINES]
     logged = _Logged.of(usable)
-    best = UNCALIBRATED._replace(temperature=before)
+    best = uncalibrated(measure)._replace(temperature=before)
     if len(usable) < _AT_LEAST_LINES or logged.right.all() or not logged.right.any():
         return best
     halves = (_Logged.of(usable[::2]), _Logged.of(usable[1::2]))

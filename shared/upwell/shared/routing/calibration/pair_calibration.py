@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from upwell.shared.routing.box_hardness import OF_CHANCES
 from upwell.shared.routing.calibration.binomial import lower_bound
 from upwell.shared.routing.calibration.discrimination import Discrimination, discrimination
 from upwell.shared.routing.calibration.logged_hardness import (
     FROM_LOGITS,
     TEMPERED,
     fitted_temperature,
+    is_of_chances,
     lacks_supports,
     measured,
 )
@@ -210,13 +210,18 @@ def _moved(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[H
     A line with neither chances nor the measure, for which it was NaN, is hard after the fit too. If a line lacks the
     supports of its chances, supports get no weight: the agent would measure such requests otherwise than the log.
     """
-    has_none = all(line.chances is None for line in lines)
-    if hard.measure not in OF_CHANCES or has_none or _only_logged(lines, hard.measure):
+    if not _can_move(lines, hard.measure) or _only_logged(lines, hard.measure):
         return replace(hard, **LogitFit(hard.temperature)._asdict()), np.zeros(len(lines), bool)
     fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
     has_supports = not any(map(lacks_supports, lines))
     fitted = fitted_chances(fit, hard.measure, hard.temperature, has_supports=has_supports)
     return replace(hard, **fitted._asdict()), part
+
+
+def _can_move(lines: Sequence[LogLine], measure: Measure) -> bool:
+    """Whether the measure is that of chances, and some lines have them."""
+    having = [line for line in lines if line.chances is not None]
+    return bool(having) and all(is_of_chances(line, measure) for line in having)
 
 
 def _only_logged(lines: Sequence[LogLine], measure: Measure) -> int:
@@ -226,9 +231,9 @@ def _only_logged(lines: Sequence[LogLine], measure: Measure) -> int:
 
 def _not_moved(lines: Sequence[LogLine], measure: Measure) -> tuple[str, ...]:
     """Why the chances are not fitted, or the supports get no weight, although some lines have them."""
-    if measure not in OF_CHANCES:
+    if not _can_move(lines, measure):
         return ()
-    if (count := _only_logged(lines, measure)) and any(line.chances is not None for line in lines):
+    if count := _only_logged(lines, measure):
         return (f"{count} lines have {measure} without `chances`, so no chances are fitted; leave these lines out",)
     if (count := sum(map(lacks_supports, lines))) and any(line.supports for line in lines):
         return (f"{count} lines have `chances` without `supports`, so these get no weight; leave these lines out",)

@@ -21,7 +21,7 @@ from upwell.shared.routing.decide.router_state import (
     Signals,
 )
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
-from upwell.shared.routing.hardness import UNCALIBRATED, UNMOVED, Measure
+from upwell.shared.routing.hardness import UNMOVED, Measure, uncalibrated
 from upwell.shared.routing.policy.compiled_policy import CompiledPolicy, Finding
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.policy_keys import FAILURE_REASONS
@@ -256,7 +256,7 @@ def _flat_hard(settings: Settings) -> dict[str, Any]:
     if hard is None:
         return {"hard": "off"}
     found = {"hard.measure": hard.measure, "hard.threshold": hard.threshold, "hard.temperature": hard.temperature}
-    if hard.fit[1:] not in (UNMOVED[1:], UNCALIBRATED[1:]):
+    if hard.fit[1:] not in (UNMOVED[1:], uncalibrated(hard.measure)[1:]):
         found |= {f"hard.{name}": getattr(hard, name) for name in hard.fit._fields[1:]}
     targets = {"hard.cloud_share": hard.cloud_share, "hard.max_risk": hard.max_risk}
     written = {key: value for key, value in targets.items() if not math.isnan(value)}

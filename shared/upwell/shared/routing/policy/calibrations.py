@@ -30,9 +30,7 @@ class Calibration(Section):
     temperature: Annotated[Number, Field(gt=0)] = Field(1.0, description="Divides the logits.")
     bias: Number = Field(0.0, description="Added to the logits of a detector's objects.")
     support: Number = Field(0.0, description="Weight of ln(support), added to the logits of a detector's objects.")
-    hidden_slope: Annotated[Number, Field(gt=0)] = Field(
-        1.0, description="Multiplies the logits of its objects not shown."
-    )
+    hidden_slope: Annotated[Number, Field(gt=0)] = Field(1.0, description="Multiplies the logits of objects not shown.")
     cloud_share: Annotated[Share | None, Written] = Field(None, description="The share it was made for.")
     max_risk: Annotated[OpenShare | None, Written] = Field(None, description="The risk it was made for.")
     confidence: OpenShare = Field(0.95, description="How sure that risk is.")

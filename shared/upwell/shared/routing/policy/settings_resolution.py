@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel
 
 from upwell.shared.config.located_errors import Location
-from upwell.shared.routing.hardness import RISING, LogitFit, Measure
+from upwell.shared.routing.hardness import RISING, LogitFit, Measure, uncalibrated
 from upwell.shared.routing.policy.calibrations import Calibration, fitting, misfit_text, nearest
 from upwell.shared.routing.policy.policy_keys import FAILURE_REASONS, PERIOD_S, SettingsPatch
 from upwell.shared.routing.policy.settings import (
@@ -270,11 +270,11 @@ class _Resolver:
         hard = HardSettings(
             measure=measure,
             threshold=self._threshold(measure),
-            temperature=self._get("temperature", 1.0),
             output=self._get("output", ""),
             function=self._get("function", ""),
             box_score=self._get("score", _HARD.box_score),
             is_of_drift=any(level.location[-1] == ON_DRIFT for _, level in self._layers.written("hard")),
+            **uncalibrated(measure)._replace(temperature=self._get("temperature", 1.0))._asdict(),
         )
         if measure in ("output", "function") and ("hard", measure) not in self._layers:
             self._blame(f"measure {measure} needs `{measure}`")

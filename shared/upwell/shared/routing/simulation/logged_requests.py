@@ -10,8 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from upwell.shared.routing.box_hardness import OF_CHANCES
-from upwell.shared.routing.calibration.logged_hardness import hardness_of_chances
+from upwell.shared.routing.calibration.logged_hardness import hardness_of_chances, is_of_chances
 from upwell.shared.routing.hardness import RISING, Measure, hardness
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings, LowerQuality, ModelPair
@@ -105,7 +104,7 @@ Score: TypeAlias = Callable[[LoggedRequest, HardSettings], float]
 def score(request: LoggedRequest, hard: HardSettings) -> float:
     """The hardness from the line's chances or logits, else as logged; NaN, which is hard, without any of them."""
     line = request.line
-    if line.chances is not None and hard.measure in OF_CHANCES:
+    if is_of_chances(line, hard.measure):
         return hardness_of_chances(line, hard.measure, hard.fit)
     if line.logits is not None and hard.measure in _FROM_LOGITS:
         return hardness(np.array([line.logits]), hard.measure, logits=True, temperature=hard.temperature)[0]
