@@ -72,7 +72,7 @@ class CloudService(Dataplane):
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Answer one request. Raises as `Dataplane.infer` does, and `Unavailable` while draining."""
-        model = self._begin(request)
+        model = self._begin(request, call.deadline_s)
         started_s = time.monotonic()
         try:
             response, times = _answer(model, request, call, started_s)
@@ -167,14 +167,14 @@ class CloudService(Dataplane):
             raise Unavailable(f"model {name!r} version {model.version} is not ready: {model.reason}")
         return model
 
-    def _begin(self, request: InferRequest) -> CloudModel:
+    def _begin(self, request: InferRequest, deadline_s: float) -> CloudModel:
         """The model that will answer, with one more request counted as in progress."""
         with self._lock:
             if not self._draining:
                 model = self.find(request.model, request.version)
                 self._in_use[model] = self._in_use.get(model, 0) + 1
                 return model
-        raise self.refusals.next()
+        raise self.refusals.refusal(deadline_s)
 
     def _end(self, model: CloudModel) -> None:
         with self._lock:

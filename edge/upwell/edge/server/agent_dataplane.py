@@ -69,7 +69,7 @@ class AgentDataplane(Dataplane):
         if call.cancelled.is_set():
             raise CallerLeft("the caller has left")
         if self._is_draining:
-            raise self._refusals.next()
+            raise self._refusals.refusal(call.deadline_s)
         if not self._room.acquire(blocking=False):
             raise Refused(f"{self._max_requests} requests are already being handled; try again later")
         try:

@@ -28,13 +28,17 @@ class HeldRefusals:
         self._released = threading.Event()
         self._released.set()
 
-    def next(self) -> Unavailable:
-        """The refusal of one more request; between `settle` and `release` it waits for the latter."""
+    def refusal(self, deadline_s: float) -> Unavailable:
+        """The refusal of one more request; between `settle` and `release` it waits for the latter.
+
+        It waits for half of the time left until `deadline_s` (monotonic) at most. The other half is for the way to the
+        caller, who may then ask elsewhere.
+        """
         if not self._released.is_set():
             with self._lock:
                 self._held += 1
             yield_permit()  # let waiting calls in, so that they are held too: what is unread then ends without a reply
-            self._released.wait(_HELD_S)
+            self._released.wait(min(_HELD_S, (deadline_s - time.monotonic()) / 2))
         return Unavailable(f"{self._who} is draining and accepts no more requests")
 
     def settle(self) -> None:
