@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -9,8 +10,7 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -119,6 +119,7 @@ class PictureFolder:
         try:
             with os.scandir(self._settings.path) as entries:
                 found = {entry.name: entry for entry in entries}
+            stats, is_whole = _statuses(entry for name, entry in found.items() if _is_picture(name))
         except FileNotFoundError:
             self._lose("there is no such folder")
             return
@@ -127,11 +128,7 @@ class PictureFolder:
             return
         if self._status.state is not SourceState.LIVE:
             self._status = replace(self._status, state=SourceState.LIVE, explained="")
-        stats: dict[str, os.stat_result] = {}
-        for name in filter(_is_picture, found):
-            with suppress(OSError):  # gone meanwhile, or a link to nothing
-                stats[name] = found[name].stat()
-        self._given = {name: one for name, one in self._given.items() if name in stats}
+        self._given = {name: one for name, one in self._given.items() if name in found}
         sightings: dict[str, _Sighting] = {}
         for name in sorted(stats):
             status = stats[name]
@@ -147,7 +144,7 @@ class PictureFolder:
             else:
                 sightings[name] = sighting
         self._sightings = sightings
-        self._is_settled = not sightings
+        self._is_settled = is_whole and not sightings
 
     def _lose(self, why: str) -> None:
         if self._status.state is not SourceState.LOST:
@@ -232,6 +229,23 @@ class PictureFolder:
 def _is_picture(name: str) -> bool:
     """Judged by name. Hidden files are unfinished."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES
+
+
+def _statuses(entries: Iterable[os.DirEntry[str]]) -> tuple[dict[str, os.stat_result], bool]:
+    """The status of each file by its name, without links to nothing, and whether no file is gone since the listing.
+
+    Raises `OSError` for any other reason: such a file was not removed.
+    """
+    found: dict[str, os.stat_result] = {}
+    is_whole = True
+    for entry in entries:
+        try:
+            found[entry.name] = entry.stat()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise OSError(error.errno, f"{entry.name}: {error.strerror}") from None
+            is_whole = is_whole and entry.is_symlink()
+    return found, is_whole
 
 
 def _contents(path: Path, max_bytes: int) -> tuple[bytes | None, Signature]:

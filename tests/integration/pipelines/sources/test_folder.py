@@ -92,6 +92,44 @@ def test_a_link_to_nothing_keeps_no_other_picture_from_being_read(tmp_path: Path
     source.close()
 
 
+def test_a_file_whose_status_cannot_be_read_is_told_and_what_was_given_is_not_given_again(tmp_path: Path) -> None:
+    put(tmp_path, "b.jpg")
+    source = PictureFolder(FolderSettings(tmp_path, answered="leave", settle_s=0.01))
+    assert source.next(5) is not None
+    os.replace(tmp_path / "b.jpg", tmp_path / "kept")
+    (tmp_path / "b.jpg").symlink_to("x" * 300)  # the system refuses to look up a name of this length
+    assert source.next(0) is None
+    assert (source.status.state, source.status.explained) == (SourceState.LOST, "b.jpg: File name too long")
+    once = PictureFolder(FolderSettings(tmp_path, watch=False))
+    with pytest.raises(SourceEnded, match=r"has ended: b\.jpg: File name too long"):
+        once.next(5)
+    os.replace(tmp_path / "kept", tmp_path / "b.jpg")
+    put(tmp_path, "c.jpg", 7)
+    frame = source.next(5)
+    assert frame is not None
+    assert number_of(frame.pixels) == 7
+    assert (source.status.state, source.status.reconnects) == (SourceState.LIVE, 1)
+    source.close()
+
+
+def test_a_folder_that_vanishes_during_the_scan_does_not_end_as_if_all_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox = tmp_path / "in"
+    inbox.mkdir()
+    put(inbox, "a.jpg")
+
+    def is_picture(name: str) -> bool:
+        (inbox / name).unlink()
+        inbox.rmdir()
+        return True
+
+    monkeypatch.setattr(folder, "_is_picture", is_picture)
+    source = PictureFolder(FolderSettings(inbox, watch=False, settle_s=0.01))
+    with pytest.raises(SourceEnded, match="there is no such folder"):
+        source.next(5)
+
+
 @pytest.mark.parametrize("answered", ["mark", "leave"])
 def test_a_file_that_stays_is_given_once(tmp_path: Path, answered: str) -> None:
     path = put(tmp_path, "a.jpg")
