@@ -138,13 +138,19 @@ def watch_server_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
     return WatchedFiles(files.paths, lambda: _server_context(files))
 
 
-@functools.lru_cache(maxsize=16)
 def watch_client_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
-    """The TLS context of a client's connections, renewed when a file changes. Raises `ConfigError`.
+    """The TLS context of a client's connections, renewed when a file changes. Raises `ConfigError` if the files are
+    wrong now.
 
     Clients of the same files share it: loading the system's certificates takes tens of milliseconds, and a client
     that replaces one whose connection is dead is made while a request waits.
     """
+    _load(files)  # the shared context may be that of former files
+    return _shared_context(files)
+
+
+@functools.lru_cache(maxsize=16)
+def _shared_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
     system = [] if files.ca is not None else [Path(path) for path in ssl.get_default_verify_paths()[:2] if path]
     return WatchedFiles([*files.paths, *system], lambda: _client_context(files))
 
