@@ -312,6 +312,12 @@ def test_only_some_of_very_many_errors_are_put_into_words(monkeypatch: pytest.Mo
         ("https://h/x?token=pw&y", "https://h/x?…"),
         ("oci://u:pw@h/x:1@sha256:ab", "oci://…@h/x:1@sha256:ab"),
         ("plain:text", "plain:text"),
+        ("https:/user:a://b@h", "…@h"),
+        ("https:/collector?api_key=pw", "https:/collector?…"),
+        ("h/x?token=a b", "h/x?…"),
+        ("https://h/a b?token=pw", "https://h/a b?…"),
+        ("x > 1 ? a", "x > 1 ? a"),
+        ("why?", "why?"),
     ],
 )
 def test_a_value_that_is_shown_hides_what_may_be_a_password(value: str, shown: str) -> None:

@@ -56,6 +56,7 @@ Core errors know no transport: `upwell.shared.oip.error_statuses` maps each to a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,15 +145,19 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_QUERY = re.compile(r"([a-z][a-z0-9+.-]*:/.*?\?|\S*?\?).+", re.IGNORECASE | re.DOTALL)
+"""An address, even one with a slip in it, and its query; a text with a space before "?" is none."""
+
+
 def without_secrets(text: str) -> str:
     """A value that may be meant as an address, for a message: without what may be a user, password or token."""
     address, digest, rest = text.partition("@sha256:")
     hidden, at, place = address.rpartition("@")
-    scheme, separator, _ = hidden.partition("://")
-    shown, question, _ = (f"{scheme}{separator}…@{place}" if separator else f"…@{place}" if at else place).partition(
-        "?"
-    )
-    return f"{shown}{question}{'…' if question else ''}{digest}{rest}"
+    scheme = _SCHEME.match(hidden)
+    shown = f"{scheme[0] if scheme else ''}…@{place}" if at else place
+    query = _QUERY.fullmatch(shown)
+    return f"{query[1]}…{digest}{rest}" if query else f"{shown}{digest}{rest}"
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,13 @@ def test_any_free_port_may_be_asked_for_more_than_once(tmp_path: Path) -> None:
     assert load(tmp_path, LEAST.replace("}", again)).serve.metrics == "127.0.0.1:0"
 
 
-@pytest.mark.parametrize("endpoint", ["https://me:hunter2@collector", "https://collector/?key=hunter2", "hunter2@c:1"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://me:hunter2@collector", "https://collector/?key=hunter2", "hunter2@c:1", "https:/collector?key=hunter2",
+        "https:/me:hunter2://x@c",
+    ],
+)  # fmt: skip
 def test_what_may_be_a_secret_is_not_repeated(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"serve\.traces: expected a URL") as caught:
         load(tmp_path, LEAST.replace("}", f", traces: {{endpoint: '{endpoint}'}}}}"))

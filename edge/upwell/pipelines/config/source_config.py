@@ -36,7 +36,7 @@ from upwell.shared.units import Seconds
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "http", "https")
 """The schemes of video addresses."""
 
-_NEARLY_ADDRESS = re.compile(rf"(?i)({'|'.join(SCHEMES)})(:/|//)")
+_NEARLY_ADDRESS = re.compile(rf"(?i)({'|'.join(SCHEMES)})(:|//)")
 """Begins a text that is no file, but an address with a slip in it."""
 
 SOURCE_KINDS = ("video", "camera", "folder", "mqtt", "series", "plugin")

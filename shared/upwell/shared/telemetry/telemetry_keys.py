@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from upwell.shared.config.security import Address
 from upwell.shared.config.yaml import FilePart
+from upwell.shared.errors import without_secrets
 from upwell.shared.units import Seconds, Share
 
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -31,7 +32,7 @@ class _Collector(FilePart):
         except ValueError:
             host = None
         if not host or url.scheme not in ("http", "https"):
-            raise ValueError(f"expected a URL such as http://127.0.0.1:4318, got {self.endpoint.rpartition('@')[2]!r}")
+            raise ValueError(f"expected a URL such as http://127.0.0.1:4318, got {without_secrets(self.endpoint)!r}")
         if url.username is not None or url.query or url.fragment:
             # The URL may hold a secret, which must not be logged.
             raise ValueError("expected a URL without name, password or query; put them in OTEL_EXPORTER_OTLP_HEADERS")
