@@ -30,6 +30,7 @@ def test_arguments_of_the_wrong_type_are_named(path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"deadline_s": "1"}, "deadline_s: expected a number of seconds, got str"),
         ({"deadline_s": None}, "deadline_s: expected a number of seconds, got NoneType"),
+        ({"deadline_s": True}, "deadline_s: expected a number of seconds, got bool"),
         ({"deadline_s": 1j}, "deadline_s: expected a number of seconds, got complex"),
         ({"deadline_s": 10**400}, "deadline_s: expected a number of seconds that a float can hold"),
         ({"id": 5}, "id: expected a string, got int"),
@@ -47,10 +48,10 @@ def test_arguments_of_the_wrong_type_are_named(path: Path) -> None:
 
 def test_a_deadline_of_numpy_s_types_is_recorded_like_any_other(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Agent.from_config(path) as agent:
-        for deadline_s in (np.float32(5), np.int64(5), 5, True):
+        for deadline_s in (np.float32(5), np.int64(5), 5):
             agent.infer("digits", {"image": pictures([0])}, deadline_s=deadline_s)
     (recorded,) = (path.parent / "state").glob("flight*/*")
-    assert recorded.read_bytes().count(b"\n") == 4
+    assert recorded.read_bytes().count(b"\n") == 3
     assert "cannot be recorded" not in caplog.text
 
 

@@ -163,12 +163,16 @@ def size_bytes(inputs: Mapping[str, Array]) -> int:
         raise InvalidRequest("an object array contains something other than bytes") from None
 
 
-def checked_deadline(model: object, deadline_s: object, id: object, traceparent: object) -> float:
-    """The deadline as a float (seconds). Raises `InvalidRequest` if one of a program's arguments has another type."""
-    for name, value in (("model", model), ("id", id), ("traceparent", traceparent)):
+def check_strings(**arguments: object) -> None:
+    """Raises `InvalidRequest` for an argument that is no string."""
+    for name, value in arguments.items():
         if not isinstance(value, str):
             raise InvalidRequest(f"{name}: expected a string, got {type(value).__name__}")
-    if not isinstance(deadline_s, Real):
+
+
+def checked_deadline(deadline_s: object) -> float:
+    """The deadline as a float (seconds). Raises `InvalidRequest` for what is neither Python's nor numpy's number."""
+    if isinstance(deadline_s, bool) or not isinstance(deadline_s, Real):
         raise InvalidRequest(f"deadline_s: expected a number of seconds, got {type(deadline_s).__name__}")
     try:
         return float(deadline_s)

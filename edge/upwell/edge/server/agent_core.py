@@ -49,6 +49,7 @@ from upwell.edge.request.request import (
     RequestRecord,
     as_arrays,
     as_tags,
+    check_strings,
     checked_deadline,
 )
 from upwell.edge.request.request_driver import RequestDriver
@@ -252,7 +253,8 @@ class AgentCore:
         """Answer one request on the best route: see `upwell.edge.Agent.infer`."""
         arrived_s = time.monotonic()
         if not (type(deadline_s) is float and type(id) is type(traceparent) is type(model) is str):
-            deadline_s = checked_deadline(model, deadline_s, id, traceparent)
+            check_strings(model=model, id=id, traceparent=traceparent)
+            deadline_s = checked_deadline(deadline_s)
         served = self._models.get(model) or self.model(model)
         arrays = as_arrays(inputs, served)
         own_tags = as_tags(tags) if tags else NO_TAGS
@@ -276,6 +278,7 @@ class AgentCore:
             driver = RequestDriver(context, served, request, request.id or self._ids.new())
             answer, done = driver.run()
         except UpwellError as found:
+            # `is_closed`, since it may have been closed meanwhile: of `_ended` the type checker knows that it was "".
             error = Unavailable(self._ended) if self.is_closed and isinstance(found, ModelFailed) else found
             self.metrics.failed(served.name, error)
             failed = None if driver is None else driver.record()
