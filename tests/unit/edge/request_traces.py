@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from upwell.edge.models.edge_model import ServedModel
-from upwell.edge.observe.request_trace import TRACED, RequestTrace, trace_of
+from upwell.edge.observe.request_trace import RequestTrace, trace_of
 from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.request.request import RequestRecord, RowParts
 from upwell.shared.routing.decide.router import Router
@@ -46,7 +46,7 @@ def request_trace(id: str, tags: Mapping[str, str] | None = None, **facts: Any) 
     own: dict[str, Any] = {"uplink_s": 0.02, **{name: facts.pop(name) for name in ("misses", "error") if name in facts}}
     done = record(id, facts.pop("signals", None) or signals(tags), **facts)
     trace = trace_of(done, ended or RuntimeError(), state, ended_s, "sha256:of-the-policy")
-    return tuple(own.get(name, value) for name, value in zip(TRACED, trace, strict=False)) + trace[len(TRACED) :]
+    return trace._replace(**own)
 
 
 NOT_FINITE = {0: math.nan, 1: math.inf, 2: -math.inf, 3: 0.25}

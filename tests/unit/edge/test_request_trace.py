@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from upwell.edge.observe.request_trace import (
     LONGEST_TEXT,
     MOST_ROWS,
     MOST_TAGS,
+    DecisionTrace,
     RequestTrace,
     to_line,
     trace_of,
@@ -51,7 +53,8 @@ ASKED = signals({"camera": "dock"})
 def test_a_trace_holds_neither_inputs_nor_outputs() -> None:
     inputs, outputs = {"image": np.ones(1000)}, {"scores": np.ones(1000)}
     one = trace_of(replace(record("abc", ASKED), sent_inputs=inputs), replace(answer("abc"), outputs=outputs), STATE, 1)
-    assert not any(value is inputs or value is outputs for value in one)
+    values: Sequence[Any] = one
+    assert not any(value is inputs or value is outputs for value in values)
     assert {"id": "abc", "hardness": {"0": 0.8}, "edge_s": 0.01}.items() <= decoded(one).items()
     assert len(to_line(one)) < 3000
 
@@ -66,6 +69,34 @@ def test_a_trace_that_is_kept_is_one_object_for_the_garbage_collector() -> None:
         assert len(gc.get_objects()) - before < 1.1 * len(kept)
     finally:
         gc.enable()
+
+
+def named(whole: Any, names: Iterable[str]) -> Any:
+    """It with the name of each of these fields in the place of its value."""
+    return replace(whole, **{name: f"the {name}" for name in names})
+
+
+def test_each_value_stands_under_its_name() -> None:
+    of_facts, of_done = {"wall_time_s", "model", "tags"}, {"id", "hardness", "edge_s"}
+    of_asked = {"row_sizes_bytes", "up_sizes_bytes", "arrived_s", "caller_deadline_s", "edge_ahead"}
+    of_asked |= {"has_edge", "has_cloud", "has_scores"}
+    of_times = {"total_s", "edge_s", "uplink_s", "cloud_queue_s", "cloud_compute_s"}
+    of_answer = {"plan", "route", "reason", "routes", "degraded"}
+    of_answer |= {"edge_digest", "accelerator", "edge_state", "cloud_digest", "spool_id"}
+    asked = replace(named(ASKED, of_asked), request_facts=named(ASKED.request_facts, of_facts))
+    first = named(ROUTER.decide(STATE, ASKED, 1000.0), DecisionTrace._fields)
+    done = named(replace(record("abc", ASKED, second=first), signals=asked, first=first), of_done)
+    ended = named(replace(answer("abc"), timings=named(answer("abc").timings, of_times)), of_answer)
+    one = trace_of(done, ended, STATE, 1000.5, "the policy_digest")._asdict()
+    assert one.pop("second")._asdict() == {name: f"the {name}" for name in DecisionTrace._fields}
+    assert (one.pop("link"), one.pop("breakers"), one.pop("ended_s")) == (STATE.link, STATE.breakers, 1000.5)
+    assert (one.pop("misses"), one.pop("error"), one.pop("uplink_s"), one.pop("link_wait")) == (
+        (),
+        ("", ""),
+        None,
+        None,
+    )
+    assert one == {name: f"the {name.removeprefix('answer_')}" for name in one}
 
 
 def test_of_an_error_the_type_and_the_text_are_kept() -> None:

@@ -286,7 +286,7 @@ class FlightRecorder:
                 yield to_line(request_trace)
             except Exception:  # noqa: BLE001 (the boundary of a thread that must live on, whatever a trace holds)
                 self.failed += 1
-                _log.exception("request %r cannot be recorded", request_trace[0])
+                _log.exception("request %r cannot be recorded", request_trace.id)
 
     def _keep(self) -> None:
         for trace in self._drained():
