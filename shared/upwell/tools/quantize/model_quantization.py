@@ -80,11 +80,6 @@ with `SCORE_ERROR` itself, other rows would miss it.
 _RANKED_ROWS = 32
 """Maximum number of rows that tell the order in which layers become int8. How many do is tried on all rows."""
 
-_ROUNDS = 2
-"""How often the layers that are still float are put in order. Beside int8 ones they cost less: a value between two
-layers is rounded once.
-"""
-
 _FEWEST_BOXES = 100
 """With fewer boxes, one of them decides what 99 % of the scores move by."""
 
@@ -244,7 +239,7 @@ class _Work:
         step = -(-len(before) // _RANKED_ROWS)
         quantized = chosen(
             [parts.work(at) for at in range(len(parts.groups))],
-            lambda some: self._change(before, (*kept, *parts.beside(some)), step).score_error_rms,
+            lambda some: self._deviation(before, (*kept, *parts.beside(some)), step),
             lambda some: self._score_error(before, (*kept, *parts.beside(some))),
         )
         return (*kept, *parts.beside(quantized)), warnings
@@ -255,10 +250,15 @@ class _Work:
         A box without a partner has no score that could move, so the share lost beyond what is allowed is added: too
         much of either alone is too much.
         """
-        change = self._change(before, keep_float)
-        return change.score_error_p99 + max(0.0, _LEAST_MATCHED - change.matched)
+        change = self._change(before, keep_float, 1)
+        return change.score_error_p99 + _lost(change)
 
-    def _change(self, before: Sequence[Array], keep_float: Sequence[str], step: int = 1) -> DetectionChange:
+    def _deviation(self, before: Sequence[Array], keep_float: Sequence[str], step: int) -> float:
+        """By what standard deviation the scores move with these nodes float, and the share of boxes lost as above."""
+        change = self._change(before, keep_float, step)
+        return change.score_error_rms + _lost(change)
+
+    def _change(self, before: Sequence[Array], keep_float: Sequence[str], step: int) -> DetectionChange:
         """The change of detections with these nodes float, on every `step`-th row."""
         run = self._opened(self._quantizer.quantized(keep_float))
         cases = self._cases(self._chosen_on[::step], f"trying {len(keep_float)} nodes as float")
@@ -364,22 +364,34 @@ def chosen(
 
     `deviation_of` tells by what standard deviation the scores move with these groups in int8, `error_of` what 99 % of
     them move by. Deviations of groups are independent, so their squares add up: a group costs what it adds to the
-    square. Bisection takes few tries; where more groups have a smaller error, it may end early, but never with groups
-    that were not tried or are not close.
+    square. Those still float are put in order anew after each success: beside int8 ones they cost less, since a value
+    between two layers is rounded once. One that is too much stays float, whatever follows it.
+
+    Bisection takes few tries; where more groups have a smaller error, it may take fewer than it could, but never
+    groups that were not tried together or are not close.
     """
     taken: list[int] = []
-    left = list(range(len(work)))
-    alone: dict[int, float] = {}
-    for _ in range(_ROUNDS):
-        already = deviation_of(taken) ** 2 if taken else 0.0
-        costs = {at: max(0.0, deviation_of([*taken, at]) ** 2 - already) for at in left}
-        alone = alone or costs
-        order = sorted(left, key=lambda at: costs[at] / work[at])
-        counts = range(1, len(order) + 1)
-        count = bisect_right(counts, _SURE_SCORE_ERROR, key=lambda count: error_of([*taken, *order[:count]]))
-        taken += order[:count]
-        left = order[count + 1 :]  # the next one was too much
+    alone = costs = {at: deviation_of([at]) ** 2 for at in range(len(work))}
+    left = list(alone)
+    while left:
+        first, *others = sorted(left, key=lambda at: costs[at] / work[at])
+        if error_of([*taken, first]) > _SURE_SCORE_ERROR:
+            left = others
+            continue
+        taken.append(first)
+        counts = range(1, len(others) + 1)
+        count = bisect_right(counts, _SURE_SCORE_ERROR, key=lambda count: error_of([*taken, *others[:count]]))
+        taken += others[:count]
+        left = others[count + 1 :]  # the next one was too much
+        if len(left) > 1:
+            already = deviation_of(taken) ** 2 if len(taken) > 1 else alone[first]
+            costs = {at: max(0.0, deviation_of([*taken, at]) ** 2 - already) for at in left}
     return taken or [min(alone, key=lambda at: alone[at])]
+
+
+def _lost(change: DetectionChange) -> float:
+    """The share of boxes without a partner beyond what is allowed."""
+    return max(0.0, _LEAST_MATCHED - change.matched)
 
 
 def _few_boxes(boxes: int, rows: int) -> Sequence[str]:
