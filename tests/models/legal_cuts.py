@@ -12,13 +12,14 @@ _MAX_MISSES = 200
 
 
 def prefix_cuts(graph: Graph) -> list[int]:
-    """Each n for which the first n nodes are the edge side of a legal cut: neither side empty, something crosses."""
+    """Each n for which the first n nodes are the edge side of a legal cut: neither side empty, something sent."""
     size = len(graph.nodes)
     begins, ends, forbidden = [0] * (size + 1), [0] * (size + 1), [0] * (size + 1)
     for tensor, readers in graph.consumers.items():
         first, last = graph.producer.get(tensor, -1) + 1, max(readers)
-        begins[first] += 1
-        ends[last] += 1
+        if tensor in graph.producer:
+            begins[first] += 1
+            ends[last] += 1
         if not graph.tensors[tensor].is_sized:
             forbidden[first] += 1
             forbidden[last + 1] -= 1
@@ -44,7 +45,7 @@ def random_downsets(graph: Graph, random: Random, count: int) -> list[frozenset[
         order = _shuffled(sources, random)
         drawn = frozenset(order[: random.randrange(1, len(order))])
         is_prefix = max(drawn) < len(drawn)
-        if is_prefix or drawn in found or not (graph.crossing(drawn) and can_cross(graph, drawn)):
+        if is_prefix or drawn in found or not (graph.sent(drawn) and can_cross(graph, drawn)):
             misses += 1
         else:
             found[drawn] = None

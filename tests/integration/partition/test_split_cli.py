@@ -408,5 +408,23 @@ def test_bytes_of_open_dimensions_are_said_to_be_too_few(tmp_path: Path) -> None
 def test_a_cut_that_nothing_crosses_is_refused(tmp_path: Path) -> None:
     nodes = [onnx.helper.make_node("Relu", ["x"], ["y"]), onnx.helper.make_node("Sigmoid", ["x"], ["z"])]
     model = _small(tmp_path / "m.onnx", [4, 4], nodes, ["y", "z"])
-    assert "the tail takes nothing of the head" in refused(model, "--cut", 1, "--out", tmp_path / "out")
+    path = write(tmp_path, "plan.json", plan_of(contract(read_graph(model)), [0]))
+    for where in (["--cut", 1], ["--plan", path]):
+        assert "the tail takes nothing from the head" in refused(model, *where, "--out", tmp_path / "out")
+    assert "nothing to write" in refused(model, "--plan", path, "--all", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_of_a_plan_with_such_a_cut_the_others_are_written(tmp_path: Path) -> None:
+    nodes = [
+        onnx.helper.make_node("AveragePool", [one], [other], kernel_shape=[1, 1]) for one, other in ("xy", "xa", "az")
+    ]
+    model = _small(tmp_path / "m.onnx", [4, 4], nodes, ["y", "z"])
+    graph = contract(read_graph(model))
+    envelope = [piece(graph, str(edge), edge, 0.1, 0.2) for edge in ([0], [1], [0, 1])]
+    path = write(tmp_path, "plan.json", plan_of(graph, [0], envelope=envelope))
+    cuts = done(model, "--plan", path, "--all", "--out", tmp_path / "out")["cuts"]
+    assert [(one["name"], [tensor["name"] for tensor in one["tensors"]]) for one in cuts] == [
+        ("c1", ["a"]),
+        ("c2", ["a"]),
+    ]

@@ -89,7 +89,7 @@ def cuts(graph: Graph) -> list[frozenset[int]]:
 
 
 def is_cut(graph: Graph, edge: Collection[int]) -> bool:
-    return 0 < len(edge) < len(graph.nodes) and bool(graph.crossing(edge)) and can_cross(graph, edge)
+    return 0 < len(edge) < len(graph.nodes) and bool(graph.sent(edge)) and can_cross(graph, edge)
 
 
 def members(graph: Graph, edge: Collection[int]) -> frozenset[int]:

@@ -159,6 +159,10 @@ class Graph:
                     found[tensor] = None
         return tuple(found)
 
+    def sent(self, edge: Collection[int]) -> tuple[str, ...]:
+        """The crossing tensors that `edge` makes."""
+        return tuple(name for name in self.crossing(edge) if name not in self.inputs)
+
 
 _LEAST_WORK = 0.1
 """Minimum work of a node relative to the mean: a node without multiplications still moves memory."""

@@ -69,13 +69,13 @@ def split_model(whole: ModelFile, graph: Graph, edge: frozenset[int]) -> Halves:
     head = {operator for index in edge for operator in graph.nodes[index].members}
     tail = {operator for node in graph.nodes for operator in node.members} - head
     crossing = graph.crossing(edge)
-    cut = tuple(name for name in crossing if name not in graph.inputs)
+    cut = graph.sent(edge)
     made = [name for name in graph.outputs if whole.maker.get(name) not in tail]
     rest = [name for name in graph.outputs if name not in made]
-    if not cut and not made:
-        raise ConfigError.at(whole.path, "the head would have no outputs: no output of the model and nothing to send")
     if not rest:
         raise ConfigError.at(whole.path, "the tail would have no outputs: the head produces every output of the model")
+    if not cut:
+        raise ConfigError.at(whole.path, "cannot be cut here: the tail takes nothing from the head")
     operators = _with_free(whole, head, tail, ())
     taken = {name for index in operators for name in whole.reads[index]}.union(made)
     inputs = [name for name in graph.inputs if name in taken]

@@ -65,11 +65,13 @@ def best_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> Chosen:
 
 
 def all_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> list[Chosen]:
-    """Every cut of the plan and its envelope, shortest head first. Raises `ConfigError` if there is none."""
+    """Every cut of the plan and its envelope that something crosses, shortest head first. Raises `ConfigError` if
+    there is none.
+    """
     found: dict[frozenset[int], Chosen] = {}
     for placement, piece in (*((one.placement, one) for one in plan.envelope), (plan.placement, None)):
         edge = _edge_of(placement, plan, graph, path)
-        if edge is not None:
+        if edge is not None and graph.sent(edge):
             found.setdefault(edge, _chosen(edge, piece))
     if not found:
         raise ConfigError.at(
@@ -90,10 +92,7 @@ def cut_at(text: str, graph: Graph) -> Chosen:
         raise ConfigError.at(
             None, f"the head would have {count} of {len(graph.nodes)} nodes; expected {wanted}", "--cut"
         )
-    edge = frozenset(range(count))
-    if not set(graph.crossing(edge)) - set(graph.inputs):
-        raise ConfigError.at(None, f"after {count} nodes the tail takes nothing of the head; cut elsewhere", "--cut")
-    return _named([_chosen(edge, None)])[0]
+    return _named([_chosen(frozenset(range(count)), None)])[0]
 
 
 def _position(name: str, graph: Graph) -> int:
