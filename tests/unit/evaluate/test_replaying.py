@@ -78,10 +78,10 @@ def test_a_calibration_applies_to_the_cases_as_to_the_agents_rows(measure: str, 
     """Both look sure; calibrated, the first is at 0.62, or 0.55, and the second remains sure."""
     cases, inclusion = [case(0, 0.5), case(1, 0.5)], np.array([0.5, 0.5])
     one = side(["yes", "yes"], [0.88, 0.999])
-    one.measures = [{"max_prob": 0.88, "margin": 0.9}, {"max_prob": 0.999, "margin": 0.9999}]
     if measure == "max_prob":
         one.scores = [{**NO_SCORES, "logits": logits} for logits in ((2.0, 0.0), (40.0, 0.0))]
     else:
+        one.measures = [{"margin": 0.9}, {"margin": 0.9999}]  # a detector has no `max_prob`
         one.scores = [{**NO_SCORES, "chances": (chance,), "supports": (7.0,)} for chance in (0.9, 0.9999)]
     fitted = {"model": "m", "measure": measure, "below": 0.7, "max_risk": "5%", **moves}
     calibrated = Policy.model_validate(
