@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from upwell.shared.routing.estimators.latency import FRESH_S, RECENT, WINDOW, AnswerTimes, LatencyWindow, RunTimes
 
@@ -35,7 +37,6 @@ def test_quantiles_are_ranks_of_the_last_samples(count: int) -> None:
 def test_an_empty_window_knows_nothing() -> None:
     empty = LatencyWindow()
     assert math.isnan(empty.p50_s + empty.lately_s + empty.p99_s)
-    assert not empty.is_known(0.0)
 
 
 def test_equal_samples_give_that_sample() -> None:
@@ -53,20 +54,48 @@ def test_a_change_is_followed_within_the_recent_samples() -> None:
     assert (built.p50_s, built.lately_s) == (0.005, 0.5)
 
 
-def test_after_a_silence_old_durations_do_not_outvote_new_ones() -> None:
-    slow = window([0.5] * WINDOW)
-    back = slow.add_all([(0.005, slow.last_at_s + FRESH_S + 0.001)])
-    assert (back.lately_s, back.p99_s) == (0.005, 0.5)
+SLOW_S, FAST_S = 0.5, 0.005
+
+
+def after_silence(former: LatencyWindow, duration_s: float, more_s: float = 1e-6) -> LatencyWindow:
+    return former.add_all([(duration_s, former.last_at_s + FRESH_S + duration_s + more_s)])
+
+
+def test_after_a_silence_old_durations_do_not_outvote_a_faster_one() -> None:
+    slow = window([SLOW_S] * WINDOW)
+    back = after_silence(slow, FAST_S)
+    assert (back.lately_s, back.p99_s) == (FAST_S, SLOW_S)
     assert back.add_all([(0.006, back.last_at_s), (0.007, back.last_at_s)]).lately_s == 0.006
-    fast = window([0.005] * WINDOW)
-    assert fast.add_all([(0.5, fast.last_at_s + FRESH_S + 0.001)]).lately_s == 0.5
-    assert slow.add_all([(0.005, slow.last_at_s + FRESH_S)]).lately_s == 0.5
+    assert after_silence(slow, FAST_S, more_s=-1e-6).lately_s == SLOW_S
 
 
-def test_a_window_is_known_for_a_moment() -> None:
-    built = window([0.005])
-    assert built.is_known(built.last_at_s + FRESH_S)
-    assert not built.is_known(built.last_at_s + FRESH_S + 0.001)
+def test_after_a_silence_the_second_slower_duration_outvotes_the_old_ones() -> None:
+    once = after_silence(window([FAST_S] * WINDOW), SLOW_S)
+    assert once.lately_s == FAST_S
+    assert once.add_all([(SLOW_S, once.last_at_s + SLOW_S)]).lately_s == SLOW_S
+    assert after_silence(once, SLOW_S).lately_s == SLOW_S
+
+
+def test_a_stalled_run_is_no_silence() -> None:
+    busy = window([SLOW_S] * 2 + [FAST_S] * 2)
+    stalled_s = 2 * FRESH_S
+    assert busy.add_all([(stalled_s, busy.last_at_s + stalled_s)]).recent == 5
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.001, 0.002), st.floats(0.0, 2 * FRESH_S)), min_size=2, max_size=2 * RECENT),
+    st.integers(min_value=0),
+    st.floats(0.1, 1e4),
+)
+def test_one_outlier_never_makes_the_device_look_slow(
+    runs: list[tuple[float, float]], place: int, outlier_s: float
+) -> None:
+    built, now_s = LatencyWindow(), 0.0
+    for index, (duration_s, waited_s) in enumerate(runs):
+        took_s = outlier_s if index == place % len(runs) else duration_s
+        now_s += waited_s + took_s
+        built = built.add_all([(took_s, now_s)])
+        assert built.lately_s <= 0.002 or index == 0
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:

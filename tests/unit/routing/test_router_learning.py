@@ -276,6 +276,30 @@ def test_a_device_with_a_few_slow_runs_refuses_no_more_than_a_few_requests(slow_
     assert refused / asked <= slow_share
 
 
+STALLED_S = 2.488
+
+
+def stalled(by: Router, state: RouterState, from_s: float) -> RouterState:
+    return learnt(by, [EdgeRan(MODEL, 1, STALLED_S)], from_s + STALLED_S, state)
+
+
+@pytest.mark.parametrize("idle_s", [0.01, 30.0])
+def test_after_one_stalled_run_a_fast_device_refuses_nobody(idle_s: float) -> None:
+    by = router("defaults: {deadline: 1s}")
+    state = stalled(by, learnt(by, [EdgeRan(MODEL, 1, 0.005)] * 64), NOW_S + idle_s)
+    world = World(by, state, NOW_S + idle_s + STALLED_S)
+    assert not any(decision.refusal for decision in world.run(5.0, requests(has_cloud=False), 0.005, answered()))
+
+
+def test_a_device_that_is_slow_after_a_pause_refuses_after_its_second_run() -> None:
+    by = router("defaults: {deadline: 1s}")
+    once = stalled(by, learnt(by, [EdgeRan(MODEL, 1, 0.005)] * 64), NOW_S + 30.0)
+    at_s = NOW_S + 30.0 + STALLED_S
+    assert not by.decide(once, signals(at_s=at_s, has_cloud=False), at_s).refusal
+    twice = stalled(by, once, at_s)
+    assert by.decide(twice, signals(at_s=at_s + STALLED_S, has_cloud=False), at_s + STALLED_S).refusal
+
+
 def test_a_device_that_was_slow_at_the_start_is_not_refused_for_ever() -> None:
     by = router("defaults: {deadline: 100ms}")
     world = World(by, learnt(by, [EdgeRan(MODEL, 1, 0.15)] * 5))  # the warm-up, on a machine that was still booting

@@ -33,9 +33,10 @@ class LatencyWindow:
     """Empirical quantiles (by rank) of the last `WINDOW` durations in seconds, and a recent value.
 
     `p50_s` and `p99_s` are of the whole window; the rank of the 99th rounds up, so it is the slowest. `lately_s` is the
-    median of the last `RECENT` durations since the last silence of `FRESH_S`: a few bad moments do not count, a change
-    shows within a few runs, and after a silence at once. (A device that refuses because it was slow gets no new
-    samples: without that rule it would refuse for ever.)
+    median of the last `RECENT` durations since the last silence of `FRESH_S` and the one before it, of an even number
+    the lower: a few bad moments do not count, a change shows within a few runs, after a silence a faster device at the
+    first and a slower one at the second. (A device that refuses because it was slow gets no new samples: without that
+    rule it would refuse for ever.) A silence ends where the next run starts, so a stalled run is none.
     """
 
     samples_s: Samples = field(default_factory=_no_samples)
@@ -51,8 +52,9 @@ class LatencyWindow:
         samples = self.samples_s + array("d", [duration_s for duration_s, _ in runs])
         samples = samples[-WINDOW:]
         recent, last_at_s = self.recent, self.last_at_s
-        for _, at_s in runs:
-            recent = recent + 1 if at_s - last_at_s <= FRESH_S else 1
+        for duration_s, at_s in runs:
+            is_silent = at_s - duration_s - last_at_s > FRESH_S
+            recent = (min(recent, 1) if is_silent else recent) + 1
             last_at_s = at_s
         recent = min(RECENT, recent)
         lately_s = sorted(samples[-recent:])[(recent - 1) // 2]
@@ -62,10 +64,6 @@ class LatencyWindow:
     def p50_s(self) -> float:
         """The median of the whole window; NaN if it is empty."""
         return sorted(self.samples_s)[(len(self.samples_s) - 1) // 2] if self.samples_s else math.nan
-
-    def is_known(self, now_s: float) -> bool:
-        """Whether it is recent enough to refuse a request; if not, the next one measures it again."""
-        return now_s - self.last_at_s <= FRESH_S
 
     def scaled(self, factor: float) -> LatencyWindow:
         """The same with every quantile multiplied by `factor`."""
