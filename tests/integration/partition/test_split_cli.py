@@ -31,6 +31,7 @@ from upwell.shared.partition.model_graph import Graph
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.tensors import Array
 from upwell.tools.partition.plan_cli import plan
+from upwell.tools.partition.profile_cli import profile
 from upwell.tools.partition.split_cli import split
 
 LIMIT_S = 20.0
@@ -38,6 +39,7 @@ LIMIT_S = 20.0
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("split")(split)
 app.command("plan")(plan)
+app.command("profile")(profile)
 
 
 def run(*arguments: object) -> Result:
@@ -403,6 +405,27 @@ def test_bytes_of_open_dimensions_are_said_to_be_too_few(tmp_path: Path) -> None
     assert "cut c1: open dimensions of 'a' count as 1 in the bytes sent" in remark
     fixed = _small(tmp_path / "f.onnx", [4, 4], nodes, ["y"])
     assert done(fixed, "--cut", 1, "--out", tmp_path / "out")["remarks"] == []
+
+
+@pytest.mark.parametrize("which", [(), ("--all",), ("--codec", "fp16")])
+def test_bytes_of_open_dimensions_are_those_that_the_plan_was_measured_with(tmp_path: Path, which: list[str]) -> None:
+    nodes = [onnx.helper.make_node("AveragePool", [one], [other], kernel_shape=[1, 1]) for one, other in ("xa", "ay")]
+    model, given = tmp_path / "m.onnx", tmp_path / "given.npz"
+    graph = contract(read_graph(_small(model, ["h", "w"], nodes, ["y"])))
+    np.savez(given, x=np.zeros((3, 2, 5, 7), np.float32))
+    profiles = []
+    for tier in ("edge", "cloud"):
+        out = tmp_path / f"{tier}.json"
+        asked = ["--tier", tier, "--rows", "3", "--runs", "3", "--inputs", str(given), "--out", str(out)]
+        assert CliRunner().invoke(app, ["profile", str(model), *asked]).exception is None
+        profiles += [f"--{tier}", str(out)]
+    planned = CliRunner().invoke(app, ["plan", *profiles, "--uplink", "8Mbps", "--rtt", "1ms", "--json"])
+    middle = piece(graph, "c1", [0], 0.1, 0.2)
+    facts = json.loads(planned.stdout) | {"placement": middle["placement"], "envelope": [middle]}
+    found = done(model, "--plan", write(tmp_path, "plan.json", facts), *which, "--out", tmp_path / "out")
+    ((tensor,),) = (cut["tensors"] for cut in found["cuts"])
+    assert (tensor["shape"], tensor["bytes"]) == ([-1, 2, -1, -1], 2 * 5 * 7 * (2 if "fp16" in which else 4))
+    assert not any("count as 1" in remark for remark in found["remarks"])
 
 
 def test_a_cut_that_nothing_crosses_is_refused(tmp_path: Path) -> None:

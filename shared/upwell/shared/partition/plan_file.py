@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+OpenSizes = dict[str, Annotated[int, Field(ge=0, le=(1 << 31) - 1)]]
+"""Sizes of open dimensions by name, without the rows."""
 
 
 class _Part(BaseModel):
@@ -101,7 +104,7 @@ class AdviceFacts(_Part):
 
 
 class PlanFacts(_Part):
-    """The file. `model`, `envelope` and `advice` exist if the plan was made from profiles of a model file."""
+    """The file. `model`, `sizes`, `envelope` and `advice` exist if the plan was made from profiles of a model file."""
 
     total_s: float
     placement: dict[str, str]
@@ -109,6 +112,7 @@ class PlanFacts(_Part):
     baselines: BaselineFacts
     alternatives: tuple[AlternativeFacts, ...] = ()
     model: str | None = Field(None, description="SHA-256 of the model file.")
+    sizes: OpenSizes = {}
     envelope: tuple[PieceFacts, ...] = ()
     advice: AdviceFacts | None = None
     kind: Literal["upwell.partition.plan"] = "upwell.partition.plan"

@@ -25,6 +25,7 @@ from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import read_file
 from upwell.shared.partition.cost_graph import CostGraph, CostNode, CostTensor, Placement, TierLink
 from upwell.shared.partition.model_graph import GraphFormat
+from upwell.shared.partition.plan_file import OpenSizes
 
 
 class _Part(BaseModel):
@@ -56,12 +57,16 @@ class Point(_Part):
 
 
 class ModelFacts(_Part):
-    """The model file: `digest` is its SHA-256 in hex (external data included), `rows` the batch that was measured."""
+    """The model file: `digest` is its SHA-256 in hex (external data included), `rows` the batch that was measured.
+
+    `sizes` are those of the other open dimensions by name.
+    """
 
     name: str
     format: GraphFormat
     digest: str
     rows: int = Field(1, ge=1)
+    sizes: OpenSizes = {}
 
 
 class Machine(_Part):

@@ -190,6 +190,7 @@ def advice_document(outcome: AdviceOutcome) -> PlanFacts:
             for option in sorted(others.values(), key=lambda one: one.seconds.at(inverse))[:_ALTERNATIVES]
         ),
         model=outcome.edge.model.digest,
+        sizes=outcome.edge.model.sizes,
         envelope=tuple(_piece(outcome, piece) for piece in outcome.pieces),
         advice=_advice(outcome),
     )

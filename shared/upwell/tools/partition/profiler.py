@@ -215,6 +215,7 @@ class Profiler:
         system = f"{platform.system()} {platform.release()}"
         named = [name for node in graph.nodes for name in (*node.inputs, *node.outputs)]
         known = [graph.tensors[name] for name in dict.fromkeys((*graph.inputs, *named, *graph.outputs))]
+        rows = {dim for name in graph.inputs for dim in (graph.tensors[name].shape or ())[:1]}
         return Profile(
             tier=self._wishes.tier,
             model=ModelFacts(
@@ -222,6 +223,7 @@ class Profiler:
                 format=graph.format,
                 digest=self._whole.digest,
                 rows=self._wishes.rows,
+                sizes={dim: size for dim, size in self._sizes.items() if dim not in rows},
             ),
             machine=Machine(name=platform.node(), system=system, processor=_processor(), simulated=simulated),
             runtime=self._runtime,

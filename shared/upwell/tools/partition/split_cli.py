@@ -190,7 +190,8 @@ def split(
         coder = None if codec == "none" else stack.enter_context(_coder(whole, codec, data))
         bar = stack.enter_context(progress(MofNCompleteColumn()))
         cuts = bar.track(chosen, description="splitting")
-        written = write_split(out, whole, _made(whole, cuts, coder, errors), _whole_of(whole))
+        sizes = {} if planned is None else planned.sizes
+        written = write_split(out, whole, _made(whole, cuts, coder, errors), _whole_of(whole), sizes)
     remarks = [*_remarks(whole, out, planned if codec == "none" else None), *written.remarks]
     if as_json:
         typer.echo(json.dumps(_document(out, written, errors, remarks), allow_nan=False))

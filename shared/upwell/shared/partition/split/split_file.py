@@ -29,7 +29,9 @@ class _Part(BaseModel):
 
 
 class CutTensor(_Part):
-    """A tensor that crosses. `shape`: -1 is a variable dimension; `bytes` are for one row."""
+    """A tensor that crosses. `shape`: -1 is a variable dimension. `bytes` are for one row, with the other
+    variable dimensions as large as in the plan's profiles; without a plan they count as 1.
+    """
 
     name: str
     datatype: str

@@ -14,13 +14,14 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, sync_tree
 from upwell.shared.formats.torch_program import FILE_NAME as PROGRAM_FILE
-from upwell.shared.partition.model_graph import Graph, Tensor
+from upwell.shared.partition.model_graph import Graph, Tensor, known_bytes
 from upwell.shared.partition.plan_file import PieceFacts, PlanFacts
 from upwell.shared.partition.split.halves_model_yaml import (
     Descriptions,
@@ -232,11 +233,16 @@ def check_free(out: Path) -> None:
 
 
 def write_split(
-    out: Path, whole: UnsplitModel, cuts: Iterable[tuple[Chosen, Halves]], device: ModelHalf | None = None
+    out: Path,
+    whole: UnsplitModel,
+    cuts: Iterable[tuple[Chosen, Halves]],
+    device: ModelHalf | None = None,
+    open_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Written:
     """Write the halves of all cuts to `out`. Raises `ConfigError` on failure, and then leaves nothing behind.
 
-    `device` is the whole model in the form that the device runs, if its own file is not.
+    `device` is the whole model in the form that the device runs, if its own file is not. `open_sizes` are those of a
+    plan for the open dimensions, which otherwise count as 1 in the bytes of a cut.
     """
     check_free(out)
     facts: list[CutFacts] = []
@@ -248,9 +254,10 @@ def write_split(
             tail = tail_name(whole.name, name, halves.digest)
             _put(draft / HEADS / name, {**halves.head.files, **described.head})
             _put(draft / TAILS / tail / _VERSION, {**halves.tail.files, **described.tail})
-            facts.append(_facts(chosen, halves, tail, described))
+            facts.append(_facts(chosen, halves, tail, described, open_sizes))
             sizes[name] = FileSizes(halves.head.size_bytes, halves.tail.size_bytes)
-            remarks.update(dict.fromkeys(filter(None, [described.left_out, _unsized(facts[-1])])))
+            unsized = _unsized(name, _crossing(halves), open_sizes)
+            remarks.update(dict.fromkeys(filter(None, [described.left_out, unsized])))
         own, program = whole.file.digest, ""
         if device is not None:
             ((name, data),) = device.files.items()
@@ -291,13 +298,19 @@ def _described(whole: UnsplitModel, halves: Halves) -> Descriptions:
     return describe(whole.description, inputs, outputs, halves, whole.format)
 
 
-def _facts(chosen: Chosen, halves: Halves, tail: str, described: Descriptions) -> CutFacts:
-    crossing = {one.name: one for one in halves.head.outputs}
+def _crossing(halves: Halves) -> list[Tensor]:
+    outputs = {one.name: one for one in halves.head.outputs}
+    return [outputs[name] for name in halves.cut]
+
+
+def _facts(
+    chosen: Chosen, halves: Halves, tail: str, described: Descriptions, open_sizes: Mapping[str, int]
+) -> CutFacts:
     return CutFacts(
         name=chosen.name,
         head=f"{HEADS}/{chosen.name}/{next(iter(halves.head.files))}",
         tail=tail,
-        tensors=tuple(_cut_tensor(crossing[name]) for name in halves.cut),
+        tensors=tuple(_cut_tensor(one, open_sizes) for one in _crossing(halves)),
         raw_inputs=tuple(one.name for one in halves.tail.inputs if one.name not in halves.cut),
         outputs=described.outputs,
         needs_post=bool(described.left_out),
@@ -306,19 +319,22 @@ def _facts(chosen: Chosen, halves: Halves, tail: str, described: Descriptions) -
     )
 
 
-def _unsized(cut: CutFacts) -> str:
-    """A remark on tensors whose size depends on more than the rows; "" if there are none."""
-    names = [repr(one.name) for one in cut.tensors if -1 in one.shape[1:]]
+def _unsized(cut: str, tensors: Iterable[Tensor], open_sizes: Mapping[str, int]) -> str:
+    """A remark on tensors whose size depends on more than the rows and `open_sizes`; "" if there are none."""
+    names = [
+        repr(one.name) for one in tensors if known_bytes(replace(one, shape=(one.shape or ())[1:]), open_sizes) is None
+    ]
     if not names:
         return ""
     return (
-        f"cut {cut.name}: open dimensions of {', '.join(names)} count as 1 in the bytes sent, so the device expects "
-        "this cut to send less than it will; fix the model's sizes to have them right"
+        f"cut {cut}: open dimensions of {', '.join(names)} count as 1 in the bytes sent, so the device expects this "
+        "cut to send less than it will; a plan from profiles, or fixed sizes in the model, makes them right"
     )
 
 
-def _cut_tensor(tensor: Tensor) -> CutTensor:
-    return CutTensor(name=tensor.name, datatype=tensor.datatype, shape=spec_of(tensor).shape, bytes=tensor.size_bytes())
+def _cut_tensor(tensor: Tensor, open_sizes: Mapping[str, int]) -> CutTensor:
+    shape, size_bytes = spec_of(tensor).shape, tensor.size_bytes(open_sizes)
+    return CutTensor(name=tensor.name, datatype=tensor.datatype, shape=shape, bytes=size_bytes)
 
 
 def _put(folder: Path, files: Mapping[str, bytes]) -> None:
