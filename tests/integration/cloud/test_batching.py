@@ -124,6 +124,29 @@ def test_the_request_s_priority_decides_the_order(engine: FakeEngine) -> None:
     assert [batch["x"][0, 0] for batch in engine.batches] == [0, 3, 2, 4, 1]
 
 
+def test_a_caller_with_a_deadline_is_answered_between_the_pieces_of_a_long_request(engine: FakeEngine) -> None:
+    batcher = Batcher(engine, ModelSettings(max_batch=8))
+    server = start_server(served(engine, batcher), ["127.0.0.1:0"], max_workers=4)
+    clients = [OipClient(server.addresses[0]) for _ in range(2)]
+    engine.hold()
+    pause = threading.Event()
+    try:
+        long = clients[0].infer_async(InferRequest("m", {"x": np.ones((8000, 2), np.float32)}), 6 * LIMIT_S)
+        assert engine.started.acquire(timeout=LIMIT_S)
+        short = clients[1].infer_async(REQUEST, LIMIT_S)
+        while not batcher.waiting:
+            assert not pause.wait(0.001)
+        engine.let_go()
+        assert short.result(LIMIT_S).outputs["y"].tolist() == [[2, 2]]
+        assert long.result(LIMIT_S).outputs["y"].shape == (8000, 2)
+        assert [len(batch["x"]) for batch in engine.batches] == [8, 1, *[8] * 999]
+    finally:
+        engine.let_go()
+        for client in clients:
+            client.close()
+        server.stop(0)
+
+
 def test_every_bucket_is_warm_before_the_model_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "m" / "1"
     folder.mkdir(parents=True)

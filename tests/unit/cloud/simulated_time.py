@@ -101,15 +101,20 @@ class Simulation:
                 waiting.add(queued)
                 started = [at_once] if at_once is not None else []
             else:
-                size = self.sizes.of_run(event.rows)
-                self.device.observe(event.queue, size, now_s - event.started_s, now_s)
-                for one in event.entries:
-                    outcomes[one].ended_s = now_s
-                started = self.device.done(event, now_s)
+                self.device.observe(event.queue, self._size(event), now_s - event.started_s, now_s)
+                first = event.entries[0]
+                first.rows_left -= self._size(event)
+                if len(event.entries) == 1 and first.rows_left > 0:
+                    started = self.device.pause(event, now_s)
+                    waiting.add(first)
+                else:
+                    for one in event.entries:
+                        outcomes[one].ended_s = now_s
+                    started = self.device.done(event, now_s)
             for batch in started:
                 count += 1
                 model = outcomes[batch.entries[0]].arrival.model
-                run_s = self._pace(model)(self.sizes.of_run(batch.rows))
+                run_s = self._pace(model)(self._size(batch))
                 self.batches.append((now_s, model, [outcomes[one].arrival for one in batch.entries]))
                 self.busy_s[model] = self.busy_s.get(model, 0.0) + run_s
                 heapq.heappush(events, (now_s + run_s, count, batch))
@@ -119,6 +124,11 @@ class Simulation:
                 outcomes[queued].error, outcomes[queued].ended_s = queued.error, now_s
                 waiting.remove(queued)
         return list(outcomes.values())
+
+    def _size(self, batch: Batch[ModelQueue]) -> int:
+        """Of its run, or of the next piece."""
+        rows = batch.entries[0].rows_left if len(batch.entries) == 1 else batch.rows
+        return self.sizes.of_run(min(rows, self.sizes.largest) if self.sizes.is_bound else rows)
 
     def _pace(self, model: str) -> Callable[[int], float]:
         return self.paces.get(model, pace_s)

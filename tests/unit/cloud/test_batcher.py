@@ -368,6 +368,59 @@ def test_more_rows_than_a_batch_holds_run_in_pieces() -> None:
     assert [firsts(batch) for batch in engine.batches] == [[1, 2], [3, 4], [5]]
 
 
+@pytest.mark.parametrize(
+    ("priority", "order", "waited_s"),
+    [(10, [[1, 2], [9], [3, 4], [5]], 1.0), (11, [[1, 2], [3, 4], [5], [9]], 0.0)],
+)
+def test_between_its_pieces_a_long_request_gives_its_slot_to_what_is_no_less_urgent(
+    pool: ThreadPoolExecutor, priority: int, order: list[list[float]], waited_s: float
+) -> None:
+    now_s = [0.0]
+
+    def take_a_second(batch: Batch) -> dict[str, Array]:
+        now_s[0] += 1.0
+        return fine(batch)
+
+    engine = FakeEngine(take_a_second)
+    # It comes back into a queue that may be full.
+    batcher = Batcher(engine, ModelSettings(max_batch=2, max_queue=1), clock=lambda: now_s[0])
+    engine.hold()
+    long = pool.submit(batcher.run, x(1, 2, 3, 4, 5), Call())
+    assert engine.started.acquire(timeout=LIMIT_S)
+    short = pool.submit(batcher.run, x(9), Call(), priority)
+    until(lambda: batcher.waiting == 1)
+    engine.let_go()
+    assert short.result(LIMIT_S).outputs["y"].tolist() == [[18, 18]]
+    ran = long.result(LIMIT_S)
+    assert ran.outputs["y"][:, 0].tolist() == [2, 4, 6, 8, 10]
+    assert (ran.batch_rows, ran.queue_s, ran.compute_s) == (5, waited_s, 3.0)
+    assert [firsts(batch) for batch in engine.batches] == order
+
+
+def test_a_long_request_whose_caller_leaves_while_it_waits_for_its_turn_runs_no_further(
+    pool: ThreadPoolExecutor,
+) -> None:
+    call = Call()
+
+    def leave(batch: Batch) -> dict[str, Array]:
+        if batch["x"][0, 0] == 9:
+            call.cancelled.set()
+        return fine(batch)
+
+    engine = FakeEngine(leave)
+    batcher = Batcher(engine, ModelSettings(max_batch=2))
+    engine.hold()
+    long = pool.submit(batcher.run, x(1, 2, 3, 4, 5), call)
+    assert engine.started.acquire(timeout=LIMIT_S)
+    short = pool.submit(batcher.run, x(9), Call())
+    until(lambda: batcher.waiting == 1)
+    engine.let_go()
+    short.result(LIMIT_S)
+    with pytest.raises(CallerLeft):
+        long.result(LIMIT_S)
+    assert [firsts(batch) for batch in engine.batches] == [[1, 2], [9]]
+
+
 def test_without_batches_a_request_runs_whole() -> None:
     engine = FakeEngine()
     Batcher(engine).run(x(1, 2, 3), Call())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -228,3 +230,40 @@ def test_who_is_refused_is_told_when_what_waits_will_have_run() -> None:
     for one in refused:
         assert isinstance(one.error, Refused)
         assert one.error.retry_after_s == pytest.approx(5 * pace_s(1))
+
+
+@pytest.mark.parametrize("begins_s", [0.0, PATIENCE_S + 1])
+def test_a_long_request_takes_turns_so_that_the_deadlines_of_others_hold(begins_s: float) -> None:
+    pieces = math.ceil((begins_s + 2.0) / pace_s(LARGEST))
+    long = Arrival(0.0, rows=pieces * LARGEST)
+    short = poisson(0.3 * CAPACITY, 1.5, seed=31, limits_s=[0.05])
+    outcomes = Simulation.of_one().run([long, *(replace(one, at_s=begins_s + one.at_s) for one in short)])
+    others = [one for one in outcomes if one.arrival is not long]
+    assert share_in_time(others) > 0.99
+    (found,) = [one for one in outcomes if one.arrival is long]
+    assert found.error is None
+    assert found.latency_s < pieces * pace_s(LARGEST) + 1.5  # nothing is run twice, and it is not put off
+
+
+def test_a_long_request_takes_turns_with_other_models_of_its_device() -> None:
+    queues = {name: ModelQueue(RunSizes(LARGEST)) for name in ("m", "other")}
+    simulation = Simulation(queues, RunSizes(LARGEST))
+    others = poisson(0.3 * CAPACITY, 1.5, seed=32, limits_s=[0.1], model="other")
+    outcomes = simulation.run([Arrival(0.0, rows=100 * LARGEST), *others])
+    assert share_in_time(outcomes[1:]) > 0.99
+
+
+@pytest.mark.parametrize("limit_s", [2.0, 9.0])
+def test_a_long_request_gives_no_turn_to_less_urgent_ones_while_its_deadline_is_near(limit_s: float) -> None:
+    long = Arrival(0.0, limit_s=limit_s, rows=100 * LARGEST)
+    outcomes = Simulation.of_one(max_queue=10_000).run([long, *poisson(0.9 * CAPACITY, 3, seed=33)])
+    (found,) = [one for one in outcomes if one.arrival is long]
+    assert found.in_time
+    assert found.latency_s < 100 * pace_s(LARGEST) + 2 * pace_s(LARGEST)
+
+
+def test_two_long_requests_share_the_device_and_neither_waits_for_the_end_of_the_other() -> None:
+    outcomes = Simulation.of_one().run([Arrival(0.0, rows=50 * LARGEST), Arrival(0.001, rows=50 * LARGEST)])
+    ends_s = [one.ended_s for one in outcomes]
+    assert ends_s[1] == pytest.approx(100 * pace_s(LARGEST))
+    assert ends_s[1] - ends_s[0] == pytest.approx(pace_s(LARGEST))

@@ -97,6 +97,14 @@ def test_who_has_nothing_waiting_any_more_takes_the_place_of_who_has_most(way: s
     assert displaced.client == "b"
 
 
+def test_a_request_of_which_pieces_have_run_keeps_its_place() -> None:
+    queue, begun, fresh = queue_of(4, max_queue=2), request(8), request(8)
+    begun.rows_left = 4
+    for one in (begun, fresh):
+        queue.add(one)
+    assert queue.make_room("another", 1, 0.0, 0.0) is fresh
+
+
 def test_who_is_refused_hears_when_all_that_waits_has_run_the_last_run_not_full() -> None:
     for instances in (1, 2):
         queue = queue_of(4, max_queue=2, instances=instances)

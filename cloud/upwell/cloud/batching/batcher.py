@@ -166,9 +166,10 @@ class Batcher:
     def run(self, inputs: Mapping[str, Array], call: Call, priority: int = DEFAULT_PRIORITY) -> RunResult:
         """Run the engine on `inputs`, alone or in a batch with others; a lower `priority` goes first.
 
-        A request with more rows than the largest batch (if that is above 1) runs in pieces. Raises `Refused` if the
-        queue is full, `DeadlineExceeded`, `CallerLeft`, and what the engine raises for this request; a failed batch is
-        repeated one request at a time, so that no caller gets another's error.
+        A request with more rows than the largest batch (if that is above 1) runs in pieces, and takes turns with others
+        that wait; between two pieces it ends if its deadline cannot be met or its caller has left. Raises `Refused` if
+        the queue is full, `DeadlineExceeded`, `CallerLeft`, and what the engine raises for this request; a failed batch
+        is repeated one request at a time, so that no caller gets another's error.
         """
         now_s = self._clock()
         group = None if self._sizes.largest == 1 else self._group(inputs)
@@ -177,7 +178,7 @@ class Batcher:
         batch = self._device.enter(self._queue, queued, now_s)
         if batch is not None:
             begin(self._runner(batch))
-        elif queued.wake_up is not None:
+        if queued.wake_up is not None:  # also where it has paused
             self._await_wake_up(queued, queued.wake_up)
             batch, queued.notifies = queued.notifies, None  # breaks a reference cycle
             if batch is not None:
@@ -223,6 +224,9 @@ class Batcher:
         ):  # also SystemExit and the like: waiting requests need the slot, and no caller would handle it
             log.exception("a run was interrupted")
         batch.begins()  # unless it has
+        if batch.entries[0].is_paused:
+            batch.entries[0].is_paused = False
+            return self._device.pause(batch, self._clock())
         next_batches = self._device.done(batch, self._clock())
         if batch.notifier is None:
             self._tell(batch)
@@ -263,7 +267,11 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 (it is raised in the thread of the caller it belongs to)
             queued.error = error
             return []
-        return [Run((queued,), outputs, started_s, self._clock())]
+        ended_s = self._clock()
+        if queued.is_paused:
+            queued.spent_s += ended_s - started_s
+            return []
+        return [Run((queued,), outputs, started_s - queued.spent_s, ended_s)]
 
     def _answer(self, run: Run) -> None:
         entries, compute_s, rows = run.entries, run.ended_s - run.started_s, run.rows
@@ -274,17 +282,24 @@ class Batcher:
             queued.ran = RunResult(outputs, run.started_s - queued.arrived_s, compute_s, rows)
 
     def _run_alone(self, queued: QueuedRequest) -> Mapping[str, Array]:
+        """The outputs of a request, or of one that `is_paused` nothing yet."""
         if not self._sizes.is_bound:
             return self._timed(queued.inputs, queued.rows)
         step = self._sizes.largest
         if queued.rows <= step:
             return self._run_piece(queued.inputs, queued.rows)
-        pieces = []
-        for start in range(0, queued.rows, step):
-            raise_if(self._hopeless(queued, queued.rows - start))
-            piece = {name: array[start : start + step] for name, array in queued.inputs.items()}
-            pieces.append(self._run_piece(piece, min(step, queued.rows - start)))
-        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        while True:
+            raise_if(self._hopeless(queued, queued.rows_left))
+            start, rows = queued.rows - queued.rows_left, min(step, queued.rows_left)
+            piece = {name: array[start : start + rows] for name, array in queued.inputs.items()}
+            queued.pieces.append(self._run_piece(piece, rows))
+            queued.rows_left -= rows
+            if not queued.rows_left:
+                pieces, queued.pieces = queued.pieces, []
+                return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+            if self._device.is_wanted():
+                queued.is_paused = True
+                return {}
 
     def _hopeless(self, queued: QueuedRequest, rows: int) -> UpwellError | None:
         return self._device.hopeless(self._queue, queued, rows, self._clock())

@@ -21,7 +21,7 @@ class Device:
 
     It has no thread: the end of a run calls `done`, which gives the slot to the next queue: among the models that are
     not ahead of their share of device seconds (`FairShares`), the one with the earliest deadline. The batch is chosen
-    only then, from all waiting requests.
+    only then, from all waiting requests. A request in pieces calls `pause` between two of them while others wait.
 
     Thread-safe. Time is an argument, on the clock of the deadlines.
     """
@@ -61,11 +61,7 @@ class Device:
             less_entitled = queue.make_room(queued.client, queued.priority, now_s, start_s)
             if less_entitled is not None:
                 queue.displace(less_entitled, now_s, start_s)
-            queued.wake_up = threading.Event()
-            queue.add(queued)
-            if queue not in self._queues:
-                self._queues[queue] = None
-                self._shares.join(queue)
+            self._wait(queue, queued)
             return None
 
     def leave(self, queue: ModelQueue, queued: QueuedRequest) -> bool:
@@ -83,25 +79,31 @@ class Device:
         One of the batch's callers notifies the others, once the slot is busy again or nothing is next.
         """
         with self._lock:
-            del self._running[batch]
-            batch.queue.running -= 1
             batch.notifier = next((one for one in batch.entries if one.wake_up is not None and not one.has_left), None)
             if batch.notifier is not None:
                 batch.notifier.notifies = batch
-            run_s = now_s - batch.started_s
-            batch.queue.charge(batch.entries, run_s)
-            if not self._queues:
-                batch.ends()
-                return ()
-            self._shares.charge({batch.queue: run_s}, [queue for queue in self._queues if len(queue)])
-            next_batches = []
-            while len(self._running) < self._places and (batch_begun := self._begin_next(now_s)) is not None:
-                next_batches.append(batch_begun)
+            next_batches = self._next_after(batch, now_s)
             if next_batches:
                 next_batches[0].former = batch
             else:
                 batch.ends()
             return next_batches
+
+    def is_wanted(self) -> bool:
+        """Whether any request waits for the device."""
+        with self._lock:
+            return any(map(len, self._queues))
+
+    def pause(self, batch: Batch[ModelQueue], now_s: float) -> Sequence[Batch[ModelQueue]]:
+        """End the turn of a batch whose only request has pieces left: it waits for its next one, as `done` otherwise.
+
+        It keeps its place in the queue, which may hold more than `max_queue` then.
+        """
+        with self._lock:
+            (queued,) = batch.entries
+            queued.since_s = now_s
+            self._wait(batch.queue, queued)
+            return self._next_after(batch, now_s)
 
     def hopeless(self, queue: ModelQueue, queued: QueuedRequest, rows: int, now_s: float) -> UpwellError | None:
         """Why running `rows` rows of the entry now would be useless; None if it would not."""
@@ -129,8 +131,30 @@ class Device:
 
     def _free_s(self, now_s: float) -> float:
         """The earliest time at which a slot may be free, as far as known."""
-        ends = (one.started_s + one.queue.needed_s(one.rows, now_s) for one in self._running)
+        ends = (one.started_s + one.queue.turn_s(one.rows, now_s) for one in self._running)
         return max(now_s, min(ends, default=now_s))
+
+    def _wait(self, queue: ModelQueue, queued: QueuedRequest) -> None:
+        if queued.wake_up is None:
+            queued.wake_up = threading.Event()
+        queue.add(queued)
+        if queue not in self._queues:
+            self._queues[queue] = None
+            self._shares.join(queue)
+
+    def _next_after(self, batch: Batch[ModelQueue], now_s: float) -> list[Batch[ModelQueue]]:
+        """Free the slot of a batch, charge its run, and begin the next batches."""
+        del self._running[batch]
+        batch.queue.running -= 1
+        run_s = now_s - batch.started_s
+        batch.queue.charge(batch.entries, run_s)
+        if not self._queues:
+            return []
+        self._shares.charge({batch.queue: run_s}, [queue for queue in self._queues if len(queue)])
+        next_batches = []
+        while len(self._running) < self._places and (batch_begun := self._begin_next(now_s)) is not None:
+            next_batches.append(batch_begun)
+        return next_batches
 
     def _begin_next(self, now_s: float) -> Batch[ModelQueue] | None:
         """Give a free slot to the next queue; None if nothing waits."""

@@ -86,13 +86,23 @@ class QueuedRequest:
     """Its class in the queue, as last computed: whether its client is ahead of its share, and its priority."""
     due_s: float = math.inf
     """When it should be done, as its queue sees it."""
+    pieces: list[Mapping[str, Array]] = field(default_factory=list)
+    """Outputs of the rows that have run, if it has more than one run holds and runs in pieces."""
+    spent_s: float = 0.0
+    """Seconds of its turns so far."""
+    is_paused: bool = False
+    """Whether it gave its slot to others before its last piece."""
     is_last: bool = False
     """Whether it is the last of its batch to be notified."""
     deadline_s: float = field(init=False)
     """The caller's deadline (monotonic)."""
+    since_s: float = field(init=False)
+    """When it began to wait: for its first turn on arrival, for a later one when the turn before ended."""
+    rows_left: int = field(init=False)
+    """The rows that have not run yet."""
 
     def __post_init__(self) -> None:
-        self.deadline_s = self.call.deadline_s
+        self.deadline_s, self.since_s, self.rows_left = self.call.deadline_s, self.arrived_s, self.rows
 
     def take_error(self) -> Exception | None:
         """Take the error out of the entry."""
@@ -162,7 +172,7 @@ class ModelQueue:
     priority number, then the earlier deadline, which is taken as at most 10 s after arrival. Who has waited for 10 s
     goes before every priority. So nobody waits for ever: a client that is ahead is not so for long, since others are
     served meanwhile; within what is not ahead, whoever is 10 s old has only older requests before it, of which there
-    are at most `max_queue`.
+    are at most `max_queue`. A request that runs in pieces waits anew for each turn, and so holds up nobody for longer.
 
     Room: `max_queue` requests. A client may fill it while nobody else comes. When it is full, whoever has fewest
     waiting takes the place of a request of the client that has most waiting, if that has still no fewer afterwards
@@ -194,6 +204,10 @@ class ModelQueue:
         if rows <= largest or not self._sizes.is_bound:
             return self._times.estimate_s(self._sizes.of_run(rows), now_s)
         return -(-rows // largest) * self._times.estimate_s(largest, now_s)
+
+    def turn_s(self, rows: int, now_s: float) -> float:
+        """Seconds of the engine until a batch of `rows` rows gives up its slot if others wait; 0 where not known."""
+        return self.needed_s(min(rows, self._sizes.largest) if self._sizes.is_bound else rows, now_s)
 
     def observe(self, rows: int, run_s: float, now_s: float) -> None:
         """Learn how long a run took."""
@@ -244,7 +258,7 @@ class ModelQueue:
 
     def add(self, queued: QueuedRequest) -> None:
         """Add a waiting request."""
-        queued.due_s = min(queued.deadline_s, queued.arrived_s + PATIENCE_S)
+        queued.due_s = min(queued.deadline_s, queued.since_s + PATIENCE_S)
         queued.rank = (False, queued.priority)
         client = queued.client
         if not self._clients[client]:
@@ -295,15 +309,15 @@ class ModelQueue:
     def _sweep(self, now_s: float) -> list[QueuedRequest]:
         """Drop requests whose callers have left or that can no longer be in time. Their callers must still be woken."""
         delay_s = self._delays.estimate_s(now_s)
-        rows_waiting = {queued.rows for queued in self._waiting}
+        rows_waiting = {queued.rows_left for queued in self._waiting}
         least_s = {rows: now_s + self.needed_s(rows, now_s) + delay_s for rows in rows_waiting}
         suspects = [
             queued
             for queued in self._waiting
-            if queued.deadline_s < least_s[queued.rows] or queued.call.cancelled.is_set()
+            if queued.deadline_s < least_s[queued.rows_left] or queued.call.cancelled.is_set()
         ]
         for queued in suspects:
-            queued.error = self.hopeless(queued.call, queued.rows, now_s, now_s)
+            queued.error = self.hopeless(queued.call, queued.rows_left, now_s, now_s)
         dropped = [queued for queued in suspects if queued.error is not None]
         if dropped:
             self._waiting = [queued for queued in self._waiting if queued.error is None]
@@ -315,7 +329,7 @@ class ModelQueue:
         ahead: frozenset[str] = frozenset()
         if len(self._clients) > 1:
             ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._sizes.largest, now_s))
-        if ahead or self._has_classes or now_s - self._waiting[0].arrived_s >= PATIENCE_S:
+        if ahead or self._has_classes or now_s - self._waiting[0].since_s >= PATIENCE_S:
             for queued in self._waiting:
                 queued.rank = (queued.client in ahead, _level(queued, now_s))
             self._has_classes = bool(ahead)
@@ -326,7 +340,7 @@ class ModelQueue:
         crowd = max(self._clients, key=self._clients.__getitem__, default="")
         if self._clients[crowd] < self._clients[client] + 2:
             crowd = client
-        theirs = (one for one in self._waiting if one.client == crowd)
+        theirs = (one for one in self._waiting if one.client == crowd and one.rows_left == one.rows)
         last = max(theirs, key=lambda one: (_level(one, now_s), one.due_s), default=None)
         return last if last is not None and (crowd != client or _level(last, now_s) > priority) else None
 
@@ -336,7 +350,7 @@ class ModelQueue:
         run_s = self.needed_s(largest, now_s)
         if not run_s:
             return None
-        rows = sum(queued.rows for queued in self._waiting)
+        rows = sum(queued.rows_left for queued in self._waiting)
         runs = -(-rows // largest) if self._sizes.is_bound else len(self._waiting)
         return start_s - now_s + runs * run_s / self.instances
 
@@ -351,4 +365,4 @@ class ModelQueue:
 
 def _level(queued: QueuedRequest, now_s: float) -> int:
     """The present priority of a request."""
-    return 0 if now_s - queued.arrived_s >= PATIENCE_S else queued.priority
+    return 0 if now_s - queued.since_s >= PATIENCE_S else queued.priority
