@@ -156,6 +156,26 @@ def test_a_worker_that_is_killed_is_restarted_while_the_others_answer(service: S
 
 
 @pytest.mark.slow
+def test_a_worker_that_hangs_is_killed_and_restarted_and_a_load_waits_no_longer_for_it(service: Service) -> None:
+    with triton.InferenceServerClient(service.address) as operator:
+        assert operator.is_server_live()
+        workers = children(service.process.pid)
+        (asked_one,) = [pid for pid in workers if connections(pid, port_of(service))]
+        (hanging,) = [pid for pid in workers if pid != asked_one]
+        os.kill(hanging, signal.SIGSTOP)
+        operator.unload_model("other")
+    until(lambda: not is_running(hanging))
+    until(lambda: sum("serves" in line for line in service.lines) == 3)
+    assert sum("hangs and is killed: no sign of life for 30 s" in line for line in service.lines) == 1
+    clients = one_client_each(service)
+    assert asked_one in clients
+    for client in clients.values():
+        client.infer(ONE, LIMIT_S)
+        assert client.ready(LIMIT_S, "other") is False
+        client.close()
+
+
+@pytest.mark.slow
 def test_a_worker_that_comes_later_answers_as_the_others_where_a_newer_version_is_broken(
     tmp_path: Path, models: Path
 ) -> None:

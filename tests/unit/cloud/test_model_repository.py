@@ -6,6 +6,7 @@ import queue
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from upwell.cloud.service import model_loader
 from upwell.cloud.service.cloud_service import CloudService
 from upwell.cloud.service.model_loader import attempt, find_models
 from upwell.cloud.service.model_repository import MAX_CHANGES, ModelRepository, RepositoryWatch
+from upwell.cloud.workers.worker_child import SharedRepository, loading
+from upwell.cloud.workers.worker_messages import Change, Done, LoadsNow, Message
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.grpc.server.triton_extensions import IndexEntry, ModelState
@@ -453,3 +456,39 @@ def test_files_that_change_while_they_are_read_are_not_served(root: Path, monkey
     assert scene.answer() == ("1", 1)
     look(scene, 2)
     assert scene.answer() == ("1", 4)
+
+
+# --- What a worker tells its supervisor of it
+
+
+def test_a_worker_says_that_its_watch_loads_as_long_as_it_does(root: Path) -> None:
+    scene = Scene(root)
+    said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    watch = RepositoryWatch(scene.repository, 1, partial(loading, said.put))
+    watch.look()
+    put(root, "m", 2, seed=2)
+    watch.look()
+    assert said.empty()
+    scene.hold.clear()
+    with ThreadPoolExecutor(1) as pool:
+        look = pool.submit(watch.look)
+        assert scene.changes.get(timeout=LIMIT_S) == ("m", True)
+        assert said.get_nowait() == LoadsNow(True)
+        assert said.empty()
+        scene.hold.set()
+        look.result(LIMIT_S)
+    assert said.get_nowait() == LoadsNow(False)
+
+
+def test_a_worker_says_that_it_makes_a_change_as_long_as_it_does(root: Path) -> None:
+    scene = Scene(root)
+    said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    changes: queue.SimpleQueue[Change] = queue.SimpleQueue()
+    worker = SharedRepository(scene.repository, said.put)
+    threading.Thread(target=worker.make_changes, args=[changes], daemon=True).start()
+    for count, change in enumerate((Change(1, "m", True), Change(2, "nothing", False)), 1):
+        changes.put(change)
+        assert [said.get(timeout=LIMIT_S) for _ in range(2)] == [LoadsNow(True), LoadsNow(False)]
+        done = said.get(timeout=LIMIT_S)
+        assert isinstance(done, Done)
+        assert done.id == count

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.repository.model_folders import (
@@ -281,12 +281,19 @@ class RepositoryWatch:
 
     A model is loaded once two checks in a row have found the same files, so that a copy in progress is left alone. A
     copy has no other sign of its end, so one that pauses for longer may be tried too early: that load fails, the old
-    version stays in force, and the next change is tried again. A check costs a few system calls per file.
+    version stays in force, and the next change is tried again. A check costs a few system calls per file. `loading`
+    surrounds each load.
     """
 
-    def __init__(self, repository: ModelRepository, interval_s: float) -> None:
+    def __init__(
+        self,
+        repository: ModelRepository,
+        interval_s: float,
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._repository = repository
         self._interval_s = interval_s
+        self._loading = loading
         self._seen: Mapping[str, Mapping[str, Files] | None] = {}
         self._readable = True
         self._ending = threading.Event()
@@ -314,7 +321,8 @@ class RepositoryWatch:
         before, self._seen = self._seen, seen
         for name, files in seen.items():
             if files is not None and files == before.get(name) and self._repository.is_new(name, files):
-                self._repository.take_over(name, files)
+                with self._loading():
+                    self._repository.take_over(name, files)
 
     def _run(self) -> None:
         while not self._ending.wait(self._interval_s):

@@ -30,14 +30,19 @@ Tell = Callable[[int, Message], None]
 
 _NOBODY = -1
 
+CHANGE_LIMIT_S = 600.0
+"""How long a caller waits for a load or unload, which goes on afterwards. A hung worker is noticed much earlier; this
+is for a load that takes long, or never ends."""
+
 
 @dataclass
 class _CurrentChange:
-    """One change: the worker that asked for it, and the workers that have not made it yet."""
+    """One change: the worker that asked for it, until when that waits, and the workers that have not made it yet."""
 
     change: Change
     asker: int
     ask_id: int
+    until_s: float
     waiting: set[int]
     error: tuple[str, str] | None = None
 
@@ -45,12 +50,12 @@ class _CurrentChange:
 class Changes:
     """Loads and unloads at the supervisor: one at a time goes to all workers, and is remembered for later workers.
 
-    Not thread-safe.
+    Not thread-safe. Time is an argument.
     """
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self._queue: deque[tuple[int, Ask]] = deque()
+        self._queue: deque[tuple[int, Ask, float]] = deque()
         self._current: _CurrentChange | None = None
         self._count = 0
         self._unloaded: set[str] = set()
@@ -74,10 +79,26 @@ class Changes:
             first.append(self._current.change)
         return first
 
-    def ask(self, number: int, ask: Ask) -> None:
+    def ask(self, number: int, ask: Ask, now_s: float) -> None:
         """Queue a change that a worker asked for."""
-        self._queue.append((number, ask))
+        self._queue.append((number, ask, now_s + CHANGE_LIMIT_S))
         self._next()
+
+    def answer_late(self, now_s: float) -> None:
+        """Answer those that have waited for `CHANGE_LIMIT_S`. The current change goes on; one not begun is dropped."""
+        current = self._current
+        if current is None:
+            return
+        which = ", ".join(map(str, sorted(current.waiting)))
+        made = f"{'unloaded' if current.change.unload else 'loaded'} model {current.change.model!r}"
+        if now_s >= current.until_s and current.asker != _NOBODY:
+            text = f"worker {which} has not {made} within {CHANGE_LIMIT_S:.0f} s; that goes on"
+            self._tell(current.asker, WorkerReply(current.ask_id, ("Unavailable", text)))
+            current.asker = _NOBODY
+        while self._queue and now_s >= self._queue[0][2]:
+            asker, ask, _ = self._queue.popleft()
+            text = f"no turn within {CHANGE_LIMIT_S:.0f} s: worker {which} has not {made} yet; try again later"
+            self._tell(asker, WorkerReply(ask.id, ("Unavailable", text)))
 
     def done(self, number: int, done: Done) -> None:
         """Record that a worker has made the current change, or failed to."""
@@ -90,7 +111,7 @@ class Changes:
     def gone(self, number: int) -> None:
         """Forget a worker that died: nobody waits for it, and the changes it asked for are dropped unless begun."""
         self._workers.discard(number)
-        self._queue = deque((asker, ask) for asker, ask in self._queue if asker != number)
+        self._queue = deque(one for one in self._queue if one[0] != number)
         if self._current is not None and self._current.asker == number:
             self._current.asker = _NOBODY  # the next worker of this number did not ask for it
         self._without(number)
@@ -122,10 +143,10 @@ class Changes:
     def _next(self) -> None:
         if self._current is not None or not self._queue:
             return
-        asker, ask = self._queue.popleft()
+        asker, ask, until_s = self._queue.popleft()
         self._count += 1
         change = Change(self._count, ask.model, ask.unload, ask.settings)
-        self._current = _CurrentChange(change, asker, ask.id, set(self._workers))
+        self._current = _CurrentChange(change, asker, ask.id, until_s, set(self._workers))
         for number in sorted(self._workers):
             self._tell(number, change)
 

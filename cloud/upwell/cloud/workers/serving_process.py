@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -128,10 +129,17 @@ def _run_alone(config: CloudConfig, console: Console) -> None:
 class ServingProcess:
     """One process's part of the service: its models, their repository, and the servers in front.
 
-    The constructor loads the models, `start` listens, `drain` ends. `console` shows the progress. Raises as `run` does.
+    The constructor loads the models, `start` listens, `drain` ends. `console` shows the progress; `loading` surrounds
+    the loads of the watch. Raises as `run` does.
     """
 
-    def __init__(self, config: CloudConfig, console: Console | None = None, restored: Restored = FRESH) -> None:
+    def __init__(
+        self,
+        config: CloudConfig,
+        console: Console | None = None,
+        restored: Restored = FRESH,
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._config = config
         folders = _to_serve(config, restored)
         self.telemetry = Telemetry(config.serve, lambda: self.service.versions_by_model)
@@ -158,7 +166,7 @@ class ServingProcess:
             config, self.service, attempts, self._health.show, restored.unloaded, on_run, asked
         )
         every_s = config.serve.repository.watch
-        self._watch = RepositoryWatch(self.repository, every_s) if every_s else None
+        self._watch = RepositoryWatch(self.repository, every_s, loading) if every_s else None
         self._memory_trimmer = MemoryTrimmer(self.service.is_idle)
         self._server: RunningServer | None = None
         self._web: RunningHttpServer | None = None

@@ -25,6 +25,8 @@ from upwell.cloud.observe.telemetry import serve_metrics
 from upwell.cloud.workers.calls_to_all_workers import Changes, GatheredStatistics
 from upwell.cloud.workers.startup_banner import Listening, ModelLine, announce
 from upwell.cloud.workers.worker_messages import (
+    HEARTBEAT_S,
+    Alive,
     Ask,
     AskStatistics,
     Channel,
@@ -34,6 +36,7 @@ from upwell.cloud.workers.worker_messages import (
     Failed,
     Listen,
     Loaded,
+    LoadsNow,
     Message,
     Serving,
     Statistics,
@@ -85,6 +88,27 @@ class Restarts:
         return self.deaths >= self.LIMIT
 
 
+@dataclass(slots=True)
+class Silence:
+    """How long nothing has come from a worker, which sends something every `HEARTBEAT_S`: the checks since then.
+
+    Checks are counted rather than seconds, so that a worker is not blamed for a time in which the supervisor did not
+    run either. After `LIMIT` of them it hangs: it is stopped, or native code keeps the interpreter's lock. Runs of
+    models release that; a load need not (imports and compilers, for minutes), so a worker that loads has more time.
+    """
+
+    LIMIT: ClassVar[int] = 30
+    LOADING_LIMIT: ClassVar[int] = 3600
+
+    checks: int = 0
+    is_loading: bool = False
+
+    def check(self) -> bool:
+        """Count one more check; returns whether the worker was found to hang by this one."""
+        self.checks += 1
+        return self.checks == (self.LOADING_LIMIT if self.is_loading else self.LIMIT)
+
+
 class Phase(Enum):
     """The state of a worker."""
 
@@ -99,9 +123,10 @@ class WorkerHandle:
     def __init__(self, number: int) -> None:
         self.number = number
         self.phase = Phase.LOADING
+        self.silence = Silence()
         self.serving_since_s = 0.0
         self.failure = ""
-        """What it said of why it cannot serve."""
+        """What it said of why it cannot serve, or why it was killed."""
         ours, theirs = socket.socketpair()
         ours.settimeout(_SEND_S)
         self.channel = Channel(ours)
@@ -194,6 +219,7 @@ class _Supervisor:
         self._announced = False
         self._drain_until_s: float | None = None
         self._ping_at_s = math.inf
+        self._check_at_s = 0.0
         self._failure: UpwellError | None = None
         self._lost = False
         self._stop = StopSignals()
@@ -221,8 +247,8 @@ class _Supervisor:
     def _step(self) -> None:
         """Wait for the next event and handle it."""
         now_s = time.monotonic()
-        until_s = min([*self._start_at_s.values(), self._drain_until_s or math.inf, self._ping_at_s])
-        events = self._selector.select(None if until_s == math.inf else max(0.0, until_s - now_s))
+        until_s = min([*self._start_at_s.values(), self._drain_until_s or math.inf, self._ping_at_s, self._check_at_s])
+        events = self._selector.select(max(0.0, until_s - now_s))
         for key, _ in events:
             if key.data is None:
                 self._on_signal(self._stop.receive(0.0))
@@ -244,6 +270,7 @@ class _Supervisor:
         if messages is None:
             self._on_death(worker_handle)
             return
+        worker_handle.silence.checks = 0
         for message in messages:
             self._on_message(worker_handle, message)
 
@@ -256,8 +283,12 @@ class _Supervisor:
                 worker_handle.phase, worker_handle.serving_since_s = Phase.SERVING, time.monotonic()
                 log.info("worker %d (process %d) serves", worker_handle.number, worker_handle.pid)
                 self._on_serving()
+            case Alive():
+                pass
+            case LoadsNow(is_loading):
+                worker_handle.silence.is_loading = is_loading
             case Ask():
-                self._changes.ask(worker_handle.number, message)
+                self._changes.ask(worker_handle.number, message, time.monotonic())
             case Done():
                 self._changes.done(worker_handle.number, message)
             case AskStatistics():
@@ -331,10 +362,22 @@ class _Supervisor:
         for number in [number for number, at_s in self._start_at_s.items() if now_s >= at_s]:
             del self._start_at_s[number]
             self._start(number)
+        if now_s >= self._check_at_s:
+            self._check_at_s = now_s + HEARTBEAT_S
+            self._changes.answer_late(now_s)
+            self._kill_hung()
         if now_s >= self._ping_at_s:
             if any(worker_handle.phase is Phase.SERVING for worker_handle in self._worker_handles.values()):
                 self._systemd.ping()
             self._ping_at_s = self._next_ping_s()
+
+    def _kill_hung(self) -> None:
+        """Kill the workers that hang; as one that died, each is then started again."""
+        for one in self._worker_handles.values():
+            if one.phase is not Phase.LOADING and self._drain_until_s is None and one.silence.check():
+                one.failure = f"no sign of life for {one.silence.checks * HEARTBEAT_S:.0f} s"
+                log.error("worker %d (process %d) hangs and is killed: %s", one.number, one.pid, one.failure)
+                one.kill()
 
     def _start(self, number: int) -> None:
         worker_handle = self._worker_handles[number] = WorkerHandle(number)

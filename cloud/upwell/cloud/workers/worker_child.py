@@ -8,8 +8,10 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
@@ -18,6 +20,8 @@ from upwell.cloud.service.model_repository import ModelRepository
 from upwell.cloud.workers.calls_to_all_workers import SharedIntrospection
 from upwell.cloud.workers.serving_process import BROKEN_OFF, Restored, ServingProcess
 from upwell.cloud.workers.worker_messages import (
+    HEARTBEAT_S,
+    Alive,
     Ask,
     Change,
     Channel,
@@ -27,6 +31,7 @@ from upwell.cloud.workers.worker_messages import (
     Failed,
     Listen,
     Loaded,
+    LoadsNow,
     Message,
     Serving,
     StartWorker,
@@ -93,7 +98,9 @@ class SharedRepository:
         """Make the changes that the supervisor sends, one after the other, for ever; runs in a thread."""
         while True:
             change = changes.get()
-            self._send(self._made(change))
+            with loading(self._send):
+                done = self._made(change)
+            self._send(done)
 
     def _ask(self, model: str, settings: LoadSettings, *, unload: bool) -> None:
         with self._own.place():
@@ -122,6 +129,23 @@ class SharedRepository:
         return Done(change.id, None if error is None else error_to_wire(error), versions)
 
 
+@contextmanager
+def loading(send: Callable[[Message], None]) -> Iterator[None]:
+    """Tell the supervisor that a model is being loaded, since an import or a compiler may stop all other threads."""
+    send(LoadsNow(True))
+    try:
+        yield
+    finally:
+        send(LoadsNow(False))
+
+
+def _beat(send: Callable[[Message], None]) -> None:
+    with suppress(OSError):  # the supervisor has ended, and so will this process
+        while True:
+            send(Alive())
+            time.sleep(HEARTBEAT_S)
+
+
 def main() -> None:
     """Serve as directed by the supervisor over the socket whose descriptor is the argument."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
@@ -132,11 +156,13 @@ def main() -> None:
     if config.serve.fast_path == "auto":
         switch_on()
     try:
-        process = ServingProcess(config, restored=Restored(frozenset(start.unloaded), start.versions, start.settings))
+        restored = Restored(frozenset(start.unloaded), start.versions, start.settings)
+        process = ServingProcess(config, restored=restored, loading=partial(loading, channel.send))
         repository = orders.repository = SharedRepository(process.repository, channel.send)
         introspection = orders.introspection = SharedIntrospection(process.introspection, channel.send)
         BackgroundThread("repository-changes", partial(repository.make_changes, orders.changes)).start()
         channel.send(Loaded(tuple(process.models)))
+        BackgroundThread("heartbeat", partial(_beat, channel.send)).start()
         orders.listen.wait()
         process.start(repository, introspection, shares_ports=True)
         process.telemetry.report(lambda tables: channel.send(Counted(tables)))

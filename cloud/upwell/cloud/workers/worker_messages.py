@@ -48,6 +48,21 @@ class Serving:
     """From a worker: it serves."""
 
 
+HEARTBEAT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Alive:
+    """From a worker that has loaded its models: sent every `HEARTBEAT_S` by a thread that does nothing else."""
+
+
+@dataclass(frozen=True)
+class LoadsNow:
+    """From a worker that serves: it begins or has ended to load a model, and may be silent meanwhile."""
+
+    is_loading: bool
+
+
 @dataclass(frozen=True)
 class Failed:
     """From a worker: it cannot serve, and ends. `is_config` says that something a person wrote is wrong."""
@@ -128,8 +143,8 @@ class Drain:
 
 
 Message = (
-    StartWorker | Loaded | Listen | Serving | Failed | Ask | Change | Done | WorkerReply | Counted | AskStatistics
-    | TellStatistics | Statistics | Drain
+    StartWorker | Loaded | Listen | Serving | Alive | LoadsNow | Failed | Ask | Change | Done | WorkerReply | Counted
+    | AskStatistics | TellStatistics | Statistics | Drain
 )  # fmt: skip
 
 _READERS: Mapping[str, TypeAdapter[Message]] = MappingProxyType(

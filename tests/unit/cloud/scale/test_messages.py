@@ -18,6 +18,8 @@ SAID: list[Message] = [
     worker_messages.Loaded((ModelLine("m", "1", "onnx", 2, 4, "sha256:0"), ModelLine("m", "2", reason="brøken\n"))),
     worker_messages.Listen(),
     worker_messages.Serving(),
+    worker_messages.Alive(),
+    worker_messages.LoadsNow(True),
     worker_messages.Failed("two\nlines", True),
     worker_messages.Ask(1, "m", True),
     worker_messages.Change(2, "m", False),

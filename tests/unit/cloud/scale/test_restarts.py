@@ -1,10 +1,10 @@
-"""When a worker that died is started again."""
+"""When a worker that died is started again, and when one that is silent is taken to hang."""
 
 from __future__ import annotations
 
 import itertools
 
-from upwell.cloud.workers.supervisor import Restarts
+from upwell.cloud.workers.supervisor import Restarts, Silence
 
 
 def test_each_death_in_a_row_is_followed_by_twice_the_wait_and_the_last_by_none() -> None:
@@ -17,3 +17,21 @@ def test_each_death_in_a_row_is_followed_by_twice_the_wait_and_the_last_by_none(
 def test_one_that_has_served_for_long_begins_anew() -> None:
     assert Restarts(Restarts.LIMIT - 1).died(Restarts.WELL_S) == Restarts(1)
     assert Restarts(1).died(Restarts.WELL_S - 1.0) == Restarts(2)
+
+
+def test_one_that_says_nothing_for_the_limit_hangs_and_is_found_once() -> None:
+    silence = Silence()
+    assert [silence.check() for _ in range(Silence.LIMIT + 5)] == [False] * (Silence.LIMIT - 1) + [True] + [False] * 5
+
+
+def test_one_that_says_something_in_time_or_loads_a_model_for_minutes_does_not_hang() -> None:
+    silence = Silence()
+    for count in range(3 * Silence.LIMIT):
+        assert not silence.check()
+        if count % (Silence.LIMIT - 1) == 0:
+            silence.checks = 0
+    silence.is_loading = True
+    silence.checks = 0
+    assert [silence.check() for _ in range(Silence.LOADING_LIMIT)].index(True) == Silence.LOADING_LIMIT - 1
+    silence.is_loading, silence.checks = False, 0
+    assert [silence.check() for _ in range(Silence.LIMIT)][-1]
