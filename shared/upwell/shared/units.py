@@ -53,6 +53,9 @@ BITRATE_UNITS: Mapping[str, Decimal] = MappingProxyType(
 )
 """Unit -> bits per second."""
 
+LATEST_UNIX_S = 1e11
+"""The year 5138: a larger number is no time in seconds since 1970."""
+
 PERIODS = ("s", "min", "h", "day", "week", "month")
 """The periods of a rate."""
 

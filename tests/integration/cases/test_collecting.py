@@ -20,8 +20,11 @@ from tests.integration.cases.made_cases import Made, encoded, keep
 from upwell.edge.case_collection.case_database import FILE_NAME, CaseStore
 from upwell.edge.case_collection.case_file_encryption import pack
 from upwell.edge.case_collection.collected_case import CollectedCase
+from upwell.edge.observe.flight_recorder import FRAMES_NAME
 from upwell.edge.spool.open_database import open_database, opened
+from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, _open
+from upwell.pipelines.sinks.base import REQUESTS_TAG
 from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.routing.policy.settings import CollectSettings
@@ -175,10 +178,18 @@ def test_purge_leaves_no_byte_of_a_marked_picture_beside_a_running_agent(tmp_pat
     assert not it.holds(MARK)
 
 
+def _frame(number: int, request_id: str, text: str, events: tuple[str, ...] = (), amends: str = "") -> str:
+    """A line of the recorder of frames."""
+    steps = [{"step": "infer digits", "requests": [request_id]}] if request_id else []
+    about = {"amends": amends} if amends else {}
+    said = [{"event": "enter", "id": id} for id in events]
+    return json.dumps({"id": f"dock/{number}", "frame": number, "steps": steps, "text": text, "events": said, **about})
+
+
 def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_meant(
     tmp_path: Path, cloud: ScriptedCloud
 ) -> None:
-    who, other = "person-eleven", "person-twelve"
+    who, other = "person-eleven" * 10, "person-twelve" * 10
     with spooling_agent(tmp_path, {**SPOOLED, "collect": {"random": 1.0}}, cloud, STATE) as it:
         it.proxy.refuse()
         answer = it.ask(1, person=who)
@@ -187,7 +198,8 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
     state = tmp_path / "state"
     with closing(open_database(state / OUTBOX_NAME, SCHEMA)) as outbox, outbox:
         for person in (who, other):
-            tags, body = json.dumps({"person": person}), f"event of {person}".encode()
+            tags = json.dumps({REQUESTS_TAG: json.dumps([("faces", {}), ("digits", {"person": person})])})
+            body = f"event of {person}".encode()
             message = ("dock", 0.0, 1, person, "enter", 1, "digits", tags, body, b"")
             outbox.execute("INSERT INTO messages VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", message)
         outbox.execute(
@@ -196,16 +208,21 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
     with closing(_open(state / AMENDMENTS_NAME)) as waiting, waiting:
         waiting.execute("INSERT INTO waiting VALUES (?, 0, ?)", (answer.spool_id, who))
         waiting.execute("INSERT INTO waiting VALUES ('another', 0, ?)", (other,))
+    frames = [_frame(1, answer.id, who, ("e1",)), _frame(2, "another", other, ("e2",)), _frame(3, "", who, (), "e1")]
+    (state / FRAMES_NAME).mkdir()
+    (state / FRAMES_NAME / "00000001.jsonl").write_text("".join(f"{line}\n" for line in frames))
+    for name in (OUTBOX_NAME, AMENDMENTS_NAME, FILE_NAME, SPOOL_NAME):
+        (state / f"{name}.damaged").write_bytes(who.encode())
+        (state / f"{name}.damaged-wal").write_bytes(who.encode())
     assert it.holds(who.encode())
     said = run("cases", "purge", str(tmp_path / "agent.yaml"), "--tag", f"person={who}", "--json")
-    assert {name: said[name] for name in ("cases", "spooled", "events", "amendments", "flights")} == {
-        "cases": 1, "spooled": 1, "events": 2, "amendments": 1, "flights": 1
-    }  # fmt: skip
+    counts = ("cases", "spooled", "events", "amendments", "flights", "frames", "damaged databases")
+    assert [said[name] for name in counts] == [1, 1, 2, 1, 1, 2, 8]
     for path in tmp_path.rglob("*"):
-        assert not path.is_file() or who.encode() not in path.read_bytes(), path
-    for name in (OUTBOX_NAME, AMENDMENTS_NAME, FILE_NAME, "flights"):
+        assert not path.is_file() or who[:40].encode() not in path.read_bytes(), path
+    for name in (OUTBOX_NAME, AMENDMENTS_NAME, FILE_NAME, "flights", FRAMES_NAME):
         files = [state / name] if (state / name).is_file() else list((state / name).iterdir())
-        assert any(other.encode() in path.read_bytes() for path in files), name
+        assert any(other[:40].encode() in path.read_bytes() for path in files), name
 
 
 def test_lists_sheets_and_counts(tmp_path: Path, cloud: ScriptedCloud) -> None:

@@ -17,6 +17,7 @@ from tests.faults.oracles import picture
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, spooling_agent
 from tests.integration.cases.test_collecting import kept, run
+from upwell.edge.case_collection.case_delivery import CaseAway, FolderHome
 from upwell.edge.case_collection.case_file_encryption import UnreadableCase, pack, unpack
 from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
 from upwell.shared.errors import ConfigError
@@ -125,6 +126,14 @@ def test_the_budget_of_the_policy_bounds_what_comes_home(tmp_path: Path) -> None
     assert len(home(to)) < 12
 
 
+def test_a_folder_without_room_is_said_before_a_budget_is_charged(tmp_path: Path) -> None:
+    to = FolderHome(tmp_path, "dock")
+    with pytest.raises(CaseAway, match=r"\d+ bytes are free, \d+ are needed"):
+        to.ready("0" * 32, 1 << 60)
+    to.ready("0" * 32, 4)(b"case")
+    assert home(tmp_path)[0].read_bytes() == b"case"
+
+
 def test_damaged_files_and_wrong_keys_are_named(tmp_path: Path) -> None:
     signature = CaseSignature(has_rows=False, inputs=(), outputs=())
     facts = CaseFacts(id="0" * 32, model="m", created_unix_s=1.0, why=("hard",), signature=signature)
@@ -138,6 +147,13 @@ def test_damaged_files_and_wrong_keys_are_named(tmp_path: Path) -> None:
                 unpack(broken, facts.id, sealed)
         with pytest.raises(UnreadableCase):
             unpack(data, "1" * 32, sealed)
+    late = CollectedCase(facts.model_copy(update={"created_unix_s": 1e300}), b"", b"", b"")
+    half = pack(CollectedCase(facts.model_copy(update={"agent": "abcdef"}), b"", b"", b""), None)
+    for hostile in (pack(late, None), half.replace(b"abcdef", b"\\ud800")):  # text and times that nothing can show
+        with pytest.raises(UnreadableCase):
+            unpack(hostile, facts.id, None)
+    with pytest.raises(UnreadableCase, match="it is truncated"):
+        unpack(half[:-1], facts.id, None)
     (tmp_path / "key").write_text("short")
     with (
         pytest.raises(ConfigError, match="32 random bytes"),
@@ -145,6 +161,14 @@ def test_damaged_files_and_wrong_keys_are_named(tmp_path: Path) -> None:
     ):
         pass
     shutil.rmtree(tmp_path / "state", ignore_errors=True)
+    for id in ("1", "2", "3"):
+        (tmp_path / f"{id * 32}.case").write_bytes(pack(case, key))
+    with pytest.raises(
+        ConfigError, match=r"1111\.case: .* it is encrypted; .* \(the same with 2 other files\)"
+    ) as refused:
+        CaseFolder(tmp_path).facts()
+    assert len(refused.value.problems) == 1
+    assert len(CaseFolder(tmp_path).unreadable()) == 3
     (tmp_path / "odd.case").write_bytes(b"nothing")
     done = CliRunner().invoke(build_app(["cases"]), ["cases", "list", str(tmp_path)])
     assert isinstance(done.exception, ConfigError)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import shutil
 import sqlite3
 import threading
 from collections import Counter
@@ -73,12 +75,17 @@ class FolderHome:
         self._target = to / _folder_name(agent)
         self.where = str(self._target)
 
-    def ready(self, id: str, size_bytes: int) -> Put:  # noqa: ARG002  every home is asked so
-        """Create it if its parent exists."""
+    def ready(self, id: str, size_bytes: int) -> Put:
+        """Create it if its parent exists, and look whether it has room: a full stick must not spend a budget."""
         try:
             self._target.mkdir(exist_ok=True)
+            free_bytes = shutil.disk_usage(self._target).free
         except OSError as error:
             raise CaseAway(error.strerror or type(error).__name__) from None
+        if free_bytes < size_bytes:
+            raise CaseAway(f"{free_bytes} bytes are free, {size_bytes} are needed")
+        if not os.access(self._target, os.W_OK):
+            raise CaseAway("it cannot be written")
         return partial(self._put, id)
 
     def _put(self, id: str, data: bytes) -> None:
@@ -134,6 +141,7 @@ class CaseCarrier:
         self._refused: set[tuple[str, bool]] = set()
         self._retry_after_s = 0.0
         self._sent: dict[str, bool] = self._load()
+        self._saved = dict(self._sent)
         self._counts: Counter[str] = Counter()
         self._stop = threading.Event()
         self._failed = False
@@ -242,10 +250,14 @@ class CaseCarrier:
             return {}
 
     def _save(self) -> None:
+        if self._sent == self._saved:  # a destination that is away costs no write
+            return
         try:
             write_whole(self._memory, json.dumps({"version": 1, "sent": self._sent}).encode(), 0o600)
         except OSError as error:
             self._complain(f"{self._memory}: {error.strerror}")
+        else:
+            self._saved = dict(self._sent)
 
 
 def _folder_name(agent: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from pathlib import Path
@@ -80,8 +79,8 @@ def unpack(data: bytes, id: str, key: bytes | None) -> CollectedCase:
         for length in lengths:
             parts.append(body[at : at + length])
             at += length
-        facts = CaseFacts.model_validate(json.loads(parts[0]))
-    except (struct.error, ValidationError, ValueError) as error:
+        facts = CaseFacts.model_validate_json(parts[0])
+    except (struct.error, ValidationError) as error:
         raise UnreadableCase(f"it cannot be read: {type(error).__name__}") from None
     if facts.id != id:
         raise UnreadableCase("its id does not match the file's name")

@@ -20,6 +20,7 @@ from upwell.shared.routing.case_selection import Why
 from upwell.shared.signature.answer_agreement import best_class, label_of
 from upwell.shared.signature.signature import InputKind, OutputKind, Signature
 from upwell.shared.tensors import Array
+from upwell.shared.units import LATEST_UNIX_S
 
 OVERHEAD_BYTES = 4096
 """Disk space of a case beyond its tensors (bytes)."""
@@ -99,7 +100,7 @@ class CaseFacts(_Facts):
     tags: Mapping[str, str] = {}
     request_id: str = ""
     row: int = 0
-    created_unix_s: float
+    created_unix_s: float = Field(ge=0, le=LATEST_UNIX_S)
     why: tuple[Why, ...]
     inclusion: float = Field(0.0, ge=0, le=1)
     sample: float = Field(0.0, ge=0, le=1)

@@ -79,6 +79,9 @@ WELL_AFTER_S = 60.0
 """How long writes must succeed before a disk counts as healthy again: a nearly full one accepts small writes but not
 large ones."""
 
+DAMAGED_SUFFIX = ".damaged"
+"""Ends the name of a damaged database that was set aside."""
+
 _BUSY_TIMEOUT_S = 1.0
 _WAL_LIMIT_BYTES = 16 << 20
 _SIDE_FILES = ("-wal", "-shm")
@@ -103,7 +106,7 @@ def open_database(path: Path, steps: Sequence[Migration]) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
-        _check(connection)
+        check_integrity(connection)
         migrate(connection, steps)
     except BaseException:
         connection.close()
@@ -147,7 +150,7 @@ def opened(path: Path, version: int) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-def _check(connection: sqlite3.Connection) -> None:
+def check_integrity(connection: sqlite3.Connection) -> None:
     """Raise `sqlite3.DatabaseError` for a damaged database."""
     found = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found is None or found[0] != "ok":
@@ -162,7 +165,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 def set_aside(name: str, path: Path, error: Exception) -> None:
     """Move a damaged database and its side files away, replacing an earlier one, and log it. Raises `OSError`."""
-    target = path.with_name(path.name + ".damaged")
+    target = path.with_name(path.name + DAMAGED_SUFFIX)
     for suffix in _SIDE_FILES:
         side = path.with_name(path.name + suffix)
         if side.exists():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.spooled_request import SpoolResult
@@ -20,19 +19,11 @@ from upwell.pipelines.frame_outcome import AnsweredFrame
 from upwell.pipelines.run.annotated_picture import annotated, jpeg
 from upwell.pipelines.run.infer_step import AnswerReader, object_tags
 from upwell.pipelines.run.late_answers import Amendments, Expected, WaitingEvent
-from upwell.pipelines.sinks.base import Message
+from upwell.pipelines.sinks.base import REQUESTS_TAG, JudgedRequest, Message, requests_behind
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.routing.decide.router_state import Signals
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
-
-_log = logging.getLogger(__name__)
-
-
-_REQUESTS = "requests"
-"""The tag of a message that holds the model and tags of each of its requests, as JSON."""
-
-_Judged: TypeAlias = tuple[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -105,17 +96,17 @@ class Publisher:
 
     def _message(self, event: Event, picture: bytes = b"") -> Message:
         requests = self._requests(event)
-        tags = {_REQUESTS: json.dumps(requests)} if requests else {}
+        tags = {REQUESTS_TAG: json.dumps(requests)} if requests else {}
         return Message(
             event.id, event.pipeline, event.event, event.sequence, event.as_json().encode(), picture, self._as.model,
             tags,
         )  # fmt: skip
 
-    def _requests(self, event: Event) -> Sequence[_Judged]:
+    def _requests(self, event: Event) -> Sequence[JudgedRequest]:
         """The requests behind the event, each on its own: merged they would describe a request that was never made."""
         if not self._as.model:
             return []
-        found: list[_Judged] = [
+        found: list[JudgedRequest] = [
             (model, {**self._as.tags.get(model, {}), **dict(object_tags(one))})
             for one in event.objects
             for model in dict.fromkeys((self._as.model, *one.answers))
@@ -205,7 +196,7 @@ def may_leave(router: RouterService) -> Callable[[Message], bool]:
         if not message.model:
             return True
         size_bytes = len(message.body) + len(message.picture)
-        requests = json.loads(message.tags[_REQUESTS]) if _REQUESTS in message.tags else [(message.model, {})]
+        requests = requests_behind(message.model, message.tags)
         return all(is_allowed(model, tags, size_bytes) for model, tags in requests)
 
     def is_allowed(model: str, tags: Mapping[str, str], size_bytes: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ class Message:
 
     `key` is the event's id and the same in each delivery, so that a receiver can tell a duplicate. `sequence` rises
     within the pipeline. `body` is one JSON object in UTF-8, `picture` a JPEG if the event has one. `model` and `tags`
-    are what the policy is asked with whether the event may leave the device.
+    are what the policy is asked with whether the event may leave the device (see `requests_behind`).
     """
 
     key: str
@@ -28,6 +29,20 @@ class Message:
     picture: bytes = b""
     model: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+
+
+REQUESTS_TAG = "requests"
+"""The tag of a message that holds the model and tags of each of its requests, as JSON."""
+
+JudgedRequest: TypeAlias = tuple[str, Mapping[str, str]]
+"""The model and tags of a request."""
+
+
+def requests_behind(model: str, tags: Mapping[str, str]) -> Sequence[JudgedRequest]:
+    """The requests behind a message with this model and these tags. Without `REQUESTS_TAG` they are those of one."""
+    if REQUESTS_TAG not in tags:
+        return [(model, tags)]
+    return [(model, of_model) for model, of_model in json.loads(tags[REQUESTS_TAG])]
 
 
 class SinkUnavailable(UpwellError):

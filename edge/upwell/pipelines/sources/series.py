@@ -18,14 +18,13 @@ from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import SeriesFileSettings, SeriesShape, SourceEnded, SourceState, SourceStatus
 from upwell.pipelines.sources.windows import SampleWindow, Windows
 from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.units import LATEST_UNIX_S
 
 Sample: TypeAlias = tuple[float, Sequence[float]]
 """The time in seconds by the clock that stamped it, and a finite number for each field."""
 
 SERIES_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _SHOWN = 60
-_LATEST_S = 1e11
-"""The year 5138, in seconds: a larger time stamp has a smaller unit than configured."""
 
 
 def samples_of(message: bytes, shape: SeriesShape) -> list[Sample]:
@@ -79,7 +78,7 @@ def _seconds(stamp: object, shape: SeriesShape) -> float:
                 raise InvalidRequest(f"{shape.time!r}: {stamp[:_SHOWN]!r} has no time zone; expected one, such as Z")
             return moment.timestamp()
     time_s = _number(stamp, shape.time) * shape.unit_s
-    if abs(time_s) > _LATEST_S:
+    if abs(time_s) > LATEST_UNIX_S:  # it has a smaller unit than configured
         raise InvalidRequest(f"{shape.time!r}: {str(stamp)[:_SHOWN]} would be {time_s:.3g} s; expected another `unit`")
     return time_s
 

@@ -27,6 +27,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.files import parse_json
 from upwell.shared.opamp import CASE_SUFFIX
+from upwell.shared.units import count_of
 from upwell.tools.terminal import printable
 
 _ROWS_AT_ONCE, _PAGES_AT_ONCE = 100, 1000
@@ -227,7 +228,8 @@ class CaseFolder:
 
     def facts(self) -> Sequence[CaseFacts]:
         """The facts of each case, oldest first. Unreadable files are logged and skipped, unless all are unreadable."""
-        found, problems = self._found()
+        found, unreadable = self._found()
+        problems = _by_reason(unreadable)
         if problems and not found:
             raise ConfigError(problems[:_SHOWN])
         for problem in problems:
@@ -236,17 +238,18 @@ class CaseFolder:
 
     def unreadable(self) -> Sequence[Path]:
         """Files that are damaged, or sealed with another key."""
-        return [problem.path for problem in self._found()[1] if problem.path is not None]
+        return [*self._found()[1]]
 
-    def _found(self) -> tuple[list[CaseFacts], list[Problem]]:
+    def _found(self) -> tuple[list[CaseFacts], dict[Path, str]]:
+        """The facts of each readable case, and why each other file is none."""
         found: list[CaseFacts] = []
-        problems: list[Problem] = []
+        unreadable: dict[Path, str] = {}
         for path in self._files().values():
             try:
                 found.append(self._unpacked(path).facts)
             except (OSError, ValueError) as error:
-                problems.append(Problem(path, None, None, "", f"it is not a readable case: {error}"))
-        return found, problems
+                unreadable[path] = (isinstance(error, OSError) and error.strerror) or str(error)
+        return found, unreadable
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[ReadCase]:
@@ -284,6 +287,18 @@ class CaseFolder:
         if path.stat().st_size > MAX_PARCEL_BYTES:
             raise ValueError(f"it is larger than {MAX_PARCEL_BYTES >> 20} MiB")
         return unpack(path.read_bytes(), path.stem, None if key_file is None else read_key(Path(key_file)))
+
+
+def _by_reason(unreadable: Mapping[Path, str]) -> list[Problem]:
+    """A problem for each reason, at its first file: without the key it is the same for every file."""
+    files: dict[str, list[Path]] = {}
+    for path, reason in unreadable.items():
+        files.setdefault(reason, []).append(path)
+    found = []
+    for reason, (first, *others) in files.items():
+        like = f" (the same with {count_of(len(others), 'other file')})" if others else ""
+        found.append(Problem(first, None, None, "", f"it is not a readable case: {reason}{like}"))
+    return found
 
 
 def open_source(path: Path) -> CaseSource:

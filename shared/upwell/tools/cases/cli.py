@@ -19,8 +19,10 @@ from upwell.edge.case_collection.case_database import FILE_NAME
 from upwell.edge.case_collection.collected_case import CaseFacts
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.flight_recorder import FOLDER_NAME as FLIGHTS_NAME
+from upwell.edge.observe.flight_recorder import FRAMES_NAME
 from upwell.edge.observe.outcome_recorder import LOG_NAME
-from upwell.edge.spool.open_database import connect
+from upwell.edge.observe.request_trace import LONGEST_TAG
+from upwell.edge.spool.open_database import DAMAGED_SUFFIX, connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
@@ -236,6 +238,7 @@ def forget(
     and if something could not be erased.
     """
     from upwell.pipelines.run.late_answers import AMENDMENTS_NAME  # pipelines are not needed to list cases
+    from upwell.pipelines.sinks.base import requests_behind
     from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME
 
     if isinstance(source, CaseDatabase) and path.is_dir():
@@ -251,22 +254,24 @@ def forget(
     config = load_yaml(path, AgentConfig)
 
     def is_meant(document: Mapping[str, Any]) -> bool:
-        known = document.get("tags") or {}
-        return is_all or all(known.get(name, "") == value for name, value in tags.items())
+        known = document.get("tags") or {}  # the flight recorder keeps the beginning of a long one
+        return is_all or all(known.get(name, "") in (value, value[:LONGEST_TAG]) for name, value in tags.items())
+
+    def is_event(document: Mapping[str, Any]) -> bool:
+        return any(is_meant({"tags": of_request}) for _, of_request in requests_behind("", document["tags"]))
 
     folder, results = source.folder, config.agent.spool.results
     spooled = _erase_tagged(folder / SPOOL_NAME, "items", "id", is_meant)
     found["spooled"] = len(spooled)
-    found["events"] = len(_erase_tagged(folder / OUTBOX_NAME, "messages", "number", is_meant))
+    found["events"] = len(_erase_tagged(folder / OUTBOX_NAME, "messages", "number", is_event))
     for table in ("retries", "poisoned"):  # those set aside do not record their case
-        found["events"] += len(_erase_tagged(folder / OUTBOX_NAME, table, "number", is_meant))
+        found["events"] += len(_erase_tagged(folder / OUTBOX_NAME, table, "number", is_event))
     found["amendments"] = _erase_amendments(folder / AMENDMENTS_NAME, spooled, is_all)
-    flights = sorted((folder / FLIGHTS_NAME).glob("*.jsonl"))
-    found["flights"] = sum(erase_lines(flight, is_meant, lambda _: None) for flight in flights)
+    found |= _erase_records(folder, is_meant, is_all)
     found["results"] = 0 if results is None else erase_lines(results, is_meant, _forgotten)
     logs = (folder / LOG_NAME, folder / f"{LOG_NAME}.1")
     found["log lines"] = sum(erase_lines(log, is_meant, lambda _: None) for log in logs)
-    found["damaged databases"] = _remove_damaged(folder)
+    found["damaged databases"] = _remove_damaged(folder, (FILE_NAME, SPOOL_NAME, OUTBOX_NAME, AMENDMENTS_NAME))
     return found
 
 
@@ -305,9 +310,33 @@ def _erase_amendments(path: Path, spooled: Sequence[str | int], is_all: bool) ->
         raise ConfigError.at(path, f"it cannot be used: {error}") from None
 
 
-def _remove_damaged(folder: Path) -> int:
+def _erase_records(folder: Path, is_meant: IsMeant, is_all: bool) -> dict[str, int]:
+    """Erase requests from the flight recorder, and the frames of pipelines that they were about, with amendments."""
+    gone: set[object] = set()
+
+    def is_request(document: Mapping[str, Any]) -> bool:
+        if is_meant(document):
+            gone.add(document.get("id"))
+            return True
+        return False
+
+    def is_frame(document: Mapping[str, Any]) -> bool:
+        about = {document.get("amends"), *(id for step in document.get("steps") or () for id in step["requests"])}
+        if is_all or about & gone:
+            gone.update(event["id"] for event in document.get("events") or ())
+            return True
+        return False
+
+    found = {}
+    for name, is_erased in ((FLIGHTS_NAME, is_request), (FRAMES_NAME, is_frame)):
+        logs = sorted((folder / name).glob("*.jsonl"))
+        found[name] = sum(erase_lines(log, is_erased, lambda _: None) for log in logs)
+    return found
+
+
+def _remove_damaged(folder: Path, names: Sequence[str]) -> int:
     """Delete databases that were set aside: what is in them is unknown."""
-    found = [path for name in (FILE_NAME, SPOOL_NAME) for path in folder.glob(f"{name}.damaged*")]
+    found = [path for name in names for path in folder.glob(f"{name}{DAMAGED_SUFFIX}*")]
     for path in found:
         path.unlink(missing_ok=True)
     return len(found)
