@@ -172,17 +172,18 @@ def open_plain(path: Path) -> BufferedReader:
 
     Raises `OSError`, also for a pipe, a socket or a device, which is neither opened nor waited for.
     """
-    _check(os.stat(path).st_mode, path)  # before opening, since some devices act on being opened
+    require_plain(os.stat(path).st_mode, path)  # before opening, since some devices act on being opened
     descriptor = os.open(path, _FLAGS)
     try:
-        _check(os.fstat(descriptor).st_mode, path)  # again, since it may have been replaced
+        require_plain(os.fstat(descriptor).st_mode, path)  # again, since it may have been replaced
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def _check(mode: int, path: Path) -> None:
+def require_plain(mode: int, path: Path) -> None:
+    """Raise `OSError` unless this is the mode of a regular file."""
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):

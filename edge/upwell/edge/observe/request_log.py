@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from upwell.shared.files import require_plain
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.request_log_line import LogLine
 
@@ -117,6 +118,7 @@ def open_log(path: Path) -> Iterator[int]:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
     file = os.open(path, flags, 0o600)
     try:
+        require_plain(os.fstat(file).st_mode, path)  # writing to a full pipe would wait for ever
         os.chmod(path, 0o600)
         _cut_torn_line(file)
         yield file

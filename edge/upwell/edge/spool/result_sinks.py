@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.shared.errors import UpwellError
-from upwell.shared.files import parse_json
+from upwell.shared.files import parse_json, require_plain
 from upwell.shared.oip.dataplane import InferResponse, Parameter
 from upwell.shared.tensors import Array, oip_datatype
 
@@ -78,7 +78,7 @@ class JsonlSink:
     def start(self) -> int:
         """Remove a truncated last line; returns the number in the last whole one."""
         try:
-            with self.path.open("r+b") as file:
+            with open(self.path, "r+b", opener=_open_private) as file:
                 end = file.seek(0, os.SEEK_END)
                 line, whole_bytes = _last_line(file, end)
                 if whole_bytes < end:
@@ -109,7 +109,14 @@ class JsonlSink:
 
 
 def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    """Open a regular file. Raises `OSError`, also for a pipe, which is not waited for."""
+    file = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o600)
+    try:
+        require_plain(os.fstat(file).st_mode, Path(path))
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def _last_line(file: Any, end: int) -> tuple[bytes, int]:

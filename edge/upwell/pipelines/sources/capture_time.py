@@ -93,6 +93,27 @@ def published_capture_time(said: str | None, arrival_s: float, arrival_unix_s: f
     return arrival_s - age_s, arrival_unix_s - age_s
 
 
+class PublisherClock:
+    """The capture times of one publisher's pictures, which never run backwards, since trackers need that.
+
+    A claim up to `JUMP_S` before the last capture counts as that capture. One further back shows that a clock was set,
+    the publisher's or this device's: the arrival counts, and so it does until the claims lie after it. Otherwise time
+    would stand still, for as long as the clock was set back.
+    """
+
+    def __init__(self) -> None:
+        self._captured_s = -math.inf
+
+    def captured(self, said: str | None, arrival_s: float, arrival_unix_s: float) -> tuple[float, float]:
+        """The capture time by the monotonic clock and in seconds since 1970. `arrival_s` never decreases."""
+        captured_s, unix_s = published_capture_time(said, arrival_s, arrival_unix_s)
+        back_s = max(0.0, self._captured_s - captured_s)
+        if back_s > JUMP_S:
+            captured_s, unix_s, back_s = arrival_s, arrival_unix_s, 0.0
+        self._captured_s = captured_s + back_s
+        return self._captured_s, unix_s + back_s
+
+
 class FrameRate:
     """Drops frames so that at most about `fps` per second remain; 0 keeps all.
 

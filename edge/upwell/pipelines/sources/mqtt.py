@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import threading
 import time
@@ -31,7 +30,7 @@ from upwell.pipelines.sources.base import (
     SourceState,
     SourceStatus,
 )
-from upwell.pipelines.sources.capture_time import FrameRate, published_capture_time
+from upwell.pipelines.sources.capture_time import FrameRate, PublisherClock
 from upwell.pipelines.sources.series import samples_of
 from upwell.pipelines.sources.video import Pauses
 from upwell.pipelines.sources.windows import SampleWindow, Windows
@@ -140,7 +139,7 @@ class MqttTopic(ABC, Generic[Content]):
         self._refusal = ""
         self._live_s = 0.0
         self._changed_s = 0.0
-        self._captured_s = -math.inf
+        self._clock = PublisherClock()
         self._last = b""
         self._is_readable = True
         self._is_closed = False
@@ -377,10 +376,7 @@ class MqttTopic(ABC, Generic[Content]):
         if message.body != self._last:
             self._last, self._changed_s = message.body, message.arrival_s
             self._set_state(SourceState.LIVE)
-        for content, captured_s, captured_unix_s in frames:
-            later_s = max(0.0, self._captured_s - captured_s)  # trackers need time that never runs backwards
-            self._captured_s = captured_s + later_s
-            self._waiting.append(PendingFrame(content, self._captured_s, captured_unix_s + later_s, client, 0))
+        self._waiting += [PendingFrame(*one, client, 0) for one in frames]
         if not frames:
             return [mid]
         self._waiting[-1] = replace(self._waiting[-1], mid=mid)
@@ -421,8 +417,8 @@ class MqttPictures(MqttTopic[bytes]):
 
     def _arrived(self, message: Arrived) -> Sequence[tuple[bytes, float, float]]:
         said = message.properties.get(CAPTURED)
-        captured_s, unix_s = published_capture_time(said, message.arrival_s, message.arrival_unix_s)
-        return [(message.body, captured_s, unix_s)] if self._rate.keeps(max(captured_s, self._captured_s)) else []
+        captured_s, unix_s = self._clock.captured(said, message.arrival_s, message.arrival_unix_s)
+        return [(message.body, captured_s, unix_s)] if self._rate.keeps(captured_s) else []
 
     def _frame(self, waiting: PendingFrame[bytes]) -> Frame | None:
         try:
@@ -443,7 +439,7 @@ class MqttPictures(MqttTopic[bytes]):
 class MqttSeries(MqttTopic[SampleWindow]):
     """A `Source` of windows of a series: a message holds a sample as a JSON object, or a list of samples.
 
-    A window is captured at the time of its last point if `published_capture_time` accepts that, otherwise when the
+    A window is captured at the time of its last point if `PublisherClock` accepts that, otherwise when the
     message that completes it arrives. A repeated message adds nothing, since its samples are not later than those
     already there. An unreadable one counts as undecodable and leaves a gap.
     """
@@ -462,7 +458,7 @@ class MqttSeries(MqttTopic[SampleWindow]):
         whole = [window for window in found if self._shape.fills or not window.missing]
         self._status = replace(self._status, gap=self._status.gap + len(found) - len(whole))
         return [
-            (one, *published_capture_time(str(one.end_s), message.arrival_s, message.arrival_unix_s)) for one in whole
+            (one, *self._clock.captured(str(one.end_s), message.arrival_s, message.arrival_unix_s)) for one in whole
         ]
 
     def _frame(self, waiting: PendingFrame[SampleWindow]) -> Frame | None:

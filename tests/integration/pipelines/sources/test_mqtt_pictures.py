@@ -214,8 +214,9 @@ def test_it_is_back_in_time_where_an_attempt_to_connect_hangs(there: Broker) -> 
 @needs_mosquitto
 def test_none_is_missing_and_none_comes_twice_after_the_link_was_cut(there: Broker) -> None:
     with watched(there, keep="all") as (source, camera):
+        began = time.time() - 100
         for number in range(5):
-            camera.say(picture(number))
+            camera.say(picture(number), captured=f"{began + 10 * number}")
         assert number_of(taken(source).pixels) == 0
         until(lambda: there.log_text().count("Received PUBACK from upwell") == 1, "it is acknowledged")
         until(lambda: len(source._waiting) == 1, "the next is here")
@@ -224,7 +225,10 @@ def test_none_is_missing_and_none_comes_twice_after_the_link_was_cut(there: Brok
         assert cut is not None
         cut.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]  # paho says less of it than it is
         until(lambda: source.status.reconnects == 1, "the link is cut")
-        assert [number_of(taken(source).pixels) for _ in range(4)] == [1, 2, 3, 4]
+        frames = [taken(source) for _ in range(4)]
+        assert [number_of(frame.pixels) for frame in frames] == [1, 2, 3, 4]
+        ages_s = [frame.captured_unix_s - began for frame in frames]
+        assert ages_s == pytest.approx([10, 20, 30, 40], abs=1e-3), "those that came twice are no younger"
         assert (source.next(0), source.status.captured) == (None, 5)
 
 
@@ -295,8 +299,10 @@ def test_the_time_that_a_message_says_is_mapped_to_the_monotonic_clock(there: Br
         frame = taken(source)
         assert frame.captured_unix_s == pytest.approx(said, abs=1e-3)
         assert time.monotonic() - frame.captured_s == pytest.approx(time.time() - said, abs=0.1)
-        camera.say(picture(2), captured=f"{said - 5}")  # another clock, or late: time does not run backwards
+        camera.say(picture(2), captured=f"{said - 1}")  # time does not run backwards
         assert taken(source).captured_s == frame.captured_s
+        camera.say(picture(3), captured=f"{said - 5}")  # a clock was set, so the arrival counts
+        assert taken(source).captured_s > frame.captured_s + 50
 
 
 @needs_mosquitto

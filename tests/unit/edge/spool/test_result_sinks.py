@@ -130,6 +130,22 @@ def test_what_cannot_be_written_raises_and_leaves_no_part(tmp_path: Path) -> Non
     assert numbers(path) == [1]
 
 
+def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "results.jsonl")
+    os.mkfifo(sink.path)
+    with pytest.raises(OSError, match="expected a plain file"):
+        sink.start()
+    with pytest.raises(OSError, match="No such device"):  # no reader
+        sink.take([result(1)])
+    reader = os.open(sink.path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(OSError, match="expected a plain file"):
+            sink.take([result(1)])
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
+
+
 def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "results.jsonl")
     sink.take([result(1)])

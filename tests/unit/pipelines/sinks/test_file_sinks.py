@@ -29,6 +29,14 @@ def test_lines_are_appended_and_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_a_pipe_is_refused_before_anything_is_written_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    os.mkfifo(path)
+    sink = JsonlFile(JsonlSettings(path))
+    with pytest.raises(SinkUnavailable, match="expected a plain file"):
+        sink.deliver([message(number) for number in range(1000)])  # more than a pipe holds
+
+
 def test_a_torn_line_is_cut_at_the_start_and_the_whole_ones_stay(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(message(0).body + b"\n" + message(1).body[:10])

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate, published_capture_time
+from upwell.pipelines.sources.capture_time import (
+    JUMP_S,
+    CaptureClock,
+    FrameRate,
+    PublisherClock,
+    published_capture_time,
+)
 
 EXACT_S = 1e-6
 
@@ -132,6 +138,29 @@ def test_an_age_within_a_day_is_believed(age_s: float) -> None:
 @pytest.mark.parametrize("said", [None, "", "x", "nan", "inf", "-inf", "1e999", "0", "-1", "1000000000.5", "999900000"])
 def test_a_wrong_clock_is_not_believed(said: str | None) -> None:
     assert published_capture_time(said, 500.0, 1e9) == (500.0, 1e9)
+
+
+@given(st.lists(st.tuples(st.floats(0, 60), st.floats(-7200, 7200)), max_size=50))
+def test_a_publisher_s_times_never_run_backwards_and_keep_up_with_the_arrivals(
+    steps: list[tuple[float, float]],
+) -> None:
+    """Each step is the time since the last arrival, and how slow the publisher's clock is at this one."""
+    clock, arrival_s, before_s = PublisherClock(), 500.0, -math.inf
+    for later_s, slow_s in steps:
+        arrival_s += later_s
+        captured_s, unix_s = clock.captured(repr(1e9 + arrival_s - slow_s), arrival_s, 1e9 + arrival_s)
+        assert before_s <= captured_s <= arrival_s
+        assert unix_s - captured_s == pytest.approx(1e9, abs=1e-5)
+        if arrival_s - slow_s < before_s - JUMP_S:  # set back: a claim before the frame that came first is no claim
+            assert captured_s == arrival_s
+        before_s = captured_s
+
+
+def test_a_clock_that_is_set_back_stops_no_frames() -> None:
+    clock, rate = PublisherClock(), FrameRate(1)
+    slow_s = [0.0] * 10 + [600.0] * 100
+    times_s = [clock.captured(repr(1e9 + at_s - slow), at_s, 1e9 + at_s)[0] for at_s, slow in enumerate(slow_s)]
+    assert sum(map(rate.keeps, times_s)) == 110
 
 
 @given(st.text(max_size=20))
