@@ -89,6 +89,9 @@ def test_a_release_is_wished_once_and_again_when_it_changes(fleet: Service) -> N
     )
     assert not device.poll(remote_config_status=applied).HasField("remote_config")
     assert not device.poll().HasField("remote_config")
+    anew = opamp_pb2.RemoteConfigStatus(status=opamp_pb2.RemoteConfigStatuses_UNSET)  # a restarted process
+    assert device.poll(remote_config_status=anew).remote_config.config_hash == wish.config_hash
+    assert not device.poll(remote_config_status=applied).HasField("remote_config")
     fleet.do("PUT", "/devices/wisher/release", {"release": 7, "not_before_unix_s": 12.5})
     wished = json.loads(device.poll().remote_config.config.config_map[WISH_FILE].body)
     assert (wished["release"], wished["not_before_unix_s"]) == (7, 12.5)
@@ -189,6 +192,8 @@ def test_drift_is_kept_apart_from_statistics_and_its_findings_are_events(fleet: 
     events = fleet.get("/events?device=drifting")["events"]
     assert [one["text"] for one in events if one["kind"] == "drift"] == ["digits: camera", "no model drifts any more"]
     no_drift: list[object] = [{"models": []}, {"models": {"digits": []}}, {"models": {"d": {"findings": "camera"}}}, {}]
+    no_drift.append({"models": {"d": {"findings": [], "quantities": []}}})
+    no_drift.append({"models": {"d": {"findings": [], "quantities": {"brightness": 3}}}})
     for wrong in no_drift:
         message = device.message(custom_message=custom(DRIFT, "found", wrong))
         assert device.send(message.SerializeToString()).status == HTTPStatus.BAD_REQUEST

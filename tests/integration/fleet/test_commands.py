@@ -14,8 +14,10 @@ from typer.testing import CliRunner, Result
 
 from tests.fleet_service import Service, service, user
 from upwell.fleet.config import FleetConfig
+from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
+from upwell.shared.opamp import STATISTICS
 from upwell.tools.cli import build_app
 from upwell.tools.fleet.fleet_client import CallFailed
 
@@ -59,6 +61,30 @@ def test_devices_are_listed_grouped_labelled_and_assigned(fleet: Service) -> Non
     assert "enrolled" in done(fleet, "tail", "gate")
     assert "assign group" in done(fleet, "audit")
     done(fleet, "group", "drop", "two")
+
+
+def test_a_device_is_shown_line_by_line(fleet: Service) -> None:
+    device = fleet.enrolled("nested", site="kiel")
+    lens = opamp_pb2.ComponentHealth(healthy=False, last_error="dirty lens")
+    device.poll(
+        health=opamp_pb2.ComponentHealth(healthy=True, component_health_map={"digits": lens}),
+        custom_message=opamp_pb2.CustomMessage(
+            capability=STATISTICS,
+            type="counted",
+            data=json.dumps({"since_unix_s": 1e299, "counts": {"answers": {"edge": 7}, "late": [1, 2]}}).encode(),
+        ),
+    )
+    fleet.server._upkeep._write()
+    shown = done(fleet, "show", "nested")
+    for lines in (
+        "health:\n  healthy: yes\n  components:\n    digits:\n      healthy: no\n      last_error: dirty lens\n",
+        "statistics:\n  release:\n  since_unix_s: 1e+299\n  counts:\n    answers:\n      edge: 7\n    late: 1, 2\n",
+        "labels:\n  site: kiel\n",
+        "enrolled_unix_s: 20",
+    ):
+        assert lines in shown
+    assert "{" not in shown
+    done(fleet, "revoke", "nested")
 
 
 def test_users_and_tokens_come_and_go(fleet: Service) -> None:

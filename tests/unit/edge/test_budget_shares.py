@@ -58,6 +58,19 @@ def test_a_clock_that_was_set_back_lets_it_hold_no_longer_than_from_then_on(tmp_
     assert said[-1] == {}
 
 
+def test_shares_that_expired_apply_again_once_the_service_answers(tmp_path: Path) -> None:
+    said: list[Mapping[str, float]] = []
+    shares = kept(tmp_path, said)
+    shares.take({"digits": 0.1}, 1e6)
+    shares.check(1e6 + 50 * 365 * DAY_S)  # silence, or a clock that was set
+    shares.heard(1e6 + 50 * 365 * DAY_S + 1)
+    shares.check(1e6 + 50 * 365 * DAY_S + 2)
+    assert said == [{"digits": 0.1}, {}, {"digits": 0.1}]
+    again = kept(tmp_path, said)
+    again.load(1e6 + 50 * 365 * DAY_S + 3)
+    assert said[3:] == [{"digits": 0.1}]
+
+
 @pytest.mark.parametrize("text", ["torn", "[]", '{"heard_unix_s": 1, "shares": {"m": 7}}', '{"shares": {}}'])
 def test_a_damaged_file_is_no_share(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from upwell.edge.fleet.device_facts import ReleaseCounts
+from upwell.edge.fleet.device_facts import AgentView, DemandView, ReleaseCounts
 from upwell.edge.fleet.device_identity import FleetIdentity
 from upwell.edge.fleet.fleet_poller import LONGEST_PAUSE_S, pause_s
+from upwell.edge.fleet.fleet_protocol import Conversation, KeptShares
+from upwell.edge.fleet.opamp_messages import ServiceMessage
+from upwell.rpc.opamp.v1 import opamp_pb2
+from upwell.shared.opamp import Wish, digest_of
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])
@@ -49,6 +53,28 @@ def test_a_certificate_for_another_key_is_refused(tmp_path: Path) -> None:
     assert "not for this device's key" in found.take(b"no certificate")
     assert not found.is_enrolled
     assert found.wants_certificate(0.0)
+
+
+def test_a_new_process_says_that_it_has_no_wish_and_then_what_became_of_it(tmp_path: Path) -> None:
+    view = AgentView(
+        "a", {}, lambda: {"models": {}}, dict, dict, dict, lambda _: [], dict,
+        DemandView(dict, lambda _: [], dict, lambda _: None),
+    )  # fmt: skip
+    for _ in range(2):
+        shares = KeptShares(tmp_path, 86400.0, lambda _: None)
+        conversation = Conversation(view, FleetIdentity(tmp_path), shares, 1)
+        first = conversation.say(1.0)
+        status = opamp_pb2.AgentToServer.FromString(first.data).remote_config_status
+        assert (status.last_remote_config_hash, status.status) == (b"", opamp_pb2.RemoteConfigStatuses_UNSET)
+        wish = Wish(statistics_s=60.0).encode()
+        conversation.hear(ServiceMessage(wish=wish, wish_hash=digest_of(wish)), first, 1.0)
+        second = conversation.say(2.0)
+        status = opamp_pb2.AgentToServer.FromString(second.data).remote_config_status
+        assert (status.last_remote_config_hash, status.status) == (
+            digest_of(wish), opamp_pb2.RemoteConfigStatuses_APPLIED
+        )  # fmt: skip
+        conversation.hear(ServiceMessage(), second, 2.0)
+        assert not opamp_pb2.AgentToServer.FromString(conversation.say(3.0).data).HasField("remote_config_status")
 
 
 def test_counts_begin_anew_with_each_release() -> None:

@@ -245,11 +245,16 @@ def _drift(message: opamp_pb2.CustomMessage | None) -> dict[str, Any] | None:
     if found is None:
         return None
     models = found.get("models")
-    if not isinstance(models, dict) or not all(
-        isinstance(one, dict) and isinstance(one.get("findings"), list) for one in models.values()
-    ):
-        raise InvalidRequest("expected `models`, and `findings` of each")
+    if not isinstance(models, dict) or not all(map(_is_drift_report, models.values())):
+        raise InvalidRequest("expected `models`, and `findings` and `quantities` of each")
     return models
+
+
+def _is_drift_report(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("findings"), list):
+        return False
+    quantities = value.get("quantities", {})
+    return isinstance(quantities, dict) and all(isinstance(one, dict) for one in quantities.values())
 
 
 def _explained(message: opamp_pb2.CustomMessage | None) -> Explained | None:

@@ -33,9 +33,10 @@ _log = logging.getLogger(__name__)
 
 class KeptShares:
     """Shares by model, in `folder`. While the service is silent the last ones stay valid for `keep_s`; then only the
-    device's own policy applies. Times are Unix seconds; setting the clock back restarts that time.
+    device's own policy applies, until the service answers: it sends shares again only if they have changed. Times are
+    Unix seconds; setting the clock back restarts that time.
 
-    `allow` is called with the shares whenever they change. Used by one thread.
+    `allow` is called with the shares in force whenever they change. Used by one thread.
     """
 
     def __init__(self, folder: Path, keep_s: float, allow: Callable[[Mapping[str, float]], None]) -> None:
@@ -43,6 +44,7 @@ class KeptShares:
         self._keep_s = keep_s
         self._allow = allow
         self._shares: Mapping[str, float] = {}
+        self._has_expired = False
         self._heard_unix_s = self._written_unix_s = 0.0
 
     def load(self, now_unix_s: float) -> None:
@@ -70,15 +72,18 @@ class KeptShares:
     def heard(self, now_unix_s: float) -> None:
         """Note that the service answered, which renews the last shares. Raises `OSError`."""
         self._heard_unix_s = now_unix_s
+        if self._has_expired:
+            self._has_expired = False
+            self._allow(self._shares)
         if self._shares and abs(now_unix_s - self._written_unix_s) >= _WRITE_S:
             self._write(now_unix_s)
 
     def check(self, now_unix_s: float) -> None:
-        """Drop shares that have expired while the service was silent."""
+        """Apply no shares that have expired while the service was silent."""
         self._heard_unix_s = min(self._heard_unix_s, now_unix_s)
-        if self._shares and now_unix_s - self._heard_unix_s > self._keep_s:
+        if self._shares and not self._has_expired and now_unix_s - self._heard_unix_s > self._keep_s:
             _log.warning("the fleet service has been silent too long: its shares no longer apply, only the policy")
-            self._shares = {}
+            self._has_expired = True
             self._allow({})
 
     def _write(self, now_unix_s: float) -> None:
@@ -118,7 +123,8 @@ class Conversation:
         self._sequence_num = 0
         self._known: dict[str, str] = {}
         self._wish = Wish()
-        self._wish_status: tuple[bytes, str, str] | None = None
+        # A new process has no wish: what it says of that makes the service send what it has sent before.
+        self._wish_status = (b"", "unset", "")
         self._answers: dict[str, dict[str, Any]] = {}
         self._counts = ReleaseCounts(since_unix_s=started_unix_ns / 1e9)
         self._demand = DemandRates()
@@ -150,7 +156,7 @@ class Conversation:
         release = None if view.release is None else view.release.status()
         if release is not None and self._is_news(said, "release", (release.sequence, release.phase, release.reason)):
             opamp_messages.put_release(message, release.sequence, release.phase, release.reason)
-        if self._wish_status is not None and self._is_news(said, "wish", self._wish_status):
+        if self._is_news(said, "wish", self._wish_status):
             opamp_messages.put_wish_status(message, *self._wish_status)
         if self._identity.wants_certificate(now_unix_s):
             opamp_messages.put_request(message, self._identity.request())

@@ -24,6 +24,7 @@ CAPABILITIES = (
     | opamp_pb2.AgentCapabilities_ReportsHeartbeat
 )
 _STATUSES = {
+    "unset": opamp_pb2.RemoteConfigStatuses_UNSET,
     "applied": opamp_pb2.RemoteConfigStatuses_APPLIED,
     "failed": opamp_pb2.RemoteConfigStatuses_FAILED,
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -75,13 +76,9 @@ def show(device: DeviceArgument, at: At, token_file: TokenFile, ca: Ca = None, a
         print_json(found)
         return
     console = stdout_console()
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            console.print(plain(f"{name}:"))
-            for key, one in value.items():
-                console.print(plain(f"  {key}: {_drifted(one) if name == 'drift' else one}"))
-        else:
-            console.print(plain(f"{name}: {_said(name, value)}"))
+    drift = {model: _drifted(one) for model, one in (found["drift"] or {}).items()}
+    for line in _lines({**found, "drift": drift}):
+        console.print(plain(line))
 
 
 def _drifted(report: Mapping[str, Any]) -> str:
@@ -89,10 +86,27 @@ def _drifted(report: Mapping[str, Any]) -> str:
     return f"{report.get('text')} ({', '.join(moved)})" if report.get("findings") else "no drift"
 
 
-def _said(name: str, value: Any) -> object:
-    if name.endswith("_unix_s") and value is not None:
-        return datetime.fromtimestamp(value, timezone.utc).isoformat(" ", "seconds")
-    return "" if value is None else value
+def _lines(facts: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """A line for each fact, nested ones below it."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}:"
+            yield from _lines(value, f"{indent}  ")
+        else:
+            yield f"{indent}{name}: {_said(name, value)}".rstrip()
+
+
+def _said(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name.endswith("_unix_s"):
+        with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):  # a device may report anything
+            return datetime.fromtimestamp(value, timezone.utc).isoformat(" ", "seconds")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(str(one) if not isinstance(one, (Mapping, list)) else json.dumps(one) for one in value)
+    return str(value)
 
 
 def label(
