@@ -108,6 +108,23 @@ def test_a_folder_that_cannot_be_read_is_said(config: Path, tmp_path: Path) -> N
     assert "cannot be read" in str(result.exception)
 
 
+def test_damaged_records_are_said_and_spoil_no_others(config: Path, recorder: FlightRecorder, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / FOLDER_NAME
+    recorder.close()
+    folder.mkdir(parents=True)
+    (folder / "00000001.jsonl").write_bytes(b'\xff\n{"id": "late", "time": 1e300}\n{"id": "none", "time": NaN}\n')
+    for arguments in (("--last", 5), ("--last", 5, "--json")):
+        refused = run(*arguments, "-c", config).exception
+        assert isinstance(refused, UnknownRequest)
+        assert str(refused) == f"nothing in {folder} can be read: its files are damaged"
+    after = FlightRecorder(folder)
+    after.note(request_trace("good"))
+    after.close()
+    listed = run("--last", 5, "-c", config)
+    assert listed.exit_code == 0
+    assert len(listed.output.splitlines()) == 2
+
+
 def test_what_a_caller_wrote_cannot_reach_the_terminal(config: Path, recorder: FlightRecorder) -> None:
     evil = "\x1b[31mred\x07"
     recorder.note(request_trace(evil, {evil: "a\nrequest"}, answer=None, error=(Refused.__name__, evil)))

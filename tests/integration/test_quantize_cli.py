@@ -349,7 +349,7 @@ def wrong_data(folder: Path) -> None:
         (["digits.onnx", "--data", "wrong_name.npz"], "it has the arrays 'y'; expected 'x'"),
         (["digits.onnx", "--data", "wrong_shape.npz"], "takes N rows of FP32 [1, 8, 8]"),
         (["digits.onnx", "--data", "integers.npz"], "is uint8, but the input takes float32; scale it"),
-        (["digits.onnx", "--data", "nan.npz"], "numbers that are not finite"),
+        (["digits.onnx", "--data", "nan.npz"], "has numbers that are not finite: "),
         (["digits.onnx", "--data", "nothing.npz"], "has no rows"),
         (["digits.onnx", "--data", "unequal.npz"], "'x' 30, 'labels' 29"),
         (["digits.onnx", "--data", "no_class.npz"], "is not a class: 'logits' gives 10 scores"),

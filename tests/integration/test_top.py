@@ -39,10 +39,18 @@ def test_a_service_under_load_is_told(tmp_path: Path, in_process: InProcess) -> 
             told = json.loads(in_process("top", "--at", page, "--json").out)
             shown = in_process("top", "--at", page.removeprefix("http://").removesuffix("/metrics"), "--once").out
             wrong_port = in_process("top", "--at", running.address).err
+            named = page.removeprefix("http://").removesuffix("/metrics")
+            serve = "listen: ['127.0.0.1:0'], models: models"
+            (tmp_path / "watched.yaml").write_text(f"{{serve: {{{serve}, metrics: '{named}'}}}}\n")
+            by_file = in_process("top", "-c", tmp_path / "watched.yaml", "--once").out
+            (tmp_path / "watched.yaml").write_text(f"{{serve: {{{serve}}}}}\n")
+            unset = in_process("top", "-c", tmp_path / "watched.yaml", "--once").err
         finally:
             over.set()
             asking.join()
     assert "/metrics: the port does not speak HTTP, perhaps it is that of `listen`; is `metrics` set" in wrong_port
+    assert "linear/1" in by_file
+    assert "serve.metrics: not set" in unset
     (line,) = told["models"]
     assert (told["kind"], line["model"], line["state"], told["in_time"]) == ("service", "linear/1", "ready", 1.0)
     assert line["rate"] > 1
@@ -54,7 +62,7 @@ def test_a_service_under_load_is_told(tmp_path: Path, in_process: InProcess) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ((), 2, "expected --at HOST:PORT of a metrics page, or -c agent.yaml"),
+        ((), 2, "expected --at HOST:PORT of a metrics page, or -c agent.yaml or cloud.yaml"),
         (("--at", "http://"), 2, "expected HOST:PORT of a metrics page"),
         (("--at", "127.0.0.1:1"), 1, "is `metrics` set in agent.yaml or cloud.yaml?"),
     ],

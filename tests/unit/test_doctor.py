@@ -11,6 +11,8 @@ import pytest
 from tests.faults.certificates import Authority
 from tests.in_process import InProcess
 from tests.unit.models_for_tests import linear
+from upwell.edge.spool.open_database import open_database
+from upwell.edge.spool.spool_store import SCHEMA
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import start_server
 from upwell.tools.doctor_cli import DoctorFinding, conflicts, disk, expiry, ports
@@ -133,6 +135,31 @@ def test_files_of_models_that_are_missing_or_changed_are_problems(tmp_path: Path
     (tmp_path / "plain.yaml").write_text("version: 7\n")
     found = report(in_process, path)[1]
     assert {one["level"] for one in found["model"]} == {"problem"}
+
+
+def test_damaged_databases_of_an_agent_are_problems_and_lost_ones_warnings(
+    tmp_path: Path, in_process: InProcess
+) -> None:
+    linear(tmp_path).rename(tmp_path / "plain.onnx")
+    state, path = tmp_path / "state", tmp_path / "agent.yaml"
+    path.write_text(
+        "{version: 1, agent: {listen: ['127.0.0.1:0'], state_dir: state}, models: {plain: {edge: {file: plain.onnx}}}}"
+    )
+    for name in ("cases.db", "outbox.db"):
+        open_database(state / name, SCHEMA).close()
+    assert report(in_process, path)[0] == 0
+    assert sorted(one.name for one in state.iterdir()) == ["cases.db", "outbox.db"]
+    (state / "outbox.db").write_bytes(b"no database" * 1000)
+    (state / "spool.db.damaged").touch()
+    code, found = report(in_process, path)
+    assert (code, [one["level"] for one in found["state_dir"]]) == (1, ["ok", "warning", "problem"])
+    assert "spool.db.damaged" in found["state_dir"][1]["text"]
+    assert "outbox.db: file is not a database" in found["state_dir"][2]["text"]
+
+
+def test_a_service_s_file_in_flow_style_is_one(tmp_path: Path, in_process: InProcess) -> None:
+    (tmp_path / "cloud.yaml").write_text("{version: 1, serve: {listen: ['127.0.0.1:0'], models: none}}\n")
+    assert "models" in report(in_process, tmp_path / "cloud.yaml")[1]
 
 
 def test_a_pipe_is_a_problem_and_is_not_waited_for(folder: Path, in_process: InProcess) -> None:

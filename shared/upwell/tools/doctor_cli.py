@@ -8,10 +8,12 @@ import os
 import platform
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +30,7 @@ from upwell.edge.bundle.open_bundle import open_bundle
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.model_config import EdgeSide, SplitSection
 from upwell.edge.models.runtime_candidates import files_of
+from upwell.edge.spool.open_database import DAMAGED_SUFFIX, check_integrity, connect, is_damage
 from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError, UpwellError
@@ -39,6 +42,7 @@ from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.units import count_of
 from upwell.tools.devices.cli import evidence, folded
 from upwell.tools.devices.runtime_probe import installed, rows_of
+from upwell.tools.server_yaml import load_server_yaml
 from upwell.tools.terminal import AsJson, plain, stderr_console, table_console
 
 Level = Literal["ok", "warning", "problem"]
@@ -166,8 +170,7 @@ def configuration(path: Path, now_s: float) -> Iterator[DoctorFinding]:
         yield DoctorFinding("configuration", "problem", unreadable)
         return
     try:
-        kind: type[AgentConfig | CloudConfig] = CloudConfig if _is_service(path) else AgentConfig
-        config = load_yaml(path, kind)
+        config = load_server_yaml(path)
     except ConfigError as error:
         for problem in error.problems:
             yield DoctorFinding("configuration", "problem", str(problem))
@@ -188,20 +191,13 @@ def _unreadable(path: Path) -> str:
     return ""
 
 
-def _is_service(path: Path) -> bool:
-    """Whether the file configures a service. A file that is not UTF-8 is read again elsewhere, for its error."""
-    try:
-        return any(line.startswith("serve") for line in path.read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
 def _agent(config: AgentConfig, now_s: float) -> Iterator[DoctorFinding]:
     section = config.agent
     yield from ports([*section.listen, *section.listen_http, *([section.metrics] if section.metrics else [])])
     yield from _certificates("agent.tls", section.security.tls, now_s)
     if section.state_dir is not None:
         yield from disk("state_dir", section.state_dir, max(_LEAST_FREE_BYTES, section.spool.limit))
+        yield from databases(section.state_dir)
     for name, model in config.models.items():
         if model.edge is not None and model.edge.has_source:
             yield _model(name, model.edge, config.agent.trust.trust)
@@ -297,6 +293,23 @@ def disk(what: str, folder: Path, wanted_bytes: int) -> Iterator[DoctorFinding]:
         yield DoctorFinding(what, "warning", f"{text}, {wanted_bytes / 2**30:.1f} GiB may be needed")
     else:
         yield DoctorFinding(what, "ok", text)
+
+
+def databases(state_dir: Path) -> Iterator[DoctorFinding]:
+    """The databases of an agent, which may run, that cannot be read, and those that it has set aside as damaged."""
+    for path in sorted(state_dir.glob(f"*.db{DAMAGED_SUFFIX}")):
+        text = f"{path} was damaged and replaced; its contents were lost. Delete it once you have looked at it"
+        yield DoctorFinding("state_dir", "warning", text)
+    for path in sorted(state_dir.glob("*.db")):
+        try:
+            with closing(connect(path)) as connection:
+                check_integrity(connection)
+        except sqlite3.Error as error:
+            if is_damage(error):
+                text = f"{path}: {error}; the agent replaces it when it next starts, and its contents are lost"
+                yield DoctorFinding("state_dir", "problem", text)
+            else:
+                yield DoctorFinding("state_dir", "warning", f"{path} cannot be checked: {error}")
 
 
 def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[DoctorFinding]:

@@ -21,11 +21,11 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from upwell.edge.config import AgentConfig
+from upwell.edge.config import AgentConfig, AgentSection
 from upwell.edge.observe.flight_recorder import FOLDER_NAME, last, local_time, newest_lines
 from upwell.edge.observe.trace_text import outcome
-from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Unavailable
+from upwell.tools.server_yaml import load_server_yaml
 from upwell.tools.terminal import AsJson, finite, percent, plain, stdout_console
 
 MAX_BYTES = 16 << 20
@@ -266,7 +266,7 @@ def top(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="The agent.yaml, for the metrics' address and the slowest answers."),
+        typer.Option("--config", "-c", help="agent.yaml or cloud.yaml: has the address; an agent's slowest answers."),
     ] = None,
     every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between updates.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit; the default without a terminal.")] = False,
@@ -311,12 +311,14 @@ def _places(at: str | None, config: Path | None) -> tuple[str, Path | None]:
     """The URL of the metrics, and the flight recorder's folder if it is known. Raises `ConfigError`."""
     if config is None:
         if at is None:
-            raise ConfigError.at(None, "expected --at HOST:PORT of a metrics page, or -c agent.yaml", "top")
+            text = "expected --at HOST:PORT of a metrics page, or -c agent.yaml or cloud.yaml"
+            raise ConfigError.at(None, text, "top")
         return page_url(at), None
-    section = load_yaml(config, AgentConfig).agent
+    server = load_server_yaml(config)
+    key, section = ("agent", server.agent) if isinstance(server, AgentConfig) else ("serve", server.serve)
     if at is None and section.metrics is None:
-        raise ConfigError.at(config, "not set; expected an address such as 127.0.0.1:9101", "agent.metrics")
-    folder = None if section.state_dir is None else section.state_dir / FOLDER_NAME
+        raise ConfigError.at(config, "not set; expected an address such as 127.0.0.1:9101", f"{key}.metrics")
+    folder = section.state_dir / FOLDER_NAME if isinstance(section, AgentSection) and section.state_dir else None
     return page_url(at or section.metrics or ""), folder
 
 

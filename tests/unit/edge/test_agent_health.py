@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from dataclasses import replace
 
@@ -76,6 +77,10 @@ def test_health_and_metrics_come_from_one_port() -> None:
             found = json.load(reply)
         with urllib.request.urlopen(metrics, timeout=5) as reply:  # noqa: S310  loopback
             text = reply.read().decode()
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:  # a misspelt probe finds nothing well
+            urllib.request.urlopen(metrics.replace("/metrics", "/healthz"), timeout=5)  # noqa: S310  loopback
+        with refused.value as reply:
+            assert reply.read() == b"expected /metrics, /health\n"
     assert found["status"] == "degraded"
     model = found["models"][MODEL]
     assert model["reason"] == "onnx on npu: no such device"

@@ -55,7 +55,7 @@ def explain(
     try:
         if last_count is not None:
             show = _list_frames if frames else _list
-            show(last(of_frames if frames else requests, last_count), as_json)
+            show(_last(state_dir / (FRAMES_NAME if frames else FOLDER_NAME), last_count), as_json)
         elif id is not None:
             trace = find(chain(requests, of_frames), id)
             _tell(trace, as_json)
@@ -72,6 +72,14 @@ def _state_dir(config: Path) -> Path:
             config, "not set, so the agent records decisions only in memory; expected a folder", "agent.state_dir"
         )
     return state_dir
+
+
+def _last(folder: Path, count: int) -> list[dict[str, Any]]:
+    """The last traces. Raises `UnknownRequest` if there are some and none can be read."""
+    found = last(newest_lines(folder), count)
+    if not found and any(newest_lines(folder)):
+        raise UnknownRequest(f"nothing in {folder} can be read: its files are damaged")
+    return found
 
 
 def _tell(trace: Mapping[str, Any], as_json: bool) -> None:

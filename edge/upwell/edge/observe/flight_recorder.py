@@ -22,6 +22,7 @@ from upwell.edge.observe.request_trace import LONGEST_ID, USUAL_BYTES, RequestTr
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import parse_json
 from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.units import LATEST_UNIX_S
 
 SEGMENTS = 8
 """Number of full files of equal length, besides the one being written."""
@@ -167,7 +168,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnknownRequest(UpwellError):
-    """No trace has that id, or several ids begin with it."""
+    """No trace has that id, or several ids begin with it, or none can be read."""
 
 
 class FlightRecorder:
@@ -368,7 +369,7 @@ def local_time(wall_time_s: float) -> str:
 
 
 def _traces(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The traces in the lines; truncated lines are skipped."""
+    """The traces in the lines; truncated and damaged lines are skipped."""
     for line in lines:
         try:
             request_trace = parse_json(line)
@@ -378,5 +379,6 @@ def _traces(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             isinstance(request_trace, dict)
             and isinstance(request_trace.get("id"), str)
             and isinstance(request_trace.get("time"), (int, float))
+            and 0 <= request_trace["time"] <= LATEST_UNIX_S
         ):
             yield request_trace

@@ -95,9 +95,12 @@ def serve_pages(
         # WSGI holds the bytes of the path as Latin-1.
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
         page = others.get(path) or others.get(f"/{path[1:].partition('/')[0]}/")
-        if page is None:
+        if page is None and path in ("", "/", "/metrics"):
             answer: Iterable[bytes] = metrics(environ, start_response)
             return answer
+        if page is None:  # a probe of a misspelt path must not find everything well
+            start_response(_STATUSES[404], [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"expected {', '.join(('/metrics', *others))}\n".encode()]
         if environ["REQUEST_METHOD"] != "GET":
             start_response("405 Method Not Allowed", [("Content-Type", "text/plain; charset=utf-8"), ("Allow", "GET")])
             return [b"this page answers GET only\n"]

@@ -256,7 +256,7 @@ def _converted(array: Array, datatype: str) -> Array:
             raise ValueError(f"is {array.dtype} with numbers that {wanted} cannot hold")
         array = made
     if wanted.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"has {int((~np.isfinite(array)).sum())} numbers that are not finite")
+        raise ValueError(f"has numbers that are not finite: {int((~np.isfinite(array)).sum())} of {array.size}")
     return array
 
 

@@ -399,8 +399,8 @@ def _few_boxes(boxes: int, rows: int) -> Sequence[str]:
         return ()
     found = "1 box" if boxes == 1 else f"{boxes or 'no'} boxes"
     return (
-        f"the float model finds {found} on the {rows} rows that float layers are chosen on, too few to choose well; "
-        "give more rows that show something",
+        f"the float model finds {found} on the {count_of(rows, 'row')} that float layers are chosen on, too few to "
+        "choose well; give more rows that show something",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from upwell.shared.units import count_of
 from upwell.tools.quantize.quantization_error import SCORE_ERROR, OutputComparison
 from upwell.tools.quantize.quantizer import Layer
 from upwell.tools.terminal import finite, plain
@@ -143,7 +144,7 @@ def _data_line(data: DataUsed) -> str:
     how = "others" if data.held_out else "the same, too few to hold any out"
     chosen = f"float layers chosen on {data.chosen_on}, " if data.chosen_on else ""
     rows = f"calibrated on {data.calibrated_on}, {chosen}measured on {data.measured_on} {how}"
-    return f"{data.path}: {data.rows} rows{level}; {rows}"
+    return f"{data.path}: {count_of(data.rows, 'row')}{level}; {rows}"
 
 
 def _before_and_after(report: QuantizeReport) -> Table:
