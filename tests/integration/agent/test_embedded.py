@@ -34,6 +34,8 @@ def test_arguments_of_the_wrong_type_are_named(path: Path) -> None:
         ({"deadline_s": 1j}, "deadline_s: expected a number of seconds, got complex"),
         ({"deadline_s": 10**400}, "deadline_s: expected a number of seconds that a float can hold"),
         ({"id": 5}, "id: expected a string, got int"),
+        ({"id": "half \ud83d"}, "id: expected Unicode text, got 'half \\ud83d'"),
+        ({"tags": {"file": "\udcff.jpg"}}, "tag 'file': expected Unicode text, got '\\udcff.jpg'"),
         ({"traceparent": b"00"}, "traceparent: expected a string, got bytes"),
         ({"model": ["digits"]}, "model: expected a string, got list"),
         ({"inputs": None}, "inputs: expected arrays by name, got NoneType"),

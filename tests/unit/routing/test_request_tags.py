@@ -38,6 +38,14 @@ def test_a_name_that_is_no_plain_string_is_refused(name: object) -> None:
         checked_tags({name: "device"})
 
 
+@pytest.mark.parametrize("tags", [{"file": "\udcff.jpg"}, {"\udcff": "x"}])
+def test_text_that_no_log_can_hold_is_refused_and_any_other_is_not(tags: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="expected Unicode text"):
+        checked_tags(tags)
+    for text in ("ä", "\U0001f600", "\0"):
+        assert checked_tags({text: text}) == {text: text}
+
+
 def test_what_is_no_mapping_is_refused() -> None:
     with pytest.raises(ValueError, match="expected a mapping"):
         checked_tags([("privacy", "device")])  # type: ignore[arg-type]

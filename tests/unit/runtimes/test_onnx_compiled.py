@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -41,6 +42,19 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     assert one.context == one.folder / "context.onnx"
     assert one.context.read_bytes() == b"context"
     assert [path.name for path in tmp_path.iterdir()] == ["a-1"]
+
+
+def test_what_is_kept_on_a_disk_that_became_read_only_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = entry(tmp_path)
+    assert compile_into(one)
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert one.kept() == PLACED
 
 
 def overwrite(folder: Path) -> None:

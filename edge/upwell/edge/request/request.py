@@ -27,7 +27,7 @@ from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.request_tags import NO_TAGS, checked_tags
+from upwell.shared.routing.request_tags import NO_TAGS, checked_tags, is_unicode
 from upwell.shared.signature.picture_codec import encoded_forms, encoded_pixels
 from upwell.shared.signature.signature import Signature
 from upwell.shared.signature.uplink_pictures import (
@@ -164,10 +164,12 @@ def size_bytes(inputs: Mapping[str, Array]) -> int:
 
 
 def check_strings(**arguments: object) -> None:
-    """Raises `InvalidRequest` for an argument that is no string."""
+    """Raises `InvalidRequest` for an argument that is no string, or one that no message can hold."""
     for name, value in arguments.items():
         if not isinstance(value, str):
             raise InvalidRequest(f"{name}: expected a string, got {type(value).__name__}")
+        if not is_unicode(value):
+            raise InvalidRequest(f"{name}: expected Unicode text, got {value!r}")
 
 
 def checked_deadline(deadline_s: object) -> float:

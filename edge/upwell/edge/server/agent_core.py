@@ -252,7 +252,7 @@ class AgentCore:
     ) -> Answer:
         """Answer one request on the best route: see `upwell.edge.Agent.infer`."""
         arrived_s = time.monotonic()
-        if not (type(deadline_s) is float and type(id) is type(traceparent) is type(model) is str):
+        if not (type(deadline_s) is float and type(id) is type(traceparent) is type(model) is str and id.isascii()):
             check_strings(model=model, id=id, traceparent=traceparent)
             deadline_s = checked_deadline(deadline_s)
         served = self._models.get(model) or self.model(model)

@@ -27,11 +27,22 @@ def lowered(tags: Mapping[str, _Value]) -> dict[str, _Value]:
     return found
 
 
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold the text. For a byte of another code, a name of a file has half a surrogate pair."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def checked_tags(tags: Mapping[Any, Any]) -> Mapping[str, str]:
     """The tags of a request as rules see them: a copy with names in lower case. Raises `ValueError`.
 
     Names and values must be plain strings, not subclasses and nothing to be converted: `true` as a bool, a number or
-    another string type would not be the same to a rule.
+    another string type would not be the same to a rule. They must be Unicode text, which a log can hold.
     """
     if not tags:
         return NO_TAGS
@@ -42,6 +53,8 @@ def checked_tags(tags: Mapping[Any, Any]) -> Mapping[str, str]:
             raise ValueError(f"tags: expected strings as names, got {type(name).__name__}")
         if type(value) is not str:
             raise ValueError(f"tag {name!r}: expected a string, got {type(value).__name__}")
+        if not (is_unicode(name) and is_unicode(value)):
+            raise ValueError(f"tag {name!r}: expected Unicode text, got {value!r}")
     return lowered(tags)
 
 

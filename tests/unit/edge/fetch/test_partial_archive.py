@@ -163,6 +163,13 @@ def test_a_new_beginning_is_not_vouched_for_by_the_old_record(tmp_path: Path) ->
     again.close()
 
 
+def test_what_cannot_be_deleted_does_not_hide_why_it_was_to_be(tmp_path: Path) -> None:
+    with opened(tmp_path) as partial:
+        (tmp_path / partial_archive.RECORD_NAME).mkdir()
+        with pytest.raises(BundleRefused, match="expected at most"):
+            partial.expect(partial_archive.MAX_BYTES + 1)
+
+
 def test_the_limit_holds_while_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_archive, "MAX_BYTES", 10)
     it = opened(tmp_path)

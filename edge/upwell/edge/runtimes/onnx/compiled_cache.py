@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,7 +98,8 @@ class CacheEntry:
         except (ArithmeticError, AttributeError, KeyError, OSError, TypeError, ValueError):
             self.remove()
             return None
-        os.utime(self.folder)
+        with suppress(OSError):  # a read-only disk: what was compiled is good all the same
+            os.utime(self.folder)
         return placement
 
     @contextmanager

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -162,10 +163,11 @@ class Partial:
         return self.path
 
     def drop(self) -> None:
-        """Delete everything on disk."""
+        """Delete everything on disk. What a read-only disk keeps is no more than its record vouches for."""
         self._close_file()
         for path in (self._record_path, self.path):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Make the received bytes durable. Calling it twice is harmless."""
