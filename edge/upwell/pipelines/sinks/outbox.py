@@ -278,7 +278,7 @@ class SinkCounts:
     """
     dropped_age: int
     removed: int
-    """Dropped because their pipeline or sink was removed from the file."""
+    """Dropped because their pipeline or sink was removed from the file, or purged by a person."""
     damaged: int
     """Lost with a damaged database."""
     refused: int

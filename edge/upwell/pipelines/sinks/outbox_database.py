@@ -183,8 +183,11 @@ class OutboxDatabase:
         store = self._opened()
         is_durable = any(job.durable for job in group)
         with store.transaction(durable=is_durable):
+            purged = self._purged(store) if store.is_changed else {}
             for job in group:
                 job.run(store)
+        store.is_changed = False
+        self._tally(purged)
         self._tally(store.counted)
         for job in group:
             job.end()
@@ -193,6 +196,12 @@ class OutboxDatabase:
                 store.shrink()
         else:
             self._health.note_written()
+
+    def _purged(self, store: OutboxTables) -> dict[tuple[str, str], int]:
+        """The messages that another process has deleted, by sink, in the form of `counted`."""
+        there = store.waiting_by_sink()
+        gone = {sink: self.waiting(sink) - there.get(sink, 0) for names in self._sinks.values() for sink in names}
+        return {(sink, "removed"): number for sink, number in gone.items() if number > 0}
 
     def _opened(self) -> OutboxTables:
         """The store, opened if it is time to. Raises `OSError`, `sqlite3.Error` and `OutboxUnavailable`."""

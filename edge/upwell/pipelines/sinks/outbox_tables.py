@@ -104,6 +104,9 @@ class OutboxTables:
         self._sinks = sinks
         self._limit_bytes = limit_bytes
         self._held_bytes: int | None = None
+        self._foreign_changes = -1
+        self.is_changed = False
+        """Whether another process has changed the tables, as a purge does, and this was not reset since."""
         self.counted: Counter[tuple[str, str]] = Counter()
 
     def close(self) -> None:
@@ -120,6 +123,10 @@ class OutboxTables:
         self.counted = Counter()
         self._connection.execute("BEGIN IMMEDIATE" if durable else "BEGIN")
         try:
+            changes = self._number("PRAGMA data_version")
+            if changes != self._foreign_changes:
+                self.is_changed |= self._foreign_changes >= 0
+                self._held_bytes, self._foreign_changes = None, changes
             yield
             self._connection.execute("COMMIT")
         except BaseException:  # roll back, whatever the error
@@ -134,8 +141,7 @@ class OutboxTables:
         A new sink gets messages from now on. The sequences of a new pipeline start after `first_sequence`.
         """
         known = {(pipeline, sink) for pipeline, sink in self._connection.execute("SELECT pipeline, sink FROM cursors")}
-        wanted = {(pipeline, sink) for pipeline, sinks in self._sinks.items() for sink in sinks}
-        last = self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'messages'")
+        wanted, last = self._pairs(), self._last_number()
         gone = self._waiting_by_sink(known - wanted, last)
         self._connection.executemany("DELETE FROM cursors WHERE pipeline = ? AND sink = ?", known - wanted)
         self._connection.executemany(
@@ -158,6 +164,10 @@ class OutboxTables:
     def last_sequences(self) -> dict[str, int]:
         """The last sequence by pipeline."""
         return dict(self._connection.execute("SELECT pipeline, last FROM sequences").fetchall())
+
+    def waiting_by_sink(self) -> Mapping[str, int]:
+        """The number of messages that wait, by sink."""
+        return self._waiting_by_sink(self._pairs(), self._last_number())
 
     def latest_s(self) -> float:
         """The latest time, by the outbox's clock, at which a message was stored; 0 without any."""
@@ -290,6 +300,12 @@ class OutboxTables:
         held_bytes = self._held() - self._number(size, *values)
         self._connection.execute(f"DELETE FROM messages WHERE {where}", values)  # noqa: S608 (as before)
         self._held_bytes = held_bytes
+
+    def _pairs(self) -> set[tuple[str, str]]:
+        return {(pipeline, sink) for pipeline, sinks in self._sinks.items() for sink in sinks}
+
+    def _last_number(self) -> int:
+        return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'messages'")
 
     def _waiting_by_sink(self, pairs: Iterable[tuple[str, str]], last: int) -> Counter[str]:
         found: Counter[str] = Counter()

@@ -9,6 +9,7 @@ import stat
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -226,6 +227,24 @@ def test_beyond_its_size_the_oldest_are_dropped_and_counted_for_those_who_had_th
         assert holds(box, "ill").delivered == kept
         assert holds(box, "well").delivered + holds(box, "well").dropped_size == 31
     assert ill.keys == [f"dock-{number}" for number in range(30 - kept, 30)]
+
+
+def test_what_another_process_purges_takes_no_room_and_waits_no_longer(tmp_path: Path) -> None:
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(tmp_path, {"dock": [sink]}, replace(FAST, limit_bytes=20_000)) as box:
+        for number in range(12):
+            box.put([message(number, padding_bytes=1000)])
+        assert holds(box).waiting == 12
+        with closing(sqlite3.connect(tmp_path / "outbox.db")) as purging, purging:
+            purging.execute("DELETE FROM messages WHERE number <= 10")
+        for number in range(12, 18):
+            box.put([message(number, padding_bytes=1000)])
+        assert (holds(box).waiting, holds(box).removed, holds(box).dropped_size) == (8, 10, 0)
+        await_fresh_batch(sink)
+        sink.behaviour = lambda _: None
+        assert box.flush(WAIT_S)
+    assert sink.keys == [f"dock-{number}" for number in range(10, 18)]
 
 
 def test_what_is_dropped_while_it_is_being_delivered_arrives_and_is_counted_as_dropped(tmp_path: Path) -> None:
