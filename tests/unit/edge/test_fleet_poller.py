@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -55,14 +59,17 @@ def test_a_certificate_for_another_key_is_refused(tmp_path: Path) -> None:
     assert found.wants_certificate(0.0)
 
 
-def test_a_new_process_says_that_it_has_no_wish_and_then_what_became_of_it(tmp_path: Path) -> None:
-    view = AgentView(
+def _view() -> AgentView:
+    return AgentView(
         "a", {}, lambda: {"models": {}}, dict, dict, dict, lambda _: [], dict,
         DemandView(dict, lambda _: [], dict, lambda _: None),
     )  # fmt: skip
+
+
+def test_a_new_process_says_that_it_has_no_wish_and_then_what_became_of_it(tmp_path: Path) -> None:
     for _ in range(2):
         shares = KeptShares(tmp_path, 86400.0, lambda _: None)
-        conversation = Conversation(view, FleetIdentity(tmp_path), shares, 1)
+        conversation = Conversation(_view(), FleetIdentity(tmp_path), shares, 1)
         first = conversation.say(1.0)
         status = opamp_pb2.AgentToServer.FromString(first.data).remote_config_status
         assert (status.last_remote_config_hash, status.status) == (b"", opamp_pb2.RemoteConfigStatuses_UNSET)
@@ -75,6 +82,41 @@ def test_a_new_process_says_that_it_has_no_wish_and_then_what_became_of_it(tmp_p
         )  # fmt: skip
         conversation.hear(ServiceMessage(), second, 2.0)
         assert not opamp_pb2.AgentToServer.FromString(conversation.say(3.0).data).HasField("remote_config_status")
+
+
+def test_what_a_disk_refuses_to_store_takes_effect_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(certificate: bytes) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    said: list[Mapping[str, float]] = []
+    identity = FleetIdentity(tmp_path / "identity")
+    monkeypatch.setattr(identity, "take", refuse)
+    conversation = Conversation(_view(), identity, KeptShares(tmp_path / "gone", 86400.0, said.append), 1)
+    wish = Wish(shares={"digits": 0.25}).encode()
+    for second in range(3):
+        told = ServiceMessage(wish=wish, wish_hash=digest_of(wish), certificate=b"new")
+        outgoing = conversation.say(second)
+        conversation.hear(told, outgoing, second * 1000.0)
+        if second == 1:
+            status = opamp_pb2.AgentToServer.FromString(outgoing.data).remote_config_status
+            assert status.status == opamp_pb2.RemoteConfigStatuses_APPLIED
+    assert said == [{"digits": 0.25}]
+    for words in ("the shares cannot be saved", "its certificate cannot be stored: No space left on device"):
+        assert caplog.text.count(words) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a read-only disk")
+def test_an_identity_on_a_read_only_disk_is_used(tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("this root may not mount anything")
+    try:
+        uid = FleetIdentity(tmp_path).instance_uid
+        subprocess.run(["mount", "-o", "remount,ro", tmp_path], check=True)
+        assert FleetIdentity(tmp_path).instance_uid == uid
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_counts_begin_anew_with_each_release() -> None:

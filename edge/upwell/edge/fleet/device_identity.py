@@ -104,7 +104,8 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
         except (ValueError, TypeError, UnsupportedAlgorithm):
             found = None
         if isinstance(found, ec.EllipticCurvePrivateKey):
-            path.chmod(0o600)
+            with contextlib.suppress(OSError):  # a read-only disk
+                path.chmod(0o600)
             return found
         _log.error("%s is damaged: it is set aside, and the device must enrol again", path)
         path.replace(path.with_suffix(".unreadable"))

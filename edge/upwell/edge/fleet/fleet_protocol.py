@@ -44,7 +44,7 @@ class KeptShares:
         self._keep_s = keep_s
         self._allow = allow
         self._shares: Mapping[str, float] = {}
-        self._has_expired = False
+        self._has_expired = self._has_failed = False
         self._heard_unix_s = self._written_unix_s = 0.0
 
     def load(self, now_unix_s: float) -> None:
@@ -63,14 +63,14 @@ class KeptShares:
         self.check(now_unix_s)
 
     def take(self, shares: Mapping[str, float], now_unix_s: float) -> None:
-        """Apply the service's shares. Raises `OSError` if they cannot be stored; they apply all the same."""
+        """Apply the service's shares. A failing disk is logged once; they apply all the same."""
         if shares != self._shares:
             self._shares = dict(shares)
             self._allow(self._shares)
             self._write(now_unix_s)
 
     def heard(self, now_unix_s: float) -> None:
-        """Note that the service answered, which renews the last shares. Raises `OSError`."""
+        """Note that the service answered, which renews the last shares."""
         self._heard_unix_s = now_unix_s
         if self._has_expired:
             self._has_expired = False
@@ -89,7 +89,14 @@ class KeptShares:
     def _write(self, now_unix_s: float) -> None:
         self._heard_unix_s = self._written_unix_s = now_unix_s
         document = {"heard_unix_s": now_unix_s, "shares": dict(self._shares)}
-        write_whole(self._path, json.dumps(document).encode(), 0o600)
+        try:
+            write_whole(self._path, json.dumps(document).encode(), 0o600)
+        except OSError as error:
+            if not self._has_failed:
+                _log.warning("%s: the shares cannot be saved and are lost on a restart: %s", self._path, error.strerror)
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
 
 LARGEST_DRIFT = 16 << 10
@@ -173,7 +180,7 @@ class Conversation:
         return message.SerializeToString()
 
     def hear(self, told: ServiceMessage, outgoing: Outgoing, now_unix_s: float) -> None:
-        """Process the answer to a message. Raises `OSError` if a certificate cannot be stored."""
+        """Process the answer to a message. A failing disk keeps nothing of it from taking effect now."""
         self._known |= outgoing.said
         self._answers.pop(outgoing.answered, None)
         if outgoing.shadow is not None and self._view.shadow is not None:
@@ -186,13 +193,19 @@ class Conversation:
         if told.wants_full_state:
             self._known.clear()
         if told.certificate:
-            self._complain(self._identity.take(told.certificate))
+            self._take_certificate(told.certificate)
         for offer in told.ignored:
             self._complain(f"it offered {offer}, which no device accepts from a service")
         if told.wish is not None:
             self._heed(told.wish, told.wish_hash, now_unix_s)
         if told.question is not None:
             self._explain(*told.question)
+
+    def _take_certificate(self, certificate: bytes) -> None:
+        try:
+            self._complain(self._identity.take(certificate))
+        except OSError as error:
+            self._complain(f"its certificate cannot be stored: {error.strerror}")
 
     def _add_custom(
         self, message: opamp_pb2.AgentToServer, outgoing: Outgoing, release: int | None, now_unix_s: float
