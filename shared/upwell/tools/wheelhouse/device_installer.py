@@ -256,14 +256,26 @@ def guard() -> None:
     if not isinstance(began, (int, float)) or not isinstance(starts, int) or former not in ("a", "b"):
         TRIAL.unlink(missing_ok=True)
         return
-    if not 0 <= time.time() - began <= TRIAL_HOLDS_S:
+    # Without a battery the clock stands at an earlier time after a power failure, until it is set by the network.
+    boot, now_s, boot_began_s = boot_id(), time.monotonic(), trial.get("boot_began_s")
+    if trial.get("boot") != boot or not isinstance(boot_began_s, (int, float)):
+        boot_began_s = now_s - max(0.0, time.time() - began)
+    if now_s - boot_began_s > TRIAL_HOLDS_S:
         TRIAL.unlink(missing_ok=True)
     elif starts >= MOST_STARTS:
         print(f"started {starts} times without success: going back to the previous version", file=sys.stderr)
         switch(HOME / former)
         TRIAL.unlink(missing_ok=True)
     else:
-        write(TRIAL, json.dumps({**trial, "starts": starts + 1}))
+        write(TRIAL, json.dumps({**trial, "boot": boot, "boot_began_s": boot_began_s, "starts": starts + 1}))
+
+
+def boot_id() -> str:
+    """The kernel's name of this boot; empty if it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def remove(*, keep_state: bool) -> None:
