@@ -17,7 +17,9 @@ def quick(cls: type[T]) -> type[T]:
     is frozen; without, it stays frozen and takes a little longer.
     """
     frozen = cast(Any, cls)
-    plain = cast(Any, make_dataclass(cls.__name__, [(one.name, one.type, one) for one in fields(frozen)]))
+    # With its own docstring and without the other methods, for generating those takes most of the time of an import.
+    own = [(one.name, one.type, one) for one in fields(frozen)]
+    plain = cast(Any, make_dataclass(cls.__name__, own, namespace={"__doc__": cls.__doc__}, repr=False, eq=False))
     if "__slots__" in vars(cls):
         frozen.__init__ = plain.__init__
         del frozen.__setattr__, frozen.__delattr__

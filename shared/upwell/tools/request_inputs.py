@@ -13,8 +13,8 @@ import numpy as np
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
 from upwell.shared.formats.npy import read_npy, read_npz
+from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.dataplane import ModelMetadata
-from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.tensors import Array, TensorSpec
 
 

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import Connections
-from upwell.shared.oip.http.server.request import Origin
 from upwell.shared.oip.http.server.server import start_http_server
+from upwell.shared.oip.server_keys import Origin
 
 SITE = "https://site.example"
 BODY = json.dumps({"inputs": [{"name": "fp32", "datatype": "FP32", "shape": [1], "data": [0.5]}]})

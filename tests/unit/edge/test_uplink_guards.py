@@ -16,9 +16,10 @@ from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane
-from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES, start_server
+from upwell.shared.oip.grpc.server.server import start_server
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.signature.processor import Processor

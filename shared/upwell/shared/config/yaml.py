@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 class FilePart(BaseModel):
     """A part of a configuration file: unknown keys are errors, and loaded values are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def load_yaml(path: Path, model: type[M], within: Path | None = None) -> M:

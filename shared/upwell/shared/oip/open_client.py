@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from upwell.shared.config.security import ClientSecurity, parse_endpoint
+from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.client.client import LOOPBACK_ONLY, OipClient, PendingInfer
-from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from upwell.shared.oip.http.client.client import HttpClient, HttpPendingInfer

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+import re
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, Field, model_validator
 
 from upwell.shared.config.security import ListenAddress, ServerSecurity, TcpAddress, TlsFiles, check_all_differ
 from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.errors import without_secrets
 from upwell.shared.oip.auth.caller import UNLIMITED, Limits
-from upwell.shared.oip.codec.tensor_contents import MAX_MESSAGE_BYTES
-from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.oip.http.server.request import Origin
+from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 from upwell.shared.telemetry.telemetry_keys import LogFormat, Traces
 from upwell.shared.units import Bytes
+
+
+def _origin(text: str) -> str:
+    if re.fullmatch(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?", text) is None:
+        raise ValueError(
+            f"expected an origin in lower case, such as https://site.example, got {without_secrets(text)!r}"
+        )
+    return text
+
+
+Origin: TypeAlias = Annotated[str, AfterValidator(_origin)]
+"""The origin of a page: scheme, host and, unless it is the default, port. No wildcards."""
 
 
 class ServerTls(FilePart):

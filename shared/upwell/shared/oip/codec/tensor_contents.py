@@ -228,6 +228,9 @@ Span: TypeAlias = "tuple[int, int]"
 MAX_MESSAGE_BYTES = 2**31 - 1
 """Maximum size of a message in protobuf (bytes)."""
 
+DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
+"""Default limit of a message (bytes); gRPC's 4 MiB is too small for a batch of pictures."""
+
 MIN_SPLIT_BYTES = 64 << 10
 """Size below which copying costs less than taking a message apart here (bytes)."""
 

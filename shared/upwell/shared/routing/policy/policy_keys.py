@@ -33,7 +33,7 @@ from upwell.shared.units import (
 class Section(BaseModel):
     """Keys of a policy file; an unknown one is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def _written(value: object) -> object:

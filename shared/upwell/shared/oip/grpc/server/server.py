@@ -18,6 +18,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import TokenInterceptor, known_tokens
 from upwell.shared.oip.auth.caller import Permits
 from upwell.shared.oip.auth.tls_credentials import server_credentials
+from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.server.open_streams import DEFAULT_LIMITS, Streams
 from upwell.shared.oip.grpc.server.servicer import add_methods, methods_of
@@ -28,9 +29,6 @@ try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
-
-DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
-"""Default limit of a message; gRPC's 4 MiB is too small for a batch of pictures."""
 
 _LOOPBACK_ONLY = ServerSecurity()
 _MAX_SOCKET_PATH_BYTES = 107

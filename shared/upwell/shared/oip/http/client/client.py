@@ -17,9 +17,9 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context
 from upwell.shared.oip.codec import converters
+from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.grpc.client.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
-from upwell.shared.oip.grpc.server.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.http import body_converters
 from upwell.shared.oip.http.client.connection import CLOSED, HttpConnection
 from upwell.shared.oip.http.client.connection_pool import CONNECT_S, Pool

@@ -12,12 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, TypeAlias
 
 import numpy as np
-from pydantic import AfterValidator
 
-from upwell.shared.errors import InvalidRequest, without_secrets
+from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec.tensor_contents import decode_raw
 from upwell.shared.oip.dataplane import ModelMetadata, Parameter, Signal
 from upwell.shared.oip.http.replies import BINARY, JSON, Rejected, Reply
@@ -214,18 +212,6 @@ _TOLD = "Inference-Header-Content-Length, Retry-After, Retry-After-Ms, Upwell-De
 _TOLD += "Upwell-Route, Upwell-Status"
 _HEADER_NAME = re.compile(r"[a-z0-9-]{1,100}")
 _MAX_AGE_S = 600
-
-
-def _origin(text: str) -> str:
-    if re.fullmatch(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?", text) is None:
-        raise ValueError(
-            f"expected an origin in lower case, such as https://site.example, got {without_secrets(text)!r}"
-        )
-    return text
-
-
-Origin: TypeAlias = Annotated[str, AfterValidator(_origin)]
-"""The origin of a page: scheme, host and, unless it is the default, port. No wildcards."""
 
 
 def allowed_origin(headers: Mapping[str, str], origins: Collection[str]) -> str:
