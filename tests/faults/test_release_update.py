@@ -22,7 +22,8 @@ from tests.integration.spool.harness import until
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.updates.releases import release_source, repository_transport
-from upwell.edge.updates.releases.release_config import DeviceFloor, ReleaseSection
+from upwell.edge.updates.releases.device_floor import DeviceFloor
+from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.release_source import (
     NO_CLOCK,
     FleetChoice,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from upwell.edge.bundle.bundle import Trust
-from upwell.edge.case_collection.case_delivery import CasesSection
+from upwell.edge.case_collection.cases_section import CasesSection
 from upwell.edge.fleet.fleet_config import FleetSection
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.updates.releases.release_config import ReleaseSection

@@ -25,8 +25,9 @@ from tests.faults.scene import until
 from tests.fleet_service import FakeDevice, Service, service
 from tests.integration.agent.kept import EASY
 from tests.s3_server import KEY_ID, REGION, SECRET, ObjectStorage, object_storage
-from upwell.edge.case_collection.case_delivery import CaseAway, CaseRefused, CasesSection
+from upwell.edge.case_collection.case_delivery import CaseAway, CaseRefused
 from upwell.edge.case_collection.case_file_encryption import unpack
+from upwell.edge.case_collection.cases_section import CasesSection
 from upwell.edge.fleet import case_upload
 from upwell.edge.fleet.case_upload import FleetHome, StorageHome
 from upwell.edge.server.agent_assembly import embedded_agent

@@ -15,7 +15,7 @@ from tests.faults.scene import until
 from tests.integration.pipelines.test_changes import Site, health
 from tests.pipelines_run import LIMIT_S, pipelines_text
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
-from upwell.edge.updates.releases.release_config import DeviceFloor
+from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.pipelines.config.pipelines_config import PipelinesConfig
 from upwell.pipelines.run.pipelines_file import check_floor
 from upwell.shared.routing.policy.policy import Policy

@@ -11,7 +11,7 @@ import pytest
 from tuf.api.metadata import TargetFile
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
-from upwell.edge.updates.releases.release_config import DeviceFloor
+from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_control import ReleaseControl
 from upwell.edge.updates.releases.release_source import FleetChoice, ReleaseSource
 from upwell.edge.updates.releases.repository_transport import FolderTransport, check_small

@@ -1,4 +1,4 @@
-"""The sources of bundles that agent.yaml can name: a folder, `https://...` or `oci://...`."""
+"""The sources of bundles and releases that agent.yaml can name: a folder, `https://...` or `oci://...`."""
 
 from __future__ import annotations
 
@@ -71,6 +71,14 @@ def check_source(text: str) -> None:
         raise ConfigError.at(None, f"{without_secrets(text)!r} is not protected in transit; expected https://")
     if parts.scheme not in ("http", "https") or not host or parts.path in ("", "/"):
         raise ConfigError.at(None, f"{without_secrets(text)!r} does not name a source of bundles; {_EXPECTED}")
+
+
+def check_repository(text: str) -> None:
+    """Raise `ConfigError` unless `text` names a repository of releases."""
+    if text.startswith(SCHEME):
+        problem = "a registry contains only payloads, which the release itself names"
+        raise ConfigError.at(None, f"{problem}; expected a folder or https://HOST/PATH")
+    check_source(text if names_folder(text) else f"{text.rstrip('/')}/metadata")
 
 
 def names_folder(text: str) -> bool:

@@ -13,22 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Protocol
-
-from pydantic import AfterValidator, Field, model_validator
+from typing import Protocol
 
 from upwell.edge.case_collection.case_database import READ, SCHEMA, read_case
 from upwell.edge.case_collection.case_file_encryption import pack, read_key
+from upwell.edge.case_collection.cases_section import CasesSection
 from upwell.edge.case_collection.collected_case import CollectedCase
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.open_database import opened
-from upwell.shared.config.security import Endpoint, parse_endpoint
-from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import read_json, write_whole
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.units import Seconds
 
 DELIVERED_NAME = "cases-home.json"
 """Record of the delivered cases, in the agent's `state_dir`."""
@@ -93,37 +89,6 @@ class FolderHome:
             write_whole(self._target / f"{id}{CASE_SUFFIX}", data, 0o600)
         except OSError as error:
             raise CaseAway(error.strerror or type(error).__name__) from None
-
-
-def _is_https(text: str) -> str:
-    if parse_endpoint(text).scheme != "https":
-        raise ValueError("expected https://HOST/BUCKET, or https://BUCKET.HOST")
-    return text
-
-
-class CasesSection(FilePart):
-    """Where the cases of `collect` are brought: one of `to`, `fleet` and `storage`; needs `state_dir`."""
-
-    to: RelativePath | None = Field(None, description="A folder, a network share or a USB stick.")
-    fleet: bool = Field(False, description="The fleet service stores them.")
-    storage: Annotated[Endpoint, AfterValidator(_is_https)] | None = Field(
-        None,
-        description="S3-compatible storage, https://HOST/BUCKET; the fleet service signs the addresses.",
-    )
-    storage_ca: RelativePath | None = Field(None, description="Issuers of its certificate; default: the system's.")
-    key_file: RelativePath | None = Field(
-        None,
-        description="A file with a key, 32 bytes or 64 hexadecimal digits, that encrypts each case (AES-256-GCM).",
-    )
-    every: Seconds = Field(60.0, ge=1, le=86400, description="How often to look for new ones.")
-
-    @model_validator(mode="after")
-    def _one_place(self) -> CasesSection:
-        if sum((self.to is not None, self.fleet, self.storage is not None)) != 1:
-            raise ValueError("expected one of `to`, `fleet` and `storage`")
-        if self.storage_ca is not None and self.storage is None:
-            raise ValueError("`storage_ca` needs `storage`")
-        return self
 
 
 class CaseCarrier:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from prometheus_client.core import GaugeMetricFamily
 
 from upwell.edge.models.edge_model import EdgeModel, ModelHealth, ServedModel, State
-from upwell.edge.updates.releases.release_control import ReleaseControl
-from upwell.edge.updates.update_follower import UpdateStatus
-from upwell.shared.routing.drift.model_drift import DriftReport
+
+if TYPE_CHECKING:
+    from upwell.edge.updates.releases.release_control import ReleaseControl
+    from upwell.edge.updates.update_follower import UpdateStatus
+    from upwell.shared.routing.drift.model_drift import DriftReport
 
 _STATES: tuple[State, ...] = get_args(State)
 _NAMED_NODES = 10

@@ -12,22 +12,25 @@ from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from itertools import accumulate
 from operator import add
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from upwell.edge.case_collection.case_collector import CaseCollector
-from upwell.edge.drift import DriftWatch
 from upwell.edge.models.edge_model import ModelHealth
 from upwell.edge.observe.agent_health import health_families
-from upwell.edge.spool.spool import Spool
 from upwell.edge.spool.spooled_request import SpoolUnavailable
-from upwell.edge.updates.releases.release_control import ReleaseControl
-from upwell.edge.updates.update_follower import UpdateStatus
 from upwell.shared.platform.background_thread import restarts
 from upwell.shared.routing.decide.router_state import RouterState
 from upwell.shared.routing.reasons import DEGRADED, Reason, Route
+
+if TYPE_CHECKING:
+    from upwell.edge.case_collection.case_collector import CaseCollector
+    from upwell.edge.drift import DriftWatch
+    from upwell.edge.spool.spool import Spool
+    from upwell.edge.updates.releases.release_control import ReleaseControl
+    from upwell.edge.updates.update_follower import UpdateStatus
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 

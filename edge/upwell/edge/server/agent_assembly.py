@@ -18,45 +18,43 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from upwell.edge.bundle.bundle import Bundle
-from upwell.edge.case_collection.case_database import FILE_NAME as CASES_NAME
-from upwell.edge.case_collection.case_delivery import CaseCarrier, CaseHome, CasesSection, FolderHome
 from upwell.edge.config import AgentConfig
-from upwell.edge.fleet.device_facts import AgentView, DemandView, resource_attributes
-from upwell.edge.fleet.fleet_config import FleetSection
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.models.plausible_outputs import implausible
 from upwell.edge.observe.agent_health import release_part
 from upwell.edge.observe.agent_metrics import counter_by, release_families
-from upwell.edge.observe.trace_text import tell_elsewhere
 from upwell.edge.policy.periodic_jobs import PeriodicJobs
 from upwell.edge.policy.policy_file import check_policy
 from upwell.edge.runtimes.input_check import blank
 from upwell.edge.runtimes.runtime_options import MAX_DEFAULT_THREADS, usable_cores
 from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
-from upwell.edge.spool.result_sinks import CallbackSink, JsonlSink, Sink
 from upwell.edge.spool.spooled_request import SpoolLimits, SpoolResult, SpoolUnavailable
 from upwell.edge.updates.model_versions.model_start import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching
-from upwell.edge.updates.releases.release_control import ReleaseControl
-from upwell.edge.updates.releases.release_start import ReleaseStart
-from upwell.edge.updates.update_follower import UpdateFollower, UpdatePoller
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.oip.open_client import open_client
-from upwell.shared.opamp import digest_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.signature.tokenization import synthetic_bytes
-from upwell.shared.telemetry.metrics_page_server import Page, PageReply, serve_pages
 from upwell.shared.telemetry.open_collectors import open_metrics_push, open_tracer
 from upwell.shared.tensors import Array
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported where agent.yaml asks for them, since that takes long
+    from upwell.edge.case_collection.case_delivery import CaseHome
+    from upwell.edge.case_collection.cases_section import CasesSection
+    from upwell.edge.fleet.device_facts import AgentView
+    from upwell.edge.fleet.fleet_config import FleetSection
     from upwell.edge.fleet.fleet_poller import FleetPoller
+    from upwell.edge.spool.result_sinks import Sink
+    from upwell.edge.updates.releases.release_control import ReleaseControl
+    from upwell.edge.updates.releases.release_start import ReleaseStart
+    from upwell.edge.updates.update_follower import UpdateFollower
+    from upwell.shared.telemetry.metrics_page_server import Page
 
 WARM_UP_RUNS = 5
 
@@ -103,15 +101,12 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
         tracer = open_tracer(section.traces, "upwell-agent", section.name) if section.traces else None
         if tracer is not None:
             on_failure.callback(tracer.delivery.close)
-        sinks: list[Sink] = [] if section.spool.results is None else [JsonlSink(section.spool.results)]
-        if on_result is not None:
-            sinks.append(CallbackSink(on_result))
         parts = AgentParts(
             name=section.name,
             state_dir=state_dir,
             recorder_limit=section.flights,
             spool=SpoolLimits(max_bytes=section.spool.limit, max_age_s=section.spool.max_age),
-            sinks=sinks,
+            sinks=_sinks(section.spool.results, on_result),
             tracer=tracer,
             policy_file=config.policy if release is None else None,
             followers=[start.follower for start in starts if start.follower is not None],
@@ -128,8 +123,22 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
     return agent
 
 
+def _sinks(results: Path | None, on_result: Callable[[SpoolResult], None] | None) -> Sequence[Sink]:
+    """The sinks of the cloud's answers to spooled cases."""
+    if results is None and on_result is None:
+        return ()
+    from upwell.edge.spool.result_sinks import CallbackSink, JsonlSink
+
+    found: list[Sink] = [] if results is None else [JsonlSink(results)]
+    return found if on_result is None else [*found, CallbackSink(on_result)]
+
+
 def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
     """Report to a fleet service and a metrics collector until the agent is closed. Raises `ConfigError`."""
+    from upwell.edge.fleet.device_facts import AgentView, DemandView, resource_attributes
+    from upwell.edge.observe.trace_text import tell_elsewhere
+    from upwell.shared.opamp import digest_of
+
     agent_digest = digest_of(config.model_dump_json().encode()).hex()
     view = AgentView(
         name=agent.name,
@@ -146,7 +155,7 @@ def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
         },
         demand=DemandView(agent.metrics.demand, agent.router.curve, agent.router.shares, agent.router.allow),
         release=agent.release,
-        shadow=agent.shadow,
+        shadow=None if config.agent.state_dir is None else agent.shadow,
     )
     poller = None if config.fleet is None else _join_fleet(agent, config, config.fleet, view)
     if config.agent.otlp is not None:
@@ -227,6 +236,8 @@ def serve_metrics(agent: AgentCore, address: str, pages: Mapping[str, Page] | No
 
     Port 0 means any free port. Raises `ConfigError` if it cannot listen.
     """
+    from upwell.shared.telemetry.metrics_page_server import PageReply, serve_pages
+
     where = parse_address(address)
     all_pages: dict[str, Page] = {
         **(pages or {}), "/health": lambda _: PageReply(json.dumps(agent.health_document()).encode())
@@ -242,6 +253,8 @@ def _release(config: AgentConfig, local: Policy) -> ReleaseStart | None:
     section, state_dir = config.release, config.agent.state_dir
     if section is None or state_dir is None:
         return None
+    from upwell.edge.updates.releases.release_start import ReleaseStart
+
     sides = [model.edge for model in config.models.values() if model.edge is not None]
     has_factory = all(side.has_source for side in sides)
     return ReleaseStart(section, state_dir, config.agent.trust.trust, local, has_factory=has_factory)
@@ -340,6 +353,9 @@ def _shared_out(sections: Mapping[str, ModelSection]) -> Mapping[str, ModelSecti
 
 def _carry_cases(agent: AgentCore, section: CasesSection, folder: Path, poller: FleetPoller | None) -> None:
     """Deliver cases until the agent is closed. Raises `ConfigError`."""
+    from upwell.edge.case_collection.case_database import FILE_NAME as CASES_NAME
+    from upwell.edge.case_collection.case_delivery import CaseCarrier, FolderHome
+
     home: CaseHome
     if section.to is not None:
         home = FolderHome(section.to, agent.name)
@@ -365,7 +381,10 @@ def _keep_current(agent: AgentCore, starts: Sequence[ModelStart], followers: Seq
     for start in starts:
         start.serve(switching)
         agent.close_with(start.close)
-    agent.close_with(UpdatePoller(followers).close)
+    if followers:
+        from upwell.edge.updates.update_follower import UpdatePoller
+
+        agent.close_with(UpdatePoller(followers).close)
 
 
 def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:

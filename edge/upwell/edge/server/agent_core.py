@@ -14,13 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from upwell.edge.admission.request_admission import Admission
-from upwell.edge.case_collection.case_collector import CaseCollector
-from upwell.edge.case_collection.case_database import FILE_NAME as CASES_NAME
-from upwell.edge.drift import FILE_NAME as DRIFT_NAME
-from upwell.edge.drift import DriftWatch
 from upwell.edge.models.edge_model import EdgeModel, ModelHealth, ServedModel
 from upwell.edge.observe.agent_health import HealthPart, document, drift_part, health_of
 from upwell.edge.observe.agent_metrics import (
@@ -31,13 +27,9 @@ from upwell.edge.observe.agent_metrics import (
     spool_families,
     update_families,
 )
-from upwell.edge.observe.audits import AuditResults
 from upwell.edge.observe.cloud_model_check import CloudModels
 from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder
-from upwell.edge.observe.outcome_recorder import LOG_NAME, OutcomeRecorder
-from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.observe.request_trace import trace_of
-from upwell.edge.observe.shadow_release import ShadowRelease
 from upwell.edge.policy.periodic_jobs import BUDGETS_NAME, BudgetFile, PeriodicJobs
 from upwell.edge.policy.policy_file import PolicyFile, check_policy
 from upwell.edge.policy.router_service import ModelChange, RouterService
@@ -55,13 +47,7 @@ from upwell.edge.request.request import (
 from upwell.edge.request.request_driver import RequestDriver
 from upwell.edge.request.request_spans import end_request
 from upwell.edge.server.state_dir import StateDir
-from upwell.edge.spool.result_sinks import CallbackSink, Sink
-from upwell.edge.spool.spool import FILE_NAME, Spool
-from upwell.edge.spool.spool_drainer import CaseSender
-from upwell.edge.spool.spool_sender import SpoolSender
 from upwell.edge.spool.spooled_request import SpoolLimits
-from upwell.edge.updates.releases.release_control import ReleaseControl
-from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelFailed, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.oip.introspection import Seen
@@ -71,6 +57,17 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.request_tags import NO_TAGS
 from upwell.shared.telemetry.tracing import Tracer
 from upwell.shared.tensors import Array
+
+if TYPE_CHECKING:  # imported where an agent has them, since that takes long
+    from upwell.edge.case_collection.case_collector import CaseCollector
+    from upwell.edge.drift import DriftWatch
+    from upwell.edge.observe.outcome_recorder import OutcomeRecorder
+    from upwell.edge.observe.request_log import RequestLog
+    from upwell.edge.observe.shadow_release import ShadowRelease
+    from upwell.edge.spool.result_sinks import Sink
+    from upwell.edge.spool.spool import Spool
+    from upwell.edge.updates.releases.release_control import ReleaseControl
+    from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
 
 _log = logging.getLogger(__name__)
 
@@ -140,24 +137,17 @@ class AgentCore:
         folder = None if parts.state_dir is None else parts.state_dir.path
         self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
         self.spool: Spool | None = None
-        self.shadow: ShadowRelease = ShadowRelease(self.router, folder)
-        """The shadow release."""
+        self._shadow: ShadowRelease | None = None
         self._log: RequestLog | None = None
         self.collector: CaseCollector | None = None
         self.drift: DriftWatch | None = None
         self._outcome_recorder: OutcomeRecorder | None = None
         jobs = [] if self._policy_file is None else [self._policy_file.poll]
-        jobs.append(self.shadow.save)
         jobs += [uplink.heed_policy for uplink in self.uplinks.values()]  # after the policy, so in the same round
         if folder is not None:
             # Before anything is sent, so that cases found in the spool after a restart are not charged twice.
             jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
-            self._log = RequestLog(folder / LOG_NAME)
-            self.collector = CaseCollector(folder / CASES_NAME, parts.name, self.router)
-            self.drift = drift = DriftWatch(folder / DRIFT_NAME, self.router.set_drifted)
-            if self.uplink is not None:
-                self.spool = self._new_spool(folder, self.uplink, self._log, self.collector, drift)
-            self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router, self.collector, drift)
+            jobs.append(self._record(folder).save)
         self._cloud_models = CloudModels(list(self.uplinks.values()), self.models, self.router, seen)
         self._export(parts)
         self._ids = Ids()
@@ -169,16 +159,47 @@ class AgentCore:
         self._periodic_jobs = PeriodicJobs(*jobs)
         self._cloud_models.start()
 
+    def _record(self, folder: Path) -> ShadowRelease:
+        """Record requests in the agent's folder: lines, cases for the cloud and for training, drift, the shadow's."""
+        from upwell.edge.case_collection.case_collector import CaseCollector
+        from upwell.edge.case_collection.case_database import FILE_NAME as CASES_NAME
+        from upwell.edge.drift import FILE_NAME as DRIFT_NAME
+        from upwell.edge.drift import DriftWatch
+        from upwell.edge.observe.outcome_recorder import LOG_NAME, OutcomeRecorder
+        from upwell.edge.observe.request_log import RequestLog
+        from upwell.edge.observe.shadow_release import ShadowRelease
+
+        shadow = self._shadow = ShadowRelease(self.router, folder)
+        self._log = RequestLog(folder / LOG_NAME)
+        self.collector = CaseCollector(folder / CASES_NAME, self.name, self.router)
+        self.drift = DriftWatch(folder / DRIFT_NAME, self.router.set_drifted)
+        if self.uplink is not None:
+            self.spool = self._new_spool(folder, self.uplink, self._log, self.collector, self.drift, shadow)
+        self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router, self.collector, self.drift)
+        return shadow
+
     def _new_spool(
-        self, folder: Path, uplink: Uplink, log: RequestLog, collector: CaseCollector, drift: DriftWatch
+        self,
+        folder: Path,
+        uplink: Uplink,
+        log: RequestLog,
+        collector: CaseCollector,
+        drift: DriftWatch,
+        shadow: ShadowRelease,
     ) -> Spool:
+        from upwell.edge.observe.audits import AuditResults
+        from upwell.edge.spool.result_sinks import CallbackSink
+        from upwell.edge.spool.spool import FILE_NAME, Spool
+        from upwell.edge.spool.spool_drainer import CaseSender
+        from upwell.edge.spool.spool_sender import SpoolSender
+
         sender = SpoolSender(self.router, uplink, self.models)
 
         def audited(model: str, agrees: bool) -> None:
             self.metrics.audited(model, agrees=agrees)
             drift.audited(model, not agrees)
 
-        audits = AuditResults(log, self.models, self.router, collector, audited, self.shadow.audited)
+        audits = AuditResults(log, self.models, self.router, collector, audited, shadow.audited)
         return Spool(
             folder / FILE_NAME,
             limits=self._parts.spool,
@@ -226,6 +247,12 @@ class AgentCore:
     def _policy_problem(self) -> str:
         """Why the policy file is not in force; empty if it is."""
         return "" if self._policy_file is None else self._policy_file.problem
+
+    @property
+    def shadow(self) -> ShadowRelease:
+        """The shadow release. Only an agent with a folder has one, for releases need that."""
+        assert self._shadow is not None  # noqa: S101  as said
+        return self._shadow
 
     def _updates(self) -> Mapping[str, UpdateStatus]:
         return {follower.store.model: follower.status for follower in self._parts.followers}
@@ -296,8 +323,8 @@ class AgentCore:
         """The answer, after everything to be stored about the request is queued for the disk."""
         if self._outcome_recorder is not None:
             answer = self._outcome_recorder.keep(done, answer)
-        if self.shadow.release:
-            self.shadow.offer(done, self.spool)
+        if self._shadow is not None and self._shadow.release:
+            self._shadow.offer(done, self.spool)
         model, now_s = done.model.name, time.monotonic()
         self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
         if now_s > done.first.deadline_s:
@@ -399,7 +426,7 @@ class AgentCore:
             self.collector,
             self.drift,
             self._log,
-            self.shadow,
+            self._shadow,
             self._periodic_jobs,
             self.flight_recorder,
         ):

@@ -16,7 +16,7 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.observe.agent_health import HealthPart
 from upwell.edge.policy.periodic_jobs import PeriodicJobs
 from upwell.edge.server.agent_core import AgentCore
-from upwell.edge.updates.releases.release_config import DeviceFloor
+from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.pipelines.config.model_signatures import signatures_of
 from upwell.pipelines.config.pipelines_check import parse_pipelines

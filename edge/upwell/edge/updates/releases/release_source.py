@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.source_address import Reference
-from upwell.edge.updates.releases.release_config import DeviceFloor, ReleaseSection
+from upwell.edge.updates.releases.device_floor import DeviceFloor
+from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.repository_transport import (
     METADATA_NAME,
     RepositoryTransport,

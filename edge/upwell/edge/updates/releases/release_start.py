@@ -13,7 +13,8 @@ from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.updates.model_versions.model_start import ModelStart
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching
-from upwell.edge.updates.releases.release_config import DeviceFloor, ReleaseSection
+from upwell.edge.updates.releases.device_floor import DeviceFloor
+from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.release_control import ReleaseControl
 from upwell.edge.updates.releases.release_source import KeptFleetChoice, ReleaseFollower, ReleaseSource, home_of
 from upwell.edge.updates.releases.release_switching import (

@@ -16,7 +16,7 @@ from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.trial_and_rollback import DURATION_S
 from upwell.edge.policy.policy_file import check_policy
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching, ServingAgent, in_background
-from upwell.edge.updates.releases.release_config import DeviceFloor
+from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.stored_release import StoredRelease, open_release
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import UpwellError

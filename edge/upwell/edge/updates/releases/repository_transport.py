@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
-from upwell.edge.bundle.source_address import SCHEME, check_source, names_folder
+from upwell.edge.bundle.source_address import check_repository, names_folder
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.partial_archive import Partial, fetch_archive
 from upwell.shared.errors import ConfigError
@@ -52,14 +52,6 @@ class RepositoryTransport(Protocol):
     def close(self) -> None:
         """Stop transfers, from any thread. Calling it twice is harmless."""
         ...
-
-
-def check_repository(text: str) -> None:
-    """Raise `ConfigError` unless `text` names a repository."""
-    if text.startswith(SCHEME):
-        problem = "a registry contains only payloads, which the release itself names"
-        raise ConfigError.at(None, f"{problem}; expected a folder or https://HOST/PATH")
-    check_source(text if names_folder(text) else f"{text.rstrip('/')}/metadata")
 
 
 def open_transport(text: str, ca: Path | None = None) -> RepositoryTransport:
