@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,18 +17,20 @@ from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.models.hardness_scorer import Scorer
 from upwell.edge.models.trial_and_rollback import Comparison, Trial
 from upwell.edge.runtimes.base import Placement, Runtime, runtime_name
-from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.shared.errors import ConfigError, ModelFailed
-from upwell.shared.partition.split.split_file import CutFacts
 from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import SplitRoute
-from upwell.shared.routing.drift.drift_reference import DriftReference
-from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.signature.processor import CandidatesByOutput, Prepared, Processor, chunk_of, sizes_fit
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
+
+if TYPE_CHECKING:
+    from upwell.edge.runtimes.device_lock import DeviceLock
+    from upwell.shared.partition.split.split_file import CutFacts
+    from upwell.shared.routing.drift.drift_reference import DriftReference
+    from upwell.shared.routing.policy.calibrations import Calibration
 
 State = Literal["ready", "compiling", "fallback"]
 """`ready`: it runs where it should; `compiling`: it runs on the CPU until the accelerator is ready; `fallback`: a

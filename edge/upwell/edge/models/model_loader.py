@@ -16,15 +16,13 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from upwell.edge.bundle.bundle import GOLDEN_NAME, Bundle
-from upwell.edge.bundle.bundle_calibrations import load_calibrations, load_reference
-from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.bundle.output_tolerances import Tolerances
 from upwell.edge.models.edge_model import CheckedBy, EdgeModel, LoadReport, ModelSource, RuntimeAttempt, State
 from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.runtime_candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
-from upwell.edge.models.self_test import check_with_cpu
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.input_check import blank
@@ -38,6 +36,11 @@ from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.platform.process import resident_bytes
 from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor
+
+if TYPE_CHECKING:
+    from upwell.edge.bundle.golden import GoldenVectors
+    from upwell.shared.routing.drift.drift_reference import DriftReference
+    from upwell.shared.routing.policy.calibrations import Calibration
 
 COMPILED_NAME = "compiled"
 """The folder in `state_dir` for models compiled by accelerators."""
@@ -108,9 +111,13 @@ class Loader:
         wanted = self._description.golden if self._description else Golden()
         self._limits = Tolerances(wanted.tolerance, wanted.agree)
         self._golden = _golden_vectors(wanted, self._files)
-        bundle = self._files.bundle
-        self._calibrations = load_calibrations(bundle.folder) if bundle else ()
-        self._reference = load_reference(bundle.folder) if bundle else None
+        self._calibrations: Sequence[Calibration] = ()
+        self._reference: DriftReference | None = None
+        if self._files.bundle is not None:
+            from upwell.edge.bundle.bundle_calibrations import load_calibrations, load_reference
+
+            self._calibrations = load_calibrations(self._files.bundle.folder)
+            self._reference = load_reference(self._files.bundle.folder)
         self._errors: dict[RuntimeAttempt, ConfigError] = {}
         if side.file is not None:
             untested = "" if self._golden else "tests or "
@@ -280,6 +287,8 @@ class Loader:
         golden, description = self._golden, self._description
         if golden is None or description is None or not any(one.dtype.hasobject for one in golden.inputs.values()):
             return processor
+        from upwell.edge.bundle.golden import check_golden
+
         exact = Processor(description.exactly(), runtime.inputs, runtime.outputs, runtime.name, batch)
         if check_golden(processor, runtime, golden, self._limits).passed:
             return processor
@@ -303,10 +312,14 @@ class Loader:
         checked_by: CheckedBy = "nothing"
         wrong = ""
         if self._golden is not None:
+            from upwell.edge.bundle.golden import check_golden
+
             checked_by = "golden vectors"
             verdict = check_golden(processor, runtime, self._golden, self._limits)
             wrong = "" if verdict.passed else f"it answers the golden vectors wrongly: {verdict.text}"
         elif candidate.accelerator is not None:
+            from upwell.edge.models.self_test import check_with_cpu
+
             checked_by = "the CPU's answers"
             cpu = load_runtime(candidate.path, candidate.options)
             try:
@@ -343,4 +356,8 @@ def _golden_vectors(wanted: Golden, files: ModelFiles) -> GoldenVectors | None:
     path = wanted.file
     if path is None and files.bundle is not None and is_there(files.bundle.folder, GOLDEN_NAME):
         path = files.bundle.folder / GOLDEN_NAME
-    return None if path is None else read_golden(path)
+    if path is None:
+        return None
+    from upwell.edge.bundle.golden import read_golden
+
+    return read_golden(path)

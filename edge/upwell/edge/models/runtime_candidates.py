@@ -13,8 +13,7 @@ from upwell.edge.bundle.bundle import DESCRIPTION_NAME, Bundle
 from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.runtimes.input_check import check_file
 from upwell.edge.runtimes.runtime_loader import needs_onnxruntime, runtime_of
-from upwell.edge.runtimes.runtime_options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.tflite.interpreter import XNNPACK
+from upwell.edge.runtimes.runtime_options import LITERT_NPU, XNNPACK, AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.tflite_package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file

@@ -13,6 +13,9 @@ from upwell.shared.config.yaml import resolve
 LITERT_NPU = "litert_npu"
 """The provider name for LiteRT's own NPU path (`CompiledModel`)."""
 
+XNNPACK = "xnnpack"
+"""The provider name of the delegate that both TFLite packages include; it needs no library."""
+
 MAX_DEFAULT_THREADS = 4
 MAX_BATCH = 65536
 
@@ -32,7 +35,7 @@ def _one_or_more(value: object) -> object:
 class AcceleratorOptions(BaseModel):
     """Accelerators, tried in order before the CPU; with a `must` among them, loading fails in place of the CPU."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     provider: str = Field(
         min_length=1,
@@ -58,7 +61,7 @@ class AcceleratorOptions(BaseModel):
 class RuntimeOptions(BaseModel):
     """How a model file runs on the device."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     runtime: Literal["onnx", "tflite"] | None = Field(None, description="Default: by the file's suffix.")
     threads: int | None = Field(

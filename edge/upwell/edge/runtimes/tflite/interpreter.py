@@ -15,7 +15,7 @@ import numpy as np
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.input_check import InputCheck, blank, check_file, unkept_batch
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, NodeCover, from_nodes, judge
-from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.runtime_options import XNNPACK, AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.delegate_nodes import apply_delegates, walk
 from upwell.edge.runtimes.tflite.tflite_package import TflitePackage
 from upwell.shared.errors import ConfigError, InvalidRequest
@@ -105,9 +105,6 @@ def _port(name: str, detail: Mapping[str, Any]) -> Port:
 
 INTERPRETER_ERRORS = (RuntimeError, ValueError, MemoryError, SystemError)
 """The errors that interpreters raise: mostly the first two, and `MemoryError` for too large a shape."""
-
-XNNPACK = "xnnpack"
-"""The provider name of the delegate that both packages include; it needs no library."""
 
 _DELEGATE_ENTRY = "tflite_plugin_create_delegate"
 

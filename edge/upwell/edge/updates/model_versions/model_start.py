@@ -12,26 +12,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.edge.models.edge_model import EdgeModel, Head, ServedModel
-from upwell.edge.models.model_config import ModelSection
+from upwell.edge.models.model_config import ModelSection, UpdatesSection
 from upwell.edge.models.model_loader import Loader, Loading
-from upwell.edge.models.split_heads import load_heads
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching, TrialVerdict
-from upwell.edge.updates.model_versions.rollback_by_hand import (
-    REASON,
-    CannotGoBack,
-    RollbackRequest,
-    carry_out_rollback,
-)
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.sources.source_opening import open_source
-from upwell.edge.updates.update_follower import UpdateFollower
-from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, UpwellError
+
+if TYPE_CHECKING:  # imported for a model that has updates, since that takes long
+    from upwell.edge.updates.model_versions.rollback_by_hand import RollbackRequest
+    from upwell.edge.updates.update_follower import UpdateFollower
+    from upwell.edge.updates.version_store import VersionStore
 
 _UNPACKED = "unpacked"
 
@@ -112,6 +106,8 @@ class ModelStart:
     def carry_out_rollback(self) -> None:
         """Go back to the previous version if that was requested. Called by one thread from time to time."""
         if self.follower is not None and self._switching is not None and not self._is_closed:
+            from upwell.edge.updates.model_versions.rollback_by_hand import carry_out_rollback
+
             carry_out_rollback(self.follower.store, self._go_back)
 
     def load_again(self, bundle: Bundle | None, *, is_new: bool = False) -> EdgeModel | None:
@@ -136,6 +132,10 @@ class ModelStart:
             shutil.rmtree(self._unpacked, ignore_errors=True)
 
     def _heads(self, edge: EdgeModel | None) -> tuple[Head, ...]:
+        if self._section.split == "off":
+            return ()
+        from upwell.edge.models.split_heads import load_heads
+
         return load_heads(self.name, self._section, whole=edge, state_dir=self._around.state_dir)
 
     def _load(self, *, may_wait: bool) -> Loading | None:
@@ -147,6 +147,15 @@ class ModelStart:
                     return None
                 raise self._problem("the release has no bundle for it, and agent.yaml names none")
             return self._loading(released or self._factory())
+        return self._load_newest(self._side.updates, may_wait=may_wait)
+
+    def _load_newest(self, updates: UpdatesSection, *, may_wait: bool) -> Loading | None:
+        """The model of the newest version; None if the first is still to be fetched while the cloud answers."""
+        from upwell.edge.updates.model_versions.rollback_by_hand import carry_out_rollback
+        from upwell.edge.updates.sources.source_opening import open_source
+        from upwell.edge.updates.update_follower import UpdateFollower
+        from upwell.edge.updates.version_store import VersionStore
+
         assert self._around.state_dir is not None  # noqa: S101  the configuration demands it
         factory, problem = None, None
         try:
@@ -157,7 +166,6 @@ class ModelStart:
             store = VersionStore(self._around.state_dir, self.name, self._around.trust, factory)
         except FetchFailed as error:
             raise self._problem(str(error)) from None
-        updates = self._side.updates
         source = open_source(updates.source, digest=updates.digest, ca=updates.ca)
         self.follower = UpdateFollower(store, updates, self._activate, source)
         carry_out_rollback(store)
@@ -218,6 +226,8 @@ class ModelStart:
         path = self._side.bundle
         if path is None:
             return None
+        from upwell.edge.bundle.open_bundle import open_archive, open_bundle
+
         if not path.is_file():
             return open_bundle(path, self._around.trust)
         parent = None if self._around.state_dir is None else self._around.state_dir / _UNPACKED
@@ -267,6 +277,8 @@ class ModelStart:
     def _go_back(self, request: RollbackRequest, target: Bundle) -> None:
         """Serve `target` again. During a trial the previous version is still loaded; otherwise it is loaded as at a
         start."""
+        from upwell.edge.updates.model_versions.rollback_by_hand import REASON, CannotGoBack
+
         switching = self._switching
         assert switching is not None  # noqa: S101  or nothing could be rolled back
         edge = switching.current(self.name)

@@ -10,16 +10,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.trial_and_rollback import Trial
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.updates.model_versions.version_comparison import Versions
-from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
+
+if TYPE_CHECKING:
+    from upwell.edge.updates.version_store import VersionStore
 
 Prepare = Callable[[str, EdgeModel], None]
 """Warms up a tested model of that name; raises `UpwellError` if it cannot run."""
@@ -135,6 +136,8 @@ class ModelSwitching:
 
         Each version is judged by its own one of the `policies`; None for the current one.
         """
+        from upwell.edge.updates.model_versions.version_comparison import Versions  # only new versions are compared
+
         new, former = pair
         hards = [self._hard(name, edge, policy) for edge, policy in zip(pair, policies, strict=True)]
         new.versions = Versions(new, former, (hards[0], hards[1]))
