@@ -6,7 +6,8 @@ import pytest
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.bearer_tokens import TokensConfig, load_tokens, read_token
+from upwell.shared.oip.auth.bearer_tokens import TokensConfig, load_tokens
+from upwell.shared.oip.auth.client_token import read_token
 
 HASH = "ab" * 32
 

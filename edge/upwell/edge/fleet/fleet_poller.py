@@ -21,7 +21,7 @@ from upwell.edge.fleet.opamp_messages import ServiceMessage, Unreadable
 from upwell.edge.observe.agent_health import HealthPart
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.bearer_tokens import read_token
+from upwell.shared.oip.auth.client_token import read_token
 from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.http.client.exchange import HttpsCaller, Received
 from upwell.shared.opamp import CONTENT_TYPE, PATH

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable, WebhookSettings
 from upwell.shared.config.security import Address, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.bearer_tokens import watch_token
+from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context
 from upwell.shared.oip.error_statuses import retry_after_s
 from upwell.shared.oip.http.client.connection import HttpConnection

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 from pydantic import ValidationError
 
 from upwell.shared.errors import NotAllowed, NotOffered
-from upwell.shared.oip.model_statistics import ModelStatistics
 from upwell.shared.signature.model_yaml import Resize
 from upwell.shared.signature.processor import versions
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
 from upwell.shared.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from upwell.shared.oip.model_statistics import ModelStatistics
 
 EXTENSIONS = ("classification", "model_configuration", "statistics", "schedule_policy", "parameters")
 """The extensions of a server with an `Introspection`. `schedule_policy`: the parameters `priority` and `timeout`

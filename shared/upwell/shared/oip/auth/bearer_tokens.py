@@ -1,4 +1,4 @@
-"""Bearer tokens: the server's tokens.yaml, the check before every method, and the client's own token."""
+"""Bearer tokens: the server's tokens.yaml, and the check before every method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pydantic import Field, StringConstraints, field_validator
 from upwell.shared.config.security import ServerSecurity
 from upwell.shared.config.yaml import FilePart, load_yaml
 from upwell.shared.errors import ConfigError, Unauthenticated
-from upwell.shared.files import read_file
 from upwell.shared.oip.auth.caller import ANONYMOUS, UNLIMITED, Caller, Grant, Limits, certificate_name, set_caller
 from upwell.shared.oip.error_statuses import STATUSES, note_error_answer
 from upwell.shared.platform.watched_files import WatchedFiles
@@ -219,16 +218,3 @@ def _refusal(text: str) -> grpc.RpcMethodHandler[Any, Any]:
 def _refuse(context: grpc.ServicerContext, text: str) -> NoReturn:
     note_error_answer(STATUSES[Unauthenticated].name)
     context.abort(STATUSES[Unauthenticated], text)
-
-
-def watch_token(path: Path | None) -> WatchedFiles[str] | None:
-    """The token in that file, reloaded on change; None without a file. Raises `ConfigError`."""
-    return WatchedFiles([path], lambda: read_token(path)) if path else None
-
-
-def read_token(path: Path) -> str:
-    """The token in a client's token file: one line of visible ASCII. Raises `ConfigError`, which does not show it."""
-    data = read_file(path, "the token", max_bytes=4096).strip()
-    if not data or any(not 0x21 <= byte <= 0x7E for byte in data):
-        raise ConfigError.at(path, "expected a single token of visible ASCII characters without spaces")
-    return data.decode("ascii")

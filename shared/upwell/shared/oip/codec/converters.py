@@ -3,7 +3,7 @@
 A client that repeats requests sends the same description of its inputs each time, and receives the same description of
 the outputs. Parsing one and serializing the other with the generated classes takes most of a small request's time.
 
-Only this module and `tensor_messages` know the message types. Any fault in a message raises
+Only this module, `tensor_messages` and `triton_messages` know the message types. Any fault in a message raises
 `InvalidRequest`; whether that means a bad caller or a bad server is up to the servicer and the client.
 """
 

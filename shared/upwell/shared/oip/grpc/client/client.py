@@ -15,7 +15,7 @@ import grpc
 
 from upwell.shared.config.security import Address, ClientSecurity, check_endpoint
 from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
-from upwell.shared.oip.auth.bearer_tokens import watch_token
+from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import PemFiles, channel_credentials, watch_pem
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
@@ -295,10 +295,10 @@ class OipClient:
 
     def config_parameters(self, model: str, timeout_s: float) -> Mapping[str, str]:
         """The `parameters` of a model's configuration, an extension of the protocol."""
-        from upwell.shared.oip.codec import tensor_messages  # rarely needed, and it imports protobuf's JSON
+        from upwell.shared.oip.codec import triton_messages  # rarely needed, and it imports protobuf's JSON
 
-        data = self._call("ModelConfig", tensor_messages.serialize_config_request(model), timeout_s)
-        return parsed(tensor_messages.parse_config_parameters, data)
+        data = self._call("ModelConfig", triton_messages.serialize_config_request(model), timeout_s)
+        return parsed(triton_messages.parse_config_parameters, data)
 
     def close(self) -> None:
         """Close the connection; calls in progress end with `RemoteError` CANCELLED. May be called twice."""

@@ -15,7 +15,7 @@ import grpc
 from upwell.rpc.oip.v2 import model_repository_pb2 as pb
 from upwell.shared.errors import InvalidRequest, ModelNotFound, NotLoaded
 from upwell.shared.oip.auth.caller import check_may_control, check_may_use, may_use, naming_no_others
-from upwell.shared.oip.codec import tensor_messages as codec
+from upwell.shared.oip.codec import triton_messages as codec
 from upwell.shared.oip.codec.tensor_messages import parse
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.oip.grpc.server.servicer import Method, add_methods

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.bearer_tokens import watch_token
+from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES

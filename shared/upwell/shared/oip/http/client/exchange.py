@@ -22,7 +22,7 @@ import grpc
 
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.bearer_tokens import watch_token
+from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context
 from upwell.shared.oip.error_statuses import told_by_headers
 from upwell.shared.oip.grpc.client.client import KINDS, RemoteError, RemoteErrorKind
