@@ -463,7 +463,7 @@ FAULTS: Sequence[Fault] = (
             'signed.hashes.get("sha256") != payload.sha256',
         ),
         ("release_source.py", "if sequence < state.floor or sequence < state.current:", "if sequence < state.floor:"),
-        ("release_config.py", "real = path.resolve()", "real = path"),
+        ("device_floor.py", "real = path.resolve()", "real = path"),
         (
             "signed_document.py",
             "source.startswith(SCHEME) and bool(Reference.parse(source).digest)",
