@@ -1,13 +1,14 @@
-"""What the agent costs on the device: a whole request beside the bare run, one decision, the queue, the import."""
+"""What the agent costs on the device: a whole request beside the bare run, one decision, the queue, the start."""
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from upwell.shared.routing.reasons import Plan
 from upwell.shared.routing.scheduling.run_queue import QueuedRun, RunQueue
 from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.routing.scheduling.schedulability import ScheduledRun, by_deadline, late
+from upwell.tools.demo.digit_data import ASSETS
 
 ROUNDS = 3000
 WARM_UP = 300
@@ -166,23 +168,72 @@ def test_a_run_that_waits_for_another_and_what_the_shortcuts_of_the_queue_buy(
             print(f"  {summary(name, samples, 'us')}")
 
 
-def test_the_import(capsys: pytest.CaptureFixture[str]) -> None:
-    def measured_ms(statement: str) -> float:
-        """What a new interpreter spends on these imports, by itself."""
-        command = [sys.executable, "-X", "importtime", "-c", statement]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-        return sum(map(int, re.findall(r"^import time: +(\d+) \|", said, re.MULTILINE))) / 1e3
+def in_a_new_process(arguments: Sequence[str], compiled: Path) -> tuple[str, str]:
+    """What such an interpreter writes and logs. Modules are compiled once, as on a device, and into `compiled`."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(compiled)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return done.stdout, done.stderr
 
-    agent = "from upwell.edge import Agent"
-    statements = ("pass", "import numpy, grpc", agent, f"{agent}; from upwell.edge.server import agent_assembly")
-    taken = {statement: list[float]() for statement in statements}
+
+def test_the_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def measured(statement: str) -> tuple[float, int]:
+        """What a new interpreter spends on these imports by itself (ms), and the number of modules."""
+        _, said = in_a_new_process(["-X", "importtime", "-c", statement], tmp_path)
+        found = [int(one) for one in re.findall(r"^import time: +(\d+) \|", said, re.MULTILINE)]
+        return sum(found) / 1e3, len(found)
+
+    first, agent = "import numpy, grpc", "from upwell.edge.server import agent_assembly"
+    taken = {statement: list[float]() for statement in ("pass", first, agent)}
+    modules = {statement: measured(statement)[1] for statement in taken}
     for _ in range(IMPORTS):
         for statement, samples in taken.items():
-            samples.append(measured_ms(statement))
+            samples.append(measured(statement)[0])
     bare = statistics.median(taken.pop("pass"))
     with capsys.disabled():
-        print("\nimports in a new interpreter (target: the agent at most twice numpy and grpc)")
-        first = statistics.median(taken["import numpy, grpc"]) - bare
+        print("\nimports in a new interpreter (target: what an agent is made of at most twice numpy and grpc)")
+        unit = statistics.median(taken[first]) - bare
         for statement, samples in taken.items():
             above = [one - bare for one in samples]
-            print(f"  {summary(statement, above, 'ms')}, ratio {statistics.median(above) / first:.2f}")
+            ratio = statistics.median(above) / unit
+            print(f"  {summary(statement, above, 'ms')}, ratio {ratio:.2f}, {modules[statement]} modules")
+
+
+BARE_START = """
+import sys, numpy, onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+session.run(None, {session.get_inputs()[0].name: numpy.zeros((1, 1, 8, 8), numpy.float32)})
+"""
+AGENT_START = """
+import sys, numpy
+from upwell.edge import Agent
+agent = Agent.from_config(sys.argv[1])
+agent.infer("digits", {"image": numpy.zeros((8, 8), numpy.uint8)})
+"""
+
+
+def test_the_first_answer_in_a_new_process_beside_the_bare_runtime(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, config = ASSETS / "edge" / "digits", tmp_path / "agent.yaml"
+    config.write_text(f"models: {{digits: {{edge: {{bundle: {bundle}, runtime: onnx, threads: 1}}}}}}\n")
+    timing = "import time; began = time.perf_counter(){}print(time.perf_counter() - began, flush=True)"
+    scripts = {
+        "bare runtime": (BARE_START, bundle / "model.onnx"),
+        "numpy and grpc": ("\nimport numpy, grpc\n", config),
+        "agent": (AGENT_START, config),
+    }
+    taken = {name: list[float]() for name in scripts}
+    for number in range(IMPORTS + 1):
+        for name, (script, file) in scripts.items():
+            said, _ = in_a_new_process(["-c", timing.format(script), str(file)], tmp_path)
+            if number:  # the first compiles
+                taken[name].append(1e3 * float(said))
+    with capsys.disabled():
+        print("\nfrom the first import to the first answer, digits of the demo")
+        first = statistics.median(taken["bare runtime"])
+        for name, samples in taken.items():
+            print(f"  {summary(name, samples, 'ms')}, ratio {statistics.median(samples) / first:.2f}")

@@ -8,7 +8,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # imported when an agent is made, since that takes a second
+from upwell.shared.platform.import_pause import without_collections
+
+if TYPE_CHECKING:  # imported when an agent is made, since that takes long
     from upwell.edge.models.edge_model import ModelHealth
     from upwell.edge.request.answer import Answer
     from upwell.edge.server.agent_core import AgentCore
@@ -32,7 +34,8 @@ class Agent:
         It serves `agent.metrics` and ignores what concerns other callers (`listen` and the like), with a log line.
         `on_result` is called on one of the agent's threads with each cloud answer to a spooled case.
         """
-        from upwell.edge.server.agent_assembly import embedded_agent
+        with without_collections():
+            from upwell.edge.server.agent_assembly import embedded_agent
 
         return cls(embedded_agent(Path(path), on_result))
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from upwell.shared.errors import EXIT_FAILED, ConfigError, UpwellError
+from upwell.shared.platform.import_pause import without_collections
 from upwell.tools.terminal import print_error
 
 EXIT_USAGE = 2
@@ -92,7 +93,8 @@ def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 the check failed, 2 wrong use or a wrong file, 130 interrupted."""
     try:
         words = _words_to_complete()
-        app = build_app(sys.argv[1:]) if words is None else build_app(words, names_alone=len(words) < 2)
+        with without_collections():
+            app = build_app(sys.argv[1:]) if words is None else build_app(words, names_alone=len(words) < 2)
         signal.signal(signal.SIGINT, _interrupt)  # from here on the command handles interrupts
         app(prog_name="upwell")
     except UpwellError as error:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.unit.models_for_tests import identity
+from tests.faults.oracles import picture
+from upwell.shared.platform.import_pause import without_collections
+from upwell.tools.demo.digit_data import ASSETS
 
 MOST_MODULES = 195
 """Modules of ours in a process that can make an agent; there were 256 when each agent imported every part."""
@@ -27,16 +31,13 @@ ON_DEMAND = {
 }  # fmt: skip
 """Imported for a configuration that asks for it."""
 
-ALONE = "models: {{m: {{edge: {{file: {file}}}}}}}"
-RECORDING = "agent: {{state_dir: state}}\n" + ALONE
-CLOUD = (
-    "agent: {{state_dir: state}}\npolicy: policy.yaml\ncloud: {{endpoint: '127.0.0.1:1'}}\n"
-    "models: {{m: {{edge: {{file: {file}}}, cloud: {{model: m}}}}}}"
-)
+DIGITS = f"models: {{m: {{edge: {{bundle: {ASSETS / 'edge' / 'digits'}, runtime: onnx}}, cloud: {{model: m}}}}}}\n"
+CLOUD = "cloud: {endpoint: '127.0.0.1:1'}\n"
 POLICY = "defaults: {deadline: 300ms, spool: true, audit: 100%}\nrules: [{name: up, match: {model: m}, route: cloud}]\n"
 
 REQUESTS = """
 import json, sys, threading
+from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 from upwell.edge import Agent
@@ -51,11 +52,12 @@ def built(kind):
     complete = {kind.__qualname__} if kind.__pydantic_complete__ else set()
     return complete.union(*map(built, kind.__subclasses__()))
 
+picture = Path(sys.argv[2]).read_bytes()
 with Agent.from_config(sys.argv[1]) as agent:
     before = built(BaseModel)
     sys.meta_path.insert(0, Watch())
-    routes = [str(agent.infer("m", {"x": np.ones((1, 2), np.float32)}).reason) for _ in range(3)]
-    print(json.dumps([routes, Watch.asked, sorted(built(BaseModel) - before)]))
+    reasons = [str(agent.infer("m", {"image": one}).reason) for one in (np.zeros((8, 8), np.uint8), picture, picture)]
+    print(json.dumps([reasons, Watch.asked, sorted(built(BaseModel) - before)]))
 """
 
 
@@ -68,16 +70,33 @@ def test_an_agent_imports_what_its_configuration_asks_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "reason"), [(ALONE, "no_cloud"), (RECORDING, "no_cloud"), (CLOUD, "cloud_unavailable")]
+    ("config", "reason"),
+    [
+        (DIGITS.replace(", cloud: {model: m}", ""), "no_cloud"),
+        (f"agent: {{state_dir: state}}\npolicy: policy.yaml\n{CLOUD}{DIGITS}", "cloud_unavailable"),
+    ],
 )
 def test_no_request_pays_for_an_import_or_for_building_a_validator(tmp_path: Path, config: str, reason: str) -> None:
-    path = tmp_path / "agent.yaml"
-    path.write_text(config.format(file=identity(tmp_path).name))
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    command = [sys.executable, "-c", REQUESTS, str(path)]
+    files = {"agent.yaml": config.encode(), "policy.yaml": POLICY.encode(), "picture.png": picture(0)}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    command = [sys.executable, "-c", REQUESTS, str(tmp_path / "agent.yaml"), str(tmp_path / "picture.png")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     reasons, imported, built = json.loads(done.stdout)
     assert reasons == [reason] * 3
     assert not imported
     assert not built
+
+
+def test_the_garbage_collector_pauses_for_an_import_and_is_left_as_it_was() -> None:
+    was_enabled = gc.isenabled()
+    try:
+        for enabled in (True, False):
+            (gc.enable if enabled else gc.disable)()
+            with suppress(ImportError), without_collections():
+                assert not gc.isenabled()
+                raise ImportError
+            assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()

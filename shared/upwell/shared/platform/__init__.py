@@ -1,1 +1,1 @@
-"""Threads, memory, signals and systemd."""
+"""Threads, memory, imports, signals and systemd."""
