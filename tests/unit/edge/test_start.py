@@ -25,9 +25,9 @@ ON_DEMAND = {
     *(f"upwell.edge.updates.{name}" for name in ("update_follower", "version_store", "releases.release_control")),
     *(f"upwell.shared.oip.{name}" for name in ("auth.bearer_tokens", "codec.triton_messages", "model_statistics")),
     *(f"upwell.shared.oip.{name}.server" for name in ("grpc.server", "http.server")),
-    "upwell.edge.drift", "upwell.edge.fleet.device_facts", "upwell.edge.models.split_heads", "upwell.edge.spool.spool",
-    "upwell.edge.runtimes.tflite.interpreter", "upwell.shared.partition.split.split_file",
-    "cryptography", "google.protobuf.json_format", "opentelemetry", "requests", "sqlite3", "tarfile",
+    "upwell.edge.drift", "upwell.edge.fleet.device_facts", "upwell.edge.models.split_heads",
+    "upwell.edge.spool.spooled_request", "upwell.edge.runtimes.tflite.interpreter",
+    "upwell.shared.partition.split.split_file", "cryptography", "google.protobuf.json_format", "opentelemetry", "requests", "sqlite3", "tarfile",
 }  # fmt: skip
 """Imported for a configuration that asks for it."""
 

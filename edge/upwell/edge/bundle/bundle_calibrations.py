@@ -9,7 +9,7 @@ import io
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from ruamel.yaml import YAML
@@ -18,10 +18,12 @@ from upwell.edge.bundle.bundle import CALIBRATIONS_NAME, REFERENCE_NAME
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import plain_file, read_file
-from upwell.shared.routing.drift.drift_reference import DriftReference
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.policy_keys import Section
+
+if TYPE_CHECKING:
+    from upwell.shared.routing.drift.drift_reference import DriftReference
 
 
 class CalibrationsFile(Section):
@@ -74,6 +76,8 @@ def load_reference(folder: Path) -> DriftReference | None:
     path = folder / REFERENCE_NAME
     if not os.path.lexists(path):
         return None
+    from upwell.shared.routing.drift.drift_reference import DriftReference
+
     try:
         data = read_file(plain_file(folder, REFERENCE_NAME), "the reference for drift", MAX_BYTES)
         return DriftReference.read(data)

@@ -58,7 +58,7 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class _Part(BaseModel):
     """A part of the document; fields added by other writers are ignored."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
 
 class _PublicKey(_Part):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from upwell.edge.bundle.archive import unpacked
 from upwell.edge.bundle.bundle import (
     DESCRIPTION_NAME,
     MANIFEST_NAME,
@@ -22,12 +21,13 @@ from upwell.edge.bundle.bundle import (
     nobody,
     sizes_in,
 )
-from upwell.edge.bundle.bundle_signature import Signed, check_signature
-from upwell.edge.bundle.manifest import read_manifest
 from upwell.shared.config.yaml import read_text
 from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, confined, sync_folder
+
+if TYPE_CHECKING:
+    from upwell.edge.bundle.bundle_signature import Signed
 
 NO_TRUST = Trust()
 _MODEL_SUFFIXES = (".onnx", ".tflite")
@@ -46,6 +46,9 @@ def open_bundle(
         raise BundleRefused(Refusal.MISSING, folder, "no such folder; expected a bundle")
     if not os.path.lexists(folder / MANIFEST_NAME):
         return _plain(folder, trust, newer_than)
+    from upwell.edge.bundle.bundle_signature import check_signature  # a plain folder needs neither
+    from upwell.edge.bundle.manifest import read_manifest
+
     sizes = sizes_in(folder)
     manifest = read_manifest(folder)
     _check_sizes(folder, manifest, sizes)
@@ -73,6 +76,8 @@ def open_archive(
     `into` must not exist, but its parent must; it appears atomically. `advance` counts every byte twice, as written
     and as read. Raises `BundleRefused`, and `ConfigError` if it cannot be written.
     """
+    from upwell.edge.bundle.archive import unpacked
+
     with unpacked(path, into, advance) as folder:
         bundle = _from_archive(path, folder, trust, newer_than, advance)
         try:

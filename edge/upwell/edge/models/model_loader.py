@@ -26,7 +26,6 @@ from upwell.edge.models.runtime_candidates import Candidate, ModelFiles, acceler
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.input_check import blank
-from upwell.edge.runtimes.onnx.int8_saturation import saturation
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe_process import TIMEOUT_S, ProbeSubject, enter, survived, try_on_cpu
 from upwell.edge.runtimes.runtime_loader import load_runtime
@@ -338,7 +337,11 @@ class Loader:
 
     def _with_saturation(self, candidate: Candidate, wrong: str) -> str:
         """`wrong` with the known cause of wrong answers on the CPU; if nothing is wrong, that cause is logged."""
-        saturates = saturation(candidate.path) if candidate.runtime == "onnx" else ""
+        if candidate.runtime != "onnx":
+            return wrong
+        from upwell.edge.runtimes.onnx.int8_saturation import saturation
+
+        saturates = saturation(candidate.path)
         if saturates and not wrong:
             _log.warning("model %s: %s", self.name, saturates)
         return "; ".join(filter(None, (wrong, wrong and saturates)))

@@ -20,7 +20,6 @@ from prometheus_client.registry import Collector
 
 from upwell.edge.models.edge_model import ModelHealth
 from upwell.edge.observe.agent_health import health_families
-from upwell.edge.spool.spooled_request import SpoolUnavailable
 from upwell.shared.platform.background_thread import restarts
 from upwell.shared.routing.decide.router_state import RouterState
 from upwell.shared.routing.reasons import DEGRADED, Reason, Route
@@ -310,6 +309,8 @@ def release_families(client: ReleaseControl) -> Iterable[Metric]:
 
 def spool_families(spool: Spool) -> Iterator[Metric]:
     """The spool's counters and its contents on disk, which are left out while the disk cannot be read."""
+    from upwell.edge.spool.spooled_request import SpoolUnavailable
+
     counts = spool.counts()
     for name, text in _SPOOL_COUNTS.items():
         yield CounterMetricFamily(f"upwell_spool_{name}", text, getattr(counts, name))
@@ -326,6 +327,8 @@ def spool_families(spool: Spool) -> Iterator[Metric]:
 
 def case_families(collector: CaseCollector) -> Iterator[Metric]:
     """Counters of collected cases and their size on disk, which is left out while the disk cannot be read."""
+    from upwell.edge.spool.spooled_request import SpoolUnavailable
+
     counts = collector.counts()
     yield CounterMetricFamily("upwell_cases_kept", "Rows stored as cases.", counts.get("kept", 0))
     text = "Cases that the cloud answered later."

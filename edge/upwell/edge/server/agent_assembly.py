@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from upwell.edge.bundle.bundle import Bundle
-from upwell.edge.config import AgentConfig
+from upwell.edge.config import AgentConfig, SpoolSection
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.models.plausible_outputs import implausible
@@ -30,7 +30,6 @@ from upwell.edge.runtimes.input_check import blank
 from upwell.edge.runtimes.runtime_options import MAX_DEFAULT_THREADS, usable_cores
 from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
-from upwell.edge.spool.spooled_request import SpoolLimits, SpoolResult, SpoolUnavailable
 from upwell.edge.updates.model_versions.model_start import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching
 from upwell.edge.uplink.uplink import UplinkSettings
@@ -51,6 +50,7 @@ if TYPE_CHECKING:  # imported where agent.yaml asks for them, since that takes l
     from upwell.edge.fleet.fleet_config import FleetSection
     from upwell.edge.fleet.fleet_poller import FleetPoller
     from upwell.edge.spool.result_sinks import Sink
+    from upwell.edge.spool.spooled_request import SpoolLimits, SpoolResult
     from upwell.edge.updates.releases.release_control import ReleaseControl
     from upwell.edge.updates.releases.release_start import ReleaseStart
     from upwell.edge.updates.update_follower import UpdateFollower
@@ -105,7 +105,7 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
             name=section.name,
             state_dir=state_dir,
             recorder_limit=section.flights,
-            spool=SpoolLimits(max_bytes=section.spool.limit, max_age_s=section.spool.max_age),
+            spool=None if state_dir is None else _spool_limits(section.spool),
             sinks=_sinks(section.spool.results, on_result),
             tracer=tracer,
             policy_file=config.policy if release is None else None,
@@ -121,6 +121,12 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
             _carry_cases(agent, section.cases, state_dir.path, poller)
         on_failure.pop_all()
     return agent
+
+
+def _spool_limits(section: SpoolSection) -> SpoolLimits:
+    from upwell.edge.spool.spooled_request import SpoolLimits
+
+    return SpoolLimits(max_bytes=section.limit, max_age_s=section.max_age)
 
 
 def _sinks(results: Path | None, on_result: Callable[[SpoolResult], None] | None) -> Sequence[Sink]:
@@ -198,6 +204,8 @@ def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:
         "up_bytes_per_s": 1.0 / inverse if inverse > 0 else None,
     }
     if agent.spool is not None:
+        from upwell.edge.spool.spooled_request import SpoolUnavailable
+
         with suppress(SpoolUnavailable):
             held = agent.spool.held()
             found |= {"spool_waiting": held.waiting, "spool_bytes": held.size_bytes}

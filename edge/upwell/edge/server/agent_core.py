@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -47,7 +47,6 @@ from upwell.edge.request.request import (
 from upwell.edge.request.request_driver import RequestDriver
 from upwell.edge.request.request_spans import end_request
 from upwell.edge.server.state_dir import StateDir
-from upwell.edge.spool.spooled_request import SpoolLimits
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelFailed, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.oip.introspection import Seen
@@ -66,6 +65,7 @@ if TYPE_CHECKING:  # imported where an agent has them, since that takes long
     from upwell.edge.observe.shadow_release import ShadowRelease
     from upwell.edge.spool.result_sinks import Sink
     from upwell.edge.spool.spool import Spool
+    from upwell.edge.spool.spooled_request import SpoolLimits
     from upwell.edge.updates.releases.release_control import ReleaseControl
     from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
 
@@ -80,7 +80,8 @@ class AgentParts:
     state_dir: StateDir | None = None
     """The folder for state that survives a restart; without it nothing is stored."""
     recorder_limit: int | None = None
-    spool: SpoolLimits = field(default_factory=SpoolLimits)
+    spool: SpoolLimits | None = None
+    """The limits of the spool; None for the usual ones."""
     sinks: Sequence[Sink] = ()
     """The sinks of the cloud's answers to spooled cases."""
     tracer: Tracer | None = None
@@ -192,6 +193,7 @@ class AgentCore:
         from upwell.edge.spool.spool import FILE_NAME, Spool
         from upwell.edge.spool.spool_drainer import CaseSender
         from upwell.edge.spool.spool_sender import SpoolSender
+        from upwell.edge.spool.spooled_request import SpoolLimits
 
         sender = SpoolSender(self.router, uplink, self.models)
 
@@ -202,7 +204,7 @@ class AgentCore:
         audits = AuditResults(log, self.models, self.router, collector, audited, shadow.audited)
         return Spool(
             folder / FILE_NAME,
-            limits=self._parts.spool,
+            limits=self._parts.spool or SpoolLimits(),
             sender=CaseSender(sender.send, sender.may_send, sender.left_alone, sender.still_allowed),
             sinks=[*self._parts.sinks, CallbackSink(audits.take, "agent")],
         )

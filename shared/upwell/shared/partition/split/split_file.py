@@ -25,7 +25,7 @@ def split_file_of(plan: Path) -> Path:
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class CutTensor(_Part):

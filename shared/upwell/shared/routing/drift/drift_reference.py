@@ -10,7 +10,6 @@ from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numpy.random import default_rng
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from upwell.shared.errors import ConfigError
@@ -48,7 +47,7 @@ class RowMeasures:
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
 
 class ReferenceHistogram(_Part):
@@ -170,7 +169,7 @@ def reference_of(
     """
     if len(rows) < FEWEST_ROWS:
         raise ConfigError.at(None, f"expected at least {FEWEST_ROWS} rows for a reference, got {len(rows)}")
-    order = default_rng(seed).permutation(len(rows)).tolist()
+    order = np.random.default_rng(seed).permutation(len(rows)).tolist()
     fitted = int(len(rows) * _FIT_SHARE)
     fit, counted = [rows[i] for i in order[:fitted]], [rows[i] for i in order[fitted:]]
     vectors = _vectors(fit)
