@@ -142,7 +142,7 @@ def test_a_detector_of_ultralytics(tmp_path: Path, in_process: InProcess) -> Non
     kind, values, labels = answered(model, (128, 64))
     assert (kind, labels) == ("detections", LABELS)
     np.testing.assert_allclose(values[0, 0], [24 / 64, 24 / 64, 40 / 64, 40 / 64, 0.8, 1], atol=1e-5)
-    assert report["tried"]["found"][0] == "1 boxes"
+    assert report["tried"]["found"][0] == "1 box"
     assert "green thing" in report["tried"]["found"][1]
     with Image.open(report["tried"]["drawn"]) as drawn:
         assert drawn.size == (128, 64)

@@ -43,7 +43,8 @@ class Call:
     def _send(self, responses: Iterator[Any]) -> None:
         for response in responses:
             self.sends.set()
-            assert self.reads.wait(LIMIT_S)
+            if not self.reads.wait(LIMIT_S):
+                return  # this client never reads
             with self.news:
                 self.seen.append(response.status)
                 self.news.notify_all()

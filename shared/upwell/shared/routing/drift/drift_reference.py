@@ -169,7 +169,9 @@ def reference_of(
     """
     if len(rows) < FEWEST_ROWS:
         raise ConfigError.at(None, f"expected at least {FEWEST_ROWS} rows for a reference, got {len(rows)}")
-    order = np.random.default_rng(seed).permutation(len(rows)).tolist()
+    from numpy.random import default_rng  # an agent reads references and makes none
+
+    order = default_rng(seed).permutation(len(rows)).tolist()
     fitted = int(len(rows) * _FIT_SHARE)
     fit, counted = [rows[i] for i in order[:fitted]], [rows[i] for i in order[fitted:]]
     vectors = _vectors(fit)
