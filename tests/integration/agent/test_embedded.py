@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from tests.faults.oracles import EDGE_BUNDLE, pictures
 from tests.faults.scene import write_agent
 from upwell.edge import Agent
-from upwell.shared.errors import ConfigError, InvalidRequest, Unavailable
+from upwell.shared.errors import ConfigError, DeadlineExceeded, InvalidRequest, Unavailable
 
 MODELS = {"digits": {"edge": {"bundle": str(EDGE_BUNDLE)}}}
 CHILD_LIMIT_S = 60
@@ -55,6 +57,22 @@ def test_a_deadline_of_numpy_s_types_is_recorded_like_any_other(path: Path, capl
     (recorded,) = (path.parent / "state").glob("flight*/*")
     assert recorded.read_bytes().count(b"\n") == 3
     assert "cannot be recorded" not in caplog.text
+
+
+def test_a_refusal_is_freed_at_once(path: Path) -> None:
+    """In a cycle with its frames it would keep the inputs until the garbage collector runs, which delays others."""
+    refusals: list[weakref.ref[DeadlineExceeded]] = []
+    with Agent.from_config(path) as agent:
+        gc.disable()
+        try:
+            for _ in range(2):
+                try:
+                    agent.infer("digits", {"image": pictures([0])}, deadline_s=0)
+                except DeadlineExceeded as error:
+                    refusals.append(weakref.ref(error))
+            assert [refusal() for refusal in refusals] == [None, None]
+        finally:
+            gc.enable()
 
 
 def in_a_fork(agent: Agent) -> str:

@@ -306,9 +306,13 @@ class AgentCore:
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
             driver = RequestDriver(context, served, request, request.id or self._ids.new())
             answer, done = driver.run()
-        except UpwellError as found:
+        # An error kept under a name of its own would form a cycle with this frame, which holds the inputs: under
+        # overload the garbage collector then makes other requests late. `error` is deleted with the block.
+        except UpwellError as error:
             # `is_closed`, since it may have been closed meanwhile: of `_ended` the type checker knows that it was "".
-            error = Unavailable(self._ended) if self.is_closed and isinstance(found, ModelFailed) else found
+            is_end = self.is_closed and isinstance(error, ModelFailed)
+            if is_end:
+                error = Unavailable(self._ended)
             self.metrics.failed(served.name, error)
             failed = None if driver is None else driver.record()
             end_request(context, request, failed, error)
@@ -316,7 +320,7 @@ class AgentCore:
                 self.flight_recorder.note(
                     trace_of(failed, error, self.router.recent, time.monotonic(), self.router.digest)
                 )
-            if error is not found:
+            if is_end:
                 raise error from None
             raise
         return self._kept(done, answer, context, request)
