@@ -28,6 +28,8 @@ agent: {name: box-1, listen: ["127.0.0.1:8002", "unix:/run/upwell-agent/agent.so
 fleet: {endpoint: "https://127.0.0.1:4320", ca: fleet-ca.pem, enrol_token_file: enrol-token, every: 1s}
 models: {small: {edge: {file: model.onnx}}}
 """
+LIMIT_S = 300.0
+"""For what takes seconds where nothing else runs: an installation reads and compiles thousands of files."""
 T = TypeVar("T")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -147,7 +149,7 @@ def test_a_stick_puts_it_on_the_device_and_removal_leaves_nothing(box: Box, stic
         assert "upwell" not in box.done("ps", "-eo", "args") + box.done("systemctl", "list-unit-files")
     finally:
         fleet.terminate()
-        fleet.wait(20)
+        fleet.wait(LIMIT_S)
 
 
 def test_an_upgrade_is_on_trial_and_a_bad_one_goes_back_by_itself(box: Box, stick: Path) -> None:
@@ -184,9 +186,13 @@ def test_an_upgrade_that_is_killed_amid_its_trial_is_left_after_a_few_starts(box
         line = "import os, threading; threading.Timer(1.0, os._exit, (3,)).start()"
         another(stick, "dying", "9.0.4", breaking("upwell/edge/server/agent_assembly.py", line))
     upgrading = subprocess.Popen(box.enter(f"{STICK}/dying/{SCRIPT}", "upgrade", "--trial", "600"))
-    within(lambda: box.run("test", "-e", "/opt/upwell/trial.json").returncode == 0)
-    box.done("pkill", "-KILL", "-f", "upwell-device upgrade")
-    upgrading.wait(20)
+    try:
+        within(lambda: box.run("test", "-e", "/opt/upwell/trial.json").returncode == 0)
+        box.done("pkill", "-KILL", "-f", "upwell-device upgrade")
+        upgrading.wait(LIMIT_S)
+    finally:
+        upgrading.kill()
+        upgrading.wait()
     within(lambda: box.run("test", "-e", "/opt/upwell/trial.json").returncode != 0)
     within(lambda: box.run("systemctl", "is-active", "upwell-agent").returncode == 0)
     assert (version_of(box), answers(box)) == (first, "ok")
@@ -232,8 +238,8 @@ def found_in(text: str, name: str) -> dict[str, object] | None:
     return next((one for one in listed if one["name"] == name and one["healthy"] is not None), None)
 
 
-def within(ask: Callable[[], T], seconds: float = 60.0) -> T:
-    until_s = time.monotonic() + seconds
+def within(ask: Callable[[], T]) -> T:
+    until_s = time.monotonic() + LIMIT_S
     while not (found := ask()):
         assert time.monotonic() < until_s
         time.sleep(0.3)

@@ -126,7 +126,11 @@ def write_config(folder: Path, trusted: Signer, bundle: Path | None, cloud: str 
 
 
 class Callers(Repeating):
-    """Threads that ask a running agent one after the other; `versions` answered in that order."""
+    """Threads that ask a running agent one after the other; `versions` are those that answered, in their order.
+
+    Answers may overtake each other on the way here: one by the version before counts where it was asked for earlier
+    than any answer by the next one came, and as a return to that version where it was asked for later.
+    """
 
     def __init__(self, agent: Running, *values: float, threads: int = 3) -> None:
         super().__init__(self._asking, threads)
@@ -142,10 +146,12 @@ class Callers(Repeating):
             yield lambda: self._ask(client, next(values))
 
     def _ask(self, client: OipClient, value: float) -> None:
+        with self._lock:
+            since = max(len(self.versions) - 1, 0)
         version = version_of(client.infer(InferRequest(MODEL, rows(value)), LIMIT_S).outputs, value)
         with self._lock:
             self.count += 1
-            if version not in self.versions[-1:]:
+            if version not in self.versions[since:]:
                 self.versions.append(version)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.faults.scene import until
 from tests.faults.stalling import INPUTS, SentAttempt, StallingCloud, UplinkSender, decision, sender, serving
 from upwell.edge.uplink.cloud_call import CloudReply
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
@@ -73,7 +75,7 @@ def test_a_failure_a_drop_and_a_late_call_each_end_what_was_sent() -> None:
         assert it.cell.story() == [one for n, kind in enumerate(kinds) for one in (("CloudSent", n), (kind, n))]
         last = it.cell.outcomes[-1]
         assert isinstance(last, CloudCallFailed)
-        assert 0.05 < last.waited_s <= late.elapsed_s < 1.0
+        assert 0.05 < last.waited_s <= late.elapsed_s
 
 
 @pytest.mark.parametrize(("scheme", "frees"), [("", False), ("http://", True)])
@@ -212,7 +214,7 @@ def test_a_stalled_call_is_hedged_and_the_loser_is_cancelled(endpoints: int) -> 
     with clouds(*[first, other][:endpoints], hedges=5) as it:
         attempt = it.ask(decision(hedge_after_s=0.05))
         assert isinstance(attempt.outcome, CloudReply)
-        assert 0.05 <= attempt.elapsed_s < 2.0
+        assert attempt.elapsed_s >= 0.05
         story = [("CloudSent", 0), ("CloudSent", 1), ("CloudAnswered", 1), ("CloudDropped", 0)]
         assert it.cell.story() == story
         answered = it.cell.outcomes[2]
@@ -226,9 +228,17 @@ def test_a_stalled_call_is_hedged_and_the_loser_is_cancelled(endpoints: int) -> 
 
 
 def test_where_the_first_call_wins_after_all_the_hedge_is_dropped() -> None:
-    cloud = StallingCloud(lambda _: True, stall_s=0.5)
+    hedged = threading.Event()
+
+    def stalls(number: int) -> bool:
+        """The first is answered as soon as the other has come."""
+        if number == 1:
+            hedged.set()
+        return number == 1 or not hedged.wait(LIMIT_S)
+
+    cloud = StallingCloud(stalls)
     with clouds(cloud, hedges=1) as it:
-        assert isinstance(it.ask(decision(hedge_after_s=0.1)).outcome, CloudReply)
+        assert isinstance(it.ask(decision(within_s=LIMIT_S, hedge_after_s=0.1)).outcome, CloudReply)
         assert it.cell.story()[2:] == [("CloudAnswered", 0), ("CloudDropped", 1)]
         assert cloud.saw_leave(1)
 
@@ -257,7 +267,7 @@ def test_a_look_without_waiting_sends_no_hedge() -> None:
 def test_two_that_are_late_count_as_one_failure() -> None:
     cloud = StallingCloud(lambda _: True)
     with clouds(cloud, hedges=1) as it:
-        attempt = it.ask(decision(within_s=0.3, hedge_after_s=0.05))
+        attempt = it.ask(decision(within_s=1.0, hedge_after_s=0.05))
         assert reason(attempt) is Reason.CLOUD_DEADLINE
         assert it.cell.story() == [("CloudSent", 0), ("CloudSent", 1), ("CloudDropped", 1), ("CloudCallFailed", 0)]
         assert cloud.saw_leave(0)
@@ -280,10 +290,14 @@ def test_two_whose_own_time_is_up_before_anybody_looks_count_as_one_failure() ->
 
 
 def test_a_hedge_that_fails_leaves_the_first_call_its_chance() -> None:
-    first = StallingCloud(lambda _: True, stall_s=0.4)
+    def stalls(_: int) -> bool:
+        """It is answered as soon as the other has failed."""
+        until(lambda: ("CloudCallFailed", 1) in it.cell.story())
+        return False
+
     broken = FakeDataplane(failure=Unavailable("draining"))
-    with clouds(first, broken, hedges=1) as it:
-        assert isinstance(it.ask(decision(hedge_after_s=0.05)).outcome, CloudReply)
+    with clouds(StallingCloud(stalls), broken, hedges=1) as it:
+        assert isinstance(it.ask(decision(within_s=LIMIT_S, hedge_after_s=0.05)).outcome, CloudReply)
         assert it.cell.story()[2:] == [("CloudCallFailed", 1), ("CloudAnswered", 0)]
 
 

@@ -45,8 +45,8 @@ def probes(it: UplinkSender) -> list[LinkProbed]:
     return [one for one in it.cell.outcomes if isinstance(one, LinkProbed)]
 
 
-def threads() -> int:
-    return sum(thread.name == "uplink-prober" for thread in threading.enumerate())
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "uplink-prober"}
 
 
 def test_after_a_call_the_link_is_probed_while_requests_are_seen_and_then_left_alone(it: UplinkSender) -> None:
@@ -64,7 +64,7 @@ def test_nothing_leaves_before_the_first_call_that_is_allowed(it: UplinkSender) 
     it.uplink.note_candidate(allowed)
     it.cell.deny()
     assert isinstance(it.send(decision()).outcome, CloudFailure)
-    assert threads() == before
+    assert threads() <= before
     assert it.proxy.accepted == 0  # type: ignore[attr-defined]  # set by the fixture
 
 
@@ -113,6 +113,7 @@ def test_a_probe_that_fails_says_nothing_and_is_not_repeated(it: UplinkSender) -
 
 
 def test_it_ends_at_once_though_a_probe_is_under_way(it: UplinkSender) -> None:
+    before = threads()
     it.ask(decision())
     until(lambda: bool(probes(it)))
     it.proxy.blackhole()  # type: ignore[attr-defined]  # set by the fixture
@@ -123,14 +124,14 @@ def test_it_ends_at_once_though_a_probe_is_under_way(it: UplinkSender) -> None:
     it.uplink.close()
     it.uplink.close()
     assert time.monotonic() - started_s < 1.0
-    assert threads() == 0
+    assert threads() <= before
     assert len(probes(it)) <= count + 1
 
 
 def test_an_uplink_that_is_never_used_has_no_thread() -> None:
     before = threads()
     uplink = Uplink(UplinkSettings("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES), lambda _: None, lambda: True)
-    assert threads() == before
+    assert threads() <= before
     uplink.close()
 
 
