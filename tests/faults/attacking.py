@@ -22,6 +22,7 @@ from upwell.shared.oip.grpc.client.client import OipClient
 
 LIMIT_S = 20.0
 """For what should end long before."""
+GIVEN_BACK_S = 120.0
 PACE_S = 0.05
 """Between two looks at what changes by itself, so that the looking takes no time from others."""
 
@@ -66,6 +67,16 @@ class Target:
             if now < 0.99 * least:
                 least, since_s = now, time.monotonic()
         return least
+
+    def gives_back(self, before_bytes: int) -> None:
+        """Wait until it has less than a tenth more memory than before, while nobody asks it for anything.
+
+        It looks for what it can give back every second, and less often, to once a minute, where that did not help.
+        """
+        until_s = time.monotonic() + GIVEN_BACK_S
+        while (now := self._now_bytes()) >= 1.1 * before_bytes:
+            assert time.monotonic() < until_s, (before_bytes, now)
+            time.sleep(PACE_S)
 
     def peak_bytes(self) -> int:
         """The most memory that it has had since `forget_peak`."""
