@@ -19,17 +19,16 @@ _SCORES_SPREAD = 2.0
 LIGHT_ZOO = (
     "bvlc_alexnet",
     "densenet121",
-    "inception_v1",
     "inception_v2",
     "resnet50",
     "shufflenet",
     "squeezenet",
 )
-"""Not VGG-19 and ZFNet-512: chains of operators that AlexNet, a chain too, has as well."""
+"""Not VGG-19 and ZFNet-512, chains of operators that AlexNet has, nor Inception v1, whose branches v2 has as well."""
 
 
 def light_zoo_model(name: str, seed: int = 0) -> onnx.ModelProto:
-    """One of `LIGHT_ZOO`: FP32 [1, 3, 224, 224] to 1,000 probabilities, of IR version 3 and opset 9 as in the package.
+    """One of the light graphs: FP32 [1, 3, 224, 224] to 1,000 probabilities, of IR version 3 and opset 9 as there.
 
     Its file makes all weights the same by ConstantOfShape. Here they are initializers, drawn so that what passes
     through neither grows nor vanishes.
