@@ -346,6 +346,18 @@ def test_a_model_that_answers_its_own_questions_is_said_to(
     assert (code, json.loads(out)["golden_from_itself"]) == (0, True)
 
 
+def test_what_quantizing_takes_and_writes_is_packed_or_warned_of(
+    upwell: Run, here: Path, digits: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with np.load(ASSETS / "heldout.npz") as data:
+        np.savez("gray.npz", image=data["images"][:32])  # without a dimension for the channel
+    shutil.copy(digits / "model.onnx", digits / "model.int8.onnx")
+    code, _, err = upwell("pack", digits, "--version", 1, "--golden", "gray.npz", "--in-place")
+    assert code == 0, err
+    assert read_golden(digits / "golden.npz").inputs["image"].shape == (32, 8, 8, 1)
+    assert "model.int8.onnx goes along, but devices load model.onnx" in caplog.text
+
+
 def test_labels_go_along_and_are_held_against_the_model_at_every_load(
     upwell: Run, here: Path, digits: Path, labelled: Path
 ) -> None:

@@ -6,17 +6,20 @@ import ast
 import json
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, metadata
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 from pydantic import BaseModel
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from tests.pipelines_run import MadeSource
 from tests.source_trees import trees
@@ -51,6 +54,7 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 from upwell.shared.signature.model_yaml import ModelDescription
+from upwell.tools.cli import build_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
@@ -144,15 +148,39 @@ def test_yaml_examples_say_which_file_they_are() -> None:
     assert nameless == []
 
 
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words after `upwell` of each command line of a page, in blocks and in the text."""
+    for _, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        for line in re.findall(r"^(?:\$ )?(?:[\w./]*/)?upwell ([a-z].*)", block.replace("\\\n", " "), re.MULTILINE):
+            yield shlex.split(line, comments=True)
+    for span in spans(page):
+        if re.match(r"upwell [a-z]", span):
+            yield span.split()[1:]
+
+
 @every_page
-def test_commands_exist(page: Path) -> None:
-    known = {entry.name.partition(".")[0] for entry in entry_points(group="upwell.commands")}
-    text = page.read_text(encoding="utf-8")
-    used = re.findall(
-        r"(?:^\$ |^|`)upwell ([a-z]+)", "\n".join(block for _, block in FENCE.findall(text)), re.MULTILINE
+def test_commands_exist_with_their_options(page: Path) -> None:
+    unknown = []
+    for words in commands(page):
+        command, rest = get_command(build_app(words)), words
+        while isinstance(command, TyperGroup) and rest and rest[0] in command.commands:
+            command, rest = command.commands[rest[0]], rest[1:]
+        is_missing = isinstance(command, TyperGroup) and bool(rest)
+        options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+        wrong = [word for word in rest if word[:1] == "-" != word and word.partition("=")[0] not in options]
+        unknown += [" ".join(words)] if is_missing or wrong else []
+    assert unknown == []
+
+
+@pytest.mark.parametrize("folder", ["docs", "examples", "edge", "cloud", "shared", ".ci"])
+def test_extras_exist(folder: str) -> None:
+    extras = set(metadata("upwell").get_all("Provides-Extra") or ())
+    texts = "".join(
+        path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in (".md", ".py", ".yaml", ".service") or path.name == "Dockerfile"
     )
-    used += [span.split()[1] for span in spans(page) if re.match(r"upwell [a-z]", span)]
-    assert set(used) <= known
+    assert set(re.findall(r"extra `([\w-]+)`", texts)) <= extras
 
 
 # --- The reference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ from upwell.shared.files import write_named
 from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.tensors import Array
 from upwell.tools.bundle.runnable_variants import (
+    MODEL_NAMES,
     Models,
     VariantCheck,
     are_own_answers,
@@ -38,6 +40,8 @@ from upwell.tools.bundle.runnable_variants import (
     opened_models,
     record,
 )
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ def _checked(
 ) -> tuple[Sequence[VariantCheck], str, bool, Sequence[str]]:
     made = []
     check_confined(stage, sizes_in(stage))
+    _warn_of_unused(stage)
     with opened_models(stage, wanted.package, step) as models:
         if wanted.policy is not None:
             digests = {model_digest(stage / one.file) for one in models.variants}
@@ -144,6 +149,14 @@ def _checked(
             golden = _recorded(models, wanted, step)
             made.append(models.golden.relative_to(stage).as_posix())
         return check_all(models, step), golden, wanted.labels is None and are_own_answers(models), made
+
+
+def _warn_of_unused(stage: Path) -> None:
+    """`upwell model quantize` writes beside the float model, under a name that no device loads."""
+    for path in sorted(stage.iterdir()):
+        if path.suffix in (".onnx", ".tflite") and path.name not in MODEL_NAMES:
+            meant = f"model{path.suffix}"
+            _log.warning("%s goes along, but devices load %s: rename the file that they are to run", path.name, meant)
 
 
 def _recorded(models: Models, wanted: PackRequest, step: Callable[[str], None]) -> str:

@@ -193,7 +193,8 @@ def record(
     Raises `ConfigError`, also if the reference's answers do not have the model's form.
     """
     own, first = models.variants[0], (reference or models).variants[0]
-    inputs = random_requests(own.processor.signature) if requests is None else requests
+    signature = own.processor.signature
+    inputs = random_requests(signature) if requests is None else _with_channels(requests, signature)
     try:
         answers = answer_function(first.processor, first.runtime)(inputs)
         wanted = {one.name for one in own.processor.signature.outputs}
@@ -209,6 +210,15 @@ def record(
     models.golden.parent.mkdir(parents=True, exist_ok=True)
     models.golden.unlink(missing_ok=True)  # may be a hard link to the user's file
     models.golden.write_bytes(data)
+
+
+def _with_channels(requests: Mapping[str, Array], signature: Signature) -> Mapping[str, Array]:
+    """The requests with gray pictures [rows, height, width] as [rows, height, width, 1], as quantizing takes them."""
+    pictures = {one.name for one in signature.inputs if one.kind == "image"}
+    return {
+        name: array[..., None] if name in pictures and array.ndim == 3 and array.dtype == np.uint8 else array
+        for name, array in requests.items()
+    }
 
 
 def are_own_answers(models: Models) -> bool:
