@@ -2,13 +2,16 @@
 
 import difflib
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, RootModel, field_validator, model_validator
+from pydantic_core import CoreSchema
 
-from upwell.shared.config.yaml import MAX_FILE_BYTES, RelativePath, load_yaml, parse_yaml, resolve
+from upwell.shared.config.yaml import MAX_FILE_BYTES, FilePart, RelativePath, load_yaml, parse_yaml, resolve
 from upwell.shared.config.yaml_problems import MAX_ERRORS
 from upwell.shared.config.yaml_tree import MAX_DEPTH, MAX_NODES, read_tree
 from upwell.shared.errors import ConfigError, without_secrets
@@ -303,6 +306,26 @@ def test_only_some_of_very_many_errors_are_put_into_words(monkeypatch: pytest.Mo
     assert str(caught.value).splitlines()[-1] == "and 4900 more"
 
 
+class SlowToBuild:
+    builds: ClassVar[list[object]] = []
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        self.builds.append(source)
+        time.sleep(0.05)  # so that all threads come meanwhile
+        return handler(source)
+
+
+class Slow(FilePart):
+    number: Annotated[int, SlowToBuild()] = 1
+
+
+def test_threads_that_use_a_section_first_at_the_same_time_wait_for_its_validator() -> None:
+    """pydantic before 2.14 builds it in each of them, and meanwhile refuses valid keys or gives half an object."""
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(Slow.model_validate, [{}] * 8)] == [Slow()] * 8
+    assert SlowToBuild.builds == [int]
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -315,6 +338,9 @@ def test_only_some_of_very_many_errors_are_put_into_words(monkeypatch: pytest.Mo
         ("https:/user:a://b@h", "…@h"),
         ("https:/collector?api_key=pw", "https:/collector?…"),
         ("h/x?token=a b", "h/x?…"),
+        ("https://h/x?mail=a@b.example&token=pw", "https://…"),
+        ("u:p?w@h:1", "…"),
+        ("h/x?mail=a@sha256:b&token=pw", "h/x?…"),
         ("https://h/a b?token=pw", "https://h/a b?…"),
         ("x > 1 ? a", "x > 1 ? a"),
         ("why?", "why?"),

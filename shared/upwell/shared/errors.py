@@ -155,9 +155,11 @@ def without_secrets(text: str) -> str:
     address, digest, rest = text.partition("@sha256:")
     hidden, at, place = address.rpartition("@")
     scheme = _SCHEME.match(hidden)
-    shown = f"{scheme[0] if scheme else ''}…@{place}" if at else place
-    query = _QUERY.fullmatch(shown)
-    return f"{query[1]}…{digest}{rest}" if query else f"{shown}{digest}{rest}"
+    if "?" in hidden:  # the last @ may lie in the query, and a token behind it
+        return f"{scheme[0] if scheme else ''}…"
+    shown = f"{f'{scheme[0]}…@' if scheme else '…@'}{place}" if at else place
+    query = _QUERY.fullmatch(f"{shown}{digest}{rest}")
+    return f"{query[1]}…" if query else f"{shown}{digest}{rest}"
 
 
 @dataclass(frozen=True)
