@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from upwell.edge.admission.request_admission import LONGEST_KEY, Admission
 from upwell.shared.errors import Refused
-from upwell.shared.routing.estimators.latency import RunTimes
+from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
 from upwell.shared.routing.policy.settings import Settings, SourceLimits
 from upwell.shared.routing.scheduling.run_request import MOST_SPREAD, RunRequest, timed
 
@@ -154,7 +154,7 @@ def test_one_hiccup_does_not_halve_the_device_and_silence_is_forgotten() -> None
     assert math.isnan(timed(RunRequest(), times, 1, 0.5, 60.0).run_s)
 
 
-@pytest.mark.parametrize("times", [None, RunTimes()])
-def test_what_never_ran_claims_no_time(times: RunTimes | None) -> None:
+@pytest.mark.parametrize("times", [None, RunTimes(), RunTimes().add(1, 5.0, -FRESH_S - 0.01)])
+def test_what_never_ran_and_an_only_run_of_some_time_ago_claim_no_time(times: RunTimes | None) -> None:
     run_request = timed(RunRequest(), times, 1, 0.0, 0.0)
     assert (math.isnan(run_request.run_s), run_request.spread_s) == (True, 0.0)

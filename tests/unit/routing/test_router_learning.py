@@ -24,6 +24,7 @@ from upwell.shared.routing.decide.router_state import (
     Signals,
 )
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
+from upwell.shared.routing.estimators.latency import FRESH_S
 from upwell.shared.routing.reasons import CALLERS_FAULTS, CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
 
 UP = "defaults: {deadline: 1s}\nrules: [{name: up, match: {}, route: cloud}]"
@@ -289,6 +290,14 @@ def test_after_one_stalled_run_a_fast_device_refuses_nobody(idle_s: float) -> No
     state = stalled(by, learnt(by, [EdgeRan(MODEL, 1, 0.005)] * 64), NOW_S + idle_s)
     world = World(by, state, NOW_S + idle_s + STALLED_S)
     assert not any(decision.refusal for decision in world.run(5.0, requests(has_cloud=False), 0.005, answered()))
+
+
+def test_an_only_run_that_stalled_is_believed_no_longer_than_while_it_is_fresh() -> None:
+    by = router("defaults: {deadline: 1s}")
+    once = stalled(by, RouterState(), NOW_S)
+    for waited_s, is_refused in ((FRESH_S - 0.01, True), (FRESH_S + 0.01, False)):
+        at_s = NOW_S + STALLED_S + waited_s
+        assert bool(by.decide(once, signals(at_s=at_s, has_cloud=False), at_s).refusal) is is_refused
 
 
 def test_a_device_that_is_slow_after_a_pause_refuses_after_its_second_run() -> None:

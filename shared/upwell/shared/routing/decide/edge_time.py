@@ -38,7 +38,7 @@ class EdgeTime:
         run = NO_EDGE_TIME
         if window is not None:
             queue_s = signals.edge_ahead * (window.lately_s + prepare_s)
-            run = cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, now_s - window.last_at_s)
+            run = cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, window.silence_s(now_s))
         return run.behind(prepare_s)
 
     def behind(self, prepare_s: float) -> EdgeTime:
@@ -53,7 +53,7 @@ class EdgeTime:
         """Whether the device is predicted to answer by `deadline_s`.
 
         An old measurement may be one bad moment, kept for ever because nothing ran since. Then the fastest run counts,
-        and after `LONG_SILENCE_S` only the preparation does: the device is tried.
+        and after `LONG_SILENCE_S`, or if there was one run alone, only the preparation does: the device is tried.
         """
         needed_s = self.usual_s if self.silence_s <= FRESH_S else self.fastest_s
         if self.silence_s > LONG_SILENCE_S:

@@ -65,6 +65,11 @@ class LatencyWindow:
         """The median of the whole window; NaN if it is empty."""
         return sorted(self.samples_s)[(len(self.samples_s) - 1) // 2] if self.samples_s else math.nan
 
+    def silence_s(self, now_s: float) -> float:
+        """The time since the last run. Infinite after an only one that is not fresh: it may have been a bad moment."""
+        passed_s = now_s - self.last_at_s
+        return passed_s if len(self.samples_s) > 1 or passed_s <= FRESH_S else math.inf
+
     def scaled(self, factor: float) -> LatencyWindow:
         """The same with every quantile multiplied by `factor`."""
         return replace(

@@ -61,7 +61,7 @@ def timed(run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s:
     The prediction is the router's: an old measurement counts with its fastest run, and after a long silence not at all.
     """
     window = None if times is None else times.windows.get(rows) or times.expect(rows)
-    if window is None or now_s - window.last_at_s > LONG_SILENCE_S:
+    if window is None or window.silence_s(now_s) > LONG_SILENCE_S:
         return RunRequest(math.nan, 0.0, run_request.priority, run_request.stream, arrived_s, run_request.is_owed)
     run_s = window.lately_s if now_s - window.last_at_s <= FRESH_S else window.fastest_s
     spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
