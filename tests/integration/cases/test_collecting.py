@@ -21,6 +21,7 @@ from upwell.edge.case_collection.case_database import FILE_NAME, CaseStore
 from upwell.edge.case_collection.case_file_encryption import pack
 from upwell.edge.case_collection.collected_case import CollectedCase
 from upwell.edge.observe.flight_recorder import FRAMES_NAME
+from upwell.edge.observe.request_trace import MOST_TAGS
 from upwell.edge.spool.open_database import open_database, opened
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, _open
@@ -192,7 +193,8 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
     who, other = "person-eleven" * 10, "person-twelve" * 10
     with spooling_agent(tmp_path, {**SPOOLED, "collect": {"random": 1.0}}, cloud, STATE) as it:
         it.proxy.refuse()
-        answer = it.ask(1, person=who)
+        # More tags than the flight recorder keeps of a request.
+        answer = it.ask(1, **dict.fromkeys(map("t{}".format, range(MOST_TAGS)), "yes"), person=who)
         it.ask(2, person=other)
         kept(it, 2)
     state = tmp_path / "state"

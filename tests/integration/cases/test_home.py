@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +132,12 @@ def test_a_folder_without_room_is_said_before_a_budget_is_charged(tmp_path: Path
     with pytest.raises(CaseAway, match=r"\d+ bytes are free, \d+ are needed"):
         to.ready("0" * 32, 1 << 60)
     to.ready("0" * 32, 4)(b"case")
+    assert home(tmp_path)[0].read_bytes() == b"case"
+
+
+def test_a_share_that_tells_no_sizes_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, used=0, free=0))
+    FolderHome(tmp_path, "dock").ready("0" * 32, 4)(b"case")
     assert home(tmp_path)[0].read_bytes() == b"case"
 
 

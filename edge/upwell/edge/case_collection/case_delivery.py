@@ -75,11 +75,11 @@ class FolderHome:
         """Create it if its parent exists, and look whether it has room: a full stick must not spend a budget."""
         try:
             self._target.mkdir(exist_ok=True)
-            free_bytes = shutil.disk_usage(self._target).free
+            disk = shutil.disk_usage(self._target)
         except OSError as error:
             raise CaseAway(error.strerror or type(error).__name__) from None
-        if free_bytes < size_bytes:
-            raise CaseAway(f"{free_bytes} bytes are free, {size_bytes} are needed")
+        if disk.free < size_bytes and disk.total:  # some network shares tell no sizes
+            raise CaseAway(f"{disk.free} bytes are free, {size_bytes} are needed")
         if not os.access(self._target, os.W_OK):
             raise CaseAway("it cannot be written")
         return partial(self._put, id)

@@ -21,7 +21,7 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.observe.flight_recorder import FOLDER_NAME as FLIGHTS_NAME
 from upwell.edge.observe.flight_recorder import FRAMES_NAME
 from upwell.edge.observe.outcome_recorder import LOG_NAME
-from upwell.edge.observe.request_trace import LONGEST_TAG
+from upwell.edge.observe.request_trace import LONGEST_TAG, MOST_TAGS
 from upwell.edge.spool.open_database import DAMAGED_SUFFIX, connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.shared.config.yaml import load_yaml
@@ -267,7 +267,7 @@ def forget(
     for table in ("retries", "poisoned"):  # those set aside do not record their case
         found["events"] += len(_erase_tagged(folder / OUTBOX_NAME, table, "number", is_event))
     found["amendments"] = _erase_amendments(folder / AMENDMENTS_NAME, spooled, is_all)
-    found |= _erase_records(folder, is_meant, is_all)
+    found |= _erase_records(folder, is_meant, tags, is_all)
     found["results"] = 0 if results is None else erase_lines(results, is_meant, _forgotten)
     logs = (folder / LOG_NAME, folder / f"{LOG_NAME}.1")
     found["log lines"] = sum(erase_lines(log, is_meant, lambda _: None) for log in logs)
@@ -310,12 +310,22 @@ def _erase_amendments(path: Path, spooled: Sequence[str | int], is_all: bool) ->
         raise ConfigError.at(path, f"it cannot be used: {error}") from None
 
 
-def _erase_records(folder: Path, is_meant: IsMeant, is_all: bool) -> dict[str, int]:
-    """Erase requests from the flight recorder, and the frames of pipelines that they were about, with amendments."""
+def _erase_records(folder: Path, is_meant: IsMeant, tags: Mapping[str, str], is_all: bool) -> dict[str, int]:
+    """Erase requests from the flight recorder, and the frames of pipelines that they were about, with amendments.
+
+    A request of which it has not kept all tags is erased if those kept do not rule it out.
+    """
     gone: set[object] = set()
 
+    def may_be_meant(document: Mapping[str, Any]) -> bool:
+        known = document.get("tags") or {}
+        is_cut = len(known) >= MOST_TAGS or any(len(name) >= LONGEST_TAG for name in known)
+        return is_cut and all(
+            known.get(name[:LONGEST_TAG], value) in (value, value[:LONGEST_TAG]) for name, value in tags.items()
+        )
+
     def is_request(document: Mapping[str, Any]) -> bool:
-        if is_meant(document):
+        if is_meant(document) or may_be_meant(document):
             gone.add(document.get("id"))
             return True
         return False
