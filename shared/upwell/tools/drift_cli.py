@@ -16,7 +16,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from upwell.edge.bundle.bundle import MANIFEST_NAME, REFERENCE_NAME, Trust
+from upwell.edge.bundle.bundle import DESCRIPTION_NAME, MANIFEST_NAME, REFERENCE_NAME, Trust
 from upwell.edge.config import AgentConfig
 from upwell.edge.drift import FILE_NAME, MAX_BYTES, measured
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
@@ -27,13 +27,16 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.files import read_json, write_named
 from upwell.shared.oip.dataplane import ModelMetadata
+from upwell.shared.routing.box_hardness import shown_chances
 from upwell.shared.routing.calibration.logged_hardness import measured as logged_hardness
 from upwell.shared.routing.drift.drift_reference import DriftReference, RowMeasures, reference_of
 from upwell.shared.routing.drift.model_drift import ModelDrift
 from upwell.shared.routing.drift.quantity_test import FALSE_ALARMS
 from upwell.shared.routing.hardness import UNMOVED, Measure
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.signature.answer_agreement import label_of
+from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.tensors import Array
 from upwell.shared.units import parse_seconds
 from upwell.tools.cases.case_source import state_dir_of
@@ -99,10 +102,12 @@ def _of_log(path: Path, bundle: Path, model: str) -> Mapping[str, Any]:
     with loaded("model", ModelSection(edge=EdgeSide(bundle=bundle)), Trust((), False)) as served:
         assert served.edge is not None  # noqa: S101  it has that side alone
         reference, labels = served.edge.source.reference, next(iter(served.edge.signature.labels.values()), ())
+        opened = served.edge.source.bundle
+        min_score = 0.0 if opened is None else _min_score(opened.folder / DESCRIPTION_NAME)
     if reference is None:
         raise ConfigError.at(bundle, "it has no reference.json; create one with `upwell model reference`", "--bundle")
     counted = ModelDrift(reference)
-    values = logged_hardness(lines, reference.measure, UNMOVED).tolist()
+    values = logged_hardness([_as_shown(line, min_score) for line in lines], reference.measure, UNMOVED).tolist()
     for line, hardness in zip(lines, values, strict=True):
         vector = None if line.logits is None else np.array(line.logits)
         label = "" if vector is None else label_of(int(vector.argmax()), labels)
@@ -110,17 +115,38 @@ def _of_log(path: Path, bundle: Path, model: str) -> Mapping[str, Any]:
     return {name: counted.report().document() for name in models}
 
 
+def _min_score(description: Path) -> float:
+    """The score from which a detector's boxes are shown; 0 if its file tells none."""
+    steps = load_description(description).post if description.exists() else ()
+    return next((step.boxes.min_score for step in steps if step.boxes is not None), 0.0)
+
+
+def _as_shown(line: LogLine, min_score: float) -> LogLine:
+    """The line with what its answer shows alone, as references and agents measure it; the log has all candidates."""
+    if line.chances is None:
+        return line
+    shown = shown_chances(np.array(line.chances), HardSettings().box_score, min_score)
+    return line.model_copy(update={"chances": tuple(shown.tolist()), "supports": None})
+
+
 def _show(name: str, document: Mapping[str, Any]) -> None:
     table = Table("quantity", "rows", "", "change", "distance", "since", box=None, pad_edge=False)
     for quantity, one in document["quantities"].items():
         since = ""
         if one["moved"]:
-            at = datetime.fromtimestamp(one["since_unix_s"]).astimezone().isoformat(timespec="seconds")
-            since = f"{at} (row {one['since']}, seen by {one['seen']})"
+            since = f"{_time(one['since_unix_s'])} (row {one['since']}, seen by {one['seen']})"
         moved = "moved" if one["moved"] else ""
         table.add_row(*map(plain, (quantity, one["rows"], moved, one["text"], f"{one['distance']:.2f}", since)))
     typer.echo(printable(f"{name}: {document['text'] or 'as in the reference'}"))
     table_console().print(table)
+
+
+def _time(unix_s: float) -> str:
+    """That time here; for a log whose zero is another one as it stands."""
+    try:
+        return datetime.fromtimestamp(unix_s).astimezone().isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{unix_s:g} s"
 
 
 MOST_ROWS = 50_000

@@ -75,7 +75,7 @@ def test_health_and_metrics_come_from_one_port() -> None:
         with urllib.request.urlopen(metrics.replace("/metrics", "/health"), timeout=5) as reply:  # noqa: S310  loopback
             assert reply.headers["Content-Type"].startswith("application/json")
             found = json.load(reply)
-        with urllib.request.urlopen(metrics, timeout=5) as reply:  # noqa: S310  loopback
+        with urllib.request.urlopen(f"{metrics}/", timeout=5) as reply:  # noqa: S310  loopback
             text = reply.read().decode()
         with pytest.raises(urllib.error.HTTPError, match="404") as refused:  # a misspelt probe finds nothing well
             urllib.request.urlopen(metrics.replace("/metrics", "/healthz"), timeout=5)  # noqa: S310  loopback

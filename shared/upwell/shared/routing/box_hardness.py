@@ -132,10 +132,26 @@ def candidate_hardness(
 
 def object_chances(groups: CandidateGroups, box_score: float) -> ObjectChances:
     """The chance pⱼ of an object in each group and its support mⱼ."""
-    threshold = min(max(box_score, groups.min_score, 1e-6), 1 - 1e-6)
+    threshold = _threshold(box_score, groups.min_score)
     scores = np.clip(groups.scores, 0.0, 1.0)
     below, above = scores / threshold / 2, 1 - (1 - scores) / (1 - threshold) / 2
     return ObjectChances(np.where(scores < threshold, below, above), groups.supports)
+
+
+def shown_chances(chances: Array, box_score: float, min_score: float) -> Array:
+    """Of the chances of all groups those of the boxes shown, by `box_score` alone: all that an answer tells of them."""
+    threshold = _threshold(box_score, min_score)
+    scores = np.where(chances < 0.5, 2 * threshold * chances, 1 - 2 * (1 - chances) * (1 - threshold))
+    shown = scores[scores > min_score - _ROUNDED]
+    return object_chances(CandidateGroups(shown, shown, np.ones(len(shown)), 0.0), box_score).chances
+
+
+_ROUNDED = 1e-3
+"""By how much a score from a chance in a log may be too low, since that is rounded."""
+
+
+def _threshold(box_score: float, min_score: float) -> float:
+    return min(max(box_score, min_score, 1e-6), 1 - 1e-6)
 
 
 def right_chances(objects: ObjectChances, fit: LogitFit) -> Array:

@@ -95,7 +95,7 @@ def serve_pages(
         # WSGI holds the bytes of the path as Latin-1.
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
         page = others.get(path) or others.get(f"/{path[1:].partition('/')[0]}/")
-        if page is None and path in ("", "/", "/metrics"):
+        if page is None and path.rstrip("/") in ("", "/metrics"):
             answer: Iterable[bytes] = metrics(environ, start_response)
             return answer
         if page is None:  # a probe of a misspelt path must not find everything well
