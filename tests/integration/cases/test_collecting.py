@@ -192,10 +192,10 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
     tmp_path: Path, cloud: ScriptedCloud
 ) -> None:
     who, other = "person-eleven" * 10, "person-twelve" * 10
+    more: dict[str, Any] = {f"t{number}": "yes" for number in range(MOST_TAGS)}  # than the flight recorder keeps
     with spooling_agent(tmp_path, {**SPOOLED, "collect": {"random": 1.0}}, cloud, STATE) as it:
         it.proxy.refuse()
-        # More tags than the flight recorder keeps of a request.
-        answer = it.ask(1, **dict.fromkeys(map("t{}".format, range(MOST_TAGS)), "yes"), person=who)
+        answer = it.ask(1, **more, person=who)
         it.ask(2, person=other)
         kept(it, 2)
     state = tmp_path / "state"
