@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -136,6 +138,27 @@ def test_statistics_are_those_of_all_workers_and_never_fall(service: Service) ->
     assert counted() == 2
 
 
+def test_many_callers_may_ask_for_the_statistics_of_many_models_at_once(tmp_path: Path, models: Path) -> None:
+    for number in range(60):
+        shutil.copytree(models / "other", models / f"other-{number}")
+    with serving("-c", config(tmp_path, models)) as service:
+        workers = children(service.process.pid)
+        with triton.InferenceServerClient(service.address) as client, ThreadPoolExecutor(200) as pool:
+            asked = [pool.submit(counts_of_all, client) for _ in range(200)]
+            assert {one.result(LIMIT_S) for one in asked} <= {62, "StatusCode.UNAVAILABLE"}
+            with pytest.raises(InferenceServerException, match="its name has 1000000 characters"):
+                client.load_model("x" * 1_000_000)  # it would go to all workers
+        assert children(service.process.pid) == workers
+        assert not any("died" in line for line in service.lines)
+
+
+def counts_of_all(client: triton.InferenceServerClient) -> int | str:
+    try:
+        return len(client.get_inference_statistics().model_stats)
+    except InferenceServerException as error:
+        return str(error.status())
+
+
 def test_a_worker_that_is_killed_is_restarted_while_the_others_answer(service: Service) -> None:
     clients = one_client_each(service)
     (killed, its), (other, others) = clients.items()
@@ -150,6 +173,25 @@ def test_a_worker_that_is_killed_is_restarted_while_the_others_answer(service: S
     for client in one_client_each(service).values():
         client.infer(ONE, LIMIT_S)
         client.close()
+    others.close()
+    service.terminate()
+    assert service.exit_code() == 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_be_started_for_lack_of_files_is_started_later_and_the_others_answer(
+    service: Service,
+) -> None:
+    clients = one_client_each(service)
+    (killed, its), (_, others) = clients.items()
+    its.close()
+    limits = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: any("worker" in line and "cannot be started: Too many open files" in line for line in service.lines))
+    others.infer(ONE, LIMIT_S)
+    resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, limits)
+    until(lambda: sum("serves" in line for line in service.lines) == 3)
     others.close()
     service.terminate()
     assert service.exit_code() == 0

@@ -56,7 +56,7 @@ def test_requests_are_counted_and_logged_by_who_asked(tmp_path: Path) -> None:
         with client_of(service.address(), ClientSecurity(token_file=tmp_path / "token")) as client:
             for _ in range(2):
                 client.infer(ASK, LIMIT_S)
-            for request in (InferRequest("broken", ASK.inputs), InferRequest("made up", ASK.inputs)):
+            for request in (InferRequest("broken", ASK.inputs), InferRequest("made up" * 1000, ASK.inputs)):
                 with pytest.raises(RemoteError):
                     client.infer(request, LIMIT_S)
         found = scraped(page)
@@ -66,6 +66,7 @@ def test_requests_are_counted_and_logged_by_who_asked(tmp_path: Path) -> None:
     assert found[f"upwell_cloud_build_info{{version={version('upwell')}}}"] == 1
     lines = [json.loads(line) for line in service.lines]
     assert TOKEN not in "".join(service.lines)
+    assert max(map(len, service.lines)) < 2000
     assert all({"ts", "level", "logger", "message"} <= set(line) for line in lines)
     access = [line for line in lines if line["logger"] == "upwell.access"]
     assert [line["status"] for line in access] == ["OK", "OK", "UNAVAILABLE", "NOT_FOUND"]

@@ -33,7 +33,7 @@ from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.auth.request_quotas import size_bytes
 from upwell.shared.oip.dataplane import Call, Dataplane, DataplaneLayer, InferRequest, InferResponse
 from upwell.shared.oip.error_statuses import Status, status_of
-from upwell.shared.telemetry.log_context import note_trace
+from upwell.shared.telemetry.log_context import LONGEST_NAME, note_trace
 from upwell.shared.telemetry.logs import FIELDS
 from upwell.shared.telemetry.metrics_page_server import serve_pages
 from upwell.shared.telemetry.open_collectors import open_tracer
@@ -147,11 +147,11 @@ def states_of(versions_by_model: Mapping[str, ModelVersions]) -> Iterable[ModelC
 
 
 def _log_access(request: InferRequest, call: Call, ended: RequestEnd) -> None:
-    took_ms = round(1e3 * ended.took_s, 3)
+    took_ms, model = round(1e3 * ended.took_s, 3), request.model[:LONGEST_NAME]
     fields = {
         "request_id": request.id,
         "client": call.client,
-        "model": request.model,
+        "model": model,
         "version": ended.version,
         "status": ended.status,
         "took_ms": took_ms,
@@ -160,7 +160,7 @@ def _log_access(request: InferRequest, call: Call, ended: RequestEnd) -> None:
         "out_bytes": ended.out_bytes,
     }
     _access.info(
-        "%s %r version %r %s %.3f ms, id %r", call.client, request.model, ended.version, ended.status, took_ms,
+        "%s %r version %r %s %.3f ms, id %r", call.client, model, ended.version, ended.status, took_ms,
         request.id, extra={FIELDS: fields},
     )  # fmt: skip
 

@@ -40,16 +40,18 @@ from upwell.cloud.workers.worker_messages import (
     Message,
     Serving,
     Statistics,
+    encode,
 )
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.grpc.server.server import check_free
 from upwell.shared.platform.process import StopSignals, Systemd, stop_signals
 
-_SEND_S = 10.0
-"""A worker that accepts no message for so long is stuck, and is treated as dead."""
+_MOST_UNSENT_BYTES = 64 << 20
+"""A worker that leaves so much unread is stuck, and is treated as dead."""
 
 _ENDING_S = 5.0
+_START_AGAIN_S = 5.0
 
 _DRAIN_MARGIN_S = 10.0
 """Added to the drain time, for what closes after it."""
@@ -101,12 +103,17 @@ class Silence:
     LOADING_LIMIT: ClassVar[int] = 3600
 
     checks: int = 0
-    is_loading: bool = False
+    loads: int = 0
+    """Loads under way. One may wait for another, and goes on when that has ended."""
+
+    def on_load(self, *, begins: bool) -> None:
+        """Note that a load begins or has ended."""
+        self.loads += 1 if begins else -1
 
     def check(self) -> bool:
         """Count one more check; returns whether the worker was found to hang by this one."""
         self.checks += 1
-        return self.checks == (self.LOADING_LIMIT if self.is_loading else self.LIMIT)
+        return self.checks == (self.LOADING_LIMIT if self.loads else self.LIMIT)
 
 
 class Phase(Enum):
@@ -128,8 +135,9 @@ class WorkerHandle:
         self.failure = ""
         """What it said of why it cannot serve, or why it was killed."""
         ours, theirs = socket.socketpair()
-        ours.settimeout(_SEND_S)
+        ours.setblocking(False)
         self.channel = Channel(ours)
+        self._unsent = bytearray()
         # The same interpreter and the same modules: a plain `-c` would put the current folder first on the path.
         program = f"import sys; sys.path[:] = {sys.path!r}; from upwell.cloud.workers.worker_child import main; main()"
         # The supervisor tells a worker over the socket when to end. Signals of a terminal or a service manager reach
@@ -153,12 +161,30 @@ class WorkerHandle:
         """The process ID."""
         return self._process.pid
 
+    @property
+    def events(self) -> int:
+        """What to wait for at its socket."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+
     def tell(self, messages: Sequence[Message]) -> None:
-        """Send messages. A worker that is gone or stuck is killed, and its socket then closes."""
+        """Send messages, what the socket does not take now with later calls of `send`.
+
+        Waiting for the worker here could be for ever: it may be sending itself, and wait until that is read.
+        """
+        for message in messages:
+            self._unsent += encode(message)
+        self.send()
+
+    def send(self) -> None:
+        """Send what the socket takes. A worker that is gone or stuck is killed, and its socket then closes."""
         try:
-            for message in messages:
-                self.channel.send(message)
+            while self._unsent:
+                del self._unsent[: self.channel.socket.send(self._unsent)]
+        except BlockingIOError:
+            if len(self._unsent) > _MOST_UNSENT_BYTES:
+                self.kill()
         except OSError:
+            self._unsent.clear()
             self.kill()
 
     def kill(self) -> None:
@@ -248,11 +274,15 @@ class _Supervisor:
         """Wait for the next event and handle it."""
         now_s = time.monotonic()
         until_s = min([*self._start_at_s.values(), self._drain_until_s or math.inf, self._ping_at_s, self._check_at_s])
-        events = self._selector.select(max(0.0, until_s - now_s))
-        for key, _ in events:
+        for one in self._worker_handles.values():
+            self._selector.modify(one.channel.socket, one.events, one)
+        for key, event in self._selector.select(max(0.0, until_s - now_s)):
             if key.data is None:
                 self._on_signal(self._stop.receive(0.0))
-            else:
+                continue
+            if event & selectors.EVENT_WRITE:
+                key.data.send()
+            if event & selectors.EVENT_READ:
                 self._on_worker(key.data)
         self._on_time(time.monotonic())
 
@@ -286,7 +316,7 @@ class _Supervisor:
             case Alive():
                 pass
             case LoadsNow(is_loading):
-                worker_handle.silence.is_loading = is_loading
+                worker_handle.silence.on_load(begins=is_loading)
             case Ask():
                 self._changes.ask(worker_handle.number, message, time.monotonic())
             case Done():
@@ -380,7 +410,15 @@ class _Supervisor:
                 one.kill()
 
     def _start(self, number: int) -> None:
-        worker_handle = self._worker_handles[number] = WorkerHandle(number)
+        try:
+            worker_handle = self._worker_handles[number] = WorkerHandle(number)
+        except OSError as error:  # no memory, processes or files are left; the others go on
+            text = f"worker {number} cannot be started: {error.strerror}"
+            if not self._announced:
+                raise WorkersFailed(text) from None
+            log.error("%s; this is tried again in %.0f s", text, _START_AGAIN_S)
+            self._start_at_s[number] = time.monotonic() + _START_AGAIN_S
+            return
         self._selector.register(worker_handle.channel.socket, selectors.EVENT_READ, worker_handle)
         worker_handle.tell(self._changes.start(number, self._config))
 

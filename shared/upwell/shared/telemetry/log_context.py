@@ -6,6 +6,9 @@ from contextvars import ContextVar
 
 from upwell.shared.telemetry.tracing import Place
 
+LONGEST_NAME = 200
+"""Characters of a model's name in the log: callers may name any model."""
+
 # A call is handled in one thread, and by gRPC in its own context. Only texts are kept, so nothing is kept alive.
 _request: ContextVar[tuple[str, str, str, str]] = ContextVar("request", default=("", "", "", ""))
 _trace_id: ContextVar[str] = ContextVar("trace_id", default="")
@@ -33,5 +36,5 @@ def request_fields() -> dict[str, str]:
     name, client, model, traceparent = _request.get()
     place = Place.parse(traceparent) if traceparent else None
     trace_id = _trace_id.get() or (place.trace_id if place else "")
-    fields = {"request_id": name, "client": client, "model": model, "trace_id": trace_id}
+    fields = {"request_id": name, "client": client, "model": model[:LONGEST_NAME], "trace_id": trace_id}
     return {key: value for key, value in fields.items() if value}

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+import selectors
+import signal
 
-from upwell.cloud.workers.supervisor import Restarts, Silence
+from tests.integration.cloud.processes import is_running
+from upwell.cloud.workers.supervisor import Restarts, Silence, WorkerHandle
+from upwell.cloud.workers.worker_messages import Statistics
+from upwell.shared.oip.model_statistics import ModelStatistics
 
 
 def test_each_death_in_a_row_is_followed_by_twice_the_wait_and_the_last_by_none() -> None:
@@ -30,8 +36,29 @@ def test_one_that_says_something_in_time_or_loads_a_model_for_minutes_does_not_h
         assert not silence.check()
         if count % (Silence.LIMIT - 1) == 0:
             silence.checks = 0
-    silence.is_loading = True
+    silence.on_load(begins=True)
     silence.checks = 0
     assert [silence.check() for _ in range(Silence.LOADING_LIMIT)].index(True) == Silence.LOADING_LIMIT - 1
-    silence.is_loading, silence.checks = False, 0
+    silence.on_load(begins=False)
+    silence.checks = 0
     assert [silence.check() for _ in range(Silence.LIMIT)][-1]
+
+
+def test_a_load_that_waited_for_another_has_its_time_when_that_has_ended() -> None:
+    silence = Silence()
+    for begins in (True, True, False):
+        silence.on_load(begins=begins)
+    assert not any(silence.check() for _ in range(2 * Silence.LIMIT))
+
+
+def test_a_worker_that_reads_nothing_keeps_no_one_and_is_not_taken_to_be_dead() -> None:
+    worker = WorkerHandle(1)
+    try:
+        os.kill(worker.pid, signal.SIGSTOP)
+        for number in range(100):
+            worker.tell([Statistics(number, tuple(ModelStatistics(f"model-{one}", "1") for one in range(50)))])
+        assert worker.events & selectors.EVENT_WRITE
+        assert is_running(worker.pid)
+    finally:
+        worker.kill()
+        assert worker.end() == "killed by SIGKILL"

@@ -28,6 +28,7 @@ from upwell.shared.oip.introspection import (
 )
 from upwell.shared.oip.model_statistics import ModelStatistics
 from upwell.shared.platform.call_threads import yield_permit
+from upwell.shared.telemetry.log_context import LONGEST_NAME
 
 INTROSPECTION_METHODS = ("ModelConfig", "ModelStatistics", "TraceSetting", "LogSettings")
 
@@ -188,6 +189,8 @@ class RepositoryActions:
     @contextmanager
     def _change(self, model: str, call: Call, what: str) -> Iterator[None]:
         """Run a change of `model`; errors begin with Triton's words, for which its clients look."""
+        if len(model) > LONGEST_NAME:  # it would be logged, and sent to all workers
+            raise InvalidRequest(f"failed to {what} a model: its name has {len(model)} characters, too many")
         check_may_control(model)
         _log.info("%s requests to %s model %r", call.client, what, model)
         yield_permit()
