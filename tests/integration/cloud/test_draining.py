@@ -14,10 +14,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.integration.cloud.processes import children
+from tests.integration.agent.versions import write_endless
+from tests.integration.cloud.processes import children, until
 from tests.integration.cloud.serving import Service, serving
+from tests.unit.models_for_tests import linear
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
 
@@ -210,6 +213,23 @@ def test_an_idle_service_ends_at_once_and_in_good_order(
         os.kill(pids[0], number)
         assert ended(running) == 0
         assert "draining\n" in running.lines
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_it_ends_in_good_order_while_a_model_is_being_loaded(tmp_path: Path, workers: int) -> None:
+    root = tmp_path / "models"
+    made = root / "linear" / "1"
+    made.mkdir(parents=True)
+    linear(made).rename(made / "model.onnx")
+    serve = {"listen": ["127.0.0.1:0"], "models": str(root), "workers": workers, "repository": {"watch": "100ms"}}
+    path = tmp_path / "cloud.yaml"
+    path.write_text(json.dumps({"version": 1, "serve": serve}))
+    with serving("-c", path) as running, triton.InferenceServerClient(running.address) as client:
+        (root / "endless" / "1").mkdir(parents=True)
+        write_endless(root / "endless" / "1" / "model.onnx")
+        until(lambda: "LOADING" in [one.state for one in client.get_model_repository_index().models])
+        running.terminate()
+        assert ended(running) == 0
 
 
 @pytest.mark.slow

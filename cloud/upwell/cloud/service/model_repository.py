@@ -26,6 +26,8 @@ from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, Index
 MAX_CHANGES = 4
 """Loads and unloads by request that may run or wait at a time: each holds a thread of the server."""
 
+_NOTHING = ("", "")
+
 log = logging.getLogger("upwell.cloud")
 
 
@@ -60,12 +62,17 @@ class ModelRepository:
             self._attempts.setdefault(one.result.name, {})[one.result.version] = one
         self._unloaded = set(unloaded)
         self._settings = dict(settings or {})
-        self._loading = ("", "")
+        self._loading = _NOTHING
         self._odd: set[str] = set()
         self._changing = threading.Lock()
         # Always the same thread, since malloc keeps a pool of memory for each thread that ever loaded a model.
         self._loader = ThreadPoolExecutor(1, "loading models")
         self._places = threading.Semaphore(MAX_CHANGES)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a model is being loaded now, which cannot be broken off."""
+        return self._loading != _NOTHING
 
     def index(self) -> list[IndexEntry]:
         """See `Repository.index`. A version on disk that is not loaded is listed as such."""
@@ -199,7 +206,7 @@ class ModelRepository:
                     before = self._loader.submit(_tried, folder, self._config, self._on_run, settings).result()
                 attempts[version] = before
         finally:
-            self._loading = ("", "")
+            self._loading = _NOTHING
         former_offer = self._service.versions_by_model.get(model)
         there = {str(folder.version) for folder in self._folders(model)}
         left = None if former_offer is None else former_offer.left(there)

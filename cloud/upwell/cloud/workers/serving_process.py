@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import track
@@ -120,10 +121,17 @@ def _run_alone(config: CloudConfig, console: Console) -> None:
         stop.restore_default()
     console.print("draining", markup=False)
     systemd.stopping()
-    if not process.drain():
+    in_time = process.drain()
+    if not in_time:
         console.print(BROKEN_OFF, markup=False)
-        logging.shutdown()
-        os._exit(1)  # a plain exit would wait for the threads, however long they take
+    if not in_time or process.repository.is_loading:
+        end(not in_time)
+
+
+def end(code: int) -> NoReturn:
+    """End without waiting for threads, as a plain exit would, however long a request or a load takes."""
+    logging.shutdown()
+    os._exit(code)
 
 
 class ServingProcess:

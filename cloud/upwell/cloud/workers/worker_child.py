@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import socket
 import sys
@@ -13,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NoReturn
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.service.model_repository import ModelRepository
 from upwell.cloud.workers.calls_to_all_workers import SharedIntrospection
-from upwell.cloud.workers.serving_process import BROKEN_OFF, Restored, ServingProcess
+from upwell.cloud.workers.serving_process import BROKEN_OFF, Restored, ServingProcess, end
 from upwell.cloud.workers.worker_messages import (
     HEARTBEAT_S,
     Alive,
@@ -168,14 +166,15 @@ def main() -> None:
         process.telemetry.report(lambda tables: channel.send(Counted(tables)))
     except UpwellError as error:
         channel.send(Failed(str(error), isinstance(error, ConfigError)))
-        _end(1)
+        end(1)
     channel.send(Serving())
     orders.drain.wait()
     in_time = process.drain()
     repository.close()
     if not in_time:
         console.print(BROKEN_OFF, markup=False)
-        _end(1)
+    if not in_time or process.repository.is_loading:
+        end(not in_time)
 
 
 class _Orders:
@@ -209,10 +208,4 @@ class _Orders:
                         self.introspection.answered(message)
                     case Drain():
                         self.drain.set()
-        _end(1)
-
-
-def _end(code: int) -> NoReturn:
-    """End without waiting for threads."""
-    logging.shutdown()
-    os._exit(code)
+        end(1)
