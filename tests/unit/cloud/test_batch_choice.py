@@ -46,6 +46,12 @@ def test_a_request_larger_than_a_batch_runs_alone() -> None:
     assert choose(waiting, RunSizes(4), 0.0, unknown) == waiting[:1]
 
 
+def test_one_that_runs_in_pieces_takes_no_places_of_a_batch() -> None:
+    small = [One(deadline_s=0.015) for _ in range(4)]
+    in_pieces = One(rows=100, deadline_s=0.018)
+    assert choose([*small, in_pieces], RunSizes(32), 0.0, lambda _: 0.01) == small
+
+
 def test_only_equal_shapes_share_a_batch() -> None:
     waiting = [One(group="a"), One(group="b"), One(group="a")]
     assert choose(waiting, RunSizes(8), 0.0, unknown) == [waiting[0], waiting[2]]

@@ -82,7 +82,8 @@ def choose(waiting: Sequence[W], sizes: RunSizes, now_s: float, estimate_s: Esti
         run_s = estimate_s(first.rows)
         alike = [one for one in _mates(waiting) if one.rank == first.rank and one.rows == first.rows]
         return _take(alike, first.rows, now_s + run_s, run_s)[0] or [first]
-    mates, rank = _mates(waiting), first.rank
+    mates = [one for one in _mates(waiting) if one.rows <= sizes.largest]  # larger ones run in pieces, and alone
+    rank = first.rank
     equals = mates if mates[-1].rank == rank else [one for one in mates if one.rank == rank]
     batch = _best(equals, 0, sizes, now_s, estimate_s) or [first]
     if len(equals) == len(mates):
