@@ -29,6 +29,7 @@ from upwell.cloud.observe.metrics import (
     merged,
     to_wire,
 )
+from upwell.shared.oip.model_statistics import MAX_SIZES, StatisticsCounter
 
 UNITS = {"answers", "seconds", "bytes", "rows", "requests", "ready", "workers", "traces", "restarts"}
 
@@ -159,3 +160,12 @@ def test_merged_histograms_are_those_of_all_values(one: list[float], other: list
     for bound in SECONDS:
         place = SECONDS.index(bound)
         assert sum(found[: place + 1]) == sum(value <= bound for value in [*one, *other])
+
+
+def test_statistics_by_number_of_rows_stay_bounded_whatever_callers_send() -> None:
+    counter = StatisticsCounter()
+    for rows in (*range(1, 2 * MAX_SIZES), 1):
+        counter.ran("m", "1", rows, 0.5, 1.0)
+    (found,) = counter.read([("m", "1")])
+    assert (found.runs, len(found.batches)) == (2 * MAX_SIZES, MAX_SIZES)
+    assert (found.batches[1].runs, found.batches[1].compute_s) == (2, 1.0)

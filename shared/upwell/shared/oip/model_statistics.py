@@ -101,6 +101,10 @@ def added(tables: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
     return [whole[key] for key in sorted(whole)]
 
 
+MAX_SIZES = 256
+"""Numbers of rows whose runs are counted by themselves: callers could otherwise add any number of them."""
+
+
 class _Counts:
     """The counts of one version, as plain numbers: an object per request would cost as much as its lock."""
 
@@ -168,10 +172,11 @@ class StatisticsCounter:
             counts = self._of(model, version)
             counts.rows += rows
             counts.runs += 1
-            batch = counts.batches.setdefault(rows, [0, 0.0, 0.0, 0.0])
-            batch[0] += 1
-            batch[1] += compute_s
             counts.last_unix_s = now_unix_s
+            if rows in counts.batches or len(counts.batches) < MAX_SIZES:
+                batch = counts.batches.setdefault(rows, [0, 0.0, 0.0, 0.0])
+                batch[0] += 1
+                batch[1] += compute_s
 
     def read(self, versions: Iterable[tuple[str, str]]) -> Sequence[ModelStatistics]:
         """The counts of these models and versions; zeros if nothing was counted yet."""
