@@ -67,6 +67,8 @@ def test_the_models_are_tried_and_a_broken_one_keeps_none_from_it(
             linear(folder).rename(folder / "model.onnx")
         else:
             (folder / "model.onnx").write_bytes(b"no model")
+    (tmp_path / "numpy.py").write_text("raise SystemExit('modules come from the current folder')")
+    monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.INFO)
     assert resolved(config(tmp_path)).serve.workers == 4
     assert "trial: model linear version 1, 32 bytes a request" in caplog.text

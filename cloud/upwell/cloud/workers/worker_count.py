@@ -144,7 +144,9 @@ def _is_plain(settings: ModelSettings) -> bool:
 
 def _tried(config: CloudConfig) -> list[ModelTrial]:
     """The results of the trial process within `LIMIT_S`."""
-    command = [sys.executable, "-m", __name__]
+    # A plain `-m` would look for modules in the current folder first, as for a worker (`WorkerHandle`).
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+    command = [sys.executable, "-c", program]
     given = json.dumps(config.as_written()).encode()
     try:
         done = subprocess.run(command, input=given, capture_output=True, timeout=LIMIT_S, check=False)  # noqa: S603  us
@@ -212,7 +214,3 @@ def main() -> None:
     config = CloudConfig.model_validate(json.load(sys.stdin))
     for one in _trials(config):
         print(json.dumps(asdict(one)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

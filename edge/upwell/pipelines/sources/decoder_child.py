@@ -354,7 +354,3 @@ def main() -> None:
         handover.wait_until_taken()
     say({"ended": why})
     os._exit(0)  # a decoder may hang when it is closed
-
-
-if __name__ == "__main__":
-    main()

@@ -18,7 +18,9 @@ import numpy as np
 from upwell.pipelines.sources.frame_slot import WANTED, FrameSlot, Size, SlotCounts, SlotUnusable, Wanted
 from upwell.shared.tensors import Array
 
-_CHILD = "upwell.pipelines.sources.decoder_child"
+_PROGRAM = "import sys; sys.path[:] = {!r}; from upwell.pipelines.sources.decoder_child import main; main()"
+"""What the child runs. A plain `-m` would look for modules in the current folder first."""
+
 _MAX_LINE_BYTES = 1 << 16
 _KILL_S, _HANGING_UP_S = 10.0, 1.0
 
@@ -54,7 +56,7 @@ class DecoderProcess:
         self._lock = threading.Lock()
         try:
             self._process = subprocess.Popen(  # noqa: S603 (this interpreter, and a module of this package)
-                [sys.executable, "-m", _CHILD],
+                [sys.executable, "-c", _PROGRAM.format(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
