@@ -202,8 +202,8 @@ class CaseIntake:
     def _size(self, text: str | None) -> int:
         if text is None or not (text.isascii() and text.isdigit()):
             raise InvalidRequest("expected the case's size in bytes")
-        if int(text[:19]) > self._section.max_case:
-            raise TooLarge(f"the case has {text[:19]} bytes; expected at most {self._section.max_case} (`max_case`)")
+        if len(text) > 18 or int(text) > self._section.max_case:
+            raise TooLarge(f"the case has {text[:18]} bytes; expected at most {self._section.max_case} (`max_case`)")
         return int(text)
 
 

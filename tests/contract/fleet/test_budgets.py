@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from tests.fleet_service import FakeDevice, Service, service
 from upwell.fleet.budget.budget_store import solve_all
-from upwell.fleet.storage.tables import BUDGETS
+from upwell.fleet.storage.tables import BUDGETS, ROLLOUTS
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp import STATISTICS, WISH_FILE
 
@@ -34,11 +34,18 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-def says(device: FakeDevice, curve: list[tuple[float, float]], sent: int = 0, **others: Any) -> None:
+def says(
+    device: FakeDevice, curve: list[tuple[float, float]], sent: int = 0, since_unix_s: float = 5.0, **others: Any
+) -> None:
     """The device says what its model is asked: ten requests a second, each of 1000 bytes."""
     demand = {"requests_per_s": 10.0, "request_bytes": 1000.0, "wanted": 1.0,
               "shares": [share for share, _ in curve], "risks": [risk for _, risk in curve], **others}  # fmt: skip
-    body = {"release": None, "since_unix_s": 5.0, "counts": {"uplink_bytes": sent}, "demand": {"digits": demand}}
+    body = {
+        "release": None,
+        "since_unix_s": since_unix_s,
+        "counts": {"uplink_bytes": sent},
+        "demand": {"digits": demand},
+    }
     message = opamp_pb2.CustomMessage(capability=STATISTICS, type="counted", data=json.dumps(body).encode())
     device.poll(custom_message=message)
 
@@ -160,3 +167,29 @@ def test_demand_that_makes_no_sense_is_left_out_and_the_others_get_theirs(fleet:
     fleet.do("PUT", "/budgets/site", {"where": "true", "cloud_share": 0.2})
     solve(fleet)
     assert (fleet.get("/devices/right")["shares"], fleet.get("/devices/wrong")["shares"]) == ({"digits": 0.2}, {})
+
+
+def test_a_device_that_says_impossible_numbers_of_bytes_does_not_end_the_sharing(fleet: Service) -> None:
+    device = fleet.enrolled("one")
+    fleet.do("PUT", "/budgets/month", {"where": "true", "uplink": {"size_bytes": 1000, "period": "month"}})
+    for turn in range(4):
+        says(device, STEEP, sent=2**62 - 1 - turn, since_unix_s=float(turn))
+        solve(fleet)
+    assert fleet.get("/budgets/month")["spent_bytes"] == 2**62
+    assert fleet.get("/devices/one")["shares"] == {"digits": 0.0}
+
+
+@pytest.mark.slow
+def test_a_roll_out_that_cannot_be_read_does_not_end_the_sharing(tmp_path: Path) -> None:
+    with service(tmp_path, poll="1s") as fleet:
+        values = {
+            "id": "damaged", "release": 1, "expression": "true", "phase": "running", "state": {}, "statistics_id": 0,
+            "is_followed": True, "created_by": "test", "created_unix_s": 0.0,
+        }  # fmt: skip
+        with fleet.fleet.state.database.writing() as connection:
+            connection.execute(insert(ROLLOUTS).values(**values))
+        fleet.do("PUT", "/budgets/all", {"where": "true", "cloud_share": 0.2})
+        end_s = time.monotonic() + 15.0
+        while fleet.get("/budgets/all")["result"] is None:
+            assert time.monotonic() < end_s
+            time.sleep(0.1)

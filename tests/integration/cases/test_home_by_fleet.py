@@ -345,3 +345,11 @@ def test_the_service_opens_no_place_that_the_device_does_not_name(tmp_path: Path
         with pytest.raises(CaseAway, match="not below") as raised:
             home.ready(ID, 1)
         assert "X-Amz" not in str(raised.value)
+
+
+def test_no_address_is_signed_for_more_than_a_case_may_have_however_its_size_is_written(tmp_path: Path) -> None:
+    section = bucket(tmp_path, "127.0.0.1:1") | {"max_case": "8000B"}
+    with service(tmp_path, cases=section) as fleet, device_of(fleet) as one:
+        call = caller_of(fleet, one).call
+        for size, status in (("8000", 200), ("8001", 413), ("0" * 19 + "8001", 413), ("9" * 5000, 413)):
+            assert call("POST", f"/v1/cases/{ID}/url?size_bytes={size}").status == status

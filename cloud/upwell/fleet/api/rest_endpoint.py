@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from starlette.routing import Route
 
 from upwell.fleet.api.operation_table import BASE, PROBLEM, AdmittedCall, Nothing, Operation, Table
 from upwell.fleet.errors import Conflict, DatabaseUnavailable, NotFound
+from upwell.fleet.opamp import opamp_endpoint
 from upwell.fleet.opamp.opamp_endpoint import TooLarge
 from upwell.fleet.opamp.poll_handler import FleetState
 from upwell.fleet.users import Attempts, Role, User, user_of
@@ -106,11 +108,13 @@ class _Endpoint:
             user = await run_in_threadpool(self._gate.user, request, operation.role)
             query = _checked(operation.query, _printable(request.query_params), "the parameter", strict=False)
             path = _printable(request.path_params)
-            body = await _body(request, operation.body)
+            body = await asyncio.wait_for(_body(request, operation.body), opamp_endpoint.BODY_S)
             call: AdmittedCall[Any, Any] = AdmittedCall(user, time.time(), path, body, query, self._state)
             result = await run_in_threadpool(operation.run, call)
         except UpwellError as error:
             return problem(error)
+        except asyncio.TimeoutError:
+            return problem_of(HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {opamp_endpoint.BODY_S:g} s")
         except ClientDisconnect:
             return problem_of(HTTPStatus.BAD_REQUEST, "the connection ended within the body")
         except Exception:  # noqa: BLE001 (the boundary of the service)

@@ -30,6 +30,9 @@ ALIKE = envelope([(step / _STEPS, 0.1 * (1 - step / _STEPS) ** 2) for step in ra
 is known get equal shares.
 """
 
+_MOST_BYTES = 1 << 62
+"""The largest count of bytes that is stored; databases take no more than 63 bits."""
+
 _DECIMALS = 1000.0
 _MORE = 1.25
 
@@ -169,7 +172,7 @@ def _counted(device: Stored) -> tuple[float, int]:
     """The start of a device's count, and the bytes it has sent since."""
     statistics = device["statistics"] or {}
     sent = statistics.get("counts", {}).get("uplink_bytes", 0)
-    return float(statistics.get("since_unix_s", 0.0)), sent if type(sent) is int and sent >= 0 else 0
+    return float(statistics.get("since_unix_s", 0.0)), sent if type(sent) is int and 0 <= sent <= _MOST_BYTES else 0
 
 
 def _came(member: _Member) -> int:
@@ -189,6 +192,7 @@ def _goal_now(budget: Row, goal: BudgetGoal, came_bytes: int, now_unix_s: float)
         return None, 0, FleetGoal(max_risk=goal.amount)
     start, end = period_bounds(goal.period or "month", now_unix_s, timezone.utc)
     spent = (budget["spent_bytes"] if budget["period_start_unix_s"] in (None, start) else 0) + came_bytes
+    spent = min(spent, _MOST_BYTES)
     part = (end - max(start, min(budget["created_unix_s"], end - 1))) / (end - start)
     left = max(0.0, goal.amount * part - spent)
     return start, spent, FleetGoal(bytes_per_s=left / max(1.0, end - now_unix_s))

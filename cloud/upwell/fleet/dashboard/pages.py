@@ -5,6 +5,7 @@ A session is a signed cookie, valid at every replica until it expires or the use
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -36,10 +37,12 @@ from starlette.routing import BaseRoute, Route
 from upwell.fleet.api import budget_operations, device_and_user_operations, rollout_operations, shadow_operations
 from upwell.fleet.api.operation_table import AdmittedCall, Nothing
 from upwell.fleet.api.rest_endpoint import STATUSES, Gate
+from upwell.fleet.opamp import opamp_endpoint
 from upwell.fleet.opamp.poll_handler import FleetState
 from upwell.fleet.registry import devices
 from upwell.fleet.registry.devices import Stored
 from upwell.fleet.rollout.rollout_store import counts_of
+from upwell.fleet.rollout.state_machine import since
 from upwell.fleet.rollout.wave_gate import NO_COUNTS, Counts
 from upwell.fleet.storage.database import Database
 from upwell.fleet.storage.tables import FACTS, USERS
@@ -386,17 +389,23 @@ def _to_login(request: Request) -> Response:
 
 
 async def _form_of(request: Request) -> Mapping[str, str] | None:
-    """The fields of a form; None if it is invalid or too long."""
-    data = bytearray()
+    """The fields of a form; None if it is invalid, too long or does not come."""
     try:
-        async for piece in request.stream():
-            data += piece
-            if len(data) > MAX_FORM_BYTES:
-                return None
+        data = await asyncio.wait_for(_form_data(request), opamp_endpoint.BODY_S)
         fields = parse_qs(data.decode(), max_num_fields=20)
-    except (UnicodeDecodeError, ValueError, ClientDisconnect):
+    except (UnicodeDecodeError, ValueError, ClientDisconnect, asyncio.TimeoutError):
         return None
     return {name: values[0] for name, values in fields.items()}
+
+
+async def _form_data(request: Request) -> bytearray:
+    """A form as it came. Raises `ValueError` if it is too long."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_FORM_BYTES:
+            raise ValueError("the form is too long")
+    return data
 
 
 def _when(unix_s: float | None) -> str:
@@ -422,10 +431,10 @@ def _points(history: list[device_and_user_operations.HistoryEntry]) -> str:
     late: list[float] = []
     degraded: list[float] = []
     for newer, older in pairwise(history):
-        now, before = newer.counts, older.counts if older.since_unix_s == newer.since_unix_s else {}
-        requests = now.get("requests", 0) - before.get("requests", 0)
-        if requests > 0:
+        now, before = counts_of(newer.counts), counts_of(older.counts)
+        delta = since(before if older.since_unix_s == newer.since_unix_s else None, now)
+        if delta.requests > 0:
             times.append(newer.at_unix_s)
-            late.append(100 * (now.get("late", 0) - before.get("late", 0)) / requests)
-            degraded.append(100 * (now.get("degraded", 0) - before.get("degraded", 0)) / requests)
+            late.append(100 * delta.late / delta.requests)
+            degraded.append(100 * delta.degraded / delta.requests)
     return json.dumps([times[::-1], late[::-1], degraded[::-1]])

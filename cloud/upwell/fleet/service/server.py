@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ import uvicorn
 from sqlalchemy import delete
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from upwell.fleet.budget.budget_store import all_budgets, solve_all
 from upwell.fleet.config import FleetServiceSection
@@ -43,7 +44,7 @@ IDLE_S = 5.0
 """Idle time after which a connection is closed: devices open a new one for each poll."""
 
 HEAD_S = 10.0
-"""Time limit for the head of a connection's first request."""
+"""Time limit for the head of a request, and for a client that takes nothing of an answer."""
 
 GOODBYE_S = 0.5
 """How long shutdown waits for a client when closing its connection."""
@@ -59,13 +60,17 @@ _log = logging.getLogger(__name__)
 
 
 class PeerProtocol(H11Protocol):
-    """Passes the client's certificate to the application, and limits the wait for a request's head."""
+    """Passes the client's certificate to the application, and limits the wait for the client.
+
+    uvicorn waits for ever for the rest of a head, and for a client that does not read.
+    """
 
     _patience: asyncio.TimerHandle | None = None
 
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
         self.is_lost = asyncio.Event()
+        self._last_seen: tuple[object, int] = (None, 0)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Read the certificate once for all requests of the connection."""
@@ -79,7 +84,7 @@ class PeerProtocol(H11Protocol):
             await application(cast("Any", scope), cast("Any", receive), cast("Any", send))
 
         self.app = cast("Any", with_peer)
-        self._patience = self.loop.call_later(HEAD_S, self._give_up)
+        self._patience = self.loop.call_later(HEAD_S, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
@@ -96,19 +101,24 @@ class PeerProtocol(H11Protocol):
         """
         if not self.transport.is_closing():  # closed twice, a TLS transport drops its unsent data
             super().shutdown()
-        if self.transport.is_closing() and self._is_all_sent():
+        if self.transport.is_closing() and self._unsent_bytes() == 0:
             self.loop.call_later(GOODBYE_S, self.transport.abort)
 
-    def _is_all_sent(self) -> bool:
+    def _unsent_bytes(self) -> int:
         try:
-            return self.transport.get_write_buffer_size() == 0
+            return self.transport.get_write_buffer_size()
         except AttributeError:  # uvicorn has closed it twice, after an error
-            return False
+            return 1
 
-    def _give_up(self) -> None:
-        is_asked = cast("object", self.cycle) is not None
-        if not is_asked and not self.transport.is_closing():
-            self.transport.close()
+    def _check(self) -> None:
+        """End the connection if the client must go on, and has not since the last check."""
+        cycle, unsent_bytes = cast("RequestResponseCycle | None", self.cycle), self._unsent_bytes()
+        is_waited_for = cycle is None or cycle.response_complete or unsent_bytes > 0
+        if is_waited_for and self._last_seen == (cycle, unsent_bytes):
+            self.transport.abort()
+            return
+        self._last_seen = (cycle, unsent_bytes)
+        self._patience = self.loop.call_later(HEAD_S, self._check)
 
 
 class BoundedServer(uvicorn.Server):
@@ -300,13 +310,22 @@ class FleetHousekeeping:
         prune_at_s = time.monotonic()
         while not self._stop.wait(min(WRITE_S, self._poll_s)):
             self._write()
-            with suppress(DatabaseUnavailable):  # logged there, and all of it comes again
-                self._advance(time.time())
-                self._share_out(time.time())
-                if time.monotonic() >= prune_at_s:
-                    self._prune(time.time())
-                    prune_at_s = time.monotonic() + PRUNE_S
-                    self._hourly()
+            self._try(self._advance)
+            self._try(self._share_out)
+            if time.monotonic() >= prune_at_s:
+                self._try(self._prune)
+                self._try(lambda _: self._hourly())
+                prune_at_s = time.monotonic() + PRUNE_S
+
+    @staticmethod
+    def _try(step: Callable[[float], None]) -> None:
+        """Run a step for now; what fails for one roll-out or budget must not end the work for all others."""
+        try:
+            step(time.time())
+        except DatabaseUnavailable:
+            pass  # logged there, and all of it comes again
+        except Exception:  # noqa: BLE001 (the boundary: the other steps go on)
+            _log.exception("a step of the housekeeping failed")
 
     def _write(self) -> None:
         presence, batch = self._state.presence, PresenceUpdate()
@@ -325,14 +344,16 @@ class FleetHousekeeping:
             )
             presence.give_back(batch)
 
-    def _advance(self, now_unix_s: float) -> None:
+    def _advance(self, _: float) -> None:
         """Step the roll-outs, each in its own transaction."""
-        database, presence = self._state.database, self._state.presence
-        with database.reading() as connection:
+        with self._state.database.reading() as connection:
             rollouts = followed(connection)
         for rollout_id in rollouts:
-            with database.writing() as connection:
-                advance(connection, rollout_id, now_unix_s, presence.last_seen)
+            self._try(partial(self._advance_one, rollout_id))
+
+    def _advance_one(self, rollout_id: str, now_unix_s: float) -> None:
+        with self._state.database.writing() as connection:
+            advance(connection, rollout_id, now_unix_s, self._state.presence.last_seen)
 
     def _share_out(self, now_unix_s: float) -> None:
         """Share budgets again, about as often as devices poll."""
