@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import struct
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.faults.attacking import LIMIT_S, Target, attacked
-from tests.faults.raw_http2 import DATA, END_STREAM, RawConnection, frame, grpc_message
+from tests.faults.raw_http2 import DATA, END_STREAM, SETTINGS, RawConnection, frame, grpc_message
+from tests.unit.models_for_tests import linear
+from upwell.shared.oip.codec import converters
+from upwell.shared.oip.dataplane import InferRequest
 
 PIECE = 16_384
 
@@ -42,3 +49,27 @@ def test_the_memory_of_large_messages_is_given_back(target: Target) -> None:
     unpack_at_once(target, 5, 60 << 20)
     assert target.peak_bytes() > 1.5 * before
     target.gives_back(before)
+
+
+@pytest.mark.slow
+def test_the_memory_of_answers_that_nobody_reads_is_bounded(tmp_path: Path) -> None:
+    """A hundred bytes are answered with a megabyte, which stays with the server while the window is shut."""
+    folder = tmp_path / "models" / "wide" / "1"
+    folder.mkdir(parents=True)
+    linear(folder, classes=1 << 18).rename(folder / "model.onnx")
+    message = grpc_message(converters.serialize_infer_request(InferRequest("wide", {"x": np.ones((1, 8), np.float32)})))
+    shut = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
+    with attacked(tmp_path, serve=", max_message: 4MiB") as target, ExitStack() as stack:
+        before = target.resident_bytes()
+        for _ in range(4):
+            hostile = stack.enter_context(RawConnection(target.grpc))
+            hostile.send(shut)
+            for number in range(100):
+                hostile.begin_call(1 + 2 * number)
+                hostile.send(frame(DATA, END_STREAM, 1 + 2 * number, message))
+                target.good()  # so that few are refused
+        until_s = time.monotonic() + LIMIT_S
+        while (after := target.resident_bytes()) >= before + (150 << 20):
+            assert time.monotonic() < until_s, (before, after)
+            time.sleep(0.1)
+        target.good()

@@ -33,6 +33,8 @@ except ImportError:  # Windows
 _LOOPBACK_ONLY = ServerSecurity()
 _MAX_SOCKET_PATH_BYTES = 107
 _MOST_FILES = 1 << 16
+_UNREAD_ANSWERS = 8
+"""Answers of maximum size that may wait for their clients to read them, as for bodies over HTTP."""
 _AFTER_CANCEL_S = 2.0
 """Request streams are read as bytes, because gRPC never ends a stream whose message a generated handler cannot read."""
 
@@ -122,7 +124,8 @@ def start_server(
         maximum_concurrent_rpcs=max_workers,
     )
     # It registers services as the server does, which has more methods.
-    registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers)))
+    most_unread_bytes = _UNREAD_ANSWERS * connections.max_message_bytes
+    registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers, most_unread_bytes)))
     permitted = Permits(dataplane) if tokens else dataplane
     streams = Streams(permitted, executor)
     add_methods(registrar, methods_of(permitted))

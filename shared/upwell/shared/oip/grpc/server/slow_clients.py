@@ -1,8 +1,10 @@
-"""Limits calls whose message does not come: gRPC keeps a place for each, for as long as the caller likes.
+"""Limits calls whose message does not come, or whose answer is not read: gRPC keeps both as long as the caller likes.
 
 A call begins with its headers. For a unary method gRPC then waits for the message, and this wait cannot be ended from
 outside. So only a limited number of calls may be in that state. Further ones are handled as streams of messages, which
 costs more but starts before the first message has come, so that the wait can be limited.
+
+An answer stays in gRPC's memory until its client reads it, though the call has left its thread and counts no more.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -23,19 +25,18 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class PendingCalls:
-    """Waits for the first message of calls, which run in `threads`.
+    """Waits for the first message of calls, which run in `threads`, and for their clients to read the answers.
 
     gRPC itself may wait for half of the places. If more than a quarter of them wait here, some are cut off (CANCELLED):
-    at least a quarter is left for calls that have their message.
+    at least a quarter is left for calls that have their message. So are some of those whose answers nobody reads, if
+    these take more than `most_unread_bytes`.
     """
 
-    def __init__(self, threads: CallThreads, count: int) -> None:
+    def __init__(self, threads: CallThreads, count: int, most_unread_bytes: int) -> None:
         self._threads = threads
         self._most_trusted = count // 2
-        most = max(1, count // 4)
-        self._waiting: SlowClientGuard[grpc.ServicerContext] = SlowClientGuard(
-            most, lambda context: client_key(context.peer()), lambda context: context.cancel()
-        )
+        self._waiting = _guard(max(1, count // 4))
+        self._unread = _guard(most_unread_bytes)
 
     @property
     def trusts(self) -> bool:
@@ -52,6 +53,19 @@ class PendingCalls:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a message")
         finally:
             self._waiting.remove(key)
+
+    def sending(self, answer: Any, context: grpc.ServicerContext) -> Any:
+        """The answer of a call, which counts as unread until the call has ended."""
+        if type(answer) is bytes and len(answer) >= _LARGE_BYTES:
+            key = id(context)
+            self._unread.add(key, context, len(answer))
+            if not context.add_callback(lambda: self._unread.remove(key)):
+                self._unread.remove(key)
+        return answer
+
+
+def _guard(most: int) -> SlowClientGuard[grpc.ServicerContext]:
+    return SlowClientGuard(most, lambda context: client_key(context.peer()), lambda context: context.cancel())
 
 
 class Registrar:
@@ -87,12 +101,12 @@ class _Waiting(grpc.GenericRpcHandler):
             return None
         known = self._known.get(handler_call_details.method)
         if known is None or known[0] is not method:
-            made = (method, _awaited(method), _waiting(self._pending_calls, method))
+            made = (method, _awaited(self._pending_calls, method), _waiting(self._pending_calls, method))
             known = self._known[handler_call_details.method] = made
         return known[1] if self._pending_calls.trusts else known[2]
 
 
-def _awaited(handler: _Handler) -> _Handler:
+def _awaited(pending_calls: PendingCalls, handler: _Handler) -> _Handler:
     """A unary method that reports when its message has come, and yields its permit if it is a stream."""
     if handler.request_streaming:
         return handler
@@ -104,7 +118,7 @@ def _awaited(handler: _Handler) -> _Handler:
         started()
         if streams:
             yield_permit()
-        return behaviour(request, context, *more)
+        return pending_calls.sending(behaviour(request, context, *more), context)
 
     make = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
     made: _Handler = make(begin, handler.request_deserializer, handler.response_serializer)
@@ -121,7 +135,7 @@ def _waiting(pending_calls: PendingCalls, handler: _Handler) -> _Handler:
     def wait(requests: Iterator[Any], context: grpc.ServicerContext, *more: Any) -> Any:
         started()
         yield_permit()
-        return behaviour(pending_calls.first(requests, context), context, *more)
+        return pending_calls.sending(behaviour(pending_calls.first(requests, context), context, *more), context)
 
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
     made: _Handler = make(wait, handler.request_deserializer, handler.response_serializer)
@@ -131,53 +145,70 @@ def _waiting(pending_calls: PendingCalls, handler: _Handler) -> _Handler:
 PATIENCE_S = 0.25
 """Minimum time before a call is cut off: the message usually comes in the same packet as the headers."""
 
+_LARGE_BYTES = 4096
+"""Answers below this size are not counted: as many as would matter take more memory as calls."""
+
 _LOOK_EVERY_S = 0.05
 
 T = TypeVar("T")
 
 
 class SlowClientGuard(Generic[T]):
-    """Limits slow clients. While more than `most` items are waited for, those of the address with the most are cut off,
-    longest wait first; so a slow upload is cut off only if so many are in progress.
+    """Limits slow clients. While more than `most` is waited for, items of the address with the most are cut off,
+    longest wait first; so a slow client is cut off only if so much is in progress.
 
-    `address_of` names an item's client, `break_off` ends its wait from another thread. Thread-safe; since every request
-    calls the methods, they use single operations on a dictionary instead of a lock.
+    `address_of` names an item's client, `break_off` ends its wait from another thread. Thread-safe.
     """
 
     def __init__(self, most: int, address_of: Callable[[T], str], break_off: Callable[[T], object]) -> None:
         self._most = most
         self._address_of = address_of
         self._break_off = break_off
-        self._waiting: dict[int, tuple[float, T]] = {}  # in order of their start
+        self._waiting: dict[int, tuple[float, T, int]] = {}  # in order of their start
+        self._total = 0
+        self._lock = threading.Lock()
         self._thinning = threading.Lock()
 
-    def add(self, key: int, one: T) -> None:
-        """Start waiting for `one`, with the given key."""
-        self._waiting[key] = (time.monotonic(), one)
-        if len(self._waiting) > self._most and self._thinning.acquire(blocking=False):
+    def add(self, key: int, one: T, weight: int = 1) -> None:
+        """Start waiting for `one`, with the given key; `weight` counts towards `most`."""
+        with self._lock:
+            self._waiting[key] = (time.monotonic(), one, weight)
+            self._total += weight
+        if self._total > self._most and self._thinning.acquire(blocking=False):
             threading.Thread(target=self._thin_out, name="oip-waiting", daemon=True).start()
 
-    def remove(self, key: int) -> None:
-        """Stop waiting, whether it was cut off or not."""
-        self._waiting.pop(key, None)
+    def remove(self, key: int) -> bool:
+        """Stop waiting; False if it was cut off, or removed, before."""
+        with self._lock:
+            found = self._waiting.pop(key, None)
+            self._total -= 0 if found is None else found[2]
+        return found is not None
 
     def _thin_out(self) -> None:
-        """Cut items off until few enough are left. The lock is held on entry."""
+        """Cut items off until little enough is left. The lock is held on entry."""
         try:
-            while len(self._waiting) > self._most:
-                self._break_off_late(len(self._waiting) - self._most)
+            while self._total > self._most:
+                self._break_off_late(self._total - self._most)
                 time.sleep(_LOOK_EVERY_S)
         finally:
             self._thinning.release()
 
-    def _break_off_late(self, count: int) -> None:
+    def _break_off_late(self, excess: int) -> None:
         late_s = time.monotonic() - PATIENCE_S
-        late = [(key, one) for key, (since_s, one) in list(self._waiting.items()) if since_s <= late_s]
-        addresses = [self._address_of(one) for _, one in late]
-        for _ in range(min(count, len(late))):
-            ((worst, _),) = Counter(addresses).most_common(1)
-            at = addresses.index(worst)
-            addresses.pop(at)
-            key, one = late.pop(at)
-            if self._waiting.pop(key, None) is not None:  # its message may have come meanwhile
+        with self._lock:
+            late = [(key, one, weight) for key, (since_s, one, weight) in self._waiting.items() if since_s <= late_s]
+        by_address: dict[str, deque[tuple[int, T, int]]] = {}
+        held: Counter[str] = Counter()
+        for item in late:
+            address = self._address_of(item[1])
+            by_address.setdefault(address, deque()).append(item)
+            held[address] += item[2]
+        while excess > 0 and held:
+            ((worst, _),) = held.most_common(1)
+            key, one, weight = by_address[worst].popleft()
+            excess -= weight
+            held[worst] -= weight
+            if not by_address[worst]:
+                del held[worst]
+            if self.remove(key):  # its wait may have ended meanwhile
                 self._break_off(one)
