@@ -6,19 +6,20 @@ import gzip
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.faults.attacking import LIMIT_S, Target, attacked
-from tests.faults.raw_http2 import DATA, END_STREAM, SETTINGS, RawConnection, frame, grpc_message
+from tests.faults.raw_http2 import DATA, END_STREAM, INFER, SETTINGS, RawConnection, frame, grpc_message
 from tests.unit.models_for_tests import linear
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
 
 PIECE = 16_384
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 @pytest.fixture
@@ -52,7 +53,8 @@ def test_the_memory_of_large_messages_is_given_back(target: Target) -> None:
 
 
 @pytest.mark.slow
-def test_the_memory_of_answers_that_nobody_reads_is_bounded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("path", "calls", "each"), [(INFER, 100, 1), (STREAM, 8, 16)], ids=["calls", "streams"])
+def test_the_memory_of_answers_that_nobody_reads_is_bounded(tmp_path: Path, path: str, calls: int, each: int) -> None:
     """A hundred bytes are answered with a megabyte, which stays with the server while the window is shut."""
     folder = tmp_path / "models" / "wide" / "1"
     folder.mkdir(parents=True)
@@ -64,9 +66,10 @@ def test_the_memory_of_answers_that_nobody_reads_is_bounded(tmp_path: Path) -> N
         for _ in range(4):
             hostile = stack.enter_context(RawConnection(target.grpc))
             hostile.send(shut)
-            for number in range(100):
-                hostile.begin_call(1 + 2 * number)
-                hostile.send(frame(DATA, END_STREAM, 1 + 2 * number, message))
+            for number in range(1, 2 * calls, 2):
+                hostile.begin_call(number, path)
+                with suppress(OSError):
+                    hostile.send(*[frame(DATA, 0 if each > 1 else END_STREAM, number, message)] * each)
                 target.good()  # so that few are refused
         until_s = time.monotonic() + LIMIT_S
         while (after := target.resident_bytes()) >= before + (150 << 20):

@@ -15,6 +15,7 @@ from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.fastpath.switch import switch_off, switch_on
 from upwell.shared.oip.grpc.server.model_stream import StreamLimits
 from upwell.shared.oip.grpc.server.open_streams import Streams
+from upwell.shared.oip.grpc.server.slow_clients import UnreadAnswers
 from upwell.shared.platform.call_threads import CallThreads
 
 
@@ -55,7 +56,7 @@ def _limited(
 ) -> Iterator[tuple[grpc.Channel, str, Streams]]:
     """A channel to a server that has nothing but streams, with these limits; its address, and the streams."""
     threads = CallThreads(4 + limits.threads, "test", at_work)
-    streams = Streams(dataplane, threads, limits)
+    streams = Streams(dataplane, threads, UnreadAnswers(1 << 30), limits)
     server = grpc.server(threads, interceptors=interceptors)
     streams.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")

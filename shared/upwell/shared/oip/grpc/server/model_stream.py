@@ -25,6 +25,7 @@ from upwell.shared.oip.dataplane import Dataplane, InferRequest
 from upwell.shared.oip.error_statuses import Status
 from upwell.shared.oip.grpc.fastpath.inner_parts import SHORT_BYTES, Send, flow_of
 from upwell.shared.oip.grpc.server.servicer import call_of, failure, infer, read_request, serialized
+from upwell.shared.oip.grpc.server.slow_clients import UnreadAnswers
 from upwell.shared.platform.call_threads import CallFuture, CallThreads, goes_on
 
 METHOD = "ModelStreamInfer"
@@ -74,6 +75,7 @@ class StreamResources:
     limits: StreamLimits
     threads: CallThreads
     helpers: threading.Semaphore
+    unread: UnreadAnswers
     forget: Callable[[Stream], None]
 
 
@@ -89,7 +91,7 @@ class Stream:
         self, resources: StreamResources, requests: Iterator[bytes], context: grpc.ServicerContext, send: Send
     ) -> None:
         self._dataplane, self._limits = resources.dataplane, resources.limits
-        self._threads, self._helpers = resources.threads, resources.helpers
+        self._threads, self._helpers, self._unread = resources.threads, resources.helpers, resources.unread
         self._forget = resources.forget
         self._flow = flow_of(requests, context, send, self, self._threads)
         self._context = context
@@ -101,6 +103,7 @@ class Stream:
         self._at_work = 0  # active threads
         self._waiting: deque[tuple[int, bytes]] = deque()  # requests that came while all threads were busy
         self._answers: dict[int, bytes | None] = {}  # not yet written, by number; None: no answer
+        self._unread_keys: dict[int, tuple[int, int]] = {}  # of answers that have not been taken, by number
         self._took_s = 0.0
         self._end: Status | None = None
         self._opened_s = self._quiet_s = self._writing_s = time.monotonic()
@@ -158,6 +161,8 @@ class Stream:
             self._end = self._end or _LEFT
             self._waiting.clear()
             has_ended, self._has_ended = self._has_ended, True
+            for number in list(self._unread_keys):
+                self._was_read(number)
         if not has_ended:
             self._forget(self)
 
@@ -260,6 +265,10 @@ class Stream:
         """Store an answer and write what can be written, unless a write is in progress."""
         with self._lock:
             self._answers[number] = answer
+            if answer is not None and not self._has_ended:
+                key = self._unread.add(self._context, answer, number)
+                if key is not None:
+                    self._unread_keys[number] = key
             if self._is_writing:
                 return
             self._is_writing = True
@@ -285,9 +294,16 @@ class Stream:
     def _went_on(self) -> None:
         """After an answer was written there may be room for a request."""
         with self._lock:
+            self._was_read(self._written)
             self._written += 1
             self._quiet_s = time.monotonic()
         self.read_on()
+
+    def _was_read(self, number: int) -> None:
+        """The client has taken an answer, or never will. The lock is held."""
+        key = self._unread_keys.pop(number, None)
+        if key is not None:
+            self._unread.remove(key)
 
     def _is_done(self) -> bool:
         """Whether the stream has ended; True only once, and the caller must then finish the call."""

@@ -15,6 +15,7 @@ from upwell.shared.oip.error_statuses import Status
 from upwell.shared.oip.grpc.fastpath.inner_parts import Send
 from upwell.shared.oip.grpc.server.model_stream import METHOD, Stream, StreamLimits, StreamResources
 from upwell.shared.oip.grpc.server.servicer import SERVICE, abort
+from upwell.shared.oip.grpc.server.slow_clients import UnreadAnswers
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.platform.call_threads import CallThreads
 
@@ -28,15 +29,21 @@ _log = logging.getLogger(__name__)
 class Streams:
     """The streams of one server: opens, watches and ends them. Thread-safe.
 
-    Requests are answered in `threads`, which has `limits.threads` for them.
+    Requests are answered in `threads`, which has `limits.threads` for them; `unread` counts the answers.
     """
 
-    def __init__(self, dataplane: Dataplane, threads: CallThreads, limits: StreamLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        dataplane: Dataplane,
+        threads: CallThreads,
+        unread: UnreadAnswers,
+        limits: StreamLimits = DEFAULT_LIMITS,
+    ) -> None:
         self._dataplane = dataplane
         self._threads = threads
         self._limits = limits
         helpers = threading.Semaphore(limits.helpers)
-        self._resources = StreamResources(dataplane, limits, threads, helpers, self._forget)
+        self._resources = StreamResources(dataplane, limits, threads, helpers, unread, self._forget)
         self._lock = threading.Lock()
         self._open: set[Stream] = set()
         self._leaving: set[Stream] = set()  # ending, to make room for another one

@@ -22,7 +22,7 @@ from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.server.open_streams import DEFAULT_LIMITS, Streams
 from upwell.shared.oip.grpc.server.servicer import add_methods, methods_of
-from upwell.shared.oip.grpc.server.slow_clients import PendingCalls, Registrar
+from upwell.shared.oip.grpc.server.slow_clients import PendingCalls, Registrar, UnreadAnswers
 from upwell.shared.platform.call_threads import CallThreads
 
 try:
@@ -124,10 +124,10 @@ def start_server(
         maximum_concurrent_rpcs=max_workers,
     )
     # It registers services as the server does, which has more methods.
-    most_unread_bytes = _UNREAD_ANSWERS * connections.max_message_bytes
-    registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers, most_unread_bytes)))
+    unread = UnreadAnswers(_UNREAD_ANSWERS * connections.max_message_bytes)
+    registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers, unread)))
     permitted = Permits(dataplane) if tokens else dataplane
-    streams = Streams(permitted, executor)
+    streams = Streams(permitted, executor, unread)
     add_methods(registrar, methods_of(permitted))
     streams.add_to(registrar)
     for add_service in extra:

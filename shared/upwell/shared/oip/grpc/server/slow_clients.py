@@ -13,7 +13,7 @@ import functools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
@@ -29,14 +29,14 @@ class PendingCalls:
 
     gRPC itself may wait for half of the places. If more than a quarter of them wait here, some are cut off (CANCELLED):
     at least a quarter is left for calls that have their message. So are some of those whose answers nobody reads, if
-    these take more than `most_unread_bytes`.
+    these are too large together.
     """
 
-    def __init__(self, threads: CallThreads, count: int, most_unread_bytes: int) -> None:
+    def __init__(self, threads: CallThreads, count: int, unread: UnreadAnswers) -> None:
         self._threads = threads
         self._most_trusted = count // 2
         self._waiting = _guard(max(1, count // 4))
-        self._unread = _guard(most_unread_bytes)
+        self._unread = unread
 
     @property
     def trusts(self) -> bool:
@@ -56,12 +56,33 @@ class PendingCalls:
 
     def sending(self, answer: Any, context: grpc.ServicerContext) -> Any:
         """The answer of a call, which counts as unread until the call has ended."""
-        if type(answer) is bytes and len(answer) >= _LARGE_BYTES:
-            key = id(context)
-            self._unread.add(key, context, len(answer))
-            if not context.add_callback(lambda: self._unread.remove(key)):
+        if type(answer) is bytes:
+            key = self._unread.add(context, answer)
+            if key is not None and not context.add_callback(lambda: self._unread.remove(key)):
                 self._unread.remove(key)
         return answer
+
+
+class UnreadAnswers:
+    """The answers of a server that gRPC keeps because their clients do not read them: `most_bytes` together.
+
+    Beyond it calls are cut off (CANCELLED), of the address with the most.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._waiting = _guard(most_bytes)
+
+    def add(self, context: grpc.ServicerContext, answer: bytes, number: int = 0) -> tuple[int, int] | None:
+        """Count an answer of a call, one of several by its `number`; returns its key, None if it is small."""
+        if len(answer) < _LARGE_BYTES:
+            return None
+        key = id(context), number
+        self._waiting.add(key, context, len(answer))
+        return key
+
+    def remove(self, key: tuple[int, int]) -> None:
+        """The answer has been read, or the call has ended."""
+        self._waiting.remove(key)
 
 
 def _guard(most: int) -> SlowClientGuard[grpc.ServicerContext]:
@@ -164,12 +185,12 @@ class SlowClientGuard(Generic[T]):
         self._most = most
         self._address_of = address_of
         self._break_off = break_off
-        self._waiting: dict[int, tuple[float, T, int]] = {}  # in order of their start
+        self._waiting: dict[Hashable, tuple[float, T, int]] = {}  # in order of their start
         self._total = 0
         self._lock = threading.Lock()
         self._thinning = threading.Lock()
 
-    def add(self, key: int, one: T, weight: int = 1) -> None:
+    def add(self, key: Hashable, one: T, weight: int = 1) -> None:
         """Start waiting for `one`, with the given key; `weight` counts towards `most`."""
         with self._lock:
             self._waiting[key] = (time.monotonic(), one, weight)
@@ -177,7 +198,7 @@ class SlowClientGuard(Generic[T]):
         if self._total > self._most and self._thinning.acquire(blocking=False):
             threading.Thread(target=self._thin_out, name="oip-waiting", daemon=True).start()
 
-    def remove(self, key: int) -> bool:
+    def remove(self, key: Hashable) -> bool:
         """Stop waiting; False if it was cut off, or removed, before."""
         with self._lock:
             found = self._waiting.pop(key, None)
@@ -197,7 +218,7 @@ class SlowClientGuard(Generic[T]):
         late_s = time.monotonic() - PATIENCE_S
         with self._lock:
             late = [(key, one, weight) for key, (since_s, one, weight) in self._waiting.items() if since_s <= late_s]
-        by_address: dict[str, deque[tuple[int, T, int]]] = {}
+        by_address: dict[str, deque[tuple[Hashable, T, int]]] = {}
         held: Counter[str] = Counter()
         for item in late:
             address = self._address_of(item[1])
