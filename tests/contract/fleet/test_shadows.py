@@ -48,6 +48,9 @@ def test_lines_of_what_was_asked_for_are_kept_without_tags(fleet: Service, monke
     assert len(fleet.get("/shadows/8/lines")["lines"]) == 3
     assert fleet.get("/shadows/8/lines?after=1&limit=1")["next"] == 2
     assert "it is too slow" in json.dumps(fleet.get("/events?after=-1"))
+    monkeypatch.setattr(shadow_releases, "MOST_LINES", 2)  # as if another replica had added some at the same time
+    device.poll(custom_message=said({"release": 8, "lines": [LINE, LINE], "problem": ""}))
+    assert len(fleet.get("/shadows/8/lines")["lines"]) == 3
     fleet.do("DELETE", "/shadows/8")
     assert wished(device)["shadow"] is None
     assert fleet.get("/shadows") == {"shadows": [{"release": 8, "devices": 0, "lines": 3}]}

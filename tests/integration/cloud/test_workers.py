@@ -92,11 +92,19 @@ def one_client_each(service: Service) -> dict[int, OipClient]:
     raise AssertionError("some worker gets no connections")
 
 
+def passed_on(pid: int) -> list[str]:
+    """The sockets of a process that its children would get."""
+    sockets = [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if os.readlink(fd).startswith("socket:")]
+    flags = {fd.name: Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text().split("flags:")[1].split()[0] for fd in sockets}
+    return [name for name, octal in flags.items() if not int(octal, 8) & os.O_CLOEXEC]
+
+
 def test_all_workers_answer_on_one_port_and_end_with_their_supervisor(
     service: Service, tmp_path: Path, models: Path
 ) -> None:
     workers = children(service.process.pid)
     assert len(workers) == 2
+    assert not any(map(passed_on, workers))
     assert len([line for line in service.lines if line.startswith("serving on")]) == 1
     clients = one_client_each(service)
     assert set(clients) == set(workers)

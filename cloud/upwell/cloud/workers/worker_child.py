@@ -147,6 +147,7 @@ def _beat(send: Callable[[Message], None]) -> None:
 def main() -> None:
     """Serve as directed by the supervisor over the socket whose descriptor is the argument."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel.socket.set_inheritable(False)  # a child that outlived this process would hide its end from the supervisor
     orders = _Orders(channel)
     start = orders.start.get()
     config = CloudConfig.model_validate(start.config)

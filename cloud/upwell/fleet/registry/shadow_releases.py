@@ -73,7 +73,7 @@ def keep_lines(connection: Connection, device: Stored, shadowed: Shadowed, now_u
         )
     kept = connection.scalar(select(func.count()).where(SHADOW_LINES.c.release == shadowed.release)) or 0
     about = {"release": shadowed.release, "device_id": device["id"], "at_unix_s": now_unix_s}
-    rows = [{**about, "line": line} for line in shadowed.lines[: MOST_LINES - kept]]
+    rows = [{**about, "line": line} for line in shadowed.lines[: max(0, MOST_LINES - kept)]]
     if rows:
         connection.execute(insert(SHADOW_LINES), rows)
 
