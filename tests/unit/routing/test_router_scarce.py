@@ -20,15 +20,15 @@ RTT_S = 0.06
 POLICY = "defaults: {deadline: 300ms, hard: {measure: margin, below: 0.75}%s}"
 
 
-def over(by: Router, bytes_per_s: float, candidate_bytes: int = 20_000) -> RouterState:
-    """After answers over a link of that rate, and candidates of every rank, five a second."""
+def over(by: Router, bytes_per_s: float, candidate_bytes: int = 20_000, at_once: int = 1) -> RouterState:
+    """After answers over a link of that rate, and candidates of every rank, five a second, so many of them at once."""
     state = RouterState()
     for index in range(12):
         at_s, size_bytes = index * 0.1, 15_000 + 5_000 * (index % 4)
         state = by.observe(state, CloudAnswered(MODEL, 1, size_bytes, RTT_S + size_bytes / bytes_per_s, 0.0), at_s)
     for index in range(40):
         decision = ask(by, state, index * 7 % 40 / 40 * 0.75, candidate_bytes)
-        state, _ = by.acquire(state, decision, 1.2 - 0.2 * (40 - index))
+        state, _ = by.acquire(state, decision, 1.2 - 0.2 * (40 - index // at_once * at_once) + 1e-4 * (index % at_once))
     return state
 
 
@@ -70,6 +70,22 @@ def test_a_decision_says_how_likely_it_is_in_time_and_how_likely_it_must_be() ->
     by = router(POLICY % "")
     decision = ask(by, over(by, 150e3), 0.7, 38_000)
     assert 0.0 < decision.chance < decision.needed_chance <= 0.5
+
+
+def test_on_an_idle_link_less_is_enough_where_no_other_candidate_comes_meanwhile() -> None:
+    by = router(POLICY % "")
+    steady, bursts = (over(by, 150e3, at_once=at_once) for at_once in (1, 4))
+    goes, stays = (ask(by, state, 0.6, 35_000) for state in (steady, bursts))
+    assert 0.25 < goes.needed_chance < goes.chance == stays.chance < stays.needed_chance == 0.5
+    assert goes.up_rows == stays.kept_rows == (0,)
+    busy = by.observe(steady, CloudSent(MODEL, "now", 1, 20_000), 1.2)
+    assert ask(by, busy, 0.6, 35_000).needed_chance == 0.5
+
+
+def test_a_written_confidence_of_less_than_half_is_the_least_that_is_enough_on_an_idle_link() -> None:
+    default, written = (router(POLICY % confidence) for confidence in ("", ", confidence: 30%"))
+    least, more = (ask(by, over(by, 150e3), 0.6, 35_000).needed_chance for by in (default, written))
+    assert more - least == pytest.approx(0.30 - 0.25)
 
 
 def test_a_written_confidence_of_more_than_half_holds_whatever_the_rank() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
+from collections.abc import Iterable
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -54,6 +57,42 @@ def test_who_comes_more_often_makes_the_link_dearer_and_who_it_does_not_carry_ma
     often, seldom = (after([20_000] * 64, per_s).per_s(link) for per_s in (20.0, 2.0))
     assert often > 2 * seldom
     assert after([200_000] * 64).per_s(link) < 0.1 * after([20_000] * 64).per_s(link)
+
+
+def at(times_s: Iterable[float]) -> BidPrice:
+    """After one candidate at each time."""
+    price = BidPrice.start("margin")
+    for at_s in times_s:
+        price = price.add((0.5,), 20_000, at_s)
+    return price
+
+
+def test_followers_are_counted_by_their_gaps_each_by_the_share_of_the_time_that_is_left() -> None:
+    dice = random.Random(4)
+    times_s = sorted(dice.uniform(0.0, 10.0) for _ in range(40))
+    waits = [max(0.0, 1.0 - (later - one) / 0.3) for i, one in enumerate(times_s) for later in times_s[i + 1 :]]
+    assert at(times_s).followers(0.3) == pytest.approx(sum(waits) / 40)
+    assert at(times_s[: BidPrice.ENOUGH - 1]).followers(0.3) == math.inf
+
+
+def test_rows_of_one_message_do_not_follow_each_other() -> None:
+    single, of_three = BidPrice.start("margin"), BidPrice.start("margin")
+    for index in range(20):
+        single, of_three = (one.add((0.5,) * rows, 20_000, index * 0.1) for one, rows in ((single, 1), (of_three, 3)))
+    assert of_three.followers(0.3) == pytest.approx(single.followers(0.3))
+    assert BidPrice.start("margin").add((0.5,) * BidPrice.WINDOW, 20_000, 0.0).followers(0.3) == math.inf
+
+
+def test_at_the_same_rate_a_steady_stream_has_no_followers_a_random_one_some_and_bursts_most() -> None:
+    dice, per_s, within_s = random.Random(5), 2.5, 0.3
+    steady = at(index / per_s for index in range(64)).followers(within_s)
+    random_ = statistics.fmean(
+        at(accumulate(dice.expovariate(per_s) for _ in range(64))).followers(within_s) for _ in range(200)
+    )
+    bursts = at(index // 4 * 4 / per_s + index % 4 * 0.001 for index in range(64)).followers(within_s)
+    assert steady == 0.0
+    assert random_ == pytest.approx(per_s * within_s / 2, rel=0.05)
+    assert bursts == pytest.approx(1.5, rel=0.02)  # the mean of 3, 2, 1 and 0
 
 
 def test_among_few_candidates_the_link_has_no_price_and_everybody_is_middling() -> None:

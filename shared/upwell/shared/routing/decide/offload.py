@@ -27,6 +27,9 @@ MARGIN = 0.1
 SURE = 0.5
 """Minimum probability of being in time for a route without a fallback, or if the objective is latency."""
 
+ALONE = 0.25
+"""Probability of being in time that is always enough on an idle link if no other candidate comes meanwhile."""
+
 RETURN_MARGIN = 0.05
 """After a candidate was too slow, the next one must be predicted to leave this share of its time unused."""
 
@@ -265,12 +268,11 @@ def probes_of(
 def _tries_link(case: OffloadCase, rows: tuple[int, ...]) -> bool:
     """Whether these rows may find out what the link carries: among the last candidates they are the smallest, so that
     it costs little, and the link is idle."""
-    prices, link = _prices(case), case.state.link
+    prices = _prices(case)
     if prices is None or case.verdict.settings.objective != "accuracy":
         return False
     size_bytes = replace(case, quality=None).size_bytes(rows) if case.quality else case.size_bytes(rows)
-    wait_s, _ = case.state.backlog.wait_s(case.now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
-    return wait_s <= 0.0 and prices.is_among_smallest(size_bytes / len(rows))
+    return _is_idle(case) and prices.is_among_smallest(size_bytes / len(rows))
 
 
 def _in_time(
@@ -348,7 +350,9 @@ def _chance(
 
     The price of a second follows from the recent candidates (`BidPrice`), but is at least such that a row of median
     rank that takes all the remaining link time needs the policy's confidence. A message that is more likely in time
-    than not is always sent.
+    than not is always sent. On an idle link `ALONE` is enough, plus what those could gain that come while the message
+    is expected to hold the link, each worth as much and in time with probability `SURE`: chance ≥ `ALONE` +
+    `SURE`·followers. `ALONE` is not 0 because that time is uncertain.
     """
     within_s = case.give_up_s - case.now_s - predicted.server_s
     if within_s <= 0.0:
@@ -360,7 +364,16 @@ def _chance(
     moment = LinkMoment(link.rates, case.now_s, within_s, link.rtt_s * link.fading(case.now_s))
     per_s = 0.0 if prices is None else prices.per_s(moment)
     price = max(per_s, confidence * MIDDLING / max(1e-3, within_s - moment.rtt_s))
-    return found.in_time, min(SURE, price * found.occupied_s / max(1e-3, gain))
+    needed = min(SURE, price * found.occupied_s / max(1e-3, gain))
+    if prices is not None and needed > ALONE and _is_idle(case):
+        needed = min(needed, max(ALONE, confidence) + SURE * prices.followers(found.occupied_s))
+    return found.in_time, needed
+
+
+def _is_idle(case: OffloadCase) -> bool:
+    """Whether a message sent now waits for no other."""
+    link = case.state.link
+    return case.state.backlog.wait_s(case.now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)[0] <= 0.0
 
 
 def _prices(case: OffloadCase) -> BidPrice | None:

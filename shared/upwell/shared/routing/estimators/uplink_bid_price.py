@@ -86,6 +86,21 @@ class BidPrice:
             count >= self.ENOUGH and sum(one.size_bytes <= size_bytes for one in self.recent) <= self.SMALLEST * count
         )
 
+    def followers(self, within_s: float) -> float:
+        """The expected number of messages that come within `within_s` after one, each counted by the share of that time
+        that is left: E[Σ (1 − gap/within)⁺] over the later ones. Infinite with too few of them.
+
+        The gaps are counted, not taken as exponential (the intensity function of a point process, Cox and Lewis 1966,
+        The Statistical Analysis of Series of Events): a Poisson stream of rate r has r·within/2, a burst of n has
+        (n − 1)/2, and a camera whose pictures are further apart has 0. Rows of one message go together and count
+        once.
+        """
+        at_s = np.unique([one.at_s for one in self.recent])
+        if len(at_s) < self.ENOUGH:
+            return math.inf
+        left = np.maximum(0.0, 1.0 - np.abs(at_s - at_s[:, None]) / within_s)  # symmetric, 1 on the diagonal
+        return float((left.sum() / len(at_s) - 1.0) / 2.0)
+
     def per_s(self, link: LinkMoment) -> float:
         """V for this link, as if it were idle; 0 with too few candidates."""
         count = len(self.recent)
