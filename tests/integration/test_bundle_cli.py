@@ -380,6 +380,12 @@ def test_labels_go_along_and_are_held_against_the_model_at_every_load(
     assert "90 % needed" in err
 
 
+def test_classes_among_the_requests_are_asked_about(upwell: Run, digits: Path, labelled: Path) -> None:
+    code, _, err = upwell("pack", digits, "--version", 1, "--golden", labelled)
+    assert code == 2
+    assert "takes image, not 'digit'; leave that array out, or add --labels digit if it holds the right classes" in err
+
+
 def test_another_model_can_say_what_is_right(upwell: Run, here: Path) -> None:
     for name, seed in (("good", 0), ("same", 0), ("bad", 1)):
         linear(here / name, seed, "model.onnx")

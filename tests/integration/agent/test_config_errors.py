@@ -97,6 +97,10 @@ ONE_LINE = {
         "models: {m: {edge: {file: good.onnx, runtime: tflite, package: ai_edge_litert}}}",
         "good.onnx",
     ),
+    "a model file as a bundle": (
+        "models: {m: {edge: {bundle: good.onnx}}}",
+        "good.onnx: a model file; expected its folder (a model file alone is `file`)",
+    ),
     "another suffix": ("models: {m: {edge: {file: agent.yaml}}}", "agent.yaml: expected a .onnx or .tflite file"),
     "a tflite package with onnx": (
         "models: {m: {edge: {file: good.onnx, runtime: onnx, package: tflite_runtime}}}",

@@ -121,6 +121,15 @@ def test_golden_vectors_that_are_broken_are_no_reason_to_do_without(tmp_path: Pa
         load(folder)
 
 
+def test_a_bare_file_beside_the_description_of_a_bundle_does_not_pass_for_one(
+    tmp_path: Path, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make(tmp_path, "onnx").rename(tmp_path / "model.int8.onnx")
+    describe(tmp_path, "{}")
+    load(model)
+    assert "model.yaml is not read: the description of this file would be model.int8.yaml" in caplog.text
+
+
 def test_a_bare_file_is_tested_where_its_description_names_golden_vectors(
     tmp_path: Path, load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,6 +137,7 @@ def test_a_bare_file_is_tested_where_its_description_names_golden_vectors(
     record(tmp_path, model)
     assert load(model).report.checked_by == "nothing"
     assert "nothing tests or verifies it" in caplog.text
+    assert "model.yaml is not read" not in caplog.text
     caplog.clear()
     describe(tmp_path, "{file: golden.npz}")
     assert load(model).report.checked_by == "golden vectors"

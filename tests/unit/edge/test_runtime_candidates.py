@@ -110,6 +110,7 @@ def test_a_bundle_that_was_verified_goes_before_the_folder_in_the_file(bundle: P
         ({"bundle": ".", "package": "tflite_runtime"}, "bundle: no model.tflite in it"),
         ({"file": "model.bin"}, "expected a .onnx or .tflite file"),
         ({"file": "model.onnx"}, "no such file; expected a model"),
+        ({"file": "."}, "file: this is a folder; write it as `bundle`, or name the model file in it"),
     ],
 )
 def test_without_a_model_file_it_says_what_was_expected(tmp_path: Path, how: dict[str, str], said: str) -> None:

@@ -78,6 +78,8 @@ def open_archive(
     """
     from upwell.edge.bundle.archive import unpacked
 
+    if path.suffix.lower() in (".onnx", ".tflite"):
+        raise BundleRefused(Refusal.MALFORMED, path, "a model file; expected its folder (a model file alone is `file`)")
     with unpacked(path, into, advance) as folder:
         bundle = _from_archive(path, folder, trust, newer_than, advance)
         try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from upwell.edge.bundle.bundle import GOLDEN_NAME, Bundle
+from upwell.edge.bundle.bundle import DESCRIPTION_NAME, GOLDEN_NAME, Bundle
 from upwell.edge.bundle.output_tolerances import Tolerances
 from upwell.edge.models.edge_model import CheckedBy, EdgeModel, LoadReport, ModelSource, RuntimeAttempt, State
 from upwell.edge.models.model_config import EdgeSide
@@ -121,6 +121,9 @@ class Loader:
         if side.file is not None:
             untested = "" if self._golden else "tests or "
             _log.warning("%s is a bare file without a bundle: nothing %sverifies it", side.file, untested)
+            others, own = side.file.parent / DESCRIPTION_NAME, self._files.description
+            if others != own and others.exists() and not own.exists():
+                _log.warning("%s is not read: the description of this file would be %s", others, own.name)
 
     def load(self) -> EdgeModel:
         """The model, once any configured accelerator is ready or was skipped.

@@ -65,6 +65,10 @@ def files_of(side: EdgeSide, bundle: Bundle | None) -> ModelFiles:
     Raises `ConfigError` if there is no model file with a known runtime.
     """
     if side.file is not None:
+        if side.file.is_dir():
+            raise ConfigError.at(
+                side.file, "this is a folder; write it as `bundle`, or name the model file in it", "file"
+            )
         runtime_of(side.file, side)
         check_file(side.file)
         return ModelFiles([side.file], side.file.with_suffix(".yaml"), None)

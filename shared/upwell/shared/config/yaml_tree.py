@@ -86,6 +86,8 @@ def read_tree(text: str, path: Path | None) -> Tree:
 def _syntax_problem(error: MarkedYAMLError, path: Path | None) -> Problem:
     mark = error.problem_mark or error.context_mark
     message = ", ".join(str(part) for part in (error.problem, error.context) if part)
+    if r"'\t'" in message:
+        message += "; indent with spaces"
     line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
     return Problem(path, line, column, "", f"not valid YAML: {message}")
 

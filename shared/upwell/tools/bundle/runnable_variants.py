@@ -194,7 +194,7 @@ def record(
     """
     own, first = models.variants[0], (reference or models).variants[0]
     signature = own.processor.signature
-    inputs = random_requests(signature) if requests is None else _with_channels(requests, signature)
+    inputs = random_requests(signature) if requests is None else _as_inputs(requests, signature)
     try:
         answers = answer_function(first.processor, first.runtime)(inputs)
         wanted = {one.name for one in own.processor.signature.outputs}
@@ -212,8 +212,16 @@ def record(
     models.golden.write_bytes(data)
 
 
-def _with_channels(requests: Mapping[str, Array], signature: Signature) -> Mapping[str, Array]:
-    """The requests with gray pictures [rows, height, width] as [rows, height, width, 1], as quantizing takes them."""
+def _as_inputs(requests: Mapping[str, Array], signature: Signature) -> Mapping[str, Array]:
+    """The requests with gray pictures [rows, height, width] as [rows, height, width, 1], as quantizing takes them.
+
+    Raises `ConfigError` for an array that is no input.
+    """
+    names = [one.name for one in signature.inputs]
+    other = next((name for name in requests if name not in names), None)
+    if other is not None:
+        problem = f"the model takes {', '.join(names)}, not {other!r}; leave that array out"
+        raise ConfigError.at(None, f"{problem}, or add --labels {other} if it holds the right classes", "--golden")
     pictures = {one.name for one in signature.inputs if one.kind == "image"}
     return {
         name: array[..., None] if name in pictures and array.ndim == 3 and array.dtype == np.uint8 else array
