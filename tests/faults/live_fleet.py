@@ -55,7 +55,7 @@ def bundle(folder: Path, version: int, kind: str = "good") -> Path:
     if kind == "slow":
         _write_slow(made / "model.onnx")
     elif kind == "crashes":
-        _write_crashing(made / "model.onnx")
+        write_crashing(made / "model.onnx")
     elif kind == "endless":
         write_endless(made / "model.onnx", CLASSES)
     elif kind == "doubtful":
@@ -99,7 +99,7 @@ def _write_slow(path: Path) -> None:
     save(path, nodes, *_ENDS, constants)
 
 
-def _write_crashing(path: Path) -> None:
+def write_crashing(path: Path) -> None:
     """The smallest number of 32 bits divided by minus one: no runtime looks for that, and x86 ends the process."""
     nodes = [
         helper.make_node("Cast", ["fp32"], ["whole"], to=6),

@@ -20,6 +20,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.faults.live_fleet import write_crashing
 from tests.integration.cloud.processes import children, connections, is_running, until, zombies
 from tests.integration.cloud.serving import Service, serve_and_fail, serving
 from tests.unit.models_for_tests import linear
@@ -203,6 +204,38 @@ def test_a_worker_that_cannot_be_started_for_lack_of_files_is_started_later_and_
     others.close()
     service.terminate()
     assert service.exit_code() == 0
+
+
+@pytest.mark.slow
+def test_a_version_whose_load_ends_processes_is_left_out_and_the_former_one_answers(
+    tmp_path: Path, models: Path
+) -> None:
+    more = "defaults: {versions: latest}\n"
+    with serving("-c", config(tmp_path, models, ", repository: {watch: 100ms}", more)) as service:
+        (tmp_path / "made").mkdir()
+        write_crashing(tmp_path / "made" / "model.onnx")
+        (tmp_path / "made").rename(models / "linear" / "2")
+        until(lambda: sum("was loading model linear version 2" in line for line in service.lines) >= 2)
+        until(lambda: len(children(service.process.pid)) == 2 and sum("serves" in one for one in service.lines) >= 4)
+        for client in one_client_each(service).values():
+            assert client.infer(ONE, LIMIT_S).version == "1"
+            client.close()
+        with triton.InferenceServerClient(service.address) as client:
+            (entry,) = [one for one in client.get_model_repository_index().models if one.version == "2"]
+            assert (entry.state, "the process ended while it was loaded" in entry.reason) == ("UNAVAILABLE", True)
+        linear(tmp_path, seed=2).replace(models / "linear" / "2" / "model.onnx")
+        until(lambda: [asked_version(service.address) for _ in range(8)] == ["2"] * 8)
+        assert sum("died" in line for line in service.lines) <= 4
+        service.terminate()
+        assert service.exit_code() == 0
+
+
+def asked_version(address: str) -> str:
+    client = OipClient(address)
+    try:
+        return client.infer(ONE, LIMIT_S).version
+    finally:
+        client.close()
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ from __future__ import annotations
 import queue
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +16,12 @@ import pytest
 
 from tests.unit.models_for_tests import linear, linear_weights
 from upwell.cloud.config import CloudConfig
+from upwell.cloud.repository.model_folders import ModelFolder
 from upwell.cloud.service import model_loader
 from upwell.cloud.service.cloud_service import CloudService
-from upwell.cloud.service.model_loader import attempt, find_models
+from upwell.cloud.service.model_loader import attempt, find_models, loader
 from upwell.cloud.service.model_repository import MAX_CHANGES, ModelRepository, RepositoryWatch
-from upwell.cloud.workers.worker_child import SharedRepository, loading
+from upwell.cloud.workers.worker_child import SharedRepository, trying
 from upwell.cloud.workers.worker_messages import Change, Done, LoadsNow, Message
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest
@@ -51,13 +54,20 @@ def spoil(root: Path, name: str, version: int) -> None:
 class Scene:
     """A service over the folders of `root` with the say over them, and a watch that looks when it is told to."""
 
-    def __init__(self, root: Path, control: bool = True, **settings: object) -> None:
+    def __init__(
+        self,
+        root: Path,
+        control: bool = True,
+        trying: Callable[[ModelFolder], AbstractContextManager[object]] = nullcontext,
+        **settings: object,
+    ) -> None:
         serve = {"listen": ["127.0.0.1:0"], "models": root, "repository": {"control": control, "watch": "1s"}}
         config = CloudConfig.model_validate({"version": 1, "serve": serve, **settings})
         attempts = [attempt(folder, config) for folder in find_models(config)]
         self.changes: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
         self.service = CloudService([one.result for one in attempts])
-        self.repository = ModelRepository(config, self.service, attempts, self._changed)
+        load = loader(config, trying=trying)
+        self.repository = ModelRepository(config, self.service, attempts, self._changed, load=load)
         self.watch = RepositoryWatch(self.repository, interval_s=1)
         self.hold = threading.Event()
         self.hold.set()
@@ -461,34 +471,16 @@ def test_files_that_change_while_they_are_read_are_not_served(root: Path, monkey
 # --- What a worker tells its supervisor of it
 
 
-def test_a_worker_says_that_its_watch_loads_as_long_as_it_does(root: Path) -> None:
-    scene = Scene(root)
+def test_a_worker_says_what_it_loads_as_long_as_it_does(root: Path) -> None:
     said: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    watch = RepositoryWatch(scene.repository, 1, partial(loading, said.put))
-    watch.look()
-    put(root, "m", 2, seed=2)
-    watch.look()
-    assert said.empty()
-    scene.hold.clear()
-    with ThreadPoolExecutor(1) as pool:
-        look = pool.submit(watch.look)
-        assert scene.changes.get(timeout=LIMIT_S) == ("m", True)
-        assert said.get_nowait() == LoadsNow(True)
-        assert said.empty()
-        scene.hold.set()
-        look.result(LIMIT_S)
-    assert said.get_nowait() == LoadsNow(False)
-
-
-def test_a_worker_says_that_it_makes_a_change_as_long_as_it_does(root: Path) -> None:
-    scene = Scene(root)
-    said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    scene = Scene(root, trying=partial(trying, said.put))
     changes: queue.SimpleQueue[Change] = queue.SimpleQueue()
     worker = SharedRepository(scene.repository, said.put)
     threading.Thread(target=worker.make_changes, args=[changes], daemon=True).start()
-    for count, change in enumerate((Change(1, "m", True), Change(2, "nothing", False)), 1):
+    put(root, "m", 2, seed=2)
+    for change, loads in ((Change(1, "m", False), [LoadsNow("m", "2"), LoadsNow()]), (Change(2, "m", True), [])):
         changes.put(change)
-        assert [said.get(timeout=LIMIT_S) for _ in range(2)] == [LoadsNow(True), LoadsNow(False)]
+        assert [said.get(timeout=LIMIT_S) for _ in loads] == loads
         done = said.get(timeout=LIMIT_S)
         assert isinstance(done, Done)
-        assert done.id == count
+        assert done.id == change.id

@@ -42,6 +42,11 @@ class ModelFolder:
     path: Path
     root: Path
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """The name and the version, as texts."""
+        return self.name, str(self.version)
+
     def file(self, file_name: str) -> Path:
         """The model's file. Raises `ModelFailed` if it is missing, not a regular file, or outside the repository."""
         path = self.path / file_name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -16,7 +17,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, ModelSettings, engine_type
 from upwell.cloud.engines.batch_checks_and_buckets import by_rows, works_by_rows
 from upwell.cloud.engines.error_text import printable, tellable
-from upwell.cloud.repository.model_folders import Files, ModelFolder, scan, select
+from upwell.cloud.repository.model_folders import Files, ModelFolder, Versions, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
 from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, LoadSettings
 from upwell.shared.signature.model_yaml import load_description
@@ -64,8 +65,10 @@ class LoadAttempt:
     result: CloudModel | BrokenModel
 
 
-def find_models(config: CloudConfig, *, begins: bool = True) -> list[ModelFolder]:
-    """All versions to serve, by model and number.
+def find_models(
+    config: CloudConfig, *, begins: bool = True, fatal: Collection[tuple[str, str]] = ()
+) -> list[ModelFolder]:
+    """All versions to serve, by model and number. Where the latest is wanted and `fatal`, the latest other one too.
 
     Raises `ConfigError`, also for invalid names and for settings of a model or version that does not exist. These two
     are only warnings if models may still appear, or if not `begins`, since other workers already serve.
@@ -79,7 +82,16 @@ def find_models(config: CloudConfig, *, begins: bool = True) -> list[ModelFolder
         raise ConfigError(missing)
     for problem in missing:
         log.warning("%s", problem)
-    return [folder for name, folders in found.items() for folder in select(folders, config.versions_of(name))]
+    return [one for name, there in found.items() for one in _selected(there, config.versions_of(name), fatal)]
+
+
+def _selected(
+    there: Sequence[ModelFolder], versions: Versions, fatal: Collection[tuple[str, str]]
+) -> list[ModelFolder]:
+    chosen = select(there, versions)
+    if versions == "latest" and chosen and chosen[0].key in fatal:
+        return [*select([one for one in there if one.key not in fatal], versions), *chosen]
+    return chosen
 
 
 def _missing_models(config: CloudConfig, found: Mapping[str, Sequence[ModelFolder]]) -> Iterator[Problem]:
@@ -111,6 +123,26 @@ def attempt(
         result = BrokenModel(result.name, result.version, "its files changed while they were read")
         log.error("model %s version %s is not served: %s", result.name, result.version, result.reason)
     return LoadAttempt(files, result)
+
+
+FATAL = "the process ended while it was loaded, more than once; the service's log says how"
+
+
+Load: TypeAlias = Callable[[ModelFolder, LoadSettings], LoadAttempt]
+
+
+def loader(
+    config: CloudConfig,
+    on_run: OnRun | None = None,
+    trying: Callable[[ModelFolder], AbstractContextManager[object]] = nullcontext,
+) -> Load:
+    """`attempt` with this configuration, each time within `trying`."""
+
+    def load(folder: ModelFolder, asked: LoadSettings) -> LoadAttempt:
+        with trying(folder):
+            return attempt(folder, config, on_run, asked)
+
+    return load
 
 
 def calls_at_once(models: Sequence[CloudModel | BrokenModel], config: CloudConfig) -> int:

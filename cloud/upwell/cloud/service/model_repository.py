@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.repository.model_folders import (
@@ -19,7 +19,7 @@ from upwell.cloud.repository.model_folders import (
     warn_of_name,
 )
 from upwell.cloud.service.cloud_service import CloudService
-from upwell.cloud.service.model_loader import BrokenModel, LoadAttempt, ModelVersions, OnRun, attempt, offered
+from upwell.cloud.service.model_loader import BrokenModel, Load, LoadAttempt, ModelVersions, loader, offered
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, IndexEntry, LoadSettings, ModelState
 
@@ -39,7 +39,7 @@ class ModelRepository:
 
     `attempts` are the loads made at the start; `unloaded` names the models that were unloaded by request before it, and
     `settings` the settings of earlier loads by request. `on_change` is called with the name of each model that changed
-    and whether it is ready, `on_run` with the runs of the models loaded here.
+    and whether it is ready; `load` loads a version.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class ModelRepository:
         attempts: Sequence[LoadAttempt],
         on_change: Callable[[str, bool], None],
         unloaded: Collection[str] = (),
-        on_run: OnRun | None = None,
+        load: Load | None = None,
         settings: Mapping[str, LoadSettings] | None = None,
     ) -> None:
         self._config = config
         self._root = config.serve.models
         self._service = service
         self._on_change = on_change
-        self._on_run = on_run
+        self._load = load or loader(config)
         self._attempts: dict[str, dict[str, LoadAttempt]] = {}
         for one in attempts:
             self._attempts.setdefault(one.result.name, {})[one.result.version] = one
@@ -203,7 +203,7 @@ class ModelRepository:
                 as_before = before is not None and before.files == folder.files()
                 if before is None or not as_before or (again and isinstance(before.result, BrokenModel)):
                     self._loading = (model, version)
-                    before = self._loader.submit(_tried, folder, self._config, self._on_run, settings).result()
+                    before = self._loader.submit(_tried, folder, self._load, settings).result()
                 attempts[version] = before
         finally:
             self._loading = _NOTHING
@@ -252,10 +252,10 @@ def _entries(name: str, model_versions: ModelVersions) -> Iterator[IndexEntry]:
             yield IndexEntry(name, version, ModelState.READY, reason)
 
 
-def _tried(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None, settings: LoadSettings) -> LoadAttempt:
-    """`attempt`, where any error concerns this version alone and the others are still served."""
+def _tried(folder: ModelFolder, load: Load, settings: LoadSettings) -> LoadAttempt:
+    """`load`, where any error concerns this version alone and the others are still served."""
     try:
-        return attempt(folder, config, on_run, settings)
+        return load(folder, settings)
     except Exception as error:  # one model must not stop the others
         what = error if isinstance(error, ConfigError) else "an internal error"
         log.error(
@@ -288,19 +288,12 @@ class RepositoryWatch:
 
     A model is loaded once two checks in a row have found the same files, so that a copy in progress is left alone. A
     copy has no other sign of its end, so one that pauses for longer may be tried too early: that load fails, the old
-    version stays in force, and the next change is tried again. A check costs a few system calls per file. `loading`
-    surrounds each load.
+    version stays in force, and the next change is tried again. A check costs a few system calls per file.
     """
 
-    def __init__(
-        self,
-        repository: ModelRepository,
-        interval_s: float,
-        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
+    def __init__(self, repository: ModelRepository, interval_s: float) -> None:
         self._repository = repository
         self._interval_s = interval_s
-        self._loading = loading
         self._seen: Mapping[str, Mapping[str, Files] | None] = {}
         self._readable = True
         self._ending = threading.Event()
@@ -328,8 +321,7 @@ class RepositoryWatch:
         before, self._seen = self._seen, seen
         for name, files in seen.items():
             if files is not None and files == before.get(name) and self._repository.is_new(name, files):
-                with self._loading():
-                    self._repository.take_over(name, files)
+                self._repository.take_over(name, files)
 
     def _run(self) -> None:
         while not self._ending.wait(self._interval_s):

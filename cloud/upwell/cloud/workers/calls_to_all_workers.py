@@ -67,14 +67,17 @@ class Changes:
         """Record the versions that were loaded at the start."""
         self._versions.update(versions)
 
-    def start(self, number: int, config: Mapping[str, object]) -> list[Message]:
-        """The first messages for a new worker, which bring it up to date, including a change in progress."""
+    def start(
+        self, number: int, config: Mapping[str, object], fatal: tuple[tuple[str, str], ...] = ()
+    ) -> list[Message]:
+        """The first messages for a new worker, which bring it up to date, including a change in progress unless its
+        model is among the `fatal` ones."""
         self._workers.add(number)
         versions = dict(self._versions) if self._versions else None
         first: list[Message] = [
-            StartWorker(number, config, tuple(sorted(self._unloaded)), versions, dict(self._settings))
+            StartWorker(number, config, tuple(sorted(self._unloaded)), versions, dict(self._settings), fatal)
         ]
-        if self._current is not None:
+        if self._current is not None and self._current.change.model not in {model for model, _ in fatal}:
             self._current.waiting.add(number)
             first.append(self._current.change)
         return first

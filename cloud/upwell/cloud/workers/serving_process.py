@@ -22,13 +22,14 @@ from upwell.cloud.observe.telemetry import Telemetry, serve_metrics
 from upwell.cloud.repository.model_folders import ModelFolder
 from upwell.cloud.service.cloud_service import CloudIntrospection, CloudService
 from upwell.cloud.service.model_loader import (
+    FATAL,
     UNLOADED,
     BrokenModel,
     LoadAttempt,
     OnRun,
-    attempt,
     calls_at_once,
     find_models,
+    loader,
 )
 from upwell.cloud.service.model_repository import ModelRepository, RepositoryWatch
 from upwell.cloud.workers.health_and_reflection import MAX_STREAMS, Health, Reflection
@@ -80,6 +81,8 @@ class Restored:
     unloaded: frozenset[str] = frozenset()
     versions: Mapping[str, Sequence[str]] | None = None
     settings: Mapping[str, LoadSettings] = field(default_factory=dict)
+    fatal: frozenset[tuple[str, str]] = frozenset()
+    """Models and versions whose loads have ended processes."""
 
 
 FRESH = Restored()
@@ -137,8 +140,8 @@ def end(code: int) -> NoReturn:
 class ServingProcess:
     """One process's part of the service: its models, their repository, and the servers in front.
 
-    The constructor loads the models, `start` listens, `drain` ends. `console` shows the progress; `loading` surrounds
-    the loads of the watch. Raises as `run` does.
+    The constructor loads the models, `start` listens, `drain` ends. `console` shows the progress; `trying` surrounds
+    each load of a version. Raises as `run` does.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class ServingProcess:
         config: CloudConfig,
         console: Console | None = None,
         restored: Restored = FRESH,
-        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+        trying: Callable[[ModelFolder], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._config = config
         folders = _to_serve(config, restored)
@@ -155,7 +158,13 @@ class ServingProcess:
         on_run = _told_to(counter, self.telemetry.on_run)
         wanted = [one for one in folders if one.name not in restored.unloaded]
         asked = restored.settings
-        attempts = [attempt(one, config, on_run, asked.get(one.name, AS_CONFIGURED)) for one in _shown(wanted, console)]
+        load = loader(config, on_run, trying)
+        attempts = [
+            LoadAttempt(one.files(), BrokenModel(*one.key, FATAL))
+            if one.key in restored.fatal
+            else load(one, asked.get(one.name, AS_CONFIGURED))
+            for one in _shown(wanted, console)
+        ]
         if not restored.unloaded:
             _check_any(attempts)
         unloaded = [one for one in folders if one.name in restored.unloaded]
@@ -171,10 +180,10 @@ class ServingProcess:
                 self.service.put(name, model_versions.runnable())
         self._health = Health({name: self.service.ready(name) for name in self.service.versions_by_model})
         self.repository = ModelRepository(
-            config, self.service, attempts, self._health.show, restored.unloaded, on_run, asked
+            config, self.service, attempts, self._health.show, restored.unloaded, load, asked
         )
         every_s = config.serve.repository.watch
-        self._watch = RepositoryWatch(self.repository, every_s, loading) if every_s else None
+        self._watch = RepositoryWatch(self.repository, every_s) if every_s else None
         self._memory_trimmer = MemoryTrimmer(self.service.is_idle)
         self._server: RunningServer | None = None
         self._web: RunningHttpServer | None = None
@@ -272,7 +281,7 @@ def _to_serve(config: CloudConfig, restored: Restored) -> list[ModelFolder]:
     A process that starts later than others offers the same versions as they do, unless each watches the folders itself.
     """
     others = restored.versions
-    folders = find_models(config, begins=others is None)
+    folders = find_models(config, begins=others is None, fatal=restored.fatal)
     if others is None or config.serve.repository.watch:
         return folders
     return [one for one in folders if str(one.version) in others.get(one.name, ())]

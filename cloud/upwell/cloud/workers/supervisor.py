@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -52,6 +53,7 @@ _MOST_UNSENT_BYTES = 64 << 20
 
 _ENDING_S = 5.0
 _START_AGAIN_S = 5.0
+_FATAL = 2
 
 _DRAIN_MARGIN_S = 10.0
 """Added to the drain time, for what closes after it."""
@@ -103,17 +105,13 @@ class Silence:
     LOADING_LIMIT: ClassVar[int] = 3600
 
     checks: int = 0
-    loads: int = 0
-    """Loads under way. One may wait for another, and goes on when that has ended."""
-
-    def on_load(self, *, begins: bool) -> None:
-        """Note that a load begins or has ended."""
-        self.loads += 1 if begins else -1
+    loading: tuple[str, str] | None = None
+    """The model and version that it loads now."""
 
     def check(self) -> bool:
         """Count one more check; returns whether the worker was found to hang by this one."""
         self.checks += 1
-        return self.checks == (self.LOADING_LIMIT if self.loads else self.LIMIT)
+        return self.checks == (self.LOADING_LIMIT if self.loading else self.LIMIT)
 
 
 class Phase(Enum):
@@ -238,6 +236,7 @@ class _Supervisor:
         self._worker_handles: dict[int, WorkerHandle] = {}
         self._restarts = dict.fromkeys(range(1, self._count + 1), Restarts())
         self._start_at_s: dict[int, float] = {}
+        self._fatal: Counter[tuple[str, str]] = Counter()  # deaths by what was being loaded
         self._changes = Changes(lambda number, message: self._worker_handles[number].tell([message]))
         self._statistics = GatheredStatistics(lambda number, message: self._worker_handles[number].tell([message]))
         self._selector = selectors.DefaultSelector()
@@ -315,8 +314,10 @@ class _Supervisor:
                 self._on_serving()
             case Alive():
                 pass
-            case LoadsNow(is_loading):
-                worker_handle.silence.on_load(begins=is_loading)
+            case LoadsNow(model, version):
+                if worker_handle.silence.loading is not None:
+                    self._fatal.pop(worker_handle.silence.loading, None)  # it has survived that
+                worker_handle.silence.loading = (model, version) if model else None
             case Ask():
                 self._changes.ask(worker_handle.number, message, time.monotonic())
             case Done():
@@ -376,6 +377,10 @@ class _Supervisor:
         served_s = now_s - worker_handle.serving_since_s if worker_handle.phase is Phase.SERVING else 0.0
         restarts = self._restarts[worker_handle.number] = self._restarts[worker_handle.number].died(served_s)
         log.error("worker %d (process %d) died: %s", worker_handle.number, worker_handle.pid, how or "exit status 0")
+        if (loading := worker_handle.silence.loading) is not None:
+            self._fatal[loading] += 1
+            text = "it was loading model %s version %s, which is left out after %d such deaths, until its files change"
+            log.error(text, *loading, _FATAL)
         if restarts.is_hopeless:
             last = worker_handle.failure or how
             self._fail(
@@ -420,7 +425,8 @@ class _Supervisor:
             self._start_at_s[number] = time.monotonic() + _START_AGAIN_S
             return
         self._selector.register(worker_handle.channel.socket, selectors.EVENT_READ, worker_handle)
-        worker_handle.tell(self._changes.start(number, self._config))
+        fatal = tuple(one for one, deaths in self._fatal.items() if deaths >= _FATAL)
+        worker_handle.tell(self._changes.start(number, self._config, fatal))
 
     def _fail(self, text: str) -> None:
         """End the service, after the running workers have answered what was accepted."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from upwell.cloud.config import CloudConfig
+from upwell.cloud.repository.model_folders import ModelFolder
 from upwell.cloud.service.model_repository import ModelRepository
 from upwell.cloud.workers.calls_to_all_workers import SharedIntrospection
 from upwell.cloud.workers.serving_process import BROKEN_OFF, Restored, ServingProcess, end
@@ -96,9 +97,7 @@ class SharedRepository:
         """Make the changes that the supervisor sends, one after the other, for ever; runs in a thread."""
         while True:
             change = changes.get()
-            with loading(self._send):
-                done = self._made(change)
-            self._send(done)
+            self._send(self._made(change))
 
     def _ask(self, model: str, settings: LoadSettings, *, unload: bool) -> None:
         with self._own.place():
@@ -128,13 +127,14 @@ class SharedRepository:
 
 
 @contextmanager
-def loading(send: Callable[[Message], None]) -> Iterator[None]:
-    """Tell the supervisor that a model is being loaded, since an import or a compiler may stop all other threads."""
-    send(LoadsNow(True))
+def trying(send: Callable[[Message], None], folder: ModelFolder) -> Iterator[None]:
+    """Tell the supervisor what is being loaded: an import or a compiler may stop all other threads, and a model may
+    end the process."""
+    send(LoadsNow(*folder.key))
     try:
         yield
     finally:
-        send(LoadsNow(False))
+        send(LoadsNow())
 
 
 def _beat(send: Callable[[Message], None]) -> None:
@@ -155,8 +155,8 @@ def main() -> None:
     if config.serve.fast_path == "auto":
         switch_on()
     try:
-        restored = Restored(frozenset(start.unloaded), start.versions, start.settings)
-        process = ServingProcess(config, restored=restored, loading=partial(loading, channel.send))
+        restored = Restored(frozenset(start.unloaded), start.versions, start.settings, frozenset(start.fatal))
+        process = ServingProcess(config, restored=restored, trying=partial(trying, channel.send))
         repository = orders.repository = SharedRepository(process.repository, channel.send)
         introspection = orders.introspection = SharedIntrospection(process.introspection, channel.send)
         BackgroundThread("repository-changes", partial(repository.make_changes, orders.changes)).start()

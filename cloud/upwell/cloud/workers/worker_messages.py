@@ -29,6 +29,7 @@ class StartWorker:
     unloaded: tuple[str, ...] = ()
     versions: Mapping[str, tuple[str, ...]] | None = None
     settings: Mapping[str, LoadSettings] = field(default_factory=dict)
+    fatal: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,11 @@ class Alive:
 
 @dataclass(frozen=True)
 class LoadsNow:
-    """From a worker that serves: it begins or has ended to load a model, and may be silent meanwhile."""
+    """From a worker: it begins to load a version of a model, or has ended that (without a name). It may be silent
+    meanwhile."""
 
-    is_loading: bool
+    model: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from upwell.shared.errors import InvalidRequest, NotLoaded
 
 SAID: list[Message] = [
     worker_messages.StartWorker(1, {"serve": {"listen": ["127.0.0.1:1"]}}, ("m",), {"m": ("1", "2"), "n": ()}),
-    worker_messages.StartWorker(2, {}),
+    worker_messages.StartWorker(2, {}, fatal=(("m", "2"),)),
     worker_messages.Loaded((ModelLine("m", "1", "onnx", 2, 4, "sha256:0"), ModelLine("m", "2", reason="brøken\n"))),
     worker_messages.Listen(),
     worker_messages.Serving(),
     worker_messages.Alive(),
-    worker_messages.LoadsNow(True),
+    worker_messages.LoadsNow("m", "2"),
     worker_messages.Failed("two\nlines", True),
     worker_messages.Ask(1, "m", True),
     worker_messages.Change(2, "m", False),

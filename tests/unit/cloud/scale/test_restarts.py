@@ -36,19 +36,10 @@ def test_one_that_says_something_in_time_or_loads_a_model_for_minutes_does_not_h
         assert not silence.check()
         if count % (Silence.LIMIT - 1) == 0:
             silence.checks = 0
-    silence.on_load(begins=True)
-    silence.checks = 0
+    silence.loading, silence.checks = ("m", "1"), 0
     assert [silence.check() for _ in range(Silence.LOADING_LIMIT)].index(True) == Silence.LOADING_LIMIT - 1
-    silence.on_load(begins=False)
-    silence.checks = 0
+    silence.loading, silence.checks = None, 0
     assert [silence.check() for _ in range(Silence.LIMIT)][-1]
-
-
-def test_a_load_that_waited_for_another_has_its_time_when_that_has_ended() -> None:
-    silence = Silence()
-    for begins in (True, True, False):
-        silence.on_load(begins=begins)
-    assert not any(silence.check() for _ in range(2 * Silence.LIMIT))
 
 
 def test_a_worker_that_reads_nothing_keeps_no_one_and_is_not_taken_to_be_dead() -> None:
