@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.base import ExtraMissing
 from upwell.cloud.ray import serve
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 
 
 def config(**serve: Any) -> CloudConfig:

@@ -13,10 +13,9 @@ import typer
 from ruamel.yaml import YAML
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.base import ExtraMissing
 from upwell.shared.config.security import parse_address
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.units import parse_bytes, seconds_as_written
 
 
@@ -144,12 +143,8 @@ def _resolved(config: CloudConfig) -> CloudConfig:
 
 def _run(config: CloudConfig, path: Path | None) -> None:
     """Serve. Errors in keys that appear only then name the file at `path`, if there is one."""
-    try:
+    with ExtraMissing.on_import("cloud", "upwell serve needs PACKAGE"):
         from upwell.cloud.workers.serving_process import run
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("upwell"):
-            raise
-        raise ExtraMissing("upwell serve", error.name, "cloud") from None
     try:
         run(config)
     except ConfigError as error:

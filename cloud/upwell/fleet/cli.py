@@ -12,7 +12,7 @@ import typer
 from upwell.fleet.config import FleetConfig
 from upwell.shared.config.security import warn_of_root
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.telemetry.logs import set_up_logs
 from upwell.shared.units import count_of
 
@@ -27,11 +27,9 @@ def serve(
     for name in ("alembic", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warn_of_root(section.listen)
-    try:
+    with ExtraMissing.on_import("fleet", "upwell fleet serve needs PACKAGE"):
         from upwell.fleet.service.application import open_fleet
         from upwell.fleet.service.server import FleetServer
-    except ModuleNotFoundError as error:
-        raise extra_missing("upwell fleet serve", error) from None
     try:
         fleet = open_fleet(section)
         server = FleetServer(fleet)
@@ -44,10 +42,3 @@ def serve(
     if not users:
         console.print(f"there are no users yet: upwell fleet user add NAME --role operator -c {config}", markup=False)
     server.run()
-
-
-def extra_missing(what: str, error: ModuleNotFoundError) -> Exception:
-    """The message that names the extra to install, unless one of our own modules is missing."""
-    if error.name is None or error.name.startswith("upwell"):
-        return error
-    return ConfigError.at(None, f"{what} needs {error.name}: pip install 'upwell[fleet]'")

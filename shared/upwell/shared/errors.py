@@ -22,7 +22,7 @@ UpwellError
 ├── CloudFailed         the cloud did not give a usable answer and the policy asks for an error
 ├── ConfigError         a file that a person wrote is wrong; carries every problem found
 │   ├── BundleRefused     edge.bundle.bundle: a bundle is not used, for a reason that has a name
-│   └── ExtraMissing      cloud.engines.base
+│   └── ExtraMissing      a package is not installed; names the extra that brings it
 └── of one part alone, and there
     ├── FetchFailed       edge.updates.sources.base: a source of bundles cannot be reached, or lacks what was asked for
     │   └── NotThere      edge.updates.releases.repository_transport
@@ -56,8 +56,9 @@ Core errors know no transport: `upwell.shared.oip.error_statuses` maps each to a
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,3 +201,32 @@ class ConfigError(UpwellError):
     ) -> ConfigError:
         """An error with a single problem."""
         return cls([Problem(path, line, column, key, message)])
+
+    @staticmethod
+    @contextlib.contextmanager
+    def on_os_error(path: Path | None, what: str, key: str = "") -> Iterator[None]:
+        """Raise one for an `OSError` in the block: `what` says in a few words what failed, the system why."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError.at(path, f"{what}: {error.strerror or error}", key) from None
+
+
+class ExtraMissing(ConfigError):
+    """A package is not installed; the message names the extra that brings it."""
+
+    @staticmethod
+    @contextlib.contextmanager
+    def on_import(extra: str, what: str, key: str = "", path: Path | None = None) -> Iterator[None]:
+        """Raise one for an import in the block that lacks a package, unless it is our own.
+
+        `PACKAGE` in `what` stands for its name.
+        """
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            package = (error.name or "a package").partition(".")[0]
+            if package == "upwell":
+                raise
+            text = f"{what.replace('PACKAGE', package)}: pip install 'upwell[{extra}]'"
+            raise ExtraMissing([Problem(path, None, None, key, text)]) from None

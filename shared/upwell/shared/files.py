@@ -23,11 +23,8 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 def read_file(path: Path, what: str, max_bytes: int = 1 << 20) -> bytes:
     """The bytes of a small file. Raises `ConfigError`, which names `what` the file should have been."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot read {what}: {error.strerror or error}") from None
+    with ConfigError.on_os_error(path, f"cannot read {what}"), path.open("rb") as file:
+        data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ConfigError.at(path, f"{what} is larger than {max_bytes} bytes")
     return data
@@ -99,10 +96,8 @@ def write_named(path: Path, data: bytes, option: str = "", like: Path | None = N
 
     A new file gets the permissions of the file `like`. Raises `ConfigError` if it cannot be written.
     """
-    try:
+    with ConfigError.on_os_error(path, "cannot be written", option):
         write_whole(path, data, None if like is None else stat.S_IMODE(like.stat().st_mode))
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot be written: {error.strerror or error}", option) from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -102,12 +102,10 @@ def _of_recording(config: PipelinesConfig, name: str, recording: Path, events: P
 
 def _make_room(out: Path) -> None:
     """The folder, without the results of a former run. Raises `ConfigError`."""
-    try:
+    with ConfigError.on_os_error(out, "cannot be written", "--out"):
         out.mkdir(parents=True, exist_ok=True)
         for former in (EVENTS, f"{EVENTS}.1", VIDEO):
             (out / former).unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError.at(out, f"cannot be written: {error.strerror}", "--out") from None
 
 
 def _length(video: Path) -> tuple[int, int | None]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from upwell.cloud.engines.base import ExtraMissing, engine_type
+from upwell.cloud.engines.base import engine_type
 from upwell.cloud.engines.batch_checks_and_buckets import zero_batch
 from upwell.cloud.engines.error_text import reason_of, tellable
 from upwell.cloud.engines.onnx_engine import INSTALL, OnnxEngine
 from upwell.cloud.engines.torch.torch_engine import PACKAGES, TorchEngine
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.tensors import TensorSpec
 
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from upwell.cloud.engines.base import ExtraMissing
+from upwell.shared.errors import ExtraMissing
 from upwell.tools.export.cli import export_jax
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
-from upwell.shared.errors import ConfigError, Problem
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.tensors import Array, TensorSpec
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
@@ -99,21 +99,10 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 _EXTRAS = {"onnx": "cloud", "torch": "torch"}
 
 
-class ExtraMissing(ConfigError):
-    """A package that this command needs is not installed; the message names the extra."""
-
-    def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__([Problem(None, None, None, "", f"{what} needs {package}: pip install 'upwell[{extra}]'")])
-
-
 def engine_type(name: str) -> EngineType:
     """The engine's class. Raises `ExtraMissing` if its framework is not installed, `ConfigError` if it is unknown."""
     entries = {entry.name: entry for entry in entry_points(group="upwell.engines")}
     if name not in entries:
         raise ConfigError.at(None, f"unknown engine {name!r}; installed: {', '.join(sorted(entries)) or 'none'}")
-    try:
+    with ExtraMissing.on_import(_EXTRAS.get(name, name), f"engine {name} needs PACKAGE"):
         return cast(EngineType, entries[name].load())
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("upwell"):
-            raise
-        raise ExtraMissing(f"engine {name}", error.name, _EXTRAS.get(name, name)) from None

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.base import ExtraMissing
 from upwell.cloud.ray.replica import QUICK_CALLS, Replica
 from upwell.cloud.service.model_loader import find_models
 from upwell.shared.config.security import check_exposure, parse_address
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError, ModelFailed, Problem
+from upwell.shared.errors import ConfigError, ExtraMissing, ModelFailed, Problem
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -87,10 +86,8 @@ def application(config: CloudConfig, scale: Scale) -> Application:
 
     Raises `ConfigError`, and `ExtraMissing` without Ray.
     """
-    try:
+    with ExtraMissing.on_import("ray", "serving with Ray needs PACKAGE"):
         from ray import serve
-    except ModuleNotFoundError as error:
-        raise _extra_missing(error) from None
     check(config)
     config = on_cpus(config, scale.cpus)
     at_once, waiting = _room(config)
@@ -197,9 +194,3 @@ def _scale(args: Mapping[str, str]) -> Scale:
         except ValueError:
             raise ConfigError.at(None, f"expected a number, got {text!r}", name) from None
     return Scale(**numbers)
-
-
-def _extra_missing(error: ModuleNotFoundError) -> Exception:
-    if error.name is None or error.name.startswith("upwell"):
-        return error
-    return ExtraMissing("serving with Ray", error.name, "ray")

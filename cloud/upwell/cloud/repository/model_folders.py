@@ -115,10 +115,8 @@ def scan(root: Path, *, is_strict: bool = True) -> list[ModelFolder]:
     """
     if not root.is_dir():
         raise ConfigError.at(root, "no such folder; expected a model repository: <name>/<version>/model.onnx")
-    try:
+    with ConfigError.on_os_error(root, "cannot be read"):
         names = model_names(root)
-    except OSError as error:
-        raise ConfigError.at(root, f"cannot be read: {error.strerror}") from None
     found = [version for name in names for version in _versions_or_warning(root, name)]
     for name in sorted({one.name for one in found if not NAME.fullmatch(one.name)}):
         if is_strict:

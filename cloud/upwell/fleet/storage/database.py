@@ -121,11 +121,9 @@ def migrate(connection: Connection, to: str = "head") -> None:
 
 
 def _sqlite(path: Path) -> Engine:
-    try:
+    with ConfigError.on_os_error(path, "cannot be used", "fleet.database.file"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot be used: {error.strerror or error}", "fleet.database.file") from None
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_MS / 1e3})
 
     @event.listens_for(engine, "connect")

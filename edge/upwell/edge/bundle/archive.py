@@ -58,13 +58,10 @@ def write_archive(out: Path, folder: Path, advance: Advance = nobody) -> None:
     if len(sizes) > MAX_ENTRIES or sum(sizes.values()) > MAX_BYTES:
         most = f"{MAX_ENTRIES} files and {MAX_BYTES} bytes"
         raise BundleRefused(Refusal.TOO_LARGE, folder, f"more than the {most} that a device accepts")
-    try:
-        with replacing(out, 0o644) as file:  # a bundle is no secret
-            for path, size_bytes in sizes.items():
-                _append(file, path, folder / path, size_bytes, advance)
-            file.write(_END)
-    except OSError as error:
-        raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
+    with ConfigError.on_os_error(out, "cannot be written"), replacing(out, 0o644) as file:  # a bundle is no secret
+        for path, size_bytes in sizes.items():
+            _append(file, path, folder / path, size_bytes, advance)
+        file.write(_END)
 
 
 def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, advance: Advance) -> None:
@@ -96,10 +93,8 @@ def unpacked(path: Path, beside: Path, advance: Advance = nobody) -> Iterator[Pa
         raise BundleRefused(Refusal.MISSING, path, f"cannot be read: {error.strerror}") from None
     with archive:
         members = _members(path, archive)
-        try:
+        with ConfigError.on_os_error(beside, "cannot be written"):
             folder = Path(tempfile.mkdtemp(dir=beside.parent, prefix=f".{beside.name}."))
-        except OSError as error:
-            raise ConfigError.at(beside, f"cannot be written: {error.strerror}") from None
         try:
             for member in members:
                 _extract(path, archive, member, folder, advance)
@@ -176,7 +171,7 @@ def _extract(path: Path, archive: IO[bytes], member: _Member, folder: Path, adva
     target = folder.joinpath(*member.path.split("/"))
     archive.seek(member.offset)
     left = member.size_bytes
-    try:
+    with ConfigError.on_os_error(target, "cannot be written"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as file:
             while left and (chunk := archive.read(min(CHUNK_BYTES, left))):
@@ -185,7 +180,5 @@ def _extract(path: Path, archive: IO[bytes], member: _Member, folder: Path, adva
                 advance(len(chunk))
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        raise ConfigError.at(target, f"cannot be written: {error.strerror}") from None
     if left:
         raise BundleRefused(Refusal.TRUNCATED, path, f"ends in the middle of {member.path}")

@@ -29,13 +29,14 @@ from upwell.edge.bundle.bundle import (
     entry_of,
     read_small,
 )
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.files import write_named
 
 if TYPE_CHECKING:
     from upwell.edge.bundle.signing_keys import PrivateKey, PublicKey
 
 
+_NEEDS = "signatures need the package PACKAGE"
 _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -255,23 +256,13 @@ def _signer(path: Path, envelope: Envelope, keys: list[PublicKey]) -> PublicKey:
 
 def public_key(path: Path) -> PublicKey:
     """The public key in a PEM file. Raises `ConfigError`, also if the extra `bundle` is missing."""
-    try:
+    with ExtraMissing.on_import("bundle", _NEEDS):
         from upwell.edge.bundle.signing_keys import load_public_key
-    except ModuleNotFoundError as error:
-        raise _missing(error) from None
     return load_public_key(path)
 
 
 def private_key(path: Path, passphrase: Callable[[], str]) -> PrivateKey:
     """The private key in a PEM file; `passphrase` is called if it is encrypted. Raises `ConfigError` likewise."""
-    try:
+    with ExtraMissing.on_import("bundle", _NEEDS):
         from upwell.edge.bundle.signing_keys import load_private_key
-    except ModuleNotFoundError as error:
-        raise _missing(error) from None
     return load_private_key(path, passphrase)
-
-
-def _missing(error: ModuleNotFoundError) -> Exception:
-    if (error.name or "").partition(".")[0] != "cryptography":
-        return error
-    return ConfigError.at(None, "signatures need the package cryptography: pip install 'upwell[bundle]'")

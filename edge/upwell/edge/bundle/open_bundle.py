@@ -82,14 +82,12 @@ def open_archive(
         raise BundleRefused(Refusal.MALFORMED, path, "a model file; expected its folder (a model file alone is `file`)")
     with unpacked(path, into, advance) as folder:
         bundle = _from_archive(path, folder, trust, newer_than, advance)
-        try:
+        with ConfigError.on_os_error(into, "cannot be written"):
             os.chmod(folder, 0o755)  # noqa: S103  as any folder of files that are no secret
             if os.path.lexists(into):
                 raise ConfigError.at(into, "already exists; a bundle is unpacked into a new folder")
             folder.rename(into)
             sync_folder(into.parent)
-        except OSError as error:
-            raise ConfigError.at(into, f"cannot be written: {error.strerror}") from None
     return Bundle(into, bundle.manifest, bundle.signed_by)
 
 

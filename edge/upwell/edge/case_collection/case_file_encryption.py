@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.files import read_file
 
 if TYPE_CHECKING:
@@ -88,10 +88,6 @@ def unpack(data: bytes, id: str, key: bytes | None) -> CollectedCase:
 
 
 def _aead(key: bytes) -> AESGCM:
-    try:
+    with ExtraMissing.on_import("bundle", "encrypting cases needs the package PACKAGE"):
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    except ModuleNotFoundError:
-        raise ConfigError.at(
-            None, "encrypting cases needs the package cryptography: pip install 'upwell[bundle]'"
-        ) from None
     return AESGCM(key)

@@ -52,7 +52,7 @@ def explain(
         raise ConfigError.at(None, "needs --last N", "--frames")
     state_dir = _state_dir(config)
     requests, of_frames = newest_lines(state_dir / FOLDER_NAME), newest_lines(state_dir / FRAMES_NAME)
-    try:
+    with ConfigError.on_os_error(state_dir, "cannot be read", "agent.state_dir"):
         if last_count is not None:
             show = _list_frames if frames else _list
             show(_last(state_dir / (FRAMES_NAME if frames else FOLDER_NAME), last_count), as_json)
@@ -61,8 +61,6 @@ def explain(
             _tell(trace, as_json)
             if trace.get("amends") and not as_json:
                 _tell_amended(state_dir, str(trace["amends"]))
-    except OSError as error:
-        raise ConfigError.at(state_dir, f"cannot be read: {error.strerror}", "agent.state_dir") from None
 
 
 def _state_dir(config: Path) -> Path:

@@ -43,7 +43,7 @@ def rollback(
     A running agent does so at once, a stopped one at its next start. Exit code 1 if it refuses.
     """
     folder = _folder(config, model)
-    try:
+    with ConfigError.on_os_error(folder, "cannot be used"):
         state = read_document(folder / STATE_NAME, VersionState)
         if state is None or not state.current:
             problem = "no version is installed here to roll back; the bundle in agent.yaml is served"
@@ -51,8 +51,6 @@ def rollback(
         request = RollbackRequest(id=secrets.token_hex(8), version=state.current, below_floor=below_floor)
         place(folder, request)
         said = _answer(folder, request)
-    except OSError as error:
-        raise ConfigError.at(folder, f"cannot be used: {error.strerror or error}") from None
     if said is None:
         text = f"no agent is running here: version {request.version} is rolled back at the next start"
     elif said.version is None:

@@ -36,12 +36,10 @@ class FleetIdentity:
 
     def __init__(self, folder: Path) -> None:
         self.key_file, self.certificate_file = folder / "key.pem", folder / "cert.pem"
-        try:
+        with ConfigError.on_os_error(folder, "cannot be used", "agent.state_dir"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._key = _key(self.key_file)
             self.instance_uid = _instance_uid(folder / "instance_uid")
-        except OSError as error:
-            raise ConfigError.at(folder, f"cannot be used: {error.strerror or error}", "agent.state_dir") from None
         self._certificate = self._stored()
 
     @property

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.placement import Coverage, FallbackRuntime
 from upwell.edge.runtimes.runtime_options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 
 _BY_SUFFIX = {".onnx": "onnx", ".tflite": "tflite"}
 
@@ -82,12 +81,6 @@ def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOpt
     return onnx_coverage_of(path, options, accelerator)
 
 
-@contextlib.contextmanager
-def needs_onnxruntime(path: Path) -> Iterator[None]:
-    """Turn a missing ONNX Runtime, during an import, into a `ConfigError` that names the extra."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name != "onnxruntime":
-            raise
-        raise ConfigError.at(path, "onnxruntime is not installed: pip install 'upwell[onnx]'") from None
+def needs_onnxruntime(path: Path) -> AbstractContextManager[None]:
+    """For imports of what needs ONNX Runtime to run the model at `path`."""
+    return ExtraMissing.on_import("onnx", "PACKAGE is not installed", path=path)

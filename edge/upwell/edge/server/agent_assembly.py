@@ -35,7 +35,7 @@ from upwell.edge.updates.model_versions.model_switching import ModelSwitching
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
+from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
@@ -179,13 +179,9 @@ def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
 
 def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection, view: AgentView) -> FleetPoller:
     """Report to the fleet service. Raises `ConfigError`."""
-    try:
+    with ExtraMissing.on_import("bundle", "needs the package PACKAGE", "fleet"):
         from upwell.edge.fleet.device_identity import FOLDER_NAME
         from upwell.edge.fleet.fleet_poller import FleetPoller
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("upwell"):
-            raise
-        raise ConfigError.at(None, f"needs the package {error.name}: pip install 'upwell[bundle]'", "fleet") from None
     assert config.agent.state_dir is not None  # noqa: S101  the configuration was checked
     poller = FleetPoller(section, view, config.agent.state_dir / FOLDER_NAME)
     agent.close_with(poller.close)

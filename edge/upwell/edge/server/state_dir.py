@@ -30,14 +30,12 @@ class StateDir:
         self.path = path
         self.problem = ""
         self._lock: IO[bytes] | None = None
-        try:
+        with ConfigError.on_os_error(path, "cannot be used", "agent.state_dir"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = path / LOCK_NAME
             if lock.exists() and not lock.is_file():  # opening a pipe would wait for a reader
                 raise ConfigError.at(lock, "expected a plain file; delete it or name another folder", "agent.state_dir")
             self._lock = self._opened(lock)
-        except OSError as error:
-            raise ConfigError.at(path, f"cannot be used: {error.strerror}", "agent.state_dir") from None
         try:
             if fcntl is not None and self._lock is not None:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

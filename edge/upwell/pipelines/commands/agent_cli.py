@@ -13,7 +13,7 @@ from upwell.edge.cli import Companion, run_agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ExtraMissing
 from upwell.shared.telemetry.metrics_page_server import Page
 
 
@@ -32,13 +32,11 @@ def agent(
 
 def _companion(config: AgentConfig, path: Path) -> Companion:
     """The pipelines of the file. Raises `ConfigError` if it is wrong, before any model is loaded."""
-    try:  # an agent without pipelines does not need this package
+    # An agent without pipelines does not need this package.
+    with ExtraMissing.on_import("pipelines", "pipelines need PACKAGE", "pipelines"):
         from upwell.pipelines.commands.run_cli import pages_of
         from upwell.pipelines.run.pipeline_factory import LateResults
         from upwell.pipelines.run.pipelines_file import load, running_file
-    except ModuleNotFoundError as error:
-        problem = f"pipelines need {error.name}: pip install 'upwell[pipelines]'"
-        raise ConfigError.at(None, problem, "pipelines") from None
     load(path, config)
     results = LateResults()
 

@@ -18,7 +18,7 @@ from upwell.pipelines.sinks.base import (
 )
 from upwell.pipelines.sinks.file_sinks import JsonlFile, PictureFolder
 from upwell.pipelines.sinks.webhook import Webhook
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 
 GROUP = "upwell.sinks"
 """The entry-point group of sinks: callables that take the options as keywords and return a `Sink`."""
@@ -57,30 +57,14 @@ def open_sink(settings: SinkSettings) -> Sink:
     if isinstance(settings, WebhookSettings):
         return Webhook(settings)
     if isinstance(settings, MqttSettings):
-        return _mqtt(settings)
+        with ExtraMissing.on_import("pipelines", "the sink mqtt needs PACKAGE"):
+            from upwell.pipelines.sinks.mqtt import MqttPublisher
+        return MqttPublisher(settings)
     if isinstance(settings, KafkaSettings):
-        return _kafka(settings)
+        with ExtraMissing.on_import("kafka", "the sink kafka needs PACKAGE"):
+            from upwell.pipelines.sinks.kafka import KafkaPublisher
+        return KafkaPublisher(settings)
     return _plugin(settings)
-
-
-def _mqtt(settings: MqttSettings) -> Sink:
-    try:
-        from upwell.pipelines.sinks.mqtt import MqttPublisher
-    except ModuleNotFoundError as error:
-        raise _missing("mqtt", error, "pipelines") from None
-    return MqttPublisher(settings)
-
-
-def _kafka(settings: KafkaSettings) -> Sink:
-    try:
-        from upwell.pipelines.sinks.kafka import KafkaPublisher
-    except ModuleNotFoundError as error:
-        raise _missing("kafka", error, "kafka") from None
-    return KafkaPublisher(settings)
-
-
-def _missing(sink: str, error: ModuleNotFoundError, extra: str) -> ConfigError:
-    return ConfigError.at(None, f"the sink {sink} needs {error.name}: pip install 'upwell[{extra}]'")
 
 
 def _plugin(settings: PluginSettings) -> Sink:

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ExtraMissing
 from upwell.shared.partition.cost_graph import FORBIDDEN, Arrays, Saving, Terms
 from upwell.shared.tensors import Array
 
@@ -51,10 +51,8 @@ class MaxFlow:
 
 def _scipy() -> tuple[Any, Any]:
     """The constructor of sparse matrices, and the graph algorithms. Raises `ConfigError` without scipy."""
-    try:
+    with ExtraMissing.on_import("partition", "planning needs scipy"):
         from scipy.sparse import csgraph, csr_array
-    except ImportError:
-        raise ConfigError.at(None, "planning needs scipy: pip install 'upwell[partition]'") from None
     return csr_array, csgraph
 
 

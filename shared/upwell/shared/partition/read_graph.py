@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.partition.model_graph import Graph
-
-_EXTRA = "pip install 'upwell[partition]'"
 
 
 def read_graph(path: Path) -> Graph:
@@ -20,7 +18,7 @@ def read_graph(path: Path) -> Graph:
         raise ConfigError.at(path, "unknown model format; expected .onnx, .tflite or .pt2 (of torch.export.save)")
     if not path.is_file():
         raise ConfigError.at(path, "no such file; expected a model")
-    try:
+    with ExtraMissing.on_import("partition", "reading it needs the package PACKAGE", path=path):
         if suffix == ".onnx":
             from upwell.shared.partition.read_onnx import read_onnx
 
@@ -32,5 +30,3 @@ def read_graph(path: Path) -> Graph:
         from upwell.shared.partition.read_tflite import read_tflite
 
         return read_tflite(path)
-    except ModuleNotFoundError as error:
-        raise ConfigError.at(path, f"reading it needs the package {error.name}: {_EXTRA}") from None

@@ -109,9 +109,7 @@ def serve_pages(
         start_response(_STATUSES[reply.status], [("Content-Type", reply.content_type), *reply.headers.items()])
         return [reply.body]
 
-    try:
+    with ConfigError.on_os_error(None, f"cannot listen on {host}:{port}", key):
         server = make_server(host, port, app, _Server6 if ":" in host else _Server, handler_class=_Handler)
-    except OSError as error:
-        raise ConfigError.at(None, f"cannot listen on {host}:{port}: {error.strerror}", key) from None
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server

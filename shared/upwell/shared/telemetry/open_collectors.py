@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ExtraMissing
 from upwell.shared.telemetry.telemetry_keys import MetricsPush, Traces
 from upwell.shared.telemetry.tracing import Tracer
 
@@ -20,10 +20,8 @@ def open_tracer(section: Traces, name: str, instance: str) -> Tracer:
 
     Raises `ConfigError` if the extra is not installed.
     """
-    try:
+    with ExtraMissing.on_import("telemetry", "traces need an extra", "traces"):
         from upwell.shared.telemetry.otlp import otlp_delivery
-    except ImportError:
-        raise ConfigError.at(None, "traces need an extra: pip install 'upwell[telemetry]'", "traces") from None
     return Tracer(section.sample, otlp_delivery(section.url, name, instance))
 
 
@@ -31,8 +29,6 @@ def open_metrics_push(
     section: MetricsPush, families: Callable[[], Iterable[Metric]], attributes: Callable[[], Mapping[str, str]]
 ) -> MetricsDelivery:
     """Push `families` to the section's collector until closed. Raises `ConfigError` as `open_tracer` does."""
-    try:
+    with ExtraMissing.on_import("telemetry", "it needs an extra", "agent.otlp"):
         from upwell.shared.telemetry.otlp import MetricsDelivery
-    except ImportError:
-        raise ConfigError.at(None, "it needs an extra: pip install 'upwell[telemetry]'", "agent.otlp") from None
     return MetricsDelivery(section, families, attributes)

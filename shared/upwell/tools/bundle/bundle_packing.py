@@ -88,10 +88,8 @@ def packed(
     """
     new_manifest(wanted.name, wanted.version, {})  # checks the name before minutes of work
     sizes = sizes_in(folder)
-    try:
+    with ConfigError.on_os_error(beside, "cannot be written"):
         stage = Path(tempfile.mkdtemp(dir=beside.parent, prefix=f".{beside.name}."))
-    except OSError as error:
-        raise ConfigError.at(beside, f"cannot be written: {error.strerror}") from None
     try:
         with _named_as(folder, stage):
             for path in sizes:
@@ -112,10 +110,8 @@ def put_in_place(made: Packed, folder: Path) -> None:
 
     An existing signature is removed first, so that it never lies beside files that it does not sign.
     """
-    try:
+    with ConfigError.on_os_error(folder / SIGNATURE_NAME, "cannot be replaced"):
         (folder / SIGNATURE_NAME).unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError.at(folder / SIGNATURE_NAME, f"cannot be replaced: {error.strerror}") from None
     stage = made.bundle.folder
     for name in (*made.made, SIGNATURE_NAME):
         if (stage / name).exists():
@@ -176,14 +172,12 @@ def _recorded(models: Models, wanted: PackRequest, step: Callable[[str], None]) 
 
 def _bring(source: Path, target: Path) -> None:
     """Hard-link the file, which nothing writes to; copy it if that is not possible."""
-    try:
+    with ConfigError.on_os_error(source, "cannot be read"):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(source, target)
         except OSError:
             shutil.copyfile(source, target)
-    except OSError as error:
-        raise ConfigError.at(source, f"cannot be read: {error.strerror}") from None
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from xml.sax.saxutils import quoteattr
 from PIL import Image
 
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
-from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest
 from upwell.shared.files import read_json, sync_folder, sync_tree, write_named
 from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.picture_codec import decode
@@ -124,14 +124,12 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     if path.exists() or path.is_symlink():
         raise ConfigError.at(path, "already exists; expected a new folder", "--out")
-    try:
+    with ConfigError.on_os_error(path, "cannot be written", "--out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f".{_escaped(path.name)}.*.new"):
             shutil.rmtree(left, ignore_errors=True)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
         draft.mkdir()
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot be written: {error.strerror or error}", "--out") from None
     try:
         yield draft
         sync_tree(draft)
@@ -398,13 +396,9 @@ def table_csv(task: ExportTask, folder: Path, _: str) -> LeftOut:
 
 def table_parquet(task: ExportTask, folder: Path, _: str) -> LeftOut:
     """`cases.parquet` with a row per case, and the pictures. Raises `ConfigError` without pyarrow."""
-    try:
+    with ExtraMissing.on_import("cases", "parquet needs the package PACKAGE", "--format"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise ConfigError.at(
-            None, "parquet needs the package pyarrow: pip install 'upwell[cases]'", "--format"
-        ) from None
     rows = [{**_cells(item), "tags": json.dumps(dict(item.facts.tags))} for item in exported(task, folder)]
     texts = [name for name in COLUMNS if name not in ("created_unix_s", "inclusion", "hardness", "labelled")]
     numbers = ("created_unix_s", "inclusion", "hardness")

@@ -269,13 +269,11 @@ class CaseFolder:
         """Overwrite and delete these files."""
         files, gone = self._files(), 0
         for id in set(ids) & files.keys():
-            try:
+            with ConfigError.on_os_error(files[id], "cannot be erased"):
                 with files[id].open("r+b") as file:
                     file.write(b"\0" * files[id].stat().st_size)
                     os.fsync(file.fileno())
                 files[id].unlink()
-            except OSError as error:
-                raise ConfigError.at(files[id], f"cannot be erased: {error.strerror}") from None
             gone += 1
         return gone
 

@@ -89,11 +89,9 @@ class DemoFolder:
     def write(self, name: str, data: bytes) -> None:
         """Write one of the demo's files."""
         target = self.path / name
-        try:
+        with ConfigError.on_os_error(target, "cannot be written"):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-        except OSError as error:
-            raise ConfigError.at(target, f"cannot be written: {error.strerror}") from None
         self._written.append(name)
 
     def write_models(self) -> None:

@@ -18,7 +18,7 @@ from upwell.edge.bundle.bundle import Trust
 from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import EXIT_FAILED, ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.units import count_of
@@ -132,12 +132,8 @@ def _sides(paths: tuple[Path, Path], model: str, releases: _Releases, unpacked: 
         raise ConfigError.at(None, "expected --releases and --root together")
     if releases.root is None:
         return _Side(paths[0]), _Side(paths[1])
-    try:
+    with ExtraMissing.on_import("release", "releases need the package PACKAGE"):
         from upwell.tools.release.release_check import checked
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("upwell"):
-            raise
-        raise ConfigError.at(None, f"releases need the package {error.name}: pip install 'upwell[release]'") from None
     found = []
     for path in paths:
         if not str(path).isdecimal():

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from upwell.cloud.engines.base import ExtraMissing
-from upwell.shared.errors import EXIT_FAILED, ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing
 from upwell.shared.files import sync_folder, sync_tree, write_named
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
@@ -56,28 +55,19 @@ def export(
         raise ConfigError.at(out, "already exists; replace it with --force")
     if not out.parent.is_dir():
         raise ConfigError.at(out, f"there is no folder {out.parent}")
-    try:
+    with ExtraMissing.on_import("export", "upwell model export needs PACKAGE"):
         from upwell.tools.export import torch_to_device
         from upwell.tools.export.torch_network import load_module
 
         exported = torch_to_device.TorchNetwork.of(load_module(network, weights, keywords))
         data = torch_to_device.exported(exported, out.suffix)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("upwell"):
-            raise
-        if error.name == "litert_torch":
-            what = (
-                "TFLite needs litert-torch, with many dependencies: pip install litert-torch in a separate environment"
-            )
-            raise ConfigError.at(out, what) from None
-        raise ExtraMissing("upwell model export", error.name, "export") from None
-    try:
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-            draft = Path(folder) / out.name
-            draft.write_bytes(data)
-            worst = torch_to_device.largest_error(exported, draft, _ROWS)
-    except OSError as error:
-        raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
+    with (
+        ConfigError.on_os_error(out, "cannot be written"),
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder,
+    ):
+        draft = Path(folder) / out.name
+        draft.write_bytes(data)
+        worst = torch_to_device.largest_error(exported, draft, _ROWS)
     holds = worst <= at_most  # False for NaN
     if holds:
         write_named(out, data)
@@ -123,13 +113,9 @@ def export_jax(
     keywords = _keywords(arguments)
     if os.path.lexists(out):
         raise ConfigError.at(out, "already exists; name a new folder, such as that of the next version")
-    try:
+    with ExtraMissing.on_import("jax-export", "upwell model export-jax needs PACKAGE"):
         from upwell.tools.export import torch_to_jax
         from upwell.tools.export.torch_network import load_module
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("upwell"):
-            raise
-        raise ExtraMissing("upwell model export-jax", error.name, "jax-export") from None
     platforms = _platforms(platform, torch_to_jax.PLATFORMS)
     module = load_module(network, weights, keywords)
     program = torch_to_jax.exported(module, platforms, is_exact=not fast_matmul)

@@ -61,13 +61,13 @@ class TorchNetwork:
 def exported(network: TorchNetwork, suffix: str) -> bytes:
     """The file for `.onnx` or `.tflite`. Raises `ModelFailed` if the exporter cannot convert the network.
 
-    Raises `ModuleNotFoundError` if the exporter is not installed.
+    Raises `ModuleNotFoundError` or `ConfigError` if the exporter is not installed.
     """
     make = FORMATS[suffix]
     try:
         with quiet():
             return make(network)
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, ConfigError):
         raise
     except Exception as error:  # torch, litert-torch and the class itself may raise anything
         name = type(network.module).__qualname__
@@ -161,7 +161,13 @@ def _varying(network: TorchNetwork) -> Any:
 
 
 def _tflite(network: TorchNetwork) -> bytes:
-    import litert_torch
+    try:
+        import litert_torch
+    except ModuleNotFoundError as error:
+        if error.name != "litert_torch":
+            raise
+        how = "pip install litert-torch in a separate environment"
+        raise ConfigError.at(None, f"TFLite needs litert-torch, with many dependencies: {how}") from None
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"

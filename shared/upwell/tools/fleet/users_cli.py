@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.units import parse_seconds
 from upwell.tools.fleet.fleet_client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
 from upwell.tools.terminal import AsJson, key_values, parsed, plain, stdout_console
@@ -61,14 +61,11 @@ def add_user(
 
 def _add_locally(config: Path, name: str, role: RoleName) -> str:
     """No token is needed: whoever can write the database may do anything to it."""
-    from upwell.fleet.cli import extra_missing
     from upwell.fleet.config import FleetConfig
 
-    try:
+    with ExtraMissing.on_import("fleet", "upwell fleet user add --config needs PACKAGE"):
         from upwell.fleet.service.application import open_fleet
         from upwell.fleet.users import Actor, add_user
-    except ModuleNotFoundError as error:
-        raise extra_missing("upwell fleet user add --config", error) from None
     fleet = open_fleet(load_yaml(config, FleetConfig).fleet)
     try:
         with fleet.state.database.writing() as connection:

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from upwell.cloud.engines.base import Engine, ExtraMissing, ModelSettings, engine_type
+from upwell.cloud.engines.base import Engine, ModelSettings, engine_type
 from upwell.edge.runtimes.base import Placement, Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe_process import ProbeSubject, enter, survived
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.partition.part_bench import Runner, TierOptions
 from upwell.shared.partition.split.model_halves import ModelHalf
 from upwell.shared.partition.tier_profile import RuntimeFacts
@@ -49,7 +49,7 @@ def for_device(half: ModelHalf, kind: DeviceFormat) -> ModelHalf:
 
 def exported_program(path: Path, kind: DeviceFormat) -> bytes:
     """The program in a file of either suffix, as ONNX or TFLite. Raises `UpwellError`."""
-    try:
+    with ExtraMissing.on_import("export", "a torch.export program needs PACKAGE"):
         from upwell.cloud.engines.torch.networks import ProgramModule, declared_specs
         from upwell.tools.export.torch_to_device import TorchNetwork, exported
 
@@ -59,14 +59,6 @@ def exported_program(path: Path, kind: DeviceFormat) -> bytes:
             raise ConfigError.at(path, "it has weights but no program")
         specs = (declared_specs(module, attribute) for attribute in ("inputs", "outputs"))
         return exported(TorchNetwork(module.eval(), *specs), f".{kind}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("upwell"):
-            raise
-        if error.name == "litert_torch":
-            raise ConfigError.at(
-                path, "TFLite needs litert-torch: pip install litert-torch in a separate environment"
-            ) from None
-        raise ExtraMissing("a torch.export program", error.name, "export") from None
 
 
 class EdgeTier:

@@ -16,7 +16,7 @@ from upwell.edge.runtimes.input_check import check_file
 from upwell.edge.runtimes.onnx.int8_saturation import saturation
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import ConfigError, ExtraMissing, UpwellError
 from upwell.shared.formats.onnx.file import BadOnnxFile, external_weights
 from upwell.shared.tensors import Array
 from upwell.shared.units import count_of
@@ -126,7 +126,7 @@ def open_float_model(path: Path) -> FloatModel:
 
 def quantizer_of(model: FloatModel, settings: QuantizeSettings) -> Quantizer:
     """The quantizer for models of this format. Raises `ConfigError`, which names the extra, if a package is missing."""
-    try:
+    with ExtraMissing.on_import("quantize", "PACKAGE is not installed"):
         if model.format == "onnx":
             from upwell.tools.quantize.onnx_qdq import OnnxQuantizer
 
@@ -134,9 +134,6 @@ def quantizer_of(model: FloatModel, settings: QuantizeSettings) -> Quantizer:
         from upwell.tools.quantize.tflite_int8 import TfliteQuantizer
 
         return TfliteQuantizer(model, settings)
-    except ModuleNotFoundError as error:
-        package = (error.name or "a package").partition(".")[0]
-        raise ConfigError.at(None, f"{package} is not installed: pip install 'upwell[quantize]'") from None
 
 
 def quantize_model(

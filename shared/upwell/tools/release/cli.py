@@ -7,6 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -20,7 +21,7 @@ from upwell.edge.bundle.bundle_signature import private_key
 from upwell.edge.bundle.source_address import check_repository
 from upwell.edge.updates.releases.signed_document import ReleaseDocument
 from upwell.edge.updates.releases.stored_release import StoredRelease
-from upwell.shared.errors import EXIT_FAILED, ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import Scene, routed
@@ -292,16 +293,9 @@ def verify(
     table_console().print(_contents(document))
 
 
-@contextlib.contextmanager
-def _needs() -> Iterator[None]:
-    """Report which package an import in the block lacks."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("upwell"):
-            raise
-        text = f"releases need the package {error.name}: pip install 'upwell[release]'"
-        raise ConfigError.at(None, text) from None
+def _needs() -> AbstractContextManager[None]:
+    """For imports of what the extra brings."""
+    return ExtraMissing.on_import("release", "releases need the package PACKAGE")
 
 
 def _named_bundles(texts: Sequence[str]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import ConfigError, ExtraMissing, UpwellError
 from upwell.shared.routing.policy.policy import Policy
 
 FOLDER_NAME = "release"
@@ -60,11 +60,8 @@ class ReleaseStart:
         except FetchFailed as error:
             raise ConfigError.at(None, str(error), "release") from None
         self._choice = KeptFleetChoice(folder / CHOICE_NAME)
-        try:
+        with ExtraMissing.on_import("release", "releases need the package PACKAGE", "release"):
             self._source = ReleaseSource(section, folder, self.store, self._choice, floor)
-        except ModuleNotFoundError as error:
-            text = f"releases need the package {error.name}: pip install 'upwell[release]'"
-            raise ConfigError.at(None, text, "release") from None
         self._activate: Callable[[Bundle], Callable[[], None]] = self._take_first
         self.follower = ReleaseFollower(self.store, section, self._take, self._source, self._choice)
         self.store.begin()

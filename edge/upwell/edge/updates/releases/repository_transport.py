@@ -13,7 +13,7 @@ from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.source_address import check_repository, names_folder
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.partial_archive import Partial, fetch_archive
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.files import Unconfined, open_plain, plain_file
 
 if TYPE_CHECKING:
@@ -108,11 +108,8 @@ class WebTransport:
     """A `RepositoryTransport` on any web server. Resumes if the server supports ranges; needs `upwell[bundle]`."""
 
     def __init__(self, url: str, ca: Path | None = None) -> None:
-        try:
+        with ExtraMissing.on_import("release", f"{url}: needs the package PACKAGE"):
             from upwell.edge.updates.sources.web_source import Web
-        except ModuleNotFoundError as error:
-            problem = f"{url}: needs the package {error.name}: pip install 'upwell[release]'"
-            raise ConfigError.at(None, problem) from None
         self._url = url.partition("?")[0].rstrip("/")
         self._web = Web(ca)
 

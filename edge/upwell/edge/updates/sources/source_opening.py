@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 from upwell.edge.bundle.source_address import SCHEME, Reference, check_source, names_folder
 from upwell.edge.updates.sources.base import Source
 from upwell.edge.updates.sources.folder_source import FolderSource
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 
 
 def open_source(text: str, *, digest: str = "", ca: Path | None = None) -> Source:
@@ -23,14 +23,12 @@ def open_source(text: str, *, digest: str = "", ca: Path | None = None) -> Sourc
         raise ConfigError.at(ca, "no such file; expected the issuers of the server's certificate in PEM")
     if names_folder(text) or text.startswith("file:"):
         return FolderSource(_folder(text), sha256=sha256)
-    try:
+    with ExtraMissing.on_import("bundle", f"{text}: needs the package PACKAGE"):
         if text.startswith(SCHEME):
             from upwell.edge.updates.sources.oci_source import RegistrySource
 
             return RegistrySource(Reference.parse(text), sha256=sha256, ca=ca)
         from upwell.edge.updates.sources.web_source import WebSource
-    except ModuleNotFoundError as error:
-        raise ConfigError.at(None, f"{text}: needs the package {error.name}: pip install 'upwell[bundle]'") from None
     return WebSource(text, sha256=sha256, ca=ca)
 
 

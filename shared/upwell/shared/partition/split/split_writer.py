@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, sync_tree
 from upwell.shared.formats.torch_program import FILE_NAME as PROGRAM_FILE
 from upwell.shared.partition.model_graph import Graph, Tensor, known_bytes
@@ -184,11 +184,8 @@ class UnsplitModel:
             )
         written = description_of(path)
         description = None if written is None else load_description(written)
-        try:
+        with ExtraMissing.on_import("partition", "PACKAGE is not installed", path=path):
             file = open_model_file(path, graph)
-        except ModuleNotFoundError as error:
-            package = (error.name or "a package").partition(".")[0]
-            raise ConfigError.at(path, f"{package} is not installed: pip install 'upwell[partition]'") from None
         return cls(file, name, graph, description, heads if graph.format == "torch" else graph.format)
 
     def divide(self, edge: frozenset[int]) -> Halves:

@@ -234,12 +234,10 @@ class TfliteModelFile:
     @classmethod
     def read(cls, path: Path) -> TfliteModelFile:
         """Read a file. Raises `ConfigError` if it is not a TFLite model, or has weights in other files."""
-        try:
+        with ConfigError.on_os_error(path, "cannot read the model"):
             with open_plain(path) as file:
                 data = file.read()
             digest = model_digest(path).partition(":")[2]
-        except OSError as error:
-            raise ConfigError.at(path, f"cannot read the model: {error.strerror or error}") from None
         try:
             main = read_model(data)[0]
             model = schema.ModelT.InitFromPackedBuf(data, 0)

@@ -89,10 +89,8 @@ def opened(path: Path) -> Iterator[LogFile]:
         raise ConfigError.at(path, "not a file; expected a log to write or to continue", "--out")
     former = _read(path) if path.exists() else Former()
     with ExitStack() as stack:
-        try:
+        with ConfigError.on_os_error(path, "cannot be written", "--out"):
             file = stack.enter_context(open_log(path))
-        except OSError as error:
-            raise ConfigError.at(path, f"cannot be written: {error.strerror}", "--out") from None
         yield LogFile(path, file, former)
 
 
@@ -100,18 +98,15 @@ def _read(path: Path) -> Former:
     """The contents of the log, without an unfinished last line. Raises `ConfigError` for another file."""
     items: set[str] = set()
     last_s, first = 0.0, None
-    try:
-        with path.open("rb") as file:
-            for number, text in enumerate(file, 1):
-                if not text.endswith(b"\n") and _START.startswith(text[: len(_START)]):
-                    break
-                line = _parsed(path, number, text)
-                first = first or line
-                last_s = max(last_s, line.t_s)
-                if ITEM in line.tags:
-                    items.add(line.tags[ITEM])
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot be read: {error.strerror}", "--out") from None
+    with ConfigError.on_os_error(path, "cannot be read", "--out"), path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n") and _START.startswith(text[: len(_START)]):
+                break
+            line = _parsed(path, number, text)
+            first = first or line
+            last_s = max(last_s, line.t_s)
+            if ITEM in line.tags:
+                items.add(line.tags[ITEM])
     return Former(frozenset(items), last_s, first)
 
 

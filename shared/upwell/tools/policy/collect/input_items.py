@@ -37,10 +37,8 @@ def find_items(folder: Path) -> list[Item]:
     """The items in the folder and those below it, by name. Raises `ConfigError` if there is none."""
     if not folder.is_dir():
         raise ConfigError.at(folder, "expected a folder of pictures, .npy or .npz files", "--data")
-    try:
+    with ConfigError.on_os_error(folder, "cannot be read", "--data"):
         found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
-    except OSError as error:
-        raise ConfigError.at(folder, f"cannot be read: {error.strerror}", "--data") from None
     if not found:
         raise ConfigError.at(
             folder, f"it contains no items; expected files that end in {', '.join(sorted(SUFFIXES))}", "--data"
