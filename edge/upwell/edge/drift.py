@@ -6,7 +6,6 @@ A row is measured by the quantities of its inputs and of its answer.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import threading
@@ -24,7 +23,7 @@ from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.hardness_scorer import Scorer
 from upwell.edge.request.request import RequestRecord
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.files import read_json, write_whole
+from upwell.shared.files import StateFile
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.drift.drift_reference import DriftReference, Floats, RowMeasures
 from upwell.shared.routing.drift.model_drift import DriftReport, ModelDrift
@@ -130,7 +129,7 @@ class DriftWatch:
     """
 
     def __init__(self, path: Path, tell: Callable[[frozenset[str]], None]) -> None:
-        self._path = path
+        self._file = StateFile(path, "the drift counts", "they start over", MAX_BYTES)
         self._tell = tell
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
@@ -141,8 +140,8 @@ class DriftWatch:
         self._tokens: dict[str, tuple[float, float]] = {}
         self._pictures: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._drifted: frozenset[str] = frozenset()
-        self._saved: Mapping[str, Any] = self._load()
-        self._changed, self._saved_at_s, self._failed = False, time.monotonic(), False
+        self._saved: Mapping[str, Any] = self._file.read(_models_in, {})
+        self._changed, self._saved_at_s = False, time.monotonic()
         self._closed = False
         self._thread: BackgroundThread | None = None
 
@@ -262,7 +261,7 @@ class DriftWatch:
         try:
             drift.restore(saved["state"])
         except (ValueError, KeyError, TypeError, IndexError):
-            _log.warning("%s: the drift counts of %s cannot be read and start over", self._path, model)
+            _log.warning("%s: the drift counts of %s cannot be read and start over", self._file.path, model)
             return ModelDrift(reference)
         return drift
 
@@ -287,19 +286,6 @@ class DriftWatch:
         self._drifted = drifted
         self._tell(drifted)
 
-    def _load(self) -> Mapping[str, Any]:
-        try:
-            found = read_json(self._path, MAX_BYTES)
-            models = found["models"]
-            if not isinstance(models, dict) or not all(isinstance(one, dict) for one in models.values()):
-                raise ValueError("expected `models`")
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            _log.warning("%s: the drift counts cannot be read and start over: %s", self._path, error)
-            return {}
-        return models
-
     def _save(self) -> None:
         """Write the counts if they have changed. A failing disk is logged once."""
         self._saved_at_s = time.monotonic()
@@ -310,15 +296,14 @@ class DriftWatch:
             name: {"key": one.key, "state": one.drift.to_json(), "report": self._reports[name].document()}
             for name, one in self._models.items()
         }
-        document = {"version": 1, "models": {**self._saved, **known}}
-        try:
-            write_whole(self._path, json.dumps(document).encode(), 0o600)
-        except OSError as error:
-            if not self._failed:
-                _log.warning("%s: the drift counts cannot be saved: %s", self._path, error.strerror)
-            self._failed = True
-            return
-        self._failed = False
+        self._file.write({"version": 1, "models": {**self._saved, **known}})
+
+
+def _models_in(document: Any) -> Mapping[str, Any]:
+    models = document["models"]
+    if not isinstance(models, dict) or not all(isinstance(one, dict) for one in models.values()):
+        raise ValueError("expected `models`")
+    return models
 
 
 def _picture(edge: EdgeModel, done: RequestRecord, row: int) -> bytes | Array | None:

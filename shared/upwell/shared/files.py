@@ -8,16 +8,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from upwell.shared.errors import ConfigError
 
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
@@ -89,6 +93,44 @@ def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
     """Write `data` to `path` atomically; `mode` as for `replacing`. Raises `OSError`."""
     with replacing(path, mode) as file:
         file.write(data)
+
+
+class StateFile:
+    """A private JSON file that outlives the process, for what is not worth an outage: failures are only logged.
+
+    `what` names its contents, `loss` says what holds where they cannot be read.
+    """
+
+    def __init__(self, path: Path, what: str, loss: str, max_bytes: int = 1 << 20) -> None:
+        self.path = path
+        self._what, self._loss, self._max_bytes = what, loss, max_bytes
+        self._has_failed = False
+
+    def read(self, parse: Callable[[Any], T], otherwise: T) -> T:
+        """The file's value as `parse` makes it; `otherwise` if there is none, or none that `parse` takes."""
+        try:
+            return parse(read_json(self.path, self._max_bytes))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = error if isinstance(error, OSError) else type(error).__name__  # no text that may quote the file
+            _log.warning("%s: %s cannot be read (%s): %s", self.path, self._what, reason, self._loss)
+        return otherwise
+
+    def write(self, value: Any) -> bool:
+        """Replace the file, or remove it for None; returns whether that succeeded."""
+        try:
+            if value is None:
+                self.path.unlink(missing_ok=True)
+            else:
+                write_whole(self.path, json.dumps(value).encode(), 0o600)
+        except OSError as error:
+            if not self._has_failed:
+                _log.warning("%s: %s cannot be saved: %s", self.path, self._what, error.strerror)
+            self._has_failed = True
+            return False
+        self._has_failed = False
+        return True
 
 
 def write_named(path: Path, data: bytes, option: str = "", like: Path | None = None) -> None:

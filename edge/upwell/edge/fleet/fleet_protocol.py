@@ -23,7 +23,7 @@ from upwell.edge.fleet.device_identity import FleetIdentity
 from upwell.edge.fleet.opamp_messages import ServiceMessage
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
-from upwell.shared.files import read_json, write_whole
+from upwell.shared.files import StateFile
 from upwell.shared.opamp import DRIFT, EXPLAIN, SHADOW, STATISTICS, Wish, digest_of, read_wish
 
 FILE_NAME = "shares.json"
@@ -40,27 +40,21 @@ class KeptShares:
     """
 
     def __init__(self, folder: Path, keep_s: float, allow: Callable[[Mapping[str, float]], None]) -> None:
-        self._path = folder / FILE_NAME
+        loss = "only the policy applies until the fleet service sends shares"
+        self._file = StateFile(folder / FILE_NAME, "the shares", loss)
         self._keep_s = keep_s
         self._allow = allow
         self._shares: Mapping[str, float] = {}
-        self._has_expired = self._has_failed = False
+        self._has_expired = False
         self._heard_unix_s = self._written_unix_s = 0.0
 
     def load(self, now_unix_s: float) -> None:
         """Load the shares stored before a restart."""
-        try:
-            found = read_json(self._path)
-            heard_unix_s = float(found["heard_unix_s"])
-            shares = read_wish(json.dumps({"shares": found["shares"]}).encode()).shares
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError):
-            _log.warning("%s cannot be read: only the policy applies until the fleet service sends shares", self._path)
-            return
-        self._shares, self._heard_unix_s = shares, min(heard_unix_s, now_unix_s)
-        self._allow(shares)
-        self.check(now_unix_s)
+        stored = self._file.read(_stored_shares, None)
+        if stored is not None:
+            self._shares, self._heard_unix_s = stored[0], min(stored[1], now_unix_s)
+            self._allow(self._shares)
+            self.check(now_unix_s)
 
     def take(self, shares: Mapping[str, float], now_unix_s: float) -> None:
         """Apply the service's shares. A failing disk is logged once; they apply all the same."""
@@ -88,15 +82,13 @@ class KeptShares:
 
     def _write(self, now_unix_s: float) -> None:
         self._heard_unix_s = self._written_unix_s = now_unix_s
-        document = {"heard_unix_s": now_unix_s, "shares": dict(self._shares)}
-        try:
-            write_whole(self._path, json.dumps(document).encode(), 0o600)
-        except OSError as error:
-            if not self._has_failed:
-                _log.warning("%s: the shares cannot be saved and are lost on a restart: %s", self._path, error.strerror)
-            self._has_failed = True
-        else:
-            self._has_failed = False
+        self._file.write({"heard_unix_s": now_unix_s, "shares": dict(self._shares)})
+
+
+def _stored_shares(document: Any) -> tuple[Mapping[str, float], float]:
+    """The shares, and when the service was last heard."""
+    wish = read_wish(json.dumps({"shares": document["shares"]}).encode())
+    return wish.shares, float(document["heard_unix_s"])
 
 
 LARGEST_DRIFT = 16 << 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -23,7 +22,7 @@ from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.spool import Spool
 from upwell.shared.errors import UpwellError
-from upwell.shared.files import read_json, write_whole
+from upwell.shared.files import StateFile
 from upwell.shared.oip.dataplane import Parameter
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import HardSettings
@@ -69,11 +68,12 @@ class ShadowRelease:
 
     def __init__(self, router: RouterService, folder: Path | None = None) -> None:
         self._router = router
-        self._path = None if folder is None else folder / FILE_NAME
+        what, loss = "the records of the shadow release", "those from before the restart are lost"
+        self._file = None if folder is None else StateFile(folder / FILE_NAME, what, loss, 2 * MOST_BYTES)
         self._lock = threading.Lock()
         self._edges: Mapping[str, EdgeModel] = {}
-        self._kept = self._load()
-        self._is_changed, self._saved_at_s, self._has_failed = False, time.monotonic(), False
+        self._kept = _Kept() if self._file is None else self._file.read(_Kept.of, _Kept())
+        self._is_changed, self._saved_at_s = False, time.monotonic()
         self._problem = ""
         self._is_busy = False
         self._failures = FailureLog()
@@ -146,33 +146,16 @@ class ShadowRelease:
     def save(self) -> None:
         """Save unreported lines from time to time. A failing disk is logged once."""
         with self._lock:
-            if self._path is None or not self._is_changed or time.monotonic() - self._saved_at_s < SAVE_S:
+            if self._file is None or not self._is_changed or time.monotonic() - self._saved_at_s < SAVE_S:
                 return
             self._is_changed, self._saved_at_s = False, time.monotonic()
-            text = json.dumps(self._kept.document()) if self._kept.release else ""
-        try:
-            if text:
-                write_whole(self._path, text.encode(), 0o600)
-            else:
-                self._path.unlink(missing_ok=True)
-        except OSError as error:
-            if not self._has_failed:
-                _log.warning("%s: records of the shadow release cannot be saved: %s", self._path, error.strerror)
-            self._has_failed = True
+            document = self._kept.document() if self._kept.release else None
+        self._file.write(document)
 
     def close(self) -> None:
         """Save the unreported lines."""
         self._saved_at_s = -math.inf
         self.save()
-
-    def _load(self) -> _Kept:
-        try:
-            return _Kept() if self._path is None else _Kept.of(read_json(self._path, 2 * MOST_BYTES))
-        except FileNotFoundError:
-            return _Kept()
-        except (OSError, ValueError, KeyError, TypeError):
-            _log.warning("%s cannot be read: the shadow release's records from before the restart are lost", self._path)
-            return _Kept()
 
     def _answer(self, edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array], spool: Spool | None) -> None:
         try:

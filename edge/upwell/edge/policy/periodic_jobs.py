@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import threading
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from upwell.edge.policy.router_service import RouterService
-from upwell.shared.files import read_json, write_whole
+from upwell.shared.files import StateFile
 from upwell.shared.routing.estimators.budget_ledger import BudgetLedger
 
 PERIOD_S = 1.0
@@ -60,32 +59,15 @@ class BudgetFile:
     """
 
     def __init__(self, path: Path, router: RouterService) -> None:
-        self._path = path
+        self._file = StateFile(path, "the spent budgets", "they start from zero")
         self._router = router
-        self._failed = False
-        self._saved = self._load()
+        found = self._file.read(BudgetLedger.from_json, None)
+        if found is not None:
+            router.restore(found)
+        self._saved = found or router.state.budgets
 
     def save(self) -> None:
         """Write the file if the budgets have changed. A failing disk is logged once."""
         budgets = self._router.state.budgets
-        if budgets == self._saved:
-            return
-        try:
-            write_whole(self._path, json.dumps(budgets.to_json()).encode(), 0o600)
-        except OSError as error:
-            if not self._failed:
-                _log.warning("%s: the spent budgets cannot be saved: %s", self._path, error.strerror)
-            self._failed = True
-            return
-        self._saved, self._failed = budgets, False
-
-    def _load(self) -> BudgetLedger:
-        try:
-            ledger = BudgetLedger.from_json(read_json(self._path))
-        except FileNotFoundError:
-            return self._router.state.budgets
-        except (OSError, ValueError) as error:
-            _log.warning("%s: the spent budgets cannot be read and start from zero: %s", self._path, error)
-            return self._router.state.budgets
-        self._router.restore(ledger)
-        return ledger
+        if budgets != self._saved and self._file.write(budgets.to_json()):
+            self._saved = budgets
