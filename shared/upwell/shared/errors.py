@@ -146,6 +146,13 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def printable(text: object) -> str:
+    """The text without control characters: it comes from a file, a caller or a server, and a terminal would obey
+    them.
+    """
+    return "".join(one if one.isprintable() else "\ufffd" for one in str(text))
+
+
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _QUERY = re.compile(r"([a-z][a-z0-9+.-]*:/.*?\?|\S*?\?).+", re.IGNORECASE | re.DOTALL)
 """An address, even one with a slip in it, and its query; a text with a space before "?" is none."""

@@ -24,7 +24,7 @@ from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.request.request import as_arrays
 from upwell.edge.updates.model_versions.model_start import loaded
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import EXIT_FAILED, ConfigError, InvalidRequest, ModelFailed
+from upwell.shared.errors import EXIT_FAILED, ConfigError, InvalidRequest, ModelFailed, printable
 from upwell.shared.files import read_json, write_named
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.routing.box_hardness import shown_chances
@@ -43,7 +43,7 @@ from upwell.tools.cases.case_source import state_dir_of
 from upwell.tools.policy.collect.input_items import find_items, read_item
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.request_inputs import read_inputs
-from upwell.tools.terminal import AsJson, parsed, plain, printable, progress, table_console
+from upwell.tools.terminal import AsJson, parsed, plain, progress, table_console
 
 
 def drift(

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, printable
 from upwell.shared.units import parse_share
 
 T = TypeVar("T")
@@ -84,15 +84,8 @@ def progress(*columns: ProgressColumn, console: Console | None = None) -> Progre
     return Progress(named, BarColumn(), *beside, console=shown, transient=True, disable=not shown.is_terminal)
 
 
-def printable(text: object) -> str:
-    """The text without control characters: it comes from a file, a caller or a server, and a terminal would obey
-    them.
-    """
-    return "".join(one if one.isprintable() else "\ufffd" for one in str(text))
-
-
 def plain(text: object) -> Text:
-    """The same for rich, without interpreting markup."""
+    """`printable` text for rich, without interpreting markup."""
     return Text(printable(text))
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from upwell.fleet.enrolment.certificate_authority import IssuedCertificate
 from upwell.fleet.registry.device_reports import ConfigurationStatus, DeviceCounts, Explained, Report, Shadowed
 from upwell.rpc.opamp.v1 import anyvalue_pb2, opamp_pb2
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.errors import InvalidRequest, printable
 from upwell.shared.files import parse_json
 from upwell.shared.opamp import DIGEST_TYPE, DRIFT, EXPLAIN, RELEASE_PACKAGE, SHADOW, STATISTICS, WISH_FILE, digest_of
 from upwell.shared.routing.request_log_line import LogLine
@@ -124,7 +124,7 @@ def _report(message: opamp_pb2.AgentToServer, capabilities: int, known: list[str
 
 def clean(text: str, longest: int = LONGEST_VALUE) -> str:
     """The text, truncated, without characters that a terminal or a database would interpret."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in text[:longest])
+    return printable(text[:longest])
 
 
 def _attributes(description: opamp_pb2.AgentDescription) -> dict[str, str]:

@@ -26,7 +26,7 @@ from upwell.edge.observe.flight_recorder import (
 )
 from upwell.edge.observe.trace_text import ms, outcome, tell, tell_frame
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, printable
 
 _WIDE = 1000
 _ID = "The id of an answer (see `upwell infer` or the log) or of a pipeline's event, or its first characters."
@@ -110,7 +110,7 @@ def _list(traces: list[dict[str, Any]], as_json: bool) -> None:
         route, reason = outcome(request_trace)
         degraded = "yes" if (request_trace.get("answer") or {}).get("degraded") else ""
         cells = (local_time(request_trace["time"]), request_trace["id"], request_trace.get("model"), route, reason)
-        table.add_row(*(Text(printable(str(cell))) for cell in cells), ms(request_trace.get("took_s")), degraded)
+        table.add_row(*(Text(printable(cell)) for cell in cells), ms(request_trace.get("took_s")), degraded)
     Console(highlight=False, width=_WIDE).print(table)  # better a long line than a truncated id
 
 
@@ -125,10 +125,5 @@ def _list_frames(traces: list[dict[str, Any]], as_json: bool) -> None:
         events = ", ".join(f"{one.get('event')} {one.get('id')}" for one in trace.get("events") or [])
         when, took = local_time(trace["time"]), ms(trace.get("took_s"))
         cells = (when, trace["id"], trace.get("outcome"), took, trace.get("objects_count", ""), events)
-        table.add_row(*(Text(printable(str(cell))) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     Console(highlight=False, width=_WIDE).print(table)
-
-
-def printable(text: str) -> str:
-    """The text without control characters: tags and ids come from callers, and a terminal would obey them."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)

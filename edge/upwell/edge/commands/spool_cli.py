@@ -13,13 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from upwell.edge.commands.explain_cli import printable
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.open_database import opened
 from upwell.edge.spool.spool import FILE_NAME
 from upwell.edge.spool.spool_store import SCHEMA
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, printable
 from upwell.shared.units import count_of
 
 _Config = Annotated[Path, typer.Option("--config", "-c", help="The agent's agent.yaml.")]
@@ -139,4 +138,4 @@ def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
     kept = datetime.fromtimestamp(item["created_unix_s"]).astimezone().isoformat(timespec="seconds")
     tags = " ".join(f"{name}={value}" for name, value in item["tags"].items())
     known = (item["id"], item["state"], item["kind"], item["model"], item["reason"], kept)
-    return tuple(printable(str(cell)) for cell in (*known, item["attempts"], item["size_bytes"], tags, item["error"]))
+    return tuple(printable(cell) for cell in (*known, item["attempts"], item["size_bytes"], tags, item["error"]))

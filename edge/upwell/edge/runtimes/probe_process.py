@@ -8,7 +8,6 @@ the versions of runtime package and driver, the options. A new model on the CPU 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -33,6 +32,7 @@ from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOpti
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import parse_json, read_json, write_whole
 from upwell.shared.formats.model_digest import model_digest, sha256_of
+from upwell.shared.platform.process import end_with_parent
 
 try:
     import resource
@@ -52,7 +52,6 @@ _SYSTEM_FOLDERS = ("/usr/local/lib", "/lib", "/usr/lib", f"/lib/{platform.machin
 _DRIVERS = ("nvidia", "apex", "galcore", "rknpu", "intel_vpu", "amdxdna", "hailo_pci", "qaic", "mali", "ethosu")
 """Kernel modules of accelerators; those with a version in /sys/module count as drivers."""
 
-_PR_SET_PDEATHSIG = 1
 _NICE = 5
 """Lowers the priority, so that the agent's requests come first on the CPU."""
 
@@ -313,7 +312,7 @@ def main() -> None:
     and after `timeout_s` at the latest, even if a library hangs.
     """
     request = json.load(sys.stdin)
-    _end_with(request["parent"])
+    end_with_parent(request["parent"])
     if hasattr(signal, "alarm"):
         signal.alarm(int(request["timeout_s"]) + 1)  # ends this process even while a library holds the GIL
     if resource is not None:
@@ -344,14 +343,6 @@ def _open_and_run(request: dict[str, Any]) -> str:
     except (AcceleratorNotUsable, UpwellError) as error:
         return str(error)
     return "" if accelerator is None else runtime.placement.reason
-
-
-def _end_with(parent: int) -> None:
-    """Ask the kernel to end this process when the waiting parent thread ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent ended before this took effect
-            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from upwell.pipelines.config.pipelines_config import PipelinesConfig, PipelineSe
 from upwell.pipelines.config.sink_config import SinkSection
 from upwell.shared.config.json_schema import editor_schema
 from upwell.shared.config.yaml import load_yaml, read_text
-from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem
+from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem, printable
 from upwell.shared.files import write_named
 from upwell.shared.units import seconds_as_written
 
@@ -53,7 +53,7 @@ def check(
         for name, pipeline in parsed.pipelines.items() if parsed is not None else ():
             lines += _told(name, pipeline)
         for line in lines:
-            typer.echo(_printable(line))
+            typer.echo(printable(line))
     if problems:
         raise typer.Exit(EXIT_FAILED)
 
@@ -94,11 +94,6 @@ def _sink(sink: SinkSection) -> str:
     if sink.plugin is not None:
         return sink.plugin.name
     return f"kafka {', '.join(sink.kafka.brokers)}" if sink.kafka is not None else sink.kind
-
-
-def _printable(text: str) -> str:
-    """The text without control characters. It comes from a file, and a terminal would obey them."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
 def _document(problem: Problem) -> dict[str, object]:

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from upwell.edge.commands.explain_cli import printable
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.open_database import opened
 from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import EXIT_FAILED, ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError, printable
 from upwell.shared.units import count_of
 
 _Config = Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml that runs the pipelines.")]
@@ -137,4 +136,4 @@ def _document(row: dict[str, Any]) -> dict[str, Any]:
 def _line(row: dict[str, Any]) -> tuple[str, ...]:
     state = "to be sent" if row["is_ordered"] else "set aside"
     cells = (row["id"], row["pipeline"], row["event"], row["sink"], row["size_bytes"], state, row["error"])
-    return tuple(printable(str(cell)) for cell in cells)
+    return tuple(printable(cell) for cell in cells)

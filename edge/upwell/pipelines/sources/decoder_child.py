@@ -10,11 +10,9 @@ empty if all went well, and never contains the address.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
-import sys
 import threading
 import time
 import zlib
@@ -32,14 +30,12 @@ from av.video.stream import VideoStream
 from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate
 from upwell.pipelines.sources.frame_slot import WANTED, WHOLE, FrameSlot, Size, Wanted
 from upwell.pipelines.sources.gstreamer import RAW_FORMAT, GStreamer
-from upwell.shared.platform.process import map_large_blocks
+from upwell.shared.platform.process import end_with_parent, map_large_blocks
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
-
-_PR_SET_PDEATHSIG = 1
 
 _WITH_LUMA = frozenset({"gray", "nv12", "nv21", *(f"yuv{j}{kind}p" for j in ("", "j") for kind in (420, 422, 444))})
 """Formats whose first plane is luma with one byte per pixel."""
@@ -307,14 +303,6 @@ def _too_large(size: tuple[int, int], max_pixels: int) -> str:
     return f"the pictures have {size[0]} x {size[1]} pixels; at most {max_pixels} are decoded"
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when the parent's thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent had already ended
-            os._exit(1)
-
-
 def _listen(handover: Handover) -> None:
     """Pass requests on until the parent closes the pipe."""
     try:
@@ -334,7 +322,7 @@ def main() -> None:
             return
         line += more
     request = DecoderRequest(**json.loads(line))
-    _end_with(request.parent)
+    end_with_parent(request.parent)
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     out = os.fdopen(os.dup(1), "wb", buffering=0)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shlex
-import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import IO
+
+from upwell.shared.platform.process import ended_with_parent
 
 PROGRAM = "gst-launch-1.0"
 RAW_FORMAT = "yuv4mpegpipe"
@@ -21,7 +20,6 @@ RAW_FORMAT = "yuv4mpegpipe"
 ADDRESS = "{address}"
 """Placeholder in the command line for the video's address or the camera."""
 
-_PR_SET_PDEATHSIG = 1
 _END_S, _CAPS_S = 1.0, 1.0
 _TO_YUV4MPEG = (
     "! videoconvert ! videoscale ! video/x-raw,format=I420,width=[8,65528,8],height=[2,65534,2] "
@@ -65,7 +63,7 @@ class GStreamer:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(out,),
-                preexec_fn=_ended_with_this(),
+                preexec_fn=ended_with_parent(),
                 text=True,
                 errors="replace",
             )
@@ -135,15 +133,3 @@ def _read(pipe: IO[str] | None, take: Callable[[str], None]) -> None:
     with suppress(ValueError, OSError), pipe:
         for line in pipe:
             take(line.strip())
-
-
-def _ended_with_this() -> Callable[[], None] | None:
-    """A function for the new process to run first, so that the kernel ends it with this one."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: nothing may be loaded after the fork
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    return ask

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import math
 import random
 import statistics
@@ -15,6 +13,7 @@ from typing import ClassVar, Literal, Protocol, cast
 
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.partition.tier_profile import RuntimeFacts, Spread
+from upwell.shared.platform.import_pause import without_collections
 from upwell.shared.tensors import Array, TensorSpec
 
 _GROUP = "upwell.partition_tiers"
@@ -198,7 +197,7 @@ class Bench:
             burst = min(BURST, runs - taken)
             for part in self._shuffled(batch):
                 self._open[part].run()
-                with _undisturbed():
+                with without_collections():
                     timings = [self._timed(self._open[part]) for _ in range(burst)]
                 self.samples.setdefault(part, []).extend(timings)
                 self._tick()
@@ -214,18 +213,6 @@ class Bench:
 
     def _shuffled(self, parts: Sequence[MeasuredPart]) -> list[MeasuredPart]:
         return self._chance.sample(list(parts), len(parts))
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Disable garbage collection for the block."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def spread_of(samples: Sequence[float], stretch: float = 1.0) -> Spread:

@@ -1,4 +1,4 @@
-"""Keeps the garbage collector out of imports."""
+"""Keeps the garbage collector out of imports and measurements."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Pause the garbage collector while much is imported.
+    """Pause the garbage collector, while much is imported or something is timed.
 
-    None of what modules define is garbage, and looking for some takes a tenth of the time. Other threads run on; their
-    garbage waits until the end.
+    None of what modules define is garbage, and looking for some takes a tenth of an import's time. Other threads run
+    on; their garbage waits until the end.
     """
     was_enabled = gc.isenabled()
     gc.disable()

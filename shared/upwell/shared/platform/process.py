@@ -7,8 +7,10 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 HANGS_UP = getattr(signal, "SIGHUP", None)
@@ -25,6 +27,28 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     if HANGS_UP is None or signal.getsignal(HANGS_UP) is signal.SIG_IGN:
         return ends
     return (*ends, HANGS_UP)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def ended_with_parent() -> Callable[[], None] | None:
+    """What asks the kernel to end the calling process when the thread that started it ends; None except on Linux.
+
+    It may be called in a process that was just forked, where nothing may be loaded any more.
+    """
+    if sys.platform != "linux":
+        return None
+    return partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when the thread of process `parent` that started it ends."""
+    ask = ended_with_parent()
+    if ask is not None:
+        ask()
+        if os.getppid() != parent:  # it ended before this took effect
+            os._exit(1)
 
 
 class StopSignals:

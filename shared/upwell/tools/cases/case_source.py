@@ -24,11 +24,10 @@ from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.open_database import connect, opened, version_of
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError, Problem, UpwellError
+from upwell.shared.errors import ConfigError, Problem, UpwellError, printable
 from upwell.shared.files import parse_json
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.units import count_of
-from upwell.tools.terminal import printable
 
 _ROWS_AT_ONCE, _PAGES_AT_ONCE = 100, 1000
 _PATIENCE_S = 10.0

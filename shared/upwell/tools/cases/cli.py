@@ -25,7 +25,7 @@ from upwell.edge.observe.request_trace import LONGEST_TAG, MOST_TAGS
 from upwell.edge.spool.open_database import DAMAGED_SUFFIX, connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, printable
 from upwell.shared.files import write_named
 from upwell.shared.routing.case_selection import Why
 from upwell.shared.units import count_of
@@ -41,7 +41,7 @@ from upwell.tools.cases.case_source import (
     open_source,
 )
 from upwell.tools.cases.contact_sheet import html_sheet, png_sheet
-from upwell.tools.terminal import AsJson, key_values, plain, printable, progress, table_console
+from upwell.tools.terminal import AsJson, key_values, plain, progress, table_console
 
 CasesArgument: TypeAlias = Annotated[
     Path,

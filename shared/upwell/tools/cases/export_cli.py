@@ -15,7 +15,7 @@ import numpy.typing as npt
 import typer
 
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
-from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.errors import ConfigError, InvalidRequest, printable
 from upwell.shared.files import read_file, write_named
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.signature.picture_quality import thumbnail
@@ -25,7 +25,7 @@ from upwell.tools.cases.case_exports import FORMATS, ExportTask, Side, new_folde
 from upwell.tools.cases.case_labels import IMPORTS, import_labels, read_labels, write_labels
 from upwell.tools.cases.case_source import open_source
 from upwell.tools.cases.cli import CasesArgument, ModelOption, TagOption, WhyOption, by_ids, case_filter, chosen
-from upwell.tools.terminal import AsJson, printable, progress
+from upwell.tools.terminal import AsJson, progress
 
 Which = Literal["training", "evaluation", "all"]
 _THUMBNAIL_PX, _MOST_FEATURES = 16, 4096

@@ -18,7 +18,7 @@ from upwell.edge.bundle.bundle import Trust
 from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing
+from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing, printable
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.units import count_of
@@ -27,7 +27,7 @@ from upwell.tools.cases.case_source import open_source
 from upwell.tools.evaluate.bundle_comparison import Replay, compare, replayed, weights_of
 from upwell.tools.evaluate.evaluation_run import EvaluationRun, Judged, answers_of, truths
 from upwell.tools.policy.simulate_cli import START, read_scene
-from upwell.tools.terminal import AsJson, plain, printable, progress, share, table_console
+from upwell.tools.terminal import AsJson, plain, progress, share, table_console
 
 
 def evaluate(

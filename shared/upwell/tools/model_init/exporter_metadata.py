@@ -19,8 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from upwell.shared.errors import ConfigError
-from upwell.shared.files import open_plain, parse_json, read_file
+from upwell.shared.errors import ConfigError, printable
+from upwell.shared.files import open_plain, read_file
 from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_class_names, read_metadata
 from upwell.shared.formats.tflite import BadTfliteFile, TensorNote, read_notes
@@ -34,11 +34,10 @@ from upwell.shared.signature.model_yaml_draft import (
     TextFacts,
 )
 from upwell.shared.tensors import TensorSpec
-from upwell.tools.model_init.sidecar_files import facts_beside
+from upwell.tools.model_init.sidecar_files import facts_beside, read_object
 
 MAX_MEMBER_BYTES = 1 << 20
 _ULTRALYTICS = "metadata.json"
-MAX_JSON_BYTES = 4 << 20
 MAX_LITERAL = 1 << 20
 MAX_LABELS = 100_000
 
@@ -191,8 +190,7 @@ def facts_of(
 
 def _line(text: str) -> str:
     """Untrusted text as one line of bounded length, since it becomes a comment of the description."""
-    whole = " ".join(text[:_LONGEST_LINE].split())
-    return "".join(one if one.isprintable() else "\ufffd" for one in whole)
+    return printable(" ".join(text[:_LONGEST_LINE].split()))
 
 
 @dataclass(frozen=True)
@@ -325,7 +323,7 @@ def hugging_face(model: Path, inputs: Sequence[TensorSpec], outputs: Outputs) ->
     if set(labels) == {f"LABEL_{number}" for number in range(len(labels))}:
         labels = ()
     source = f"Hugging Face's config.json ({config['model_type']})"
-    processor = _read_json(folder / "preprocessor_config.json")
+    processor = read_object(folder / "preprocessor_config.json")
     if any(len(spec.shape) == 4 for spec in inputs):
         picture, notes = _image_processor(processor)
     else:
@@ -386,7 +384,7 @@ def _tokens(
     if set(names) - set(TOKENS):
         others = ", ".join(sorted(set(names) - set(TOKENS)))
         return None, (f"it takes {others} beside tokens, which no step produces; its inputs are plain tensors",)
-    own = _read_json(folder / "tokenizer_config.json") or {}
+    own = read_object(folder / "tokenizer_config.json") or {}
     pad_id = config.get("pad_token_id")
     known = pad_id if type(pad_id) is int and pad_id >= 0 else None
     # A model with learned positions states their number; RoBERTa's relatives count from after the padding index.
@@ -518,23 +516,10 @@ def _with_labels_beside(model: Path, facts: ExporterFacts, outputs: Outputs) -> 
 def _json_beside(model: Path, name: str) -> tuple[Path, Mapping[str, Any] | None]:
     """The object in that file of the model's folder, or of its parent if the folder is Optimum's `onnx`."""
     for folder in (model.parent, model.parent.parent) if model.parent.name == "onnx" else (model.parent,):
-        found = _read_json(folder / name)
+        found = read_object(folder / name)
         if found is not None:
             return folder, found
     return model.parent, None
-
-
-def _read_json(path: Path) -> Mapping[str, Any] | None:
-    """The object in that file, None if it is missing. Raises `ConfigError`."""
-    if not path.is_file():
-        return None
-    try:
-        found = parse_json(read_file(path, "JSON", MAX_JSON_BYTES))
-    except ValueError as error:
-        raise ConfigError.at(path, f"not JSON: {error}") from None
-    if not isinstance(found, Mapping):
-        raise ConfigError.at(path, "expected a JSON object")
-    return found
 
 
 def _literal(text: str) -> Any:

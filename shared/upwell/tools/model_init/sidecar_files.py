@@ -24,6 +24,7 @@ from upwell.shared.signature.model_yaml import MAX_SIDE
 from upwell.shared.signature.model_yaml_draft import ExporterFacts, PictureFacts
 
 _MOST_TEXT_BYTES = 1 << 20
+_MOST_JSON_BYTES = 4 << 20
 _MOST_XML_BYTES = 256 << 20
 _GREY = 114
 
@@ -34,12 +35,12 @@ def facts_beside(model: Path, metadata: Mapping[str, str]) -> ExporterFacts | No
     return next((facts for read in readers if (facts := read(model, metadata)) is not None), None)
 
 
-def _text(path: Path) -> str | None:
+def _text(path: Path, most_bytes: int = _MOST_TEXT_BYTES) -> str | None:
     """The text of a small file, None if it is missing. Raises `ConfigError`."""
     if not os.path.isfile(path):  # also False for a name from a file that is too long for the system
         return None
     try:
-        return read_file(path, "a text", _MOST_TEXT_BYTES).decode("utf-8-sig")
+        return read_file(path, "a text", most_bytes).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError.at(path, "expected UTF-8 text") from None
 
@@ -149,7 +150,7 @@ _EDGES = {
 
 def _roboflow(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     """`environment.json` with the processing of pictures, `class_names.txt` or `CLASS_MAP`, `model_type.json`."""
-    environment = _object(model.parent / "environment.json")
+    environment = read_object(model.parent / "environment.json")
     if environment is None or "PREPROCESSING" not in environment:
         return None
     steps = environment["PREPROCESSING"]
@@ -159,7 +160,7 @@ def _roboflow(model: Path, _: Mapping[str, str]) -> ExporterFacts | None:
     resize = steps.get("resize")
     asked = resize.get("format", "Stretch to") if isinstance(resize, Mapping) else "Stretch to"
     fit, fill = _EDGES.get(asked if isinstance(asked, str) else "", _EDGES["Stretch to"])
-    kind = _object(model.parent / "model_type.json") or {}
+    kind = read_object(model.parent / "model_type.json") or {}
     task, architecture = (str(kind.get(key, "")) for key in ("project_task_type", "model_type"))
     is_yolo = architecture.startswith("yolo") and "nas" not in architecture
     picture = PictureFacts(fit=fit, fill=fill, filter="bilinear", scale=1 / 255 if is_yolo else None)  # type: ignore[arg-type]
@@ -321,9 +322,9 @@ def _rt_info(path: Path) -> dict[str, str]:
     return info
 
 
-def _object(path: Path) -> Mapping[str, Any] | None:
+def read_object(path: Path) -> Mapping[str, Any] | None:
     """The JSON object in a file, None if it is missing. Raises `ConfigError`."""
-    text = _text(path)
+    text = _text(path, _MOST_JSON_BYTES)
     if text is None:
         return None
     try:

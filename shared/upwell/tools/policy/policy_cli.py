@@ -20,7 +20,7 @@ from rich.text import Text
 from upwell.shared.config.json_schema import editor_schema
 from upwell.shared.config.yaml import load_yaml, parse_yaml, read_text
 from upwell.shared.config.yaml_tree import dotted, read_tree
-from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem
+from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem, printable
 from upwell.shared.files import write_named
 from upwell.shared.routing.decide.explanation import NOW_S, Explanation, ExplanationStep, Inquiry, Setting
 from upwell.shared.routing.decide.explanation import explain as explained
@@ -28,7 +28,7 @@ from upwell.shared.routing.policy.compiled_policy import Finding, Verdict
 from upwell.shared.routing.policy.policy import Policy, Rule
 from upwell.shared.routing.policy.policy_warnings import warnings
 from upwell.shared.routing.reasons import chance_in_words
-from upwell.tools.terminal import AsJson, PolicyArgument, finite, plain, printable
+from upwell.tools.terminal import AsJson, PolicyArgument, finite, plain
 
 
 def check(
