@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -22,7 +23,7 @@ from upwell.shared.config.security import (
     check_endpoint,
     check_exposure,
 )
-from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.config.yaml import FilePart, RelativePath, load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.server_keys import ServerKeys
 from upwell.shared.telemetry.telemetry_keys import MetricsPush
@@ -196,3 +197,11 @@ class AgentConfig(FilePart):
             yield ("cloud", "endpoint"), self.cloud.endpoint
             for index, endpoint in enumerate(self.cloud.fallbacks):
                 yield ("cloud", "fallbacks", index), endpoint
+
+
+def state_dir_of(config: Path, without: str, key: str = "agent") -> Path:
+    """The state folder of the agent with that agent.yaml. Raises `ConfigError` that says `without` if there is none."""
+    state_dir = load_yaml(config, AgentConfig).agent.state_dir
+    if state_dir is None:
+        raise ConfigError.at(config, without, key)
+    return state_dir

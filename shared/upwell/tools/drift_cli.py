@@ -17,13 +17,12 @@ import typer
 from rich.table import Table
 
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME, MANIFEST_NAME, REFERENCE_NAME, Trust
-from upwell.edge.config import AgentConfig
+from upwell.edge.config import state_dir_of
 from upwell.edge.drift import FILE_NAME, MAX_BYTES, measured
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.request.request import as_arrays
 from upwell.edge.updates.model_versions.model_start import loaded
-from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError, InvalidRequest, ModelFailed, printable
 from upwell.shared.files import read_json, write_named
 from upwell.shared.oip.dataplane import ModelMetadata
@@ -39,7 +38,7 @@ from upwell.shared.signature.answer_agreement import label_of
 from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.tensors import Array
 from upwell.shared.units import parse_seconds
-from upwell.tools.cases.case_source import state_dir_of
+from upwell.tools.cases.case_source import NO_FOLDER
 from upwell.tools.policy.collect.input_items import find_items, read_item
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.request_inputs import read_inputs
@@ -80,7 +79,7 @@ def drift(
 
 
 def _of_device(where: Path) -> Mapping[str, Any]:
-    folder = where if where.is_dir() else state_dir_of(load_yaml(where, AgentConfig), where)
+    folder = where if where.is_dir() else state_dir_of(where, NO_FOLDER)
     path = folder / FILE_NAME
     try:
         models = read_json(path, MAX_BYTES)["models"]

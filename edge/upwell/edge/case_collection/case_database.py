@@ -58,16 +58,14 @@ SCHEMA: tuple[Migration, ...] = (
 
 
 class CaseStore(TransactionalStore):
-    """One connection's view of the cases."""
+    """One connection's view of the cases. Its parts are models."""
+
+    table = "cases"
 
     @classmethod
     def open(cls, path: Path) -> CaseStore:
         """Open the database at `path`, created if missing. Raises as `open_database` does."""
         return cls(open_database(path, SCHEMA))
-
-    def latest_s(self) -> float:
-        """The latest time at which a case was stored; 0 without any."""
-        return float(self._connection.execute("SELECT coalesce(max(kept_s), 0) FROM cases").fetchone()[0])
 
     def add(
         self, case: CollectedCase, collect: CollectSettings, now_s: float, awaits: tuple[str, int] = ("", 0)
@@ -96,7 +94,7 @@ class CaseStore(TransactionalStore):
         )
         self._held_bytes[facts.model] = held_bytes
         self.counted["kept"] += 1
-        self._make_room(facts.model, collect.keep_bytes)
+        self._make_room(facts.model, collect.keep_bytes, "dropped_full", "is_evaluated, kept_s, rowid")
         return "kept"
 
     def answer(self, spool_id: str, cloud_digest: str, row_of: Callable[[int], bytes]) -> None:
@@ -148,25 +146,8 @@ class CaseStore(TransactionalStore):
     def _forget_signatures(self) -> None:
         self._connection.execute("DELETE FROM signatures WHERE number NOT IN (SELECT signature FROM cases)")
 
-    def _make_room(self, model: str, max_bytes: int) -> None:
-        excess_bytes = self._bytes(model) - max_bytes
-        if excess_bytes <= 0:
-            return
-        doomed: list[str] = []
-        query = "SELECT id, size_bytes FROM cases WHERE model = ? ORDER BY is_evaluated, kept_s, rowid"
-        for id, size_bytes in self._connection.execute(query, (model,)):
-            doomed.append(id)
-            excess_bytes -= size_bytes
-            if excess_bytes <= 0:
-                break
-        self._connection.executemany("DELETE FROM cases WHERE id = ?", [(id,) for id in doomed])
-        self._held_bytes[model] = max_bytes + excess_bytes
-        self.counted["dropped_full"] += len(doomed)
-
-    def _bytes(self, model: str) -> int:
-        if model not in self._held_bytes:
-            self._held_bytes[model] = self._number("SELECT total(size_bytes) FROM cases WHERE model = ?", model)
-        return self._held_bytes[model]
+    def _where(self, part: str) -> tuple[str, ...]:
+        return ("model = ?", part)
 
 
 def facts_text(facts: CaseFacts) -> str:

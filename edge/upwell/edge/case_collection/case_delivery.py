@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from upwell.edge.case_collection.case_database import READ, SCHEMA, read_case
 from upwell.edge.case_collection.case_file_encryption import pack, read_key
@@ -22,7 +21,7 @@ from upwell.edge.case_collection.collected_case import CollectedCase
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.open_database import opened
 from upwell.shared.errors import UpwellError
-from upwell.shared.files import read_json, write_whole
+from upwell.shared.files import StateFile, write_whole
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.platform.background_thread import BackgroundThread
 
@@ -102,10 +101,11 @@ class CaseCarrier:
     def __init__(self, section: CasesSection, home: CaseHome, database: Path, router: RouterService) -> None:
         self._section, self._home, self._database, self._router = section, home, database, router
         self._key = None if section.key_file is None else read_key(section.key_file)
-        self._memory = database.with_name(DELIVERED_NAME)
+        what, loss = "the record of delivered cases", "each is delivered again"
+        self._memory = StateFile(database.with_name(DELIVERED_NAME), what, loss, _MAX_RECORD_BYTES)
         self._refused: set[tuple[str, bool]] = set()
         self._retry_after_s = 0.0
-        self._sent: dict[str, bool] = self._load()
+        self._sent: dict[str, bool] = self._memory.read(_sent_in, {})
         self._saved = dict(self._sent)
         self._counts: Counter[str] = Counter()
         self._stop = threading.Event()
@@ -204,25 +204,14 @@ class CaseCarrier:
             _log.warning("cases cannot be delivered for now: %s", text)
         self._failed = True
 
-    def _load(self) -> dict[str, bool]:
-        try:
-            found = read_json(self._memory, _MAX_RECORD_BYTES)
-            return {str(id): bool(done) for id, done in found["sent"].items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            _log.warning("%s: cannot be read, so every case is delivered again", self._memory)
-            return {}
-
     def _save(self) -> None:
-        if self._sent == self._saved:  # a destination that is away costs no write
-            return
-        try:
-            write_whole(self._memory, json.dumps({"version": 1, "sent": self._sent}).encode(), 0o600)
-        except OSError as error:
-            self._complain(f"{self._memory}: {error.strerror}")
-        else:
+        # A destination that is away costs no write.
+        if self._sent != self._saved and self._memory.write({"version": 1, "sent": self._sent}):
             self._saved = dict(self._sent)
+
+
+def _sent_in(document: Any) -> dict[str, bool]:
+    return {str(id): bool(done) for id, done in document["sent"].items()}
 
 
 def _folder_name(agent: str) -> str:

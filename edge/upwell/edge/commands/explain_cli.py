@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from upwell.edge.config import AgentConfig
+from upwell.edge.config import state_dir_of
 from upwell.edge.observe.flight_recorder import (
     FOLDER_NAME,
     FRAMES_NAME,
@@ -25,7 +25,6 @@ from upwell.edge.observe.flight_recorder import (
     newest_lines,
 )
 from upwell.edge.observe.trace_text import ms, outcome, tell, tell_frame
-from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, printable
 
 _WIDE = 1000
@@ -50,7 +49,8 @@ def explain(
         raise ConfigError.at(None, "expected the id of a request or an event, or --last N to list some", "explain")
     if frames and last_count is None:
         raise ConfigError.at(None, "needs --last N", "--frames")
-    state_dir = _state_dir(config)
+    unset = "not set, so the agent records decisions only in memory; expected a folder"
+    state_dir = state_dir_of(config, unset, "agent.state_dir")
     requests, of_frames = newest_lines(state_dir / FOLDER_NAME), newest_lines(state_dir / FRAMES_NAME)
     with ConfigError.on_os_error(state_dir, "cannot be read", "agent.state_dir"):
         if last_count is not None:
@@ -61,15 +61,6 @@ def explain(
             _tell(trace, as_json)
             if trace.get("amends") and not as_json:
                 _tell_amended(state_dir, str(trace["amends"]))
-
-
-def _state_dir(config: Path) -> Path:
-    state_dir = load_yaml(config, AgentConfig).agent.state_dir
-    if state_dir is None:
-        raise ConfigError.at(
-            config, "not set, so the agent records decisions only in memory; expected a folder", "agent.state_dir"
-        )
-    return state_dir
 
 
 def _last(folder: Path, count: int) -> list[dict[str, Any]]:

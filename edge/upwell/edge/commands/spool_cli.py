@@ -13,11 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from upwell.edge.config import AgentConfig
-from upwell.edge.spool.open_database import opened
+from upwell.edge.config import state_dir_of
+from upwell.edge.spool.open_database import delete_rows, opened
 from upwell.edge.spool.spool import FILE_NAME
 from upwell.edge.spool.spool_store import SCHEMA
-from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, printable
 from upwell.shared.units import count_of
 
@@ -25,18 +24,18 @@ _Config = Annotated[Path, typer.Option("--config", "-c", help="The agent's agent
 _Tags = Annotated[list[str] | None, typer.Option("--tag", help="Only cases with KEY=VALUE; may be repeated.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
+_NO_FOLDER = "without a folder the agent spools no cases; expected agent.state_dir"
 _COLUMNS = (
     "id", "kind", "state", "model", "cloud_model", "request_id", "tags", "reason", "created_wall_s", "attempts",
     "size_bytes", "edge_answer_digest", "error",
 )  # fmt: skip
 _ITEMS = f"SELECT {', '.join(_COLUMNS)} FROM items ORDER BY kept_s, rowid"  # noqa: S608 (names from above)
-_CASES_AT_ONCE, _PAGES_AT_ONCE = 100, 1000
 
 
 def list_cases(config: _Config, tag: _Tags = None, as_json: _Json = False) -> None:
     """List the spooled cases: waiting, done (answered) or poisoned (set aside)."""
     tags = _tags(tag or [])
-    path = _database(config)
+    path = state_dir_of(config, _NO_FOLDER) / FILE_NAME
     items: list[dict[str, Any]] = []
     if path.exists():
         with _errors(path), opened(path, len(SCHEMA)) as connection:
@@ -61,25 +60,19 @@ def purge(
     if bool(tag) == every:
         raise ConfigError.at(None, "expected either --tag KEY=VALUE or --all")
     tags = _tags(tag or [])
-    path = _database(config)
+    path = state_dir_of(config, _NO_FOLDER) / FILE_NAME
     purged = 0
     if path.exists():
         with _errors(path), opened(path, len(SCHEMA)) as connection:
             doomed = [item["id"] for item in _matching(connection, tags)]
             if doomed and not yes and sys.stdin.isatty():
                 typer.confirm(f"Drop {count_of(len(doomed), 'case')} from {path}?", abort=True, err=True)
-            purged = _purge(connection, doomed)
+            purged = delete_rows(connection, "items", doomed)
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # while an agent reads, it does so later
     if as_json:
         typer.echo(json.dumps({"path": str(path), "purged": purged}))
     else:
         typer.echo(f"purged {count_of(purged, 'case')} from {path}")
-
-
-def _database(config: Path) -> Path:
-    state_dir = load_yaml(config, AgentConfig).agent.state_dir
-    if state_dir is None:
-        raise ConfigError.at(config, "without a folder the agent spools no cases; expected agent.state_dir", "agent")
-    return state_dir / FILE_NAME
 
 
 def _tags(texts: Sequence[str]) -> dict[str, str]:
@@ -104,24 +97,6 @@ def _matching(connection: sqlite3.Connection, tags: Mapping[str, str]) -> list[d
         item["created_unix_s"] = item.pop("created_wall_s")
     # As in rules, a missing tag is the empty string.
     return [item for item in items if all(item["tags"].get(name, "") == value for name, value in tags.items())]
-
-
-def _purge(connection: sqlite3.Connection, ids: Sequence[str]) -> int:
-    # In small batches, so that the agent can write in between.
-    gone = 0
-    for start in range(0, len(ids), _CASES_AT_ONCE):
-        connection.execute("BEGIN IMMEDIATE")
-        for id in ids[start : start + _CASES_AT_ONCE]:
-            gone += connection.execute("DELETE FROM items WHERE id = ?", (id,)).rowcount
-        connection.execute("COMMIT")
-    while connection.execute("PRAGMA freelist_count").fetchone()[0] > 0:
-        before = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
-        if connection.execute("PRAGMA page_count").fetchone()[0] >= before:
-            break
-    # The write-ahead log has older copies of the pages; while an agent reads, this waits for its next checkpoint.
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    return gone
 
 
 def _show(path: Path, items: Sequence[Mapping[str, Any]]) -> None:

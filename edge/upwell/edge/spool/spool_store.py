@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from upwell.edge.spool.open_database import Migration
 from upwell.edge.spool.spooled_request import (
@@ -65,7 +65,6 @@ SCHEMA: tuple[Migration, ...] = (
 
 _WAITING = "state != 'done'"
 _RESULTS = "state = 'done'"
-_SUM = "SELECT total(size_bytes) FROM items WHERE"
 _OLD = f"DELETE FROM items WHERE (kept_s < ? AND {_WAITING}) OR (next_s < ? AND {_RESULTS})"  # noqa: S608 (constants of this module)
 _STORED = """SELECT items.id, kind, model, cloud_model, request_id, tags, reason, created_wall_s, kept_s, next_s,
     attempts, edge_answer_digest, request, edge_answer, owner FROM items JOIN bodies USING (id)"""
@@ -75,7 +74,12 @@ _RESULT = """SELECT sequence, items.id, request_id, kind, model, cloud_model, ta
 
 
 class TransactionalStore(ABC):
-    """One connection to a database. `counted` collects a transaction's counts, which are valid once it is on disk."""
+    """One connection to a database with a table of entries, each with an `id`, `size_bytes` and the time `kept_s`.
+
+    `counted` collects a transaction's counts, which are valid once it is on disk.
+    """
+
+    table: ClassVar[str]
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -112,13 +116,43 @@ class TransactionalStore(ABC):
         """The number of rows changed by this connection so far."""
         return self._connection.total_changes
 
-    @abstractmethod
     def latest_s(self) -> float:
         """The latest time on the spool's clock at which something was stored; 0 without any."""
+        query = f"SELECT coalesce(max(kept_s), 0) FROM {self.table}"  # noqa: S608 (constants of this package)
+        return float(self._connection.execute(query).fetchone()[0])
 
     @abstractmethod
     def expire(self, now_s: float) -> None:
         """Drop expired entries."""
+
+    @abstractmethod
+    def _where(self, part: str) -> tuple[str, ...]:
+        """The condition for the entries of a part that has a limit of its own, and the condition's values."""
+
+    def _bytes(self, part: str) -> int:
+        """The bytes that the entries of a part take."""
+        if part not in self._held_bytes:
+            where, *values = self._where(part)
+            query = f"SELECT total(size_bytes) FROM {self.table} WHERE {where}"  # noqa: S608 (as above)
+            self._held_bytes[part] = self._number(query, *values)
+        return self._held_bytes[part]
+
+    def _make_room(self, part: str, max_bytes: int, count: str, order: str) -> None:
+        """Drop the first entries of a part, in that order, until it takes no more; they are counted as `count`."""
+        excess_bytes = self._bytes(part) - max_bytes
+        if excess_bytes <= 0:
+            return
+        doomed: list[str] = []
+        where, *values = self._where(part)
+        query = f"SELECT id, size_bytes FROM {self.table} WHERE {where} ORDER BY {order}"  # noqa: S608 (as above)
+        for id, size_bytes in self._connection.execute(query, values):
+            doomed.append(id)
+            excess_bytes -= size_bytes
+            if excess_bytes <= 0:
+                break
+        self._connection.executemany(f"DELETE FROM {self.table} WHERE id = ?", [(id,) for id in doomed])  # noqa: S608
+        self._held_bytes[part] = max_bytes + excess_bytes
+        self.counted[count] += len(doomed)
 
     def _number(self, query: str, *values: Any) -> int:
         value: Any = self._connection.execute(query, values).fetchone()[0]
@@ -126,15 +160,13 @@ class TransactionalStore(ABC):
 
 
 class Store(TransactionalStore):
-    """The store of the spool."""
+    """The store of the spool. Its parts are conditions."""
+
+    table = "items"
 
     def __init__(self, connection: sqlite3.Connection, limits: SpoolLimits) -> None:
         super().__init__(connection)
         self._limits = limits
-
-    def latest_s(self) -> float:
-        """The latest time on the spool's clock at which a case was stored; 0 without any."""
-        return float(self._connection.execute("SELECT coalesce(max(kept_s), 0) FROM items").fetchone()[0])
 
     def add(self, item: Stored) -> bool:
         """Store a case, dropping others to make room; returns whether it was stored."""
@@ -143,7 +175,8 @@ class Store(TransactionalStore):
             return False
         held_bytes = self._bytes(_WAITING) + item.size_bytes
         if item.kind == "audit" and held_bytes > self._limits.max_bytes:
-            spool_bytes = self._number(f"{_SUM} {_WAITING} AND kind = 'spool'")
+            sum_of_spooled = f"SELECT total(size_bytes) FROM items WHERE {_WAITING} AND kind = 'spool'"  # noqa: S608
+            spool_bytes = self._number(sum_of_spooled)
             if spool_bytes + item.size_bytes > self._limits.max_bytes:  # it would itself be dropped first
                 self.counted["refused_large"] += 1
                 return False
@@ -271,25 +304,8 @@ class Store(TransactionalStore):
             oldest_waiting_s=0.0 if oldest is None else max(0.0, now_s - oldest),
         )
 
-    def _make_room(self, which: str, max_bytes: int, count: str, order: str) -> None:
-        excess_bytes = self._bytes(which) - max_bytes
-        if excess_bytes <= 0:
-            return
-        doomed: list[str] = []
-        query = f"SELECT id, size_bytes FROM items WHERE {which} ORDER BY {order}"  # noqa: S608 (constants of this module)
-        for id, size_bytes in self._connection.execute(query):
-            doomed.append(id)
-            excess_bytes -= size_bytes
-            if excess_bytes <= 0:
-                break
-        self._connection.executemany("DELETE FROM items WHERE id = ?", [(id,) for id in doomed])
-        self._held_bytes[which] = max_bytes + excess_bytes
-        self.counted[count] += len(doomed)
-
-    def _bytes(self, which: str) -> int:
-        if which not in self._held_bytes:
-            self._held_bytes[which] = self._number(f"{_SUM} {which}")
-        return self._held_bytes[which]
+    def _where(self, part: str) -> tuple[str, ...]:
+        return (part,)
 
 
 def _other_than(models: Collection[str]) -> str:

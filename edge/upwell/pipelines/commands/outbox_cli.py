@@ -12,10 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from upwell.edge.config import AgentConfig
+from upwell.edge.config import state_dir_of
 from upwell.edge.spool.open_database import opened
 from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
-from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError, printable
 from upwell.shared.units import count_of
 
@@ -108,10 +107,7 @@ def _change(done: str, config: Path, ids: Sequence[str], statement: str, *, ever
 
 
 def _database(config: Path) -> Path:
-    state_dir = load_yaml(config, AgentConfig).agent.state_dir
-    if state_dir is None:
-        raise ConfigError.at(config, "without a folder no event survives the process; expected state_dir", "agent")
-    return state_dir / OUTBOX_NAME
+    return state_dir_of(config, "without a folder no event survives the process; expected state_dir") / OUTBOX_NAME
 
 
 @contextmanager

@@ -21,15 +21,13 @@ from typing import Any, Protocol, TypeAlias
 from upwell.edge.case_collection.case_database import FILE_NAME, READ, SCHEMA, read_case
 from upwell.edge.case_collection.case_file_encryption import MAX_PARCEL_BYTES, read_key, unpack
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
-from upwell.edge.config import AgentConfig
-from upwell.edge.spool.open_database import connect, opened, version_of
-from upwell.shared.config.yaml import load_yaml
+from upwell.edge.config import state_dir_of
+from upwell.edge.spool.open_database import connect, delete_rows, opened, version_of
 from upwell.shared.errors import ConfigError, Problem, UpwellError, printable
 from upwell.shared.files import parse_json
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.units import count_of
 
-_ROWS_AT_ONCE, _PAGES_AT_ONCE = 100, 1000
 _PATIENCE_S = 10.0
 
 
@@ -38,21 +36,9 @@ def erase_rows(
 ) -> int:
     """Delete the rows with these keys and leave no byte of them in the database or its log; return their number.
 
-    The connection overwrites what it deletes (`secure_delete`). The write-ahead log holds older copies of the pages
-    until all of it has been moved into the database, which readers delay. Raises `ConfigError` if they do so for 10
-    s, and `sqlite3.Error`.
+    Readers delay the checkpoint of the log. Raises `ConfigError` if they do so for 10 s, and `sqlite3.Error`.
     """
-    gone = 0
-    for start in range(0, len(ids), _ROWS_AT_ONCE):  # in small pieces, since the agent writes in between
-        connection.execute("BEGIN IMMEDIATE")
-        for id in ids[start : start + _ROWS_AT_ONCE]:
-            gone += connection.execute(f"DELETE FROM {table} WHERE {key} = ?", (id,)).rowcount  # noqa: S608 (our own names)
-        connection.execute("COMMIT")
-    while connection.execute("PRAGMA freelist_count").fetchone()[0] > 0:
-        before = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
-        if connection.execute("PRAGMA page_count").fetchone()[0] >= before:
-            break
+    gone = delete_rows(connection, table, ids, key)
     until_s = time.monotonic() + _PATIENCE_S
     while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
         if time.monotonic() >= until_s:
@@ -104,6 +90,7 @@ def _overwrite(descriptor: int, at: int, data: bytes) -> None:
         data, at = data[written:], at + written
 
 
+NO_FOLDER = "without a folder the agent collects no cases; expected agent.state_dir"
 KEY_VARIABLE = "UPWELL_CASES_KEY_FILE"
 
 _SHOWN = 20
@@ -307,14 +294,7 @@ def open_source(path: Path) -> CaseSource:
         return CaseFolder(path)
     if path.is_dir():
         return CaseDatabase(path / FILE_NAME)
-    return CaseDatabase(state_dir_of(load_yaml(path, AgentConfig), path) / FILE_NAME)
-
-
-def state_dir_of(config: AgentConfig, path: Path) -> Path:
-    """The state folder of the agent with that file. Raises `ConfigError`."""
-    if config.agent.state_dir is None:
-        raise ConfigError.at(path, "without a folder the agent collects no cases; expected agent.state_dir", "agent")
-    return config.agent.state_dir
+    return CaseDatabase(state_dir_of(path, NO_FOLDER) / FILE_NAME)
 
 
 @dataclass(frozen=True)
