@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from upwell.shared.platform.closing import Closing
 from upwell.shared.platform.import_pause import without_collections
 
 if TYPE_CHECKING:  # imported when an agent is made, since that takes long
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # imported when an agent is made, since that takes long
 _NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
-class Agent:
+class Agent(Closing):
     """Serves models in this process. Safe to use from many threads; close it, or use it as a context manager."""
 
     def __init__(self, core: AgentCore) -> None:
@@ -69,13 +70,3 @@ class Agent:
     def close(self) -> None:
         """Free models and channels. Requests after it raise `Unavailable`; calling it twice is harmless."""
         self.core.close()
-
-    def __enter__(self) -> Agent:
-        """The agent itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()

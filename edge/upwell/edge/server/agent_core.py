@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from upwell.edge.admission.request_admission import Admission
@@ -50,6 +50,7 @@ from upwell.edge.server.state_dir import StateDir
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelFailed, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.oip.introspection import Seen
+from upwell.shared.platform.closing import Closing
 from upwell.shared.routing.decide.router_state import EdgeRan
 from upwell.shared.routing.policy.dropped_denies import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
@@ -91,7 +92,7 @@ class AgentParts:
     """The followers that look for new versions of the models."""
 
 
-class AgentCore:
+class AgentCore(Closing):
     """Serves models in this process. Thread-safe; close it, or use it as a context manager.
 
     Raises `ConfigError` for a wrong cloud section or policy file.
@@ -453,16 +454,6 @@ class AgentCore:
         self._ended = _FORKED
         if self._parts.state_dir is not None:
             self._parts.state_dir.close()  # else the folder stayed locked for as long as this process lives
-
-    def __enter__(self) -> AgentCore:
-        """The agent itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
 
 
 def _uplinks(cloud: UplinkSettings, router: RouterService) -> Mapping[str, Uplink]:

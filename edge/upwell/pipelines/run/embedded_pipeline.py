@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from upwell.edge.config import AgentConfig
 from upwell.edge.server.agent_assembly import assemble
@@ -16,9 +15,10 @@ from upwell.pipelines.frame_outcome import AnsweredFrame, PipelineStatus
 from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
 from upwell.pipelines.run.pipeline_runner import PipelineRunner
 from upwell.shared.config.yaml import load_yaml, read_text
+from upwell.shared.platform.closing import Closing
 
 
-class Pipeline:
+class Pipeline(Closing):
     """One pipeline of a pipelines.yaml and the agent that answers it, in this process.
 
     Iterate over it to get each answered frame; its events go to its sinks as under `upwell run`. Close it, or use it
@@ -68,11 +68,3 @@ class Pipeline:
     def close(self) -> None:
         """Stop, deliver what sinks accept within seconds, and close the agent. Calling it twice is harmless."""
         self._parts.close()
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -12,7 +12,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from upwell.edge.observe.flight_recorder import FlightRecorder
@@ -23,6 +22,7 @@ from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame, Pipeline
 from upwell.pipelines.run.infer_step import FrameDropped, Step
 from upwell.pipelines.sources.base import Source, SourceEnded
 from upwell.pipelines.steps.geometry import Zones
+from upwell.shared.platform.closing import Closing
 
 REASONS = ("superseded", "undecodable", "gap", "source_lost", "unchanged", "late", "refused", "denied", "failed")
 """Why a frame has no answer: a newer one replaced it, it cannot be decoded, a part of a window is missing, the source
@@ -37,7 +37,7 @@ _NO_REQUESTS: tuple[str, ...] = ()
 _log = logging.getLogger(__name__)
 
 
-class FrameLoop:
+class FrameLoop(Closing):
     """Frames of `source` through `steps`. Iterate over it in one thread; close it, or use it as a context manager.
 
     `deadline_s` counts from a frame's capture; infinite if only the models' policies have a deadline. `publish` gets
@@ -170,14 +170,6 @@ class FrameLoop:
         """Stop, and release what the source holds. Calling it twice is harmless."""
         self.stop()
         self.source.close()
-
-    def __enter__(self) -> FrameLoop:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _taken(step: Step, scene: Scene, until_s: float, runs: list[StepRun]) -> Scene:

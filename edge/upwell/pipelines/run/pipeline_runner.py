@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -23,6 +23,7 @@ from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sources.base import SourceState
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.platform.closing import Closing
 
 _HANGING_S = 5.0
 """Time after which a frame in progress counts as hung."""
@@ -56,7 +57,7 @@ class Factory(Protocol):
         """The pipeline has been removed."""
 
 
-class PipelineRunner:
+class PipelineRunner(Closing):
     """Runs pipelines until their sources end or it is closed. Call `change` from one thread at a time.
 
     `parts` are closed after the pipelines, the last first. `previews` show some of them, by name; the `outbox` has
@@ -173,14 +174,6 @@ class PipelineRunner:
             for name, pipeline in self._pipelines.items():
                 _end(pipeline, self._threads[name])
             self._parts.close()
-
-    def __enter__(self) -> PipelineRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def health(self) -> HealthPart:
         """The state of all pipelines for `/health`: a lost source, or a sink that accepts nothing, is a problem of

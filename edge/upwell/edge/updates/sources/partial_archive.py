@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.shared.files import write_whole
+from upwell.shared.platform.closing import Closing
 
 ARCHIVE_NAME = "download.bundle.tar"
 RECORD_NAME = "download.json"
@@ -60,7 +61,7 @@ class _Record(BaseModel):
     is_complete: bool
 
 
-class Partial:
+class Partial(Closing):
     """The partial download of one offer, in a folder that holds nothing else. Close it, or use it as a context
     manager.
 
@@ -179,12 +180,6 @@ class Partial:
                 raise self._disk_failure(error) from None
             finally:
                 self._close_file()
-
-    def __enter__(self) -> Partial:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _known(self) -> int:
         """The number of bytes that certainly belong to this offer."""
