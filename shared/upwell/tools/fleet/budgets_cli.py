@@ -22,6 +22,7 @@ from upwell.tools.fleet.fleet_client import (
     FleetClient,
     TokenFile,
     ago,
+    print_found,
     print_json,
     print_table,
     segment,
@@ -93,10 +94,8 @@ def _curve(model: str, path: Path, measure: Any) -> Sequence[Sequence[float]]:
 def list_budgets(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
     """List the budgets, and what their shares amount to."""
     found = FleetClient(at, ca, token_file).call("GET", "/budgets")
-    if as_json:
-        print_json(found)
-        return
-    print_table(("name", "devices", "for", "goal", "comes to", "shared out"), map(_row, found["budgets"]))
+    headings = ("name", "devices", "for", "goal", "comes to", "shared out")
+    print_found(found, as_json, headings, map(_row, found["budgets"]))
 
 
 def _row(one: Mapping[str, Any]) -> Sequence[object]:

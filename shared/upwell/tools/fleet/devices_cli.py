@@ -19,8 +19,8 @@ from upwell.tools.fleet.fleet_client import (
     FleetClient,
     TokenFile,
     ago,
+    print_found,
     print_json,
-    print_table,
     segment,
     shares_text,
 )
@@ -46,11 +46,8 @@ def devices(
     if group is not None and where is not None:
         raise ConfigError.at(None, "expected one of --group and --where, got both")
     found = [*FleetClient(at, ca, token_file).devices(group=group, where=where)]
-    if as_json:
-        print_json({"devices": found})
-        return
     headings = ("id", "name", "version", "release", "wanted", "health", "share", "seen", "labels", "problem")
-    print_table(headings, map(_row, found))
+    print_found({"devices": found}, as_json, headings, map(_row, found))
 
 
 def _row(device: Mapping[str, Any]) -> tuple[object, ...]:
@@ -233,11 +230,8 @@ _EXPRESSION = "A CEL expression over labels, name, version, os and arch, such as
 def list_groups(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
     """List the groups."""
     found = FleetClient(at, ca, token_file).call("GET", "/groups")
-    if as_json:
-        print_json(found)
-        return
     names = ("name", "devices", "release", "expression")
-    print_table(names, ([one[name] for name in names] for one in found["groups"]))
+    print_found(found, as_json, names, ([one[name] for name in names] for one in found["groups"]))
 
 
 @group.command("put")

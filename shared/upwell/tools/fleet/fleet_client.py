@@ -107,6 +107,14 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
     Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(made)
 
 
+def print_found(found: Any, as_json: bool, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print what was found, as one JSON object or as a table of these rows."""
+    if as_json:
+        print_json(found)
+    else:
+        print_table(headings, rows)
+
+
 def shares_text(device: Mapping[str, Any]) -> str:
     """The share of its requests that budgets let a device offload, by model."""
     return " ".join(f"{model}={percent(one)}" for model, one in sorted(device["shares"].items()))

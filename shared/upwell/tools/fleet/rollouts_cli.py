@@ -20,6 +20,7 @@ from upwell.tools.fleet.fleet_client import (
     FleetClient,
     TokenFile,
     ago,
+    print_found,
     print_json,
     print_table,
     segment,
@@ -107,15 +108,12 @@ def rollouts(
         _print(client.call("GET", f"/rollouts/{segment(rollout_id)}"), as_json)
         return
     found = client.call("GET", "/rollouts")
-    if as_json:
-        print_json(found)
-        return
     rows = (
         (one["id"], one["release"], one["group"] or one["expression"], one["phase"], one["wave"] + 1,
          ago(one["created_unix_s"]), one["created_by"], one["halted_by"])
         for one in found["rollouts"]
     )  # fmt: skip
-    print_table(("id", "release", "devices", "phase", "wave", "begun", "by", "halted by"), rows)
+    print_found(found, as_json, ("id", "release", "devices", "phase", "wave", "begun", "by", "halted by"), rows)
 
 
 def _print(found: Mapping[str, Any], as_json: bool) -> None:
@@ -186,11 +184,8 @@ def begin_shadow(
 def list_shadows(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
     """List the shadow releases, and the number of lines of each."""
     found = FleetClient(at, ca, token_file).call("GET", "/shadows")
-    if as_json:
-        print_json(found)
-        return
     names = ("release", "devices", "lines")
-    print_table(names, ([one[name] for name in names] for one in found["shadows"]))
+    print_found(found, as_json, names, ([one[name] for name in names] for one in found["shadows"]))
 
 
 @shadow.command("log")

@@ -14,7 +14,16 @@ import typer
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.units import parse_seconds
-from upwell.tools.fleet.fleet_client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
+from upwell.tools.fleet.fleet_client import (
+    At,
+    Ca,
+    FleetClient,
+    TokenFile,
+    ago,
+    print_found,
+    print_json,
+    segment,
+)
 from upwell.tools.terminal import AsJson, key_values, parsed, plain, stdout_console
 
 user = typer.Typer(no_args_is_help=True, help="Users of the fleet service.")
@@ -79,11 +88,8 @@ def _add_locally(config: Path, name: str, role: RoleName) -> str:
 def list_users(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
     """List the users."""
     found = FleetClient(at, ca, token_file).call("GET", "/users")
-    if as_json:
-        print_json(found)
-        return
     rows = ((one["name"], one["role"], ago(one["created_unix_s"])) for one in found["users"])
-    print_table(("name", "role", "added"), rows)
+    print_found(found, as_json, ("name", "role", "added"), rows)
 
 
 @user.command("remove")
@@ -114,16 +120,13 @@ def add_token(
 def list_tokens(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
     """List the tokens without their secrets."""
     found = FleetClient(at, ca, token_file).call("GET", "/tokens")
-    if as_json:
-        print_json(found)
-        return
     now = time.time()
     rows = (
         (one["id"], one["created_by"], ago(one["created_unix_s"]),
          "used" if one["used_unix_s"] else "over" if one["expires_unix_s"] < now else "unused")
         for one in found["tokens"]
     )  # fmt: skip
-    print_table(("id", "made by", "made", "state"), rows)
+    print_found(found, as_json, ("id", "made by", "made", "state"), rows)
 
 
 @token.command("drop")
@@ -143,12 +146,9 @@ def audit(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False)
     while page := client.call("GET", "/audit", after=after, limit=1000)["entries"]:
         found += page
         after = page[-1]["id"]
-    if as_json:
-        print_json({"entries": found})
-        return
     rows = (
         (datetime.fromtimestamp(one["at_unix_s"], timezone.utc).isoformat(" ", "seconds"), one["who"], one["action"],
          one["subject"], " ".join(f"{name}={value}" for name, value in one["details"].items()))
         for one in found
     )  # fmt: skip
-    print_table(("when", "who", "did", "to", "details"), rows)
+    print_found({"entries": found}, as_json, ("when", "who", "did", "to", "details"), rows)
