@@ -225,3 +225,47 @@ def require_plain(mode: int, path: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is a pipe, a socket or a device; expected a plain file", str(path))
+
+
+_TAIL_BYTES = 1 << 16
+
+
+@contextlib.contextmanager
+def open_log(path: Path) -> Iterator[int]:
+    """Open a file of lines for reading and appending, created with mode 0600 if missing; an incomplete last line, left
+    by a dying process, is removed. Raises `OSError`."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+    file = os.open(path, flags, 0o600)
+    try:
+        require_plain(os.fstat(file).st_mode, path)  # writing to a full pipe would wait for ever
+        os.chmod(path, 0o600)
+        _cut_torn_line(file)
+        yield file
+    finally:
+        os.close(file)
+
+
+def append_line(file: int, text: bytes) -> None:
+    """Append whole lines or nothing. Raises `OSError`."""
+    before_bytes = os.fstat(file).st_size
+    try:
+        if os.write(file, text) != len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, before_bytes)
+        raise
+
+
+def _cut_torn_line(file: int) -> None:
+    end = keep = os.fstat(file).st_size
+    while keep > 0:
+        start = max(0, keep - _TAIL_BYTES)
+        os.lseek(file, start, os.SEEK_SET)
+        newline = os.read(file, keep - start).rfind(b"\n")
+        if newline >= 0:
+            keep = start + newline + 1
+            break
+        keep = start
+    if keep != end:
+        os.ftruncate(file, keep)

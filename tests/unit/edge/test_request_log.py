@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from upwell.edge.observe import request_log
-from upwell.edge.observe.request_log import QUEUE_LINES, RequestLog, encode_line, open_log
+from upwell.edge.observe.request_log import QUEUE_LINES, RequestLog, encode_line
 from upwell.edge.runtimes.base import Placement, runtime_name
 from upwell.edge.runtimes.fake import FakeRuntime
+from upwell.shared.files import open_log
 from upwell.shared.routing.request_log_line import LogLine
 
 PLENTY = 1 << 20
@@ -132,7 +133,7 @@ def test_a_line_that_is_too_long_is_counted_and_the_others_stay(tmp_path: Path) 
 def test_a_full_queue_drops_and_counts_and_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk stands still while the writer opens the file; what the queue cannot hold is dropped."""
     reached, go = threading.Event(), threading.Event()
-    real = request_log.open_log
+    real = open_log
 
     @contextmanager
     def slow(path: Path) -> Iterator[int]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from upwell.shared.files import require_plain
+from upwell.shared.files import append_line, open_log
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.request_log_line import LogLine
 
 QUEUE_LINES = 512
 """Maximum number of lines waiting to be written; more are dropped."""
 _CLOSE_S = 5.0
-_TAIL_BYTES = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +86,7 @@ class RequestLog:
             with ExitStack() as stack:
                 file = stack.enter_context(open_log(self._path))
                 for text in fitting:
-                    if _size_bytes(file) + len(text) > half_bytes:
+                    if os.fstat(file).st_size + len(text) > half_bytes:
                         stack.close()
                         _remove_larger(self._path, half_bytes)
                         with suppress(FileNotFoundError):
@@ -109,51 +107,6 @@ class RequestLog:
 def encode_line(line: LogLine) -> bytes:
     """The line as JSON with a newline; defaults are left out."""
     return line.model_dump_json(exclude_defaults=True).encode() + b"\n"
-
-
-@contextmanager
-def open_log(path: Path) -> Iterator[int]:
-    """Open the file for reading and appending, created with mode 0600 if missing; an incomplete last line, left by a
-    dying process, is removed. Raises `OSError`."""
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-    file = os.open(path, flags, 0o600)
-    try:
-        require_plain(os.fstat(file).st_mode, path)  # writing to a full pipe would wait for ever
-        os.chmod(path, 0o600)
-        _cut_torn_line(file)
-        yield file
-    finally:
-        os.close(file)
-
-
-def append_line(file: int, text: bytes) -> None:
-    """Append the whole line or nothing. Raises `OSError`."""
-    before_bytes = _size_bytes(file)
-    try:
-        if os.write(file, text) != len(text):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except BaseException:
-        with suppress(OSError):
-            os.ftruncate(file, before_bytes)
-        raise
-
-
-def _cut_torn_line(file: int) -> None:
-    end = keep = _size_bytes(file)
-    while keep > 0:
-        start = max(0, keep - _TAIL_BYTES)
-        os.lseek(file, start, os.SEEK_SET)
-        newline = os.read(file, keep - start).rfind(b"\n")
-        if newline >= 0:
-            keep = start + newline + 1
-            break
-        keep = start
-    if keep != end:
-        os.ftruncate(file, keep)
-
-
-def _size_bytes(file: int) -> int:
-    return os.fstat(file).st_size
 
 
 def _remove_larger(path: Path, limit_bytes: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.shared.errors import UpwellError
-from upwell.shared.files import parse_json, require_plain
+from upwell.shared.files import append_line, open_log, parse_json
 from upwell.shared.oip.dataplane import InferResponse, Parameter
 from upwell.shared.tensors import Array, oip_datatype
 
@@ -77,16 +77,10 @@ class JsonlSink:
 
     def start(self) -> int:
         """Remove a truncated last line; returns the number in the last whole one."""
-        try:
-            with open(self.path, "r+b", opener=_open_private) as file:
-                end = file.seek(0, os.SEEK_END)
-                line, whole_bytes = _last_line(file, end)
-                if whole_bytes < end:
-                    _log.warning("%s ended in the middle of a line, which was removed", self.path)
-                    file.truncate(whole_bytes)
-                    os.fsync(file.fileno())
-        except FileNotFoundError:
+        if not self.path.exists():
             return 0
+        with open_log(self.path) as file:
+            line = _last_line(file)
         try:
             return int(parse_json(line)["sequence"])
         except (ValueError, OverflowError, KeyError, TypeError):
@@ -96,38 +90,18 @@ class JsonlSink:
         """Append these results, all or none."""
         data = b"".join(json.dumps(_document(result), allow_nan=False).encode() + b"\n" for result in results)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(self.path, "ab", buffering=0, opener=_open_private) as file:
-            before_bytes = file.seek(0, os.SEEK_END)
-            try:
-                written = 0
-                while written < len(data):
-                    written += file.write(data[written:]) or 0
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(before_bytes)
-                raise
+        with open_log(self.path) as file:
+            append_line(file, data)
+            os.fsync(file)
 
 
-def _open_private(path: str, flags: int) -> int:
-    """Open a regular file. Raises `OSError`, also for a pipe, which is not waited for."""
-    file = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o600)
-    try:
-        require_plain(os.fstat(file).st_mode, Path(path))
-    except OSError:
-        os.close(file)
-        raise
-    return file
-
-
-def _last_line(file: Any, end: int) -> tuple[bytes, int]:
-    """The last whole line, and the size of all whole lines (bytes)."""
-    tail, start, size_bytes = b"", end, _TAIL_BYTES
-    while start > 0 and tail.count(b"\n") < 2:
+def _last_line(file: int) -> bytes:
+    end, tail, size_bytes = os.fstat(file).st_size, b"", _TAIL_BYTES
+    while len(tail) < end and tail.count(b"\n") < 2:
         start, size_bytes = max(0, end - size_bytes), size_bytes * 4
-        file.seek(start)
-        tail = file.read(end - start)
-    whole, newline, _ = tail.rpartition(b"\n")
-    return whole.rpartition(b"\n")[2], start + len(whole) + len(newline)
+        os.lseek(file, start, os.SEEK_SET)
+        tail = os.read(file, end - start)
+    return tail[:-1].rpartition(b"\n")[2]
 
 
 def _document(result: SpoolResult) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from urllib.parse import quote
 
-from upwell.edge.observe.request_log import append_line, open_log
 from upwell.pipelines.sinks.base import JsonlSettings, Message, PicturesSettings, Poisonous, SinkUnavailable
-from upwell.shared.files import parse_json, sync_folder, write_whole
+from upwell.shared.files import append_line, open_log, parse_json, sync_folder, write_whole
 
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-.+\.jpg")
 _DRAFT = re.compile(r"\.\d{8}T\d{6}\.\d{3}Z-.+\.jpg\.[0-9a-f]{8}\.new")

@@ -20,9 +20,10 @@ from pydantic import ValidationError
 
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun, ServedModel
 from upwell.edge.models.hardness_scorer import Scorer
-from upwell.edge.observe.request_log import append_line, encode_line, open_log
+from upwell.edge.observe.request_log import encode_line
 from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
+from upwell.shared.files import append_line, open_log
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
