@@ -249,8 +249,8 @@ def append_line(file: int, text: bytes) -> None:
     """Append whole lines or nothing. Raises `OSError`."""
     before_bytes = os.fstat(file).st_size
     try:
-        if os.write(file, text) != len(text):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        while text:  # a write that is cut short has an error to tell at the next one
+            text = text[os.write(file, text) :]
     except BaseException:
         with contextlib.suppress(OSError):
             os.ftruncate(file, before_bytes)
