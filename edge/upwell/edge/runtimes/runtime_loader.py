@@ -83,4 +83,4 @@ def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOpt
 
 def needs_onnxruntime(path: Path) -> AbstractContextManager[None]:
     """For imports of what needs ONNX Runtime to run the model at `path`."""
-    return ExtraMissing.on_import("onnx", "PACKAGE is not installed", path=path)
+    return ExtraMissing.on_import("onnx", "onnxruntime is not installed", path=path)
