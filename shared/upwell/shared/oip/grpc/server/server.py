@@ -33,8 +33,9 @@ except ImportError:  # Windows
 _LOOPBACK_ONLY = ServerSecurity()
 _MAX_SOCKET_PATH_BYTES = 107
 _MOST_FILES = 1 << 16
-_UNREAD_ANSWERS = 8
-"""Answers of maximum size that may wait for their clients to read them, as for bodies over HTTP."""
+_UNREAD_ANSWERS, _LEAST_UNREAD_BYTES = 8, 512 << 20
+"""Answers of maximum size that may wait for their clients to read them, and the least for them, as for bodies over
+HTTP: a small maximum must not cut off slow links."""
 _AFTER_CANCEL_S = 2.0
 """Request streams are read as bytes, because gRPC never ends a stream whose message a generated handler cannot read."""
 
@@ -124,7 +125,7 @@ def start_server(
         maximum_concurrent_rpcs=max_workers,
     )
     # It registers services as the server does, which has more methods.
-    unread = UnreadAnswers(_UNREAD_ANSWERS * connections.max_message_bytes)
+    unread = UnreadAnswers(max(_UNREAD_ANSWERS * connections.max_message_bytes, _LEAST_UNREAD_BYTES))
     registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers, unread)))
     permitted = Permits(dataplane) if tokens else dataplane
     streams = Streams(permitted, executor, unread)
