@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -378,6 +379,21 @@ def test_labels_go_along_and_are_held_against_the_model_at_every_load(
     code, _, err = upwell("pack", digits, "--version", 2, "--golden", labelled, "--labels", "digit", "--in-place")
     assert code == 1
     assert "90 % needed" in err
+
+
+def test_a_full_disk_while_packing_is_one_line_and_leaves_nothing(
+    upwell: Run, here: Path, digits: Path, heldout: Path
+) -> None:
+    before = {path: path.read_bytes() for path in digits.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # stands for a full disk: every write beyond it fails
+    try:
+        code, _, err = upwell("pack", digits, "--version", 1, "--golden", heldout, "--in-place")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (code, err) == (2, f"error: {digits}: cannot be written: File too large")
+    assert names(here) == ["digits", "requests.npz"]
+    assert {path: path.read_bytes() for path in digits.iterdir()} == before
 
 
 def test_classes_among_the_requests_are_asked_about(upwell: Run, digits: Path, labelled: Path) -> None:

@@ -118,7 +118,7 @@ def test_giving_up_the_cloud_and_its_return_are_logged_once_each(caplog: pytest.
         for _ in range(50):
             cell.observe(CloudAnswered("m", 1, 10, 0.01, 0.0))
     assert [record.getMessage() for record in caplog.records] == [
-        "the cloud is failing (the whole service): answering on the device and probing",
+        "the cloud is failing (the whole service, cloud_unavailable): answering on the device and probing",
         "the cloud answers again (the whole service)",
     ]
     assert {record.levelname for record in caplog.records} == {"WARNING"}
@@ -130,7 +130,7 @@ def test_a_model_that_fails_is_named_in_the_log(caplog: pytest.LogCaptureFixture
         for _ in range(3):
             cell.observe(CloudCallFailed("m", Reason.CLOUD_MODEL_MISSING))
     assert [record.getMessage() for record in caplog.records] == [
-        "the cloud is failing (m): answering on the device and probing"
+        "the cloud is failing (m, cloud_model_missing): answering on the device and probing"
     ]
 
 

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from upwell.shared.routing.decide.decisions import threshold_of
 from upwell.shared.routing.decide.router import Router, Run
 from upwell.shared.routing.decide.router_state import (
+    CloudCallFailed,
     CloudDropped,
     CloudSent,
     Decision,
@@ -190,7 +191,7 @@ class RouterService:
         for wake in wakes:
             wake()
         for interface in (after.interface, *after.others):
-            _log_changes(interface, before.over(interface).breakers, after.over(interface).breakers)
+            _log_changes(outcome, interface, before.over(interface).breakers, after.over(interface).breakers)
         if after.audits is not before.audits:
             _log_alarms(before.audits, after.audits)
 
@@ -386,7 +387,7 @@ def _compiled(policy: Policy, model_pairs: Mapping[str, ModelPair], carried: Map
     return Router(whole, model_pairs)
 
 
-def _log_changes(interface: str, before: Mapping[str, Breaker], after: Mapping[str, Breaker]) -> None:
+def _log_changes(outcome: Outcome, interface: str, before: Mapping[str, Breaker], after: Mapping[str, Breaker]) -> None:
     """Log when the cloud fails and when it is back, once each, so that requests do not flood the log."""
     if after is before:
         return
@@ -394,8 +395,9 @@ def _log_changes(interface: str, before: Mapping[str, Breaker], after: Mapping[s
     for key, breaker in after.items():
         was_open = key in before and before[key].is_open
         if breaker.is_open and not was_open:
-            text = "the cloud is failing%s (%s): answering on the device and probing"
-            _log.warning(text, over, key or "the whole service")
+            why = f", {outcome.reason.value}" if isinstance(outcome, CloudCallFailed) else ""
+            text = "the cloud is failing%s (%s%s): answering on the device and probing"
+            _log.warning(text, over, key or "the whole service", why)
         elif was_open and not breaker.is_open:
             _log.warning("the cloud answers again%s (%s)", over, key or "the whole service")
 

@@ -91,15 +91,18 @@ def packed(
     with ConfigError.on_os_error(beside, "cannot be written"):
         stage = Path(tempfile.mkdtemp(dir=beside.parent, prefix=f".{beside.name}."))
     try:
-        with _named_as(folder, stage):
-            for path in sizes:
-                if path not in (MANIFEST_NAME, SIGNATURE_NAME):
-                    _bring(folder / path, stage / path)
-            checks, golden, is_own_word, made = _checked(stage, wanted, step)
-            step("taking digests")
-            files = {path: entry_of(stage / path, advance) for path in sizes_in(stage)}
-            manifest = new_manifest(wanted.name, wanted.version, files)
-            (stage / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
+        try:
+            with _named_as(folder, stage):
+                for path in sizes:
+                    if path not in (MANIFEST_NAME, SIGNATURE_NAME):
+                        _bring(folder / path, stage / path)
+                checks, golden, is_own_word, made = _checked(stage, wanted, step)
+                step("taking digests")
+                files = {path: entry_of(stage / path, advance) for path in sizes_in(stage)}
+                manifest = new_manifest(wanted.name, wanted.version, files)
+                (stage / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
+        except OSError as error:  # the disk is full
+            raise ConfigError.at(beside, f"cannot be written: {error.strerror}") from None
         yield Packed(Bundle(stage, manifest), checks, golden, is_own_word, (*made, MANIFEST_NAME))
     finally:
         shutil.rmtree(stage, ignore_errors=True)
