@@ -302,8 +302,8 @@ class _Walk:
             load_condition(text, models - {*OBJECT_FIELDS, *FRAME_FIELDS, ANSWERS}, self.zones)
         except ValueError as error:
             self._refuse(location, str(error))
-        for model, label in sorted(names.labels):
-            self._compared(location, model, label)
+        for root, model, label in sorted(names.labels):
+            self._compared(location, root, model, label)
 
     def _mentioned(self, location: Location, root: str, name: str, has_times: bool) -> None:
         """Refuse a field that does not exist or would never have a value."""
@@ -321,13 +321,15 @@ class _Walk:
                 alike = _alike(name, (*plain, *asked))
                 self._refuse(location, f"{root}.{name}: no earlier step asks model {name!r} about {what}; {alike}")
 
-    def _compared(self, location: Location, model: str, label: str) -> None:
+    def _compared(self, location: Location, root: str, model: str, label: str) -> None:
         """Refuse a comparison with a label that does not exist: it would always have the same result."""
         if not model:
-            if self.labels is not None and label not in self.labels:
+            if root == "object" and self.labels is not None and label not in self.labels:
                 self._refuse(location, self._no_label(label))
             return
-        known = self.on_objects.get(model, _UNKNOWN).labels
+        asked = self.on_objects if root == "object" else self.on_frame
+        facts = asked.get(model, _UNKNOWN)
+        known = None if root == "frame" and facts.output_kind == "detections" else facts.labels
         if known is not None and label not in known:
             self._refuse(location, f"model {model!r} has no label {label!r}; {_alike(label, known)}")
 

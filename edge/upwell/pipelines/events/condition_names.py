@@ -47,7 +47,7 @@ _FIELD = re.compile(r"(?<![\w.\0])(object|frame)\s*\.\s*(\w+)\b", re.ASCII)
 _ANSWER_OF = re.compile(rf"(?<![\w.\0])(object|frame)\s*\.\s*{ANSWERS}\s*{_NAMED}", re.ASCII)
 _DWELL = re.compile(rf"(?<![\w.\0])object\s*\.\s*dwell_s\s*{_NAMED}", re.ASCII)
 _LABEL = re.compile(
-    rf"(?<![\w.\0])object\s*(?:\.\s*(?:{ANSWERS}\s*{_NAMED}|(\w+))\s*)?\.\s*label\s*"
+    rf"(?<![\w.\0])(object|frame)\s*(?:\.\s*(?:{ANSWERS}\s*{_NAMED}|(\w+))\s*)?\.\s*label\s*"
     r"(?:[=!]=\s*\0(\d+)\0|in\s*\[((?:\s*\0\d+\0\s*(?:,|(?=\])))*)\s*\])",
     re.ASCII,
 )
@@ -58,14 +58,14 @@ class ConditionNames:
     """The names that a condition mentions.
 
     `fields` are pairs of `object` or `frame` and the field read. `answers` are such pairs with the models read as
-    `answers["my-model"]`; `zones` are those of `object.dwell_s`. `labels` are pairs of a model (empty for the
-    object's own label) and a text that its label is compared with. `reads_object`: whether it reads an object at all.
+    `answers["my-model"]`; `zones` are those of `object.dwell_s`. `labels` are `object` or `frame`, a model (empty for
+    the object's own label) and a text that its label is compared with. `reads_object`: whether it reads an object.
     """
 
     fields: frozenset[tuple[str, str]] = frozenset()
     answers: frozenset[tuple[str, str]] = frozenset()
     zones: frozenset[str] = frozenset()
-    labels: frozenset[tuple[str, str]] = frozenset()
+    labels: frozenset[tuple[str, str, str]] = frozenset()
     reads_object: bool = False
 
 
@@ -81,11 +81,11 @@ def names_in(source: str) -> ConditionNames:
     )
 
 
-def _labels(text: ExpressionText) -> Iterator[tuple[str, str]]:
+def _labels(text: ExpressionText) -> Iterator[tuple[str, str, str]]:
     for one in _LABEL.finditer(text.code):
-        model = one[1] or (_unquoted(text, one[2]) if one[2] else one[3] or "")
-        for index in [one[4]] if one[4] else re.findall(r"\0(\d+)\0", one[5]):
-            yield model, _unquoted(text, index)
+        model = one[2] or (_unquoted(text, one[3]) if one[3] else one[4] or "")
+        for index in [one[5]] if one[5] else re.findall(r"\0(\d+)\0", one[6]):
+            yield one[1], model, _unquoted(text, index)
 
 
 def _unquoted(text: ExpressionText, index: str) -> str:

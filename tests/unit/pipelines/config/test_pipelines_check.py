@@ -179,3 +179,16 @@ def test_times_are_of_objects_that_are_followed() -> None:
     pytest.importorskip("cel_expr_python")
     text = whole(BOXED, "{name: a, on: frame, where: object.age_s > 1}")
     assert problems(text) == ["events[0].where: object.age_s needs an earlier `track` step"]
+
+
+@pytest.mark.parametrize("read", ["frame.kind.label", 'frame.answers["kind"].label'])
+def test_a_label_that_a_model_of_whole_frames_does_not_have_is_refused(read: str) -> None:
+    models = {"kind": SignatureFacts("probabilities", ("cat", "dog")), "boxes": MODELS["people"]}
+    steps = "{infer: {model: kind}}, {infer: {model: boxes}}"
+
+    def where(condition: str) -> str:
+        return whole(steps, f"{{name: a, on: frame, where: '{condition}'}}")
+
+    said = problems(where(f'{read} in ["dog", "dgo"]'), models)
+    assert said == ["events[0].where: model 'kind' has no label 'dgo'; did you mean 'dog'?"]
+    parse_pipelines(where(f'{read} == "dog" || frame.boxes.label == "of another output"'), None, models)

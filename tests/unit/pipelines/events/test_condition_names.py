@@ -13,7 +13,7 @@ def names(
     fields: Iterable[tuple[str, str]] = (),
     answers: Iterable[tuple[str, str]] = (),
     zones: Iterable[str] = (),
-    labels: Iterable[tuple[str, str]] = (),
+    labels: Iterable[tuple[str, str, str]] = (),
     reads_object: bool = True,
 ) -> ConditionNames:
     return ConditionNames(frozenset(fields), frozenset(answers), frozenset(zones), frozenset(labels), reads_object)
@@ -22,18 +22,24 @@ def names(
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ('object.label == "person"', names(fields=[("object", "label")], labels=[("", "person")])),
-        ("object . helmet . label != 'none'", names(fields=[("object", "helmet")], labels=[("helmet", "none")])),
+        ('object.label == "person"', names(fields=[("object", "label")], labels=[("object", "", "person")])),
+        (
+            "object . helmet . label != 'none'",
+            names(fields=[("object", "helmet")], labels=[("object", "helmet", "none")]),
+        ),
         (
             'object.answers["my-model"].label == "a" || frame.answers.scene.score > 0.5',
-            names(answers=[("object", "my-model"), ("frame", "scene")], labels=[("my-model", "a")]),
+            names(answers=[("object", "my-model"), ("frame", "scene")], labels=[("object", "my-model", "a")]),
         ),
         (
             'object.label in ["a", \'b\' ,"c"]',
-            names(fields=[("object", "label")], labels=[("", "a"), ("", "b"), ("", "c")]),
+            names(fields=[("object", "label")], labels=[("object", "", "a"), ("object", "", "b"), ("object", "", "c")]),
         ),
         ("object.label in []", names(fields=[("object", "label")])),
-        ('frame.scene.label == "night"', names(fields=[("frame", "scene")], reads_object=False)),
+        (
+            'frame.scene.label == "night"',
+            names(fields=[("frame", "scene")], labels=[("frame", "scene", "night")], reads_object=False),
+        ),
         ('"object.x.label" == pipeline // object.y', names(reads_object=False)),
         (
             "object.score > 0.5 && has(object.helmet.label)",
@@ -43,8 +49,8 @@ def names(
         ("object.dwell_s['back-yard'] > 1", names(fields=[("object", "dwell_s")], zones=["back-yard"])),
         ("object.dwell_s.exists(zone, zone == 'a')", names(fields=[("object", "dwell_s")])),
         ("an_object.x || object_x.y", names(reads_object=False)),
-        (r"object.label == 'a\'b'", names(fields=[("object", "label")], labels=[("", "a'b")])),
-        ("object.label == r'\\d'", names(fields=[("object", "label")], labels=[("", "\\d")])),
+        (r"object.label == 'a\'b'", names(fields=[("object", "label")], labels=[("object", "", "a'b")])),
+        ("object.label == r'\\d'", names(fields=[("object", "label")], labels=[("object", "", "\\d")])),
         ("true", ConditionNames()),
     ],
 )
