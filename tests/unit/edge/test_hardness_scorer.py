@@ -140,9 +140,9 @@ def test_boxes_are_measured_with_their_own_threshold() -> None:
 def test_logged_chances_give_the_hardness_and_none_crosses_the_threshold() -> None:
     made = np.zeros((2, 9, 6), np.float32)
     made[:, :, 5] = -1
-    made[1, 0] = (0, 0, 1, 1, 0.49999, 3)
-    made[1, 1] = (0, 0, 1, 1, 0.5, 4)
-    made[1, 2] = (0, 0, 1, 1, 0.87654, 5)
+    made[1, 0] = (0, 0, 0.3, 0.3, 0.49999, 3)
+    made[1, 1] = (0.5, 0, 1, 1, 0.5, 4)
+    made[1, 2] = (0, 0.5, 0.3, 1, 0.87654, 5)
     one, hard = scorer(BOXES), HardSettings(temperature=0.5, bias=1.0, support=-0.4)
     assert one.logged({"boxes": made}, hard, 0, None)["chances"] == ()
     logged = one.logged({"boxes": made}, hard, 1, None)

@@ -85,10 +85,13 @@ def test_a_measure_of_scores_is_none_of_boxes() -> None:
 # --- Of what a detector took for possible
 
 
-def groups(scores: Sequence[float], overlaps: Sequence[float] = (), min_score: float = 0.25) -> CandidateGroups:
+def groups(
+    scores: Sequence[float], overlaps: Sequence[float] = (), min_score: float = 0.25, decay: float = 1.0
+) -> CandidateGroups:
     made = np.array(scores, np.float64)
     supports = np.array([4.0 if score < 0.5 else 9.0 for score in scores])
-    return CandidateGroups(made, np.array(overlaps or np.ones(len(made)), np.float64), supports, min_score)
+    agreements = np.array(overlaps or np.ones(len(made)), np.float64)
+    return CandidateGroups(made, agreements, supports, np.full(len(made), decay), min_score)
 
 
 def one_value(measure: Measure, made: CandidateGroups, box_score: float = 0.5, fit: LogitFit | None = None) -> float:
@@ -109,6 +112,12 @@ def test_without_a_calibration_the_doubts_lie_just_below_what_is_shown() -> None
     values = [one_value("doubtful", groups((score,))) for score in (0.49, 0.51, 0.4, 0.9, 0.2)]
     assert values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(1 / (1 + math.exp(-(math.log(0.2 / 0.8) - 3))))
+
+
+def test_a_better_box_at_its_place_makes_a_hidden_object_unlikely_and_no_shown_one() -> None:
+    shown, hidden = (one_value("margin", groups((score,), decay=0.5)) for score in (0.6, 0.4))
+    assert shown == one_value("margin", groups((0.6,)))
+    assert hidden == pytest.approx(one_value("margin", groups((0.2,))))
 
 
 def test_candidates_are_near_the_threshold_by_their_own_chances_until_a_calibration_moves_them() -> None:

@@ -140,7 +140,7 @@ def test_candidates_are_what_suppression_and_the_least_score_left_out() -> None:
     np.testing.assert_allclose(candidates.scores, [0.9, 0.6, 0.2], atol=1e-6)
     assert candidates.classes.tolist() == [0, 0, 1]
     assert candidates.min_score == 0.5
-    best, overlaps, supports = grouped(candidates, 0.45)
+    best, overlaps, supports, _ = grouped(candidates, 0.45)
     np.testing.assert_allclose(best, [0.9, 0.2], atol=1e-6)
     np.testing.assert_allclose(overlaps, [(0.9 + 0.6 * 0.95) / 1.5, 1], atol=1e-6)
     np.testing.assert_allclose(supports, [1.5 / 0.9, 1], atol=1e-6)
@@ -149,9 +149,24 @@ def test_candidates_are_what_suppression_and_the_least_score_left_out() -> None:
 def test_a_box_supports_each_object_whose_best_box_it_overlaps() -> None:
     boxes = np.array([[left, 0.0, left + 10.0, 10.0] for left in (0.0, 3.0, 6.0)])
     chain = Candidates(boxes, np.array([0.9, 0.8, 0.1]), np.zeros(3, np.int64), 0.5)
-    best, _, supports = grouped(chain, 0.45)
+    best, _, supports, _ = grouped(chain, 0.45)
     assert best.tolist() == [0.9, 0.1]
     np.testing.assert_allclose(supports, [1.7 / 0.9, 0.9 / 0.1])
+
+
+def test_a_box_decays_by_what_better_ones_of_any_class_cover() -> None:
+    better, inside, half, apart = [0, 0, 10, 10], [2, 2, 6, 6], [8, 0, 12, 10], [20, 0, 30, 10]
+    scores = np.array([0.8, 0.4, 0.4, 0.4])
+    made = Candidates(np.array([better, inside, half, apart], np.float64), scores, np.array([0, 1, 2, 0]), 0.5)
+    *_, decays = grouped(made, 0.45)
+    np.testing.assert_allclose(decays, [1, 0.4 / 0.8, 1 - 0.5 * (1 - 0.4 / 0.8), 1])
+
+
+def test_a_turned_box_decays_where_a_better_one_lies() -> None:
+    better, same, apart = [5.0, 5.0, 8.0, 2.0, 0.5], [5.0, 5.0, 8.0, 2.0, 0.5], [50.0, 5.0, 8.0, 2.0, 0.5]
+    made = Candidates(np.array([better, same, apart]), np.array([0.8, 0.4, 0.4]), np.array([0, 1, 1]), 0.5)
+    *_, decays = grouped(made, 0.45)
+    np.testing.assert_allclose(decays, [1, 0.5, 1], atol=1e-3)
 
 
 def test_detections_of_a_model_that_suppresses_itself_are_their_own_candidates() -> None:
@@ -160,9 +175,9 @@ def test_detections_of_a_model_that_suppresses_itself_are_their_own_candidates()
     (candidates,) = as_candidates(made)
     np.testing.assert_allclose(candidates.scores, [0.9, 0.3], atol=1e-6)
     assert candidates.classes.tolist() == [0, 1]
-    assert [len(column) for column in grouped(candidates, 0.45)] == [2, 2, 2]
+    assert [len(column) for column in grouped(candidates, 0.45)] == [2, 2, 2, 2]
 
 
 def test_a_picture_in_which_nothing_is_possible_has_no_group() -> None:
     (candidates,) = as_candidates(np.zeros((1, 0, 6), np.float32))
-    assert [column.tolist() for column in grouped(candidates, 0.45)] == [[], [], []]
+    assert [column.tolist() for column in grouped(candidates, 0.45)] == [[], [], [], []]

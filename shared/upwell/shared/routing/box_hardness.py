@@ -12,17 +12,18 @@ Of these, with sᵢ the scores of the k boxes:
 The others read the candidates: boxes before suppression and below `min_score`, from a score of 0.1 up. They are grouped
 as suppression does it, a best box and those of its class that overlap it by more than 0.45; j counts the groups. The
 score s of the best becomes the chance that there is an object, pⱼ, by a line from 0 over 1/2 at t to 1, where t is
-`box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2. The
-chances are moved to σ(a logit(pⱼ) / T + b + c ln mⱼ), with a temperature T and a bias b (Platt 1999, "Probabilistic
-outputs for support vector machines"), a = 1 where the box is shown and a slope of its own where it is not (then at
-least to σ(logit(pⱼ) − 3), so that weak candidates keep their order where nothing else is doubtful), and a weight c of
-the support mⱼ, the sum of the scores of all boxes of its class that overlap the best one, relative to that (as the
-number of suppressed boxes in the logistic regression of Schubert et al. 2021, "MetaDetect", arXiv 2010.01695). A box
-supports every group whose best it overlaps, so a weak one beside a strong one has much support, and a negative c takes
-it for a part of that object: if each box counts for one group only, c is worth less. Without a calibration a is 8 and b
-is 1.5 (T = 1, c = 0): a larger detector finds more objects than it takes away, and these lie close below the threshold,
-while most weak candidates are nothing. The answer is right about a group with the chance qⱼ: the moved chance if it
-shows the box, else 1 less that.
+`box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2. Below
+1/2 it is multiplied by its decay by better boxes of any class at its place (`grouped`), since most candidates there are
+parts or second readings of one object. The chances are moved to σ(a logit(pⱼ) / T + b + c ln mⱼ), with a temperature T
+and a bias b (Platt 1999, "Probabilistic outputs for support vector machines"), a = 1 where the box is shown and a slope
+of its own where it is not (then at least to σ(logit(pⱼ) − 3), so that weak candidates keep their order where nothing
+else is doubtful), and a weight c of the support mⱼ, the sum of the scores of all boxes of its class that overlap the
+best one, relative to that (as the number of suppressed boxes in the logistic regression of Schubert et al. 2021,
+"MetaDetect", arXiv 2010.01695). A box supports every group whose best it overlaps, so a weak one beside a strong one
+has much support, and a negative c takes it for a part of that object: if each box counts for one group only, c is worth
+less. Without a calibration a is 8 and b is 1.5 (T = 1, c = 0): a larger detector finds more objects than it takes away,
+and these lie close below the threshold, while most weak candidates are nothing. The answer is right about a group with
+the chance qⱼ: the moved chance if it shows the box, else 1 less that.
 
 - `margin`: Π qⱼ, the chance that the answer is right if groups are independent of each other. Hard when below. Unlike
   the margin of classes it does not subtract the chance of the second best answer: with several doubtful groups that
@@ -68,8 +69,9 @@ _EXTREME = 7.0
 
 @dataclass(frozen=True)
 class CandidateGroups:
-    """The groups of one row: the best score of each, FP64 [n], the mean overlap of its boxes with the best one, and
-    their support: the sum of the scores of the boxes that overlap the best one, relative to its own.
+    """The groups of one row: the best score of each, FP64 [n], the mean overlap of its boxes with the best one, their
+    support: the sum of the scores of the boxes that overlap the best one, relative to its own; and its decay in 0..1 by
+    better boxes at its place (`grouped`).
 
     Boxes from `min_score` on count as found.
     """
@@ -77,6 +79,7 @@ class CandidateGroups:
     scores: Array
     overlaps: Array
     supports: Array
+    decays: Array
     min_score: float
 
 
@@ -134,7 +137,7 @@ def object_chances(groups: CandidateGroups, box_score: float) -> ObjectChances:
     """The chance pⱼ of an object in each group and its support mⱼ."""
     threshold = _threshold(box_score, groups.min_score)
     scores = np.clip(groups.scores, 0.0, 1.0)
-    below, above = scores / threshold / 2, 1 - (1 - scores) / (1 - threshold) / 2
+    below, above = groups.decays * scores / threshold / 2, 1 - (1 - scores) / (1 - threshold) / 2
     return ObjectChances(np.where(scores < threshold, below, above), groups.supports)
 
 

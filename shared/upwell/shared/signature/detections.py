@@ -112,13 +112,15 @@ def _candidates(boxes: Floats, scores: Array, classes: Array, min_score: float) 
     return Candidates(boxes[order], scores[order].astype(np.float64), classes[order], min_score)
 
 
-def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats, Floats]:
+def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats, Floats, Floats]:
     """The groups of candidates that `suppress` would form: the best score of each, how well the boxes of its class that
-    overlap the best one agree, and how much they support it.
+    overlap the best one agree, how much they support it, and its decay by better boxes of any class.
 
     Agreement is their mean overlap (IoU) with the best one, itself included, weighted by score. Support is the sum of
     their scores, relative to the best: 1 for a single box. A box counts for every group whose best it overlaps, also
-    one that scores higher than that best. All are FP64 [groups].
+    one that scores higher than that best. The decay is the least 1 − o (1 − s / sᵢ) over boxes with scores sᵢ above the
+    best one's s, o being the intersection over the smaller area: 1 where no better box shares the place, s / sᵢ inside
+    one (after the linear decay of Bodla et al. 2017, "Soft-NMS", arXiv 1704.04503). All are FP64 [groups].
     """
     boxes, scores, classes = candidates.boxes, candidates.scores, candidates.classes
     overlaps = overlap(boxes[:, None], boxes)
@@ -131,7 +133,11 @@ def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats, Floats]
             free &= ~is_same[index]
     weights = is_same[best] * scores
     sums = weights.sum(axis=1)
-    return scores[best], (weights * overlaps[best]).sum(axis=1) / sums, sums / scores[best]
+    areas = boxes[:, 2] * boxes[:, 3] if boxes.shape[1] == 5 else (boxes[:, 2:4] - boxes[:, :2]).prod(axis=1)
+    one, other, common = areas[best][:, None], areas, overlaps[best]
+    shares = np.minimum(common / (1 + common) * (one + other) / np.minimum(one, other), 1)
+    decays = (1 - shares * (1 - np.minimum(scores[best][:, None] / scores, 1))).min(axis=1, initial=1)
+    return scores[best], (weights * common).sum(axis=1) / sums, sums / scores[best], decays
 
 
 def _solid(boxes: Floats) -> npt.NDArray[np.bool_]:
