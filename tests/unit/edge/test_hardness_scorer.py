@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.logged_requests import prepare, score
+from upwell.shared.signature.detections import as_candidates
 from upwell.shared.signature.model_yaml import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature
@@ -155,6 +157,20 @@ def test_logged_chances_give_the_hardness_and_none_crosses_the_threshold() -> No
     assert scorer(SCORES).logged({"scores": np.zeros((1, 4), np.float32)}, hard, 0, None)["chances"] is None
     made[1, 0, 4] = math.nan
     assert one.logged({"boxes": made}, hard, 1, None) == NO_SCORES
+
+
+@pytest.mark.parametrize("measure", ["margin", *OF_BOXES])
+def test_a_score_that_is_none_makes_a_detectors_row_hard_and_unlogged(measure: Measure) -> None:
+    made = np.zeros((2, 9, 6), np.float32)
+    made[:, :, 5] = -1
+    whole = as_candidates(made)
+    possible = {"boxes": [whole[0], replace(whole[1], has_nan=True)]}
+    one = scorer(BOXES)
+    first, second = one.score({"boxes": made}, HardSettings(measure), 2, possible)
+    assert math.isfinite(first)
+    assert math.isnan(second)
+    assert one.logged({"boxes": made}, HardSettings(measure), 0, possible)["chances"] == ()
+    assert one.logged({"boxes": made}, HardSettings(measure), 1, possible) == NO_SCORES
 
 
 def test_of_several_values_in_a_row_the_hardest_counts() -> None:

@@ -391,6 +391,17 @@ def test_chances_that_tell_nothing_are_left_alone_or_fitted_to_say_little(seed: 
     assert fit == UNCALIBRATED or surprise(fit, logged, check) < best + 0.05 < surprise(UNCALIBRATED, logged, check)
 
 
+def test_a_fit_whose_order_is_no_better_than_chance_is_left() -> None:
+    def noise(seed: int) -> list[LogLine]:
+        rng = np.random.default_rng(seed)
+        return [
+            one.model_copy(update={"edge_correct": bool(rng.random() < 0.7)}) for one in detected(200, seed, 1.0, 0.0)
+        ]
+
+    fits = [fitted_chances(noise(seed), "margin", 1.0) for seed in range(10)]
+    assert fits.count(UNCALIBRATED) >= 8
+
+
 def test_a_policy_measures_near_unmoved_until_a_calibration_moves_it_by_any_fit() -> None:
     logged = [line(chances=(0.9, 0.7, 0.55, 0.3, 0.1))]
     settings = parse_yaml("version: 1\ndefaults: {hard: {measure: near, above: 2}}\n", Policy).settings("m", None).hard

@@ -124,6 +124,14 @@ def test_numbers_that_are_none_make_no_detection(odd: float) -> None:
     assert flat[0, :, 5].tolist() == [1, -1, -1, -1, -1]
 
 
+def test_a_score_that_is_none_is_told_beside_the_candidates() -> None:
+    boxes = f32([[[0, 0, 1, 1], [0, 0, 1, 1]]])
+    told = [
+        detect(boxes_op(normalized=True), boxes, f32([[[0.9], [odd]]]), None, None).candidates for odd in (0, np.nan)
+    ]
+    assert [candidates.has_nan for (candidates,) in told] == [False, True]
+
+
 def test_inputs_are_left_alone() -> None:
     boxes, scores = f32([[[0, 0, 1, 1]]]), f32([[[0.9, 0.8]]])
     detect(boxes_op(normalized=True, background=0), boxes, scores, None, None)

@@ -112,7 +112,12 @@ class Scorer:
         `candidates` are those of detection outputs. Call it only if `can` is true.
         """
         values = self._values(outputs, hard, rows, candidates)
-        return values if len(values) == rows else (math.nan,) * rows
+        if len(values) != rows:
+            return (math.nan,) * rows
+        possible = (candidates or {}).get(self._boxes.name) if self._boxes else None
+        if possible and (hard.measure in OF_BOXES or self._measures_boxes(hard.measure)):
+            return tuple(math.nan if one.has_nan else value for one, value in zip(possible, values, strict=False))
+        return values
 
     def score_all(
         self,
@@ -159,7 +164,7 @@ class Scorer:
     ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
         """The chances of objects in one row of detections, before any calibration, and their supports.
 
-        Both are None for a model without detections, or if a box is not finite.
+        Both are None for a model without detections, or if a box or a score is not finite.
         """
         if self._boxes is None:
             return None, None
@@ -168,6 +173,8 @@ class Scorer:
             return None, None
         possible = (candidates or {}).get(self._boxes.name)
         one = possible[row] if possible else as_candidates(found)[0]
+        if one.has_nan:
+            return None, None
         objects = object_chances(CandidateGroups(*grouped(one, _IOU), one.min_score), hard.box_score)
         chances = np.floor(objects.chances * _PARTS) / _PARTS  # rounded down, so that none becomes 1/2
         supports = np.maximum(objects.supports, 1.0).round(2)

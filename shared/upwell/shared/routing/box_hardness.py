@@ -38,7 +38,8 @@ the chance qⱼ: the moved chance if it shows the box, else 1 less that.
   1801.05124). Hard when above.
 
 A picture without any box is hard by `mean_score`, and by the others as far as there are candidates. A box with a number
-that is not finite makes its row NaN, which counts as hard whatever the threshold.
+that is not finite makes its row NaN, which counts as hard whatever the threshold; so does a score of the model that is
+NaN, since what it stood for is missing (`Candidates`).
 """
 
 from __future__ import annotations
@@ -142,11 +143,15 @@ def object_chances(groups: CandidateGroups, box_score: float) -> ObjectChances:
 
 
 def shown_chances(chances: Array, box_score: float, min_score: float) -> Array:
-    """Of the chances of all groups those of the boxes shown, by `box_score` alone: all that an answer tells of them."""
+    """Of the chances of all groups those of the boxes shown, by `box_score` alone: all that an answer tells of them.
+
+    A weak box whose chance has decayed below what is shown is left out, though the answer has it.
+    """
     threshold = _threshold(box_score, min_score)
     scores = np.where(chances < 0.5, 2 * threshold * chances, 1 - 2 * (1 - chances) * (1 - threshold))
     shown = scores[scores > min_score - _ROUNDED]
-    return object_chances(CandidateGroups(shown, shown, np.ones(len(shown)), 0.0), box_score).chances
+    ones = np.ones(len(shown))
+    return object_chances(CandidateGroups(shown, ones, ones, ones, 0.0), box_score).chances
 
 
 _ROUNDED = 1e-3

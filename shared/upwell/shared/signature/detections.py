@@ -7,7 +7,7 @@ whose bounding box the first four numbers are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,10 @@ def detect(op: Boxes, raw: RawBoxes, geometry: Geometry | None) -> tuple[Detecti
         boxes = _boxes(op, raw.boxes[row][possible].astype(np.float64), further, row, geometry)
         usable = np.isfinite(boxes).all(axis=1) & _solid(boxes)
         best, labels = best[possible], labels[possible]
-        candidates.append(_candidates(boxes[usable], best[usable], labels[usable], op.min_score))
+        has_nan = bool(np.isnan(raw.scores[row].min(initial=0.0)))
+        candidates.append(
+            replace(_candidates(boxes[usable], best[usable], labels[usable], op.min_score), has_nan=has_nan)
+        )
         shown = np.flatnonzero(usable & (best >= op.min_score))
         kept = shown[suppress(boxes[shown], best[shown], labels[shown], op.iou, op.max)]
         placed = _placed(op, boxes[kept], further[kept] if further.size else further, row, geometry)

@@ -106,13 +106,15 @@ class Candidates:
     """The boxes of one row before suppression, best first.
 
     `boxes` FP64 [n, 4] are corners in any unit, or [n, 5] centre, size and angle; `scores` [n] are those of `classes`
-    [n]. Boxes from `min_score` on count as found.
+    [n]. Boxes from `min_score` on count as found. `has_nan` says whether the model gave a score that is none, so that
+    boxes may be missing.
     """
 
     boxes: Floats
     scores: Floats
     classes: npt.NDArray[np.int64]
     min_score: float
+    has_nan: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from upwell.shared.routing.box_hardness import ObjectChances, right_chances
-from upwell.shared.routing.calibration.discrimination import auroc
+from upwell.shared.routing.calibration.discrimination import auroc, best_by_chance
 from upwell.shared.routing.calibration.logged_hardness import measured, objects_of
 from upwell.shared.routing.hardness import RISING, UNCALIBRATED, LogitFit, Measure, uncalibrated
 from upwell.shared.routing.request_log_line import LogLine
@@ -41,8 +41,8 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float, *,
     Found by compass search (Kolda, Lewis & Torczon 2003, "Optimization by direct search"). Without a calibration T is
     `before`. From that, a family is preferred to the best one before it only if its fits on either half of the lines
     improve the likelihood on the other half and make the order of hardness no worse, in the sum (two-fold
-    cross-validation). With fewer than 50 usable lines none is tried. Where the chances tell nothing, the likeliest fit
-    makes all of them sure, so that u alone stands for the wrong answers.
+    cross-validation), and better than chance: where the chances tell nothing, the likeliest fit makes all of them sure,
+    and few distinct values are left. With fewer than 50 usable lines none is tried.
     """
     usable = [line for line in lines if line.chances is not None and line.edge_correct is not None][:_AT_MOST_LINES]
     logged = _Logged.of(usable)
@@ -51,6 +51,8 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float, *,
         return best
     halves = (_Logged.of(usable[::2]), _Logged.of(usable[1::2]))
     loss, order = _held_out(halves, (best, best), measure)
+    wrong = int((~logged.right).sum())
+    order = max(order, 2 * best_by_chance(wrong, len(usable) - wrong))
     for family in ("bias", "support", "slope") if has_supports else ("bias", "slope"):
         fits = (_best(halves[0], before, family), _best(halves[1], before, family))
         other_loss, other_order = _held_out(halves, fits, measure)
