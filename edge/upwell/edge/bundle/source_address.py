@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import BeforeValidator, ValidationInfo
+
 from upwell.shared.config.security import Address
+from upwell.shared.config.yaml import resolve
 from upwell.shared.errors import ConfigError, without_secrets
 
 SCHEME = "oci://"
@@ -79,6 +84,21 @@ def check_repository(text: str) -> None:
         problem = "a registry contains only payloads, which the release itself names"
         raise ConfigError.at(None, f"{problem}; expected a folder or https://HOST/PATH")
     check_source(text if names_folder(text) else f"{text.rstrip('/')}/metadata")
+
+
+def source_key(check: Callable[[str], None]) -> BeforeValidator:
+    """A pydantic field for a source that `check` accepts; a folder is relative to the file that names it."""
+
+    def checked(value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            check(value)
+        except ConfigError as error:
+            raise ValueError(error.problems[0].message) from None
+        return str(resolve(value, (info.context or {}).get("base_dir", Path()))) if names_folder(value) else value
+
+    return BeforeValidator(checked)
 
 
 def names_folder(text: str) -> bool:

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from upwell.edge.bundle.source_address import check_source, names_folder
+from upwell.edge.bundle.source_address import check_source, source_key
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
-from upwell.shared.config.yaml import FilePart, RelativePath, resolve
-from upwell.shared.errors import ConfigError
+from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.units import Bytes, Seconds
-
-
-def _source(value: object, info: ValidationInfo) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        check_source(value)
-    except ConfigError as error:
-        raise ValueError(error.problems[0].message) from None
-    if names_folder(value) and not value.startswith("file:"):
-        return str(resolve(value, (info.context or {}).get("base_dir", Path())))
-    return value
 
 
 class UpdatesSection(FilePart):
     """Where new versions of a bundle come from; the newest replaces `bundle`. Needs `state_dir`."""
 
-    source: Annotated[str, BeforeValidator(_source)] = Field(
+    source: Annotated[str, source_key(check_source)] = Field(
         min_length=1,
         description="A folder, `https://…/model.bundle.tar`, or `oci://registry/repository:tag` (or `@sha256:…`).",
     )

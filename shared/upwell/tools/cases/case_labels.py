@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from upwell.edge.case_collection.collected_case import CaseFacts, OutputFacts
+from upwell.shared.config.located_errors import invalid_as
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import parse_json, read_file, write_named
 from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
@@ -54,12 +55,8 @@ def read_labels(folder: Path) -> Mapping[str, Label]:
     path = folder / LABELS_NAME
     if not path.exists():
         return {}
-    try:
+    with invalid_as(path, "these are not labels of cases"):
         return _FILE.validate_json(read_file(path, "labels of cases", _MAX_BYTES))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError.at(path, f"these are not labels of cases: {first['msg']}", key) from None
 
 
 def write_labels(folder: Path, labels: Mapping[str, Label]) -> None:

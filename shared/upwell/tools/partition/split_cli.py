@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from upwell.shared.config.located_errors import invalid_as
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import read_file
 from upwell.shared.partition.graph_contraction import contract
@@ -200,12 +200,8 @@ def split(
 
 
 def _of_plan(path: Path, whole: UnsplitModel, every: bool) -> tuple[Sequence[Chosen], PlanFacts]:
-    try:
+    with invalid_as(path, "not a plan of `upwell partition plan --json`"):
         plan = PlanFacts.model_validate_json(read_file(path, "the plan", _MOST_PLAN_BYTES))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError.at(path, f"not a plan of `upwell partition plan --json`: {first['msg']}", where) from None
     if plan.model is not None and plan.model.removeprefix("sha256:") != whole.file.digest:
         raise ConfigError.at(path, f"the plan is for another model file than {whole.file.path}: the digests differ")
     return (all_of_plan(plan, whole.graph, path) if every else [best_of_plan(plan, whole.graph, path)]), plan

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import Field
 
-from upwell.edge.bundle.source_address import check_repository, names_folder
-from upwell.shared.config.yaml import FilePart, RelativePath, resolve
-from upwell.shared.errors import ConfigError
+from upwell.edge.bundle.source_address import check_repository, source_key
+from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.units import Seconds
-
-
-def _source(value: object, info: ValidationInfo) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        check_repository(value)
-    except ConfigError as error:
-        raise ValueError(error.problems[0].message) from None
-    if names_folder(value):
-        return str(resolve(value, (info.context or {}).get("base_dir", Path())))
-    return value
 
 
 class FloorSection(FilePart):
@@ -41,7 +27,7 @@ class FloorSection(FilePart):
 class ReleaseSection(FilePart):
     """Releases alone decide which bundles, policy and pipelines run here, in place of `updates`; needs `state_dir`."""
 
-    source: Annotated[str, BeforeValidator(_source)] = Field(
+    source: Annotated[str, source_key(check_repository)] = Field(
         min_length=1, description="The release repository: a folder (a USB stick, a network share) or `https://…`."
     )
     root: RelativePath = Field(description="The root metadata trusted at first: `N.root.json`.")

@@ -33,9 +33,8 @@ from upwell.edge.updates.releases.stored_release import store_release
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import Activate, Followed, Outcome, UpdateFollower
-from upwell.edge.updates.version_state import read_document
 from upwell.edge.updates.version_store import VersionStore
-from upwell.shared.files import write_whole
+from upwell.shared.files import StateFile
 from upwell.shared.platform.system_clock import is_synchronised
 
 if TYPE_CHECKING:
@@ -60,12 +59,9 @@ class KeptFleetChoice:
     """A choice that survives the process. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = StateFile(path, "the choice of a release", "the newest is taken")
         self._lock = threading.Lock()
-        try:
-            self._choice = read_document(path, FleetChoice) or FleetChoice()
-        except OSError:
-            self._choice = FleetChoice()
+        self._choice = self._file.read(FleetChoice.model_validate, FleetChoice())
 
     @property
     def now(self) -> FleetChoice:
@@ -78,14 +74,7 @@ class KeptFleetChoice:
             if choice == self._choice:
                 return False
             self._choice = choice
-            try:
-                write_whole(self._path, choice.model_dump_json().encode(), 0o600)
-            except OSError as error:
-                _log.error(
-                    "%s: the choice of a release cannot be saved and is lost on a restart: %s",
-                    self._path,
-                    error.strerror,
-                )
+            self._file.write(choice.model_dump())
         return True
 
 

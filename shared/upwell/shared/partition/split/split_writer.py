@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from pydantic import ValidationError
-
+from upwell.shared.config.located_errors import invalid_as
 from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, sync_tree
 from upwell.shared.formats.torch_program import FILE_NAME as PROGRAM_FILE
@@ -268,12 +267,8 @@ def write_split(
 def read_split(folder: Path) -> SplitFacts:
     """Read `split.json` of a folder. Raises `ConfigError`."""
     path = folder / FILE_NAME
-    try:
+    with invalid_as(path, "not a list of halves"):
         return SplitFacts.model_validate_json(read_file(path, "the list of halves", _MOST_FACTS_BYTES))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError.at(path, f"not a list of halves: {first['msg']}", where) from None
 
 
 def half_paths(folder: Path, facts: SplitFacts, cut: CutFacts) -> tuple[Path, Path]:
