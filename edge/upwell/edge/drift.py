@@ -162,7 +162,9 @@ class DriftWatch:
                 outputs = {key: array[index : index + 1].copy() if edge.signature.has_rows else array.copy()
                            for key, array in run.outputs.items()}  # fmt: skip
                 picture = _picture(edge, done, row)
-                size_bytes = sum(array.nbytes for array in outputs.values()) + len(picture or b"")
+                size_bytes = sum(array.nbytes for array in outputs.values())
+                if picture is not None:
+                    size_bytes += len(picture) if isinstance(picture, bytes) else picture.nbytes
                 self._put(_Waiting(name, facts.wall_time_s, edge, outputs, picture, source, size_bytes=size_bytes))
 
     def audited(self, model: str, disagreed: bool) -> None:

@@ -190,6 +190,14 @@ def test_a_fleet_service_is_told_of_drift_by_a_message_of_its_own(tmp_path: Path
         assert not any("drift" in one["counts"] for one in history)
 
 
+def test_pixels_are_counted_as_encoded_pictures_are(tmp_path: Path, bundle: Path) -> None:
+    with ScriptedCloud() as cloud, spooling_agent(tmp_path, EASY, cloud, models=models_of(bundle)) as it:
+        for index in range(250, 270):
+            pixels = np.asarray(Image.open(io.BytesIO(picture(index))).convert("L"))
+            it.agent.infer("digits", {"image": pixels[None, :, :, None]})
+        until(lambda: report(it.agent) is not None and report(it.agent).quantities["brightness"].rows == 20)
+
+
 def test_what_is_told_of_drift_holds_what_fits_and_what_drifted_first() -> None:
     documents = {str(n): {"findings": [], "text": "x" * 100} for n in range(50)}
     documents["late"] = {"findings": ["world"], "text": "x" * 100}
