@@ -28,7 +28,8 @@ SURE = 0.5
 """Minimum probability of being in time for a route without a fallback, or if the objective is latency."""
 
 ALONE = 0.25
-"""Probability of being in time that is always enough on an idle link if no other candidate comes meanwhile."""
+"""Probability of being in time that is always enough on an idle link if no other candidate comes meanwhile. A flat
+optimum: on recorded and made links 0.15 and 0.35 left 0.001 to 0.003 more of the oracle's gain."""
 
 RETURN_MARGIN = 0.05
 """After a candidate was too slow, the next one must be predicted to leave this share of its time unused."""
