@@ -27,7 +27,7 @@ UpwellError
     ├── FetchFailed       edge.updates.sources.base: a source of bundles cannot be reached, or lacks what was asked for
     │   └── NotThere      edge.updates.releases.repository_transport
     ├── CannotGoBack      edge.updates.model_versions.rollback_by_hand
-    ├── EgressForbidden   edge.uplink.cloud_call
+    ├── EgressForbidden   edge.uplink.call_outcomes
     ├── UnknownRequest    edge.observe.flight_recorder
     ├── SpoolUnavailable  edge.spool.spooled_request
     ├── Later             edge.spool.spooled_request

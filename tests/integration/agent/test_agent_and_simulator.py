@@ -28,7 +28,8 @@ from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request import request_driver as driver_module
 from upwell.edge.request.request import Request, RequestContext
 from upwell.edge.request.request_driver import RequestDriver
-from upwell.edge.uplink.cloud_call import CloudReply, Message, check_egress
+from upwell.edge.uplink.call_outcomes import CloudReply, check_egress
+from upwell.edge.uplink.cloud_call import Message
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
@@ -175,6 +176,9 @@ class ScriptedUplink:
 
     def note_candidate(self, _: object) -> None:
         self.prober.note_candidate()
+
+    def encode(self, request: InferRequest, traceparent: str) -> Message:
+        return Message.of(request, traceparent)
 
     def start(self, message: Message, judge: Any, _: float, __: object) -> ScriptedCall:
         check_egress(judge)

@@ -34,7 +34,7 @@ from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
 from upwell.edge.spool.spooled_request import SpoolResult
-from upwell.edge.uplink.cloud_call import CloudReply
+from upwell.edge.uplink.call_outcomes import CloudReply
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.case_selection import EVALUATED, RowSigns, VectorReference, Why, inclusion, whys
 from upwell.shared.routing.drift.drift_reference import DistanceFrom, VectorModel

@@ -17,7 +17,7 @@ from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.spool.spool import Spool
 from upwell.edge.spool.spooled_request import Case, Kind, SpoolResult
-from upwell.edge.uplink.cloud_call import CloudReply
+from upwell.edge.uplink.call_outcomes import CloudReply
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.auth.caller import current_caller
 from upwell.shared.oip.dataplane import InferResponse, Parameter

@@ -13,7 +13,7 @@ from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import RequestRecord
-from upwell.edge.uplink.cloud_call import METADATA_BYTES, EgressForbidden
+from upwell.edge.uplink.call_outcomes import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
@@ -60,7 +60,7 @@ class CloudModels:
         self._uplinks, self._models, self._router, self._seen = uplinks, models, router, seen
         self._asking: set[str] = set()
         self._asked_at_s: dict[str, float] = {}
-        self._unasked = {served.name for served in models.values() if uplinks and _names(served)}
+        self._unasked = {served.name for served in models.values() if _names(served)}
         self._missing: dict[str, str] = {}
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
-from upwell.edge.uplink.cloud_call import CloudReply
+from upwell.edge.uplink.call_outcomes import CloudReply
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_log_line import LogLine

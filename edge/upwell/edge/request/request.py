@@ -8,15 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from upwell.edge.admission.request_admission import Admission
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun, ServedModel
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.uplink.cloud_call import CloudReply
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.call_outcomes import CloudReply
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.introspection import Seen
 from upwell.shared.quick_values import quick
@@ -40,6 +39,9 @@ from upwell.shared.signature.uplink_pictures import (
 from upwell.shared.telemetry.log_context import note_trace
 from upwell.shared.telemetry.tracing import Place, Trace, Tracer
 from upwell.shared.tensors import Array
+
+if TYPE_CHECKING:  # imported for agents with a cloud
+    from upwell.edge.uplink.uplink import Uplink
 
 
 class RequestMetrics(Protocol):

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from upwell.edge.models.edge_model import EdgeModel, HeadOutput, NotFinite, ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer, build_answer
 from upwell.edge.request.request import Request, RequestContext, RequestRecord, RowParts, pictures_of, signals_of
 from upwell.edge.request.request_spans import EDGE, HEAD, UPLINK, add_decision, add_run
-from upwell.edge.uplink.cloud_call import CloudCall, CloudReply, EgressForbidden, Message
+from upwell.edge.uplink.call_outcomes import CloudReply, EgressForbidden
 from upwell.shared.errors import DeadlineExceeded, ModelFailed, Refused
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.decide.router_state import Decision, PicturesPrepared
@@ -49,6 +49,9 @@ from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, RunReques
 from upwell.shared.signature.uplink_pictures import at_quality, encode_for_uplink, shrink_for_uplink
 from upwell.shared.telemetry.tracing import Place
 from upwell.shared.tensors import Array
+
+if TYPE_CHECKING:  # imported for agents with a cloud
+    from upwell.edge.uplink.cloud_call import CloudCall, Message
 
 _NO_HALVES: Mapping[int, HeadOutput] = MappingProxyType({})
 _NO_CALLS: Mapping[str, _Call] = MappingProxyType({})
@@ -252,7 +255,8 @@ class RequestDriver:
         inputs = self._message_inputs(attempt.rows, attempt.decision) if half is None else half.tensors
         split_route = attempt.decision.split_route
         model = self._model.cloud_model if split_route is None else self._model.head(split_route.key).cut.tail
-        message = Message.of(InferRequest(model=model, inputs=inputs, id=self._id), self._context.traceparent)
+        request = InferRequest(model=model, inputs=inputs, id=self._id)
+        message = self._context.uplinks[attempt.decision.interface].encode(request, self._context.traceparent)
         if not action.attempt:
             self._messages: dict[int, Message] = {}
             # Reentrant, so that gRPC's threads may report the end of a call at any time; True: a turn on the link.

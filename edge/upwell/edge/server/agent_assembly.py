@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from upwell.edge.bundle.bundle import Bundle
-from upwell.edge.config import AgentConfig, SpoolSection
+from upwell.edge.config import AgentConfig, CloudSection, SpoolSection
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.models.plausible_outputs import implausible
@@ -32,11 +32,9 @@ from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.updates.model_versions.model_start import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching
-from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import Address, TlsFiles, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest, ModelFailed, Problem, UpwellError
-from upwell.shared.oip.open_client import open_client
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.signature.tokenization import synthetic_bytes
@@ -54,6 +52,7 @@ if TYPE_CHECKING:  # imported where agent.yaml asks for them, since that takes l
     from upwell.edge.updates.releases.release_control import ReleaseControl
     from upwell.edge.updates.releases.release_start import ReleaseStart
     from upwell.edge.updates.update_follower import UpdateFollower
+    from upwell.edge.uplink.uplink import UplinkSettings
     from upwell.shared.telemetry.metrics_page_server import Page
 
 WARM_UP_RUNS = 5
@@ -81,15 +80,7 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
                 _log.error("%s", state_dir.explained)
             clear_unpacked(state_dir.path)
         if config.cloud is not None:
-            for endpoint in config.cloud.endpoints:  # reports wrong files before models are loaded
-                open_client(endpoint, config.cloud.security, interface=next(iter(config.cloud.interfaces), "")).close()
-            cloud = UplinkSettings(
-                config.cloud.endpoint,
-                config.cloud.security,
-                section.max_message,
-                config.cloud.fallbacks,
-                config.cloud.interfaces,
-            )
+            cloud = _uplink_settings(config.cloud, section.max_message)
         release = _release(config, policy)
         starts, policy = load_newest(config, policy, release, on_failure)
         models = [start.served for start in starts]
@@ -121,6 +112,16 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
             _carry_cases(agent, section.cases, state_dir.path, poller)
         on_failure.pop_all()
     return agent
+
+
+def _uplink_settings(section: CloudSection, max_message_bytes: int) -> UplinkSettings:
+    """The way to the cloud; reports wrong files before models are loaded. Raises `ConfigError`."""
+    from upwell.edge.uplink.uplink import UplinkSettings
+    from upwell.shared.oip.open_client import open_client
+
+    for endpoint in section.endpoints:
+        open_client(endpoint, section.security, interface=next(iter(section.interfaces), "")).close()
+    return UplinkSettings(section.endpoint, section.security, max_message_bytes, section.fallbacks, section.interfaces)
 
 
 def _spool_limits(section: SpoolSection) -> SpoolLimits:

@@ -27,7 +27,6 @@ from upwell.edge.observe.agent_metrics import (
     spool_families,
     update_families,
 )
-from upwell.edge.observe.cloud_model_check import CloudModels
 from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder
 from upwell.edge.observe.request_trace import trace_of
 from upwell.edge.policy.periodic_jobs import BUDGETS_NAME, BudgetFile, PeriodicJobs
@@ -47,7 +46,6 @@ from upwell.edge.request.request import (
 from upwell.edge.request.request_driver import RequestDriver
 from upwell.edge.request.request_spans import end_request
 from upwell.edge.server.state_dir import StateDir
-from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelFailed, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.oip.introspection import Seen
 from upwell.shared.platform.closing import Closing
@@ -61,6 +59,7 @@ from upwell.shared.tensors import Array
 if TYPE_CHECKING:  # imported where an agent has them, since that takes long
     from upwell.edge.case_collection.case_collector import CaseCollector
     from upwell.edge.drift import DriftWatch
+    from upwell.edge.observe.cloud_model_check import CloudModels
     from upwell.edge.observe.outcome_recorder import OutcomeRecorder
     from upwell.edge.observe.request_log import RequestLog
     from upwell.edge.observe.shadow_release import ShadowRelease
@@ -69,6 +68,7 @@ if TYPE_CHECKING:  # imported where an agent has them, since that takes long
     from upwell.edge.spool.spooled_request import SpoolLimits
     from upwell.edge.updates.releases.release_control import ReleaseControl
     from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
+    from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class AgentCore(Closing):
             # Before anything is sent, so that cases found in the spool after a restart are not charged twice.
             jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
             jobs.append(self._record(folder).save)
-        self._cloud_models = CloudModels(list(self.uplinks.values()), self.models, self.router, seen)
+        self._cloud_models = None if not self.uplinks else self._ask_cloud(seen)
         self._export(parts)
         self._ids = Ids()
         self._health_parts: dict[str, Callable[[], HealthPart]] = {}
@@ -159,7 +159,13 @@ class AgentCore(Closing):
         self._ended = ""
         """Why it serves no longer; empty while it does."""
         self._periodic_jobs = PeriodicJobs(*jobs)
-        self._cloud_models.start()
+        if self._cloud_models is not None:
+            self._cloud_models.start()
+
+    def _ask_cloud(self, seen: dict[str, Seen]) -> CloudModels:
+        from upwell.edge.observe.cloud_model_check import CloudModels
+
+        return CloudModels(list(self.uplinks.values()), self.models, self.router, seen)
 
     def _record(self, folder: Path) -> ShadowRelease:
         """Record requests in the agent's folder: lines, cases for the cloud and for training, drift, the shadow's."""
@@ -268,7 +274,8 @@ class AgentCore(Closing):
         parts = {name: part() for name, part in self._health_parts.items()}
         if self.drift is not None and (reports := self.drift.reports()):
             parts["drift"] = drift_part(reports)
-        return document(self.health(), self._updates(), problems, self._cloud_models.missing, parts)
+        missing = {} if self._cloud_models is None else self._cloud_models.missing
+        return document(self.health(), self._updates(), problems, missing, parts)
 
     def infer(
         self,
@@ -336,7 +343,7 @@ class AgentCore(Closing):
         self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
         if now_s > done.first.deadline_s:
             self.metrics.late(model)
-        if self.uplink is not None:
+        if self._cloud_models is not None:
             self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
@@ -420,7 +427,8 @@ class AgentCore(Closing):
         if self._ended == _FORKED:
             return
         self._ended = "the agent is closed"
-        self._cloud_models.stop()
+        if self._cloud_models is not None:
+            self._cloud_models.stop()
         self._on_close.close()
         if self.spool is not None:
             self.spool.news.close()
@@ -458,6 +466,8 @@ class AgentCore(Closing):
 
 def _uplinks(cloud: UplinkSettings, router: RouterService) -> Mapping[str, Uplink]:
     """An uplink for each network interface; one named "" if the system chooses."""
+    from upwell.edge.uplink.uplink import Uplink
+
     return {
         name: Uplink(cloud, router.observe, partial(router.wants_probe, name), interface=name)
         for name in cloud.interfaces or ("",)

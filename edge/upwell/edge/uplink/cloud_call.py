@@ -1,7 +1,4 @@
-"""One call to the cloud: its message, its outcome, and what each error means to the router.
-
-At the moment of sending the policy is asked whether something may leave the device.
-"""
+"""One call to the cloud: its message, how it ends, and what each error means to the router."""
 
 from __future__ import annotations
 
@@ -9,41 +6,17 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeAlias
+from typing import NoReturn, Protocol
 
+from upwell.edge.uplink.call_outcomes import CloudReply
 from upwell.edge.uplink.endpoint import Connection, Endpoint
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import ConfigError
 from upwell.shared.oip.codec import converters
-from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
+from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Pending
 from upwell.shared.routing.flow.flow_actions import CloudFailure
-from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.reasons import Reason
-
-Judge: TypeAlias = Callable[[], Verdict]
-"""Asks the policy in force when it is called. It is kept for a while, so it must not hold tensors."""
-
-
-METADATA_BYTES = 64
-"""A question to the cloud about a model is judged like a request of this size without tags."""
-
-
-class EgressForbidden(UpwellError):
-    """The current policy keeps on the device what was about to leave; `reason` is its code."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        self.reason = verdict.denial or Reason.EGRESS_DENIED
-        could = " could not be evaluated, which" if verdict.failed_rule else ""
-        super().__init__(f"rule {verdict.egress_rule!r}{could} denies egress")
-
-
-def check_egress(judge: Judge) -> None:
-    """Raise `EgressForbidden` if the current policy keeps it here."""
-    verdict = judge()
-    if verdict.denial is not None:
-        raise EgressForbidden(verdict)
-
 
 REASON_OF: Mapping[RemoteErrorKind, Reason] = {
     RemoteErrorKind.UNAVAILABLE: Reason.CLOUD_UNAVAILABLE,
@@ -72,54 +45,6 @@ class Message:
     def of(cls, request: InferRequest, traceparent: str = "") -> Message:
         """The message for a request. Raises `InvalidRequest` for tensors that the protocol cannot carry."""
         return cls(request.id, converters.serialize_infer_request(request), traceparent)
-
-
-@dataclass(frozen=True)
-class CloudReply:
-    """An answer of the cloud and its cost. The server's times are None if it does not report them."""
-
-    response: InferResponse
-    sent_bytes: int
-    received_bytes: int
-    total_s: float
-    queue_s: float | None
-    compute_s: float | None
-    is_first: bool
-
-    @classmethod
-    def of(
-        cls, response: InferResponse, sent_bytes: int, received_bytes: int, total_s: float, *, is_first: bool = False
-    ) -> CloudReply:
-        """The reply with the times that the server reports."""
-        facts = response.parameters
-        queue_s, compute_s = (_seconds(facts.get(f"upwell.cloud_{part}_ms")) for part in ("queue", "compute"))
-        return cls(response, sent_bytes, received_bytes, total_s, queue_s, compute_s, is_first)
-
-    @property
-    def digest(self) -> str:
-        """The digest of the model that answered, in the cloud or on a gateway that is an agent; empty if not
-        reported.
-        """
-        facts = self.response.parameters
-        return str(facts.get("upwell.cloud_digest") or facts.get("upwell.edge_digest") or "")
-
-    @property
-    def is_degraded(self) -> bool:
-        """Whether a gateway (an agent) answered in place of the cloud."""
-        return self.response.parameters.get("upwell.degraded") is True
-
-    @property
-    def reason(self) -> Reason | None:
-        """The reason that a gateway gives, if it is a known one."""
-        given = self.response.parameters.get("upwell.reason")
-        return next((reason for reason in Reason if reason == given), None)
-
-    @property
-    def server_s(self) -> float | None:
-        """The server's part of the time."""
-        if self.queue_s is None or self.compute_s is None:
-            return None
-        return self.queue_s + self.compute_s
 
 
 class FailedCall:
@@ -278,10 +203,3 @@ class CloudCall:
         if self.lease is not None:
             self.lease.endpoint.give_back(self.lease.link)
         return miss
-
-
-def _seconds(milliseconds: Parameter | None) -> float | None:
-    """A reported time, if it is plausible."""
-    if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)):
-        return None
-    return milliseconds / 1e3 if math.isfinite(milliseconds) and milliseconds >= 0 else None

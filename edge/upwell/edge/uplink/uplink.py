@@ -13,15 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from upwell.edge.uplink.cloud_call import (
-    REASON_OF,
-    CloudCall,
-    ConnectionLease,
-    FailedCall,
-    Judge,
-    Message,
-    check_egress,
-)
+from upwell.edge.uplink.call_outcomes import Judge, check_egress
+from upwell.edge.uplink.cloud_call import REASON_OF, CloudCall, ConnectionLease, FailedCall, Message
 from upwell.edge.uplink.endpoint import Connection, Endpoint, Sources, source_addresses
 from upwell.edge.uplink.endpoint_probing import Prober
 from upwell.edge.uplink.endpoint_selector import EndpointSelector
@@ -156,6 +149,11 @@ class Uplink:
         if self._candidate is not None and not self.may_ask:
             for endpoint in self._endpoints:
                 endpoint.renew()
+
+    @staticmethod
+    def encode(request: InferRequest, traceparent: str) -> Message:
+        """The message for a request. Raises `InvalidRequest` for tensors that the protocol cannot carry."""
+        return Message.of(request, traceparent)
 
     def start(
         self,

@@ -11,10 +11,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote
 
-import grpc
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from upwell.shared.config.yaml import FilePart
@@ -22,6 +21,9 @@ from upwell.shared.errors import ModelNotFound, NotAllowed, Unauthenticated
 from upwell.shared.oip.dataplane import Call, DataplaneLayer, InferRequest, InferResponse, ModelMetadata
 from upwell.shared.routing.estimators.token_bucket import Refill
 from upwell.shared.units import SIZE_UNIT_PATTERN, parse_bytes, parse_count, parse_rate, rate_schema
+
+if TYPE_CHECKING:  # a client, and an agent by itself, does without it
+    import grpc
 
 _PERIOD_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0})
 
