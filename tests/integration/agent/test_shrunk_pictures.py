@@ -21,6 +21,7 @@ from tests.integration.cloud.serving import serving
 from tests.photographs import photograph
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge import Answer
+from upwell.edge.observe.cloud_model_check import CloudModels
 from upwell.edge.observe.trace_text import tell
 from upwell.edge.server.agent_assembly import embedded_agent, serve_metrics
 from upwell.edge.server.agent_core import AgentCore
@@ -83,6 +84,11 @@ def ask(agent: AgentCore, picture: bytes | Array) -> Answer:
 def known(agent: AgentCore) -> dict[str, Seen]:
     """What the agent knows of the models in the cloud."""
     return cast(dict[str, Seen], agent._context.seen)
+
+
+def asked_of(agent: AgentCore) -> CloudModels:
+    assert agent._cloud_models is not None
+    return agent._cloud_models
 
 
 def sent_bytes(metrics: str) -> float:
@@ -153,7 +159,7 @@ def test_a_new_model_in_the_cloud_is_asked_again_before_anything_is_shrunk_for_i
         assert "input image: the cloud makes pictures 128 x 96 (stretch)" in caplog.text
         seen = known(agent)
         seen["grids"] = Seen("sha256:other", seen["grids"].resizes)
-        agent._cloud_models._asked_at_s.clear()
+        asked_of(agent)._asked_at_s.clear()
         ask(agent, encoded("PNG"))  # its answer is another model's
         until(lambda: "grids" in seen)
         assert seen["grids"].digest != "sha256:other"
@@ -172,10 +178,10 @@ def test_a_server_that_answers_requests_alone_is_not_asked_with_each_of_them(
         assert agent.uplink is not None
         monkeypatch.setattr(agent.uplink, "metadata", refuse)
         known(agent).clear()
-        agent._cloud_models._asked_at_s.clear()
+        asked_of(agent)._asked_at_s.clear()
         for _ in range(4):
             ask(agent, encoded("PNG"))
-            until(lambda: not agent._cloud_models._asking)
+            until(lambda: not asked_of(agent)._asking)
         assert asked == ["grids"]
 
 

@@ -13,7 +13,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, rows_of, scene
-from upwell.edge.observe.agent_metrics import AT_ONCE, AgentMetrics, AnswerTally
+from upwell.edge.observe.agent_metrics import AgentMetrics
+from upwell.edge.observe.request_counts import AT_ONCE, AnswerTally
 from upwell.edge.server.agent_assembly import serve_metrics
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelNotFound, Refused
 from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, RouterState

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, get_args
-
-from prometheus_client.core import GaugeMetricFamily
 
 from upwell.edge.models.edge_model import EdgeModel, ModelHealth, ServedModel, State
 
@@ -120,32 +117,3 @@ def _described(health: ModelHealth) -> dict[str, Any]:
     left = health.placement.left_on_cpu
     described["placement"]["left_on_cpu"] = [*left[:_NAMED_NODES], *(["…"] if len(left) > _NAMED_NODES else [])]
     return described
-
-
-def health_families(models: Sequence[ModelHealth]) -> Iterator[GaugeMetricFamily]:
-    """The health as Prometheus metrics."""
-    states = GaugeMetricFamily("upwell_model_state", "1 for the model's present state.", labels=["model", "state"])
-    nodes = GaugeMetricFamily(
-        "upwell_model_nodes", "Nodes of the model by the accelerator that runs them.", labels=["model", "accelerator"]
-    )
-    for one in models:
-        for state in _STATES:
-            states.add_metric([one.model, state], float(one.state == state))
-        taken = one.placement.nodes_on_accelerator
-        nodes.add_metric([one.model, "cpu"], one.placement.nodes - taken)
-        if one.accelerator:
-            nodes.add_metric([one.model, one.accelerator], taken)
-    yield from (states, nodes)
-    gauges: Mapping[str, tuple[str, Callable[[ModelHealth], float]]] = {
-        "version": ("Version of the model's bundle; 0 without one.", lambda one: one.version),
-        "load_seconds": ("Time taken by loading and testing.", lambda one: one.report.load_s),
-        "warm_up_seconds": ("Time taken by the first run.", lambda one: one.report.warm_up_s),
-        "uncalibrated": ("1 if no calibration fits a target of the model's policy.",
-                         lambda one: float(bool(one.uncalibrated))),
-        "memory_bytes": ("Memory that loading took; NaN if unknown.", lambda one: one.report.memory_bytes or math.nan),
-    }  # fmt: skip
-    for name, (text, value) in gauges.items():
-        gauge = GaugeMetricFamily(f"upwell_model_{name}", text, labels=["model"])
-        for one in models:
-            gauge.add_metric([one.model], value(one))
-        yield gauge

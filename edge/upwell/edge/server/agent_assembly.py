@@ -23,7 +23,6 @@ from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.models.plausible_outputs import implausible
 from upwell.edge.observe.agent_health import release_part
-from upwell.edge.observe.agent_metrics import counter_by, release_families
 from upwell.edge.policy.periodic_jobs import PeriodicJobs
 from upwell.edge.policy.policy_file import check_policy
 from upwell.edge.runtimes.input_check import blank
@@ -173,6 +172,8 @@ def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
             config.agent.otlp, agent.metrics.registry.collect, partial(resource_attributes, view, instance, uid)
         )
         agent.close_with(push.close)
+        from upwell.edge.observe.metric_families import counter_by
+
         text = "Pushes of the metrics, by outcome."
         agent.metrics.export(lambda: [counter_by("upwell_otlp_pushes", text, "became", push.became)])
     return poller
@@ -291,6 +292,8 @@ def load_newest(
 
 def _follow_releases(agent: AgentCore, release: ReleaseStart, starts: Sequence[ModelStart]) -> None:
     """Serve new releases as they come, and report their state."""
+    from upwell.edge.observe.metric_families import release_families
+
     client, switching = release.follow(agent, {start.name: start for start in starts if start.name in agent.models})
     agent.release = client
     agent.close_with(PeriodicJobs(switching.poll).close)
@@ -360,6 +363,7 @@ def _carry_cases(agent: AgentCore, section: CasesSection, folder: Path, poller: 
     """Deliver cases until the agent is closed. Raises `ConfigError`."""
     from upwell.edge.case_collection.case_database import FILE_NAME as CASES_NAME
     from upwell.edge.case_collection.case_delivery import CaseCarrier, FolderHome
+    from upwell.edge.observe.metric_families import counter_by
 
     home: CaseHome
     if section.to is not None:

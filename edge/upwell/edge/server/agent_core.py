@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING, Any
 from upwell.edge.admission.request_admission import Admission
 from upwell.edge.models.edge_model import EdgeModel, ModelHealth, ServedModel
 from upwell.edge.observe.agent_health import HealthPart, document, drift_part, health_of
-from upwell.edge.observe.agent_metrics import (
-    AgentMetrics,
-    case_families,
-    counter_by,
-    drift_families,
-    spool_families,
-    update_families,
-)
+from upwell.edge.observe.agent_metrics import AgentMetrics
 from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder
 from upwell.edge.observe.request_trace import trace_of
 from upwell.edge.policy.periodic_jobs import BUDGETS_NAME, BudgetFile, PeriodicJobs
@@ -57,6 +50,8 @@ from upwell.shared.telemetry.tracing import Tracer
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:  # imported where an agent has them, since that takes long
+    from prometheus_client.core import Metric
+
     from upwell.edge.case_collection.case_collector import CaseCollector
     from upwell.edge.drift import DriftWatch
     from upwell.edge.observe.cloud_model_check import CloudModels
@@ -151,7 +146,7 @@ class AgentCore(Closing):
             jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
             jobs.append(self._record(folder).save)
         self._cloud_models = None if not self.uplinks else self._ask_cloud(seen)
-        self._export(parts)
+        self.metrics.export(self._families)
         self._ids = Ids()
         self._health_parts: dict[str, Callable[[], HealthPart]] = {}
         self._on_close = ExitStack()
@@ -216,23 +211,22 @@ class AgentCore(Closing):
             sinks=[*self._parts.sinks, CallbackSink(audits.take, "agent")],
         )
 
-    def _export(self, parts: AgentParts) -> None:
-        """Export the metrics of the parts that exist."""
-        export, log, spool, tracer = self.metrics.export, self._log, self.spool, parts.tracer
-        if log is not None:
-            text = "Lines of the request log."
-            export(lambda: [counter_by("upwell_log_lines", text, "became", log.counts)])
-        if spool is not None:
-            export(lambda: spool_families(spool))
-        if (collector := self.collector) is not None:
-            export(lambda: case_families(collector))
-        if (drift := self.drift) is not None:
-            export(lambda: drift_families(drift))
-        if tracer is not None:
-            none = dict.fromkeys(("sent", "dropped", "failed"), 0)
-            traces = "Requests recorded for traces."
-            export(lambda: [counter_by("upwell_traces", traces, "became", {**none, **tracer.delivery.became})])
-        export(lambda: update_families(self._updates()))
+    def _families(self) -> Iterator[Metric]:
+        """The metrics of the parts that exist."""
+        from upwell.edge.observe import metric_families as of
+
+        if self._log is not None:
+            yield of.counter_by("upwell_log_lines", "Lines of the request log.", "became", self._log.counts)
+        if self.spool is not None:
+            yield from of.spool_families(self.spool)
+        if self.collector is not None:
+            yield from of.case_families(self.collector)
+        if self.drift is not None:
+            yield from of.drift_families(self.drift)
+        if (tracer := self._parts.tracer) is not None:
+            became = {**dict.fromkeys(("sent", "dropped", "failed"), 0), **tracer.delivery.became}
+            yield of.counter_by("upwell_traces", "Requests recorded for traces.", "became", became)
+        yield from of.update_families(self._updates())
 
     def _take_policy(self, policy: Policy) -> str:
         """Use this policy from now on; returns why not, or ""."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import Metric
-
 from upwell.shared.errors import ExtraMissing
 from upwell.shared.telemetry.telemetry_keys import MetricsPush, Traces
 from upwell.shared.telemetry.tracing import Tracer
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from upwell.shared.telemetry.otlp import MetricsDelivery
 
 
