@@ -95,8 +95,8 @@ class AgentSection(ServerKeys):
     )
     otlp: MetricsPush | None = None
     cases: CasesSection | None = None
-    spool: SpoolSection = SpoolSection()
-    trust: TrustSection = TrustSection()
+    spool: SpoolSection = SpoolSection.model_construct()
+    trust: TrustSection = TrustSection.model_construct()
 
 
 class CloudSection(FilePart):
@@ -135,7 +135,7 @@ class AgentConfig(FilePart):
     """A whole `agent.yaml`."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
-    agent: AgentSection = AgentSection()
+    agent: AgentSection = AgentSection.model_construct()
     cloud: CloudSection | None = None
     fleet: FleetSection | None = None
     policy: RelativePath | None = Field(None, description="The routing policy; without it every default holds.")

@@ -36,11 +36,21 @@ DIGITS = f"models: {{m: {{edge: {{bundle: {ASSETS / 'edge' / 'digits'}, runtime:
 CLOUD = "cloud: {endpoint: '127.0.0.1:1'}\n"
 POLICY = "defaults: {deadline: 300ms, spool: true, audit: 100%}\nrules: [{name: up, match: {model: m}, route: cloud}]\n"
 
-REQUESTS = """
+BUILT = """
+from pydantic import BaseModel
+
+def built(kind):
+    is_ours = kind.__module__.startswith("upwell.")
+    complete = {kind.__qualname__} if is_ours and kind.__pydantic_complete__ else set()
+    return complete.union(*map(built, kind.__subclasses__()))
+"""
+
+REQUESTS = (
+    BUILT
+    + """
 import json, sys, threading
 from pathlib import Path
 import numpy as np
-from pydantic import BaseModel
 from upwell.edge import Agent
 
 class Watch:
@@ -49,10 +59,6 @@ class Watch:
         if threading.current_thread() is threading.main_thread():
             self.asked.append(name)
 
-def built(kind):
-    complete = {kind.__qualname__} if kind.__pydantic_complete__ else set()
-    return complete.union(*map(built, kind.__subclasses__()))
-
 picture = Path(sys.argv[2]).read_bytes()
 with Agent.from_config(sys.argv[1]) as agent:
     before = built(BaseModel)
@@ -60,6 +66,7 @@ with Agent.from_config(sys.argv[1]) as agent:
     reasons = [str(agent.infer("m", {"image": one}).reason) for one in (np.zeros((8, 8), np.uint8), picture, picture)]
     print(json.dumps([reasons, Watch.asked, sorted(built(BaseModel) - before)]))
 """
+)
 
 
 def test_an_agent_imports_what_its_configuration_asks_for() -> None:
@@ -68,6 +75,12 @@ def test_an_agent_imports_what_its_configuration_asks_for() -> None:
     modules = set(done.stdout.split())
     assert not modules & ON_DEMAND
     assert len([name for name in modules if name.startswith("upwell.")]) <= MOST_MODULES
+
+
+def test_the_import_builds_no_validator() -> None:
+    script = f"{BUILT}\nfrom upwell.edge.server import agent_assembly\nprint(built(BaseModel))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize(

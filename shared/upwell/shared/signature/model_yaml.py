@@ -489,7 +489,7 @@ class ModelDescription(FilePart):
     pre: tuple[PreOp, ...] = ()
     post: tuple[PostOp, ...] = ()
     runtimes: dict[RuntimeName, RuntimeOverride] = Field(default_factory=dict)
-    golden: Golden = Golden()
+    golden: Golden = Golden.model_construct()
 
     _context: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -37,7 +37,7 @@ class ReleaseSection(FilePart):
         "auto",
         description="When expired metadata is refused: once the clock is synchronised, or always.",
     )
-    floor: FloorSection = FloorSection()
+    floor: FloorSection = FloorSection.model_construct()
 
     @property
     def digest(self) -> str:

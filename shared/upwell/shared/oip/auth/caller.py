@@ -96,7 +96,7 @@ class Limits(FilePart):
         return Refill(self.rate.per_s, float(self.burst))
 
 
-UNLIMITED = Limits()
+UNLIMITED = Limits.model_construct()
 
 
 _IPV6_NETWORK_BITS = 64

@@ -51,7 +51,7 @@ class Policy(Section):
     timezone: Annotated[str, AfterValidator(_known_zone)] = Field(
         "UTC", description="IANA name, for `hours` and the days of budgets."
     )
-    defaults: SettingsPatch = Field(SettingsPatch(), description="Settings for every model.")
+    defaults: SettingsPatch = Field(SettingsPatch.model_construct(), description="Settings for every model.")
     rules: list[Rule] = Field([])
     models: dict[str, SettingsPatch] = Field({}, description="Settings by model name.")
     calibrations: list[Calibration] = Field([])

@@ -286,14 +286,14 @@ class SettingsPatch(Section):
         0.05,
         description="Least chance of being in time for a candidate of middling rank.",
     )
-    hard: Hard | Literal["off"] = Hard()
+    hard: Hard | Literal["off"] = Hard.model_construct()
     large: Size | Literal["off"] = Field("off", description="Larger cases go up without an edge run.")
     on_cloud_failure: Action | Failures = "edge"
     spool: bool = Field(False, description="Keep hard cases that could not be sent, and send them later.")
     hedge: Hedge | Literal["off"] = "off"
     budget: Budget | Literal["off"] = "off"
-    prices: PricesSection = PricesSection()
-    energy: EnergySection = EnergySection()
+    prices: PricesSection = PricesSection.model_construct()
+    energy: EnergySection = EnergySection.model_construct()
     priority: Priority = Field("normal", description="Whom a busy device serves first.")
     source: SourceSection | Literal["off"] = "off"
     audit: Share = Field(0.0, description="Share of the easy cases sent up later, as a check.")

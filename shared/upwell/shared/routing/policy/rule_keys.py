@@ -75,7 +75,7 @@ class Rule(Section):
     )
 
     name: str = Field(min_length=1, description="Shown in explanations and logs.")
-    match: Match = Match()
+    match: Match = Match.model_construct()
     condition: Annotated[str | None, BeforeValidator(_checked_condition)] = Field(
         None, alias="if", description="A CEL expression that must also hold; needs the extra `cel`."
     )
