@@ -231,15 +231,19 @@ _TAIL_BYTES = 1 << 16
 
 
 @contextlib.contextmanager
-def open_log(path: Path) -> Iterator[int]:
-    """Open a file of lines for reading and appending, created with mode 0600 if missing; an incomplete last line, left
-    by a dying process, is removed. Raises `OSError`."""
+def open_log(path: Path, *, keeps_mode: bool = False) -> Iterator[int]:
+    """Open a file of lines for reading and appending; an incomplete last line, left by a dying process, is removed.
+
+    A missing one is created with mode 0600; an existing one gets it, unless it `keeps_mode`. Raises `OSError`.
+    """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
     file = os.open(path, flags, 0o600)
     try:
         require_plain(os.fstat(file).st_mode, path)  # writing to a full pipe would wait for ever
-        os.chmod(path, 0o600)
-        _cut_torn_line(file)
+        if not keeps_mode:
+            os.chmod(path, 0o600)
+        if _cut_torn_line(file):
+            _log.warning("%s ended in the middle of a line, which was removed", path)
         yield file
     finally:
         os.close(file)
@@ -257,7 +261,7 @@ def append_line(file: int, text: bytes) -> None:
         raise
 
 
-def _cut_torn_line(file: int) -> None:
+def _cut_torn_line(file: int) -> bool:
     end = keep = os.fstat(file).st_size
     while keep > 0:
         start = max(0, keep - _TAIL_BYTES)
@@ -269,3 +273,4 @@ def _cut_torn_line(file: int) -> None:
         keep = start
     if keep != end:
         os.ftruncate(file, keep)
+    return keep != end

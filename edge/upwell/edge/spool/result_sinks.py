@@ -68,7 +68,7 @@ class JsonlSink:
     """Appends each result as one line of JSON, synced before it counts; no partial lines, and no result twice.
 
     A line truncated by a crash is removed at the start, and the last whole line tells where to continue. The file may
-    be moved or truncated at any time; a new one is created with mode 0600.
+    be moved or truncated at any time; a new one is created with mode 0600, and a mode that others can read stays.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +79,7 @@ class JsonlSink:
         """Remove a truncated last line; returns the number in the last whole one."""
         if not self.path.exists():
             return 0
-        with open_log(self.path) as file:
+        with open_log(self.path, keeps_mode=True) as file:
             line = _last_line(file)
         try:
             return int(parse_json(line)["sequence"])
@@ -90,7 +90,7 @@ class JsonlSink:
         """Append these results, all or none."""
         data = b"".join(json.dumps(_document(result), allow_nan=False).encode() + b"\n" for result in results)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open_log(self.path) as file:
+        with open_log(self.path, keeps_mode=True) as file:
             append_line(file, data)
             os.fsync(file)
 

@@ -98,6 +98,23 @@ def test_a_torn_line_is_removed_wherever_it_was_cut(tmp_path: Path) -> None:
         assert numbers(sink.path) == [1, 2, 3]
 
 
+def test_a_file_keeps_the_mode_that_lets_others_read_it_and_a_line_that_is_removed_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = JsonlSink(tmp_path / "results.jsonl")
+    sink.take([result(1)])
+    sink.path.chmod(0o640)
+    with sink.path.open("ab") as file:
+        file.write(b'{"sequence": 2')
+    assert sink.start() == 1
+    assert [one.getMessage() for one in caplog.records] == [
+        f"{sink.path} ended in the middle of a line, which was removed"
+    ]
+    sink.take([result(2)])
+    assert numbers(sink.path) == [1, 2]
+    assert stat.S_IMODE(sink.path.stat().st_mode) == 0o640
+
+
 def test_a_last_line_longer_than_a_block(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "results.jsonl")
     wide: dict[str, Array] = {"scores": np.full(200_000, 0.123456789)}
