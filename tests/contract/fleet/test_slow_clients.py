@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import time
 from pathlib import Path
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from tests.fleet_service import Service, service
 from upwell.fleet.opamp import opamp_endpoint
@@ -72,3 +76,35 @@ def ask_without_end(connection: ssl.SSLSocket, end_s: float) -> None:
             connection.send(GET.replace(b"/healthz", b"/api/v1/openapi.json") * 100)
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
             time.sleep(0.05)
+
+
+def test_one_whose_request_took_long_may_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_S", 3600.0)  # the test itself looks at the connection
+    asyncio.run(ask_twice())
+
+
+async def ask_twice() -> None:
+    is_done = asyncio.Event()
+
+    async def application(_: Scope, __: Receive, send: Send) -> None:
+        await is_done.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(application, lifespan="off", log_config=None)
+    config.load()
+    here, there = socket.socketpair()
+    _, protocol = await asyncio.get_running_loop().connect_accepted_socket(
+        lambda: server.PeerProtocol(config, ServerState(), {}), there
+    )
+    reader, writer = await asyncio.open_connection(sock=here)
+    writer.write(GET)
+    while vars(protocol)["cycle"] is None:
+        await asyncio.sleep(0)
+    protocol._check()
+    is_done.set()
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    protocol._check()
+    writer.write(GET)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()

@@ -70,7 +70,7 @@ class PeerProtocol(H11Protocol):
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
         self.is_lost = asyncio.Event()
-        self._last_seen: tuple[object, int] = (None, 0)
+        self._last_seen: tuple[object, int] | None = (None, 0)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Read the certificate once for all requests of the connection."""
@@ -117,7 +117,7 @@ class PeerProtocol(H11Protocol):
         if is_waited_for and self._last_seen == (cycle, unsent_bytes):
             self.transport.abort()
             return
-        self._last_seen = (cycle, unsent_bytes)
+        self._last_seen = (cycle, unsent_bytes) if is_waited_for else None
         self._patience = self.loop.call_later(HEAD_S, self._check)
 
 
