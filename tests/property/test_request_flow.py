@@ -278,8 +278,9 @@ class World:
             return self._send(action)
         if isinstance(action, Wait):
             return self._wait(action.until_s)
-        if isinstance(action, GiveUp | Cancel) and action.call in self.told_last:
-            self.calls[action.call].closed = ""  # of calls told together, one is taken first, and may end the others
+        if isinstance(action, GiveUp | Cancel) and (action.call in self.told_last or self._was_late(action.call)):
+            # Of calls told together, one is taken first, and may end the others; a late one waits for them.
+            self.calls[action.call].closed = ""
         if isinstance(action, GiveUp):
             call = self._close(action.call, "given up")
             return call.ended(action.call, self.now_s, CloudFailure(Reason.CLOUD_DEADLINE, "no answer in time"))
@@ -344,6 +345,12 @@ class World:
             self._close(name, "told").ended(name, self.now_s, self.calls[name].outcome)
             for name in self.data.draw(st.permutations(over))
         ]
+
+    def _was_late(self, name: str) -> bool:
+        """Whether it was told so little before the end that it counts as one failure with those beside it."""
+        call = self.calls[name]
+        is_late = isinstance(call.outcome, CloudFailure) and call.outcome.reason is Reason.CLOUD_DEADLINE
+        return is_late and call.ends_s >= self.flow.attempts[call.attempt].decision.give_up_s - 0.005
 
     def _close(self, name: str, how: str) -> Call:
         call = self.calls[name]
