@@ -225,15 +225,16 @@ class ExtraMissing(ConfigError):
     @staticmethod
     @contextlib.contextmanager
     def on_import(extra: str, what: str, key: str = "", path: Path | None = None) -> Iterator[None]:
-        """Raise one for an import in the block that lacks a package, unless it is our own.
+        """Raise one for an import in the block that lacks a package, or finds a broken one, unless it is our own.
 
         `PACKAGE` in `what` stands for its name.
         """
         try:
             yield
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             package = (error.name or "a package").partition(".")[0]
             if package == "upwell":
                 raise
-            text = f"{what.replace('PACKAGE', package)}: pip install 'upwell[{extra}]'"
+            broken = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"
+            text = f"{what.replace('PACKAGE', package)}{broken}: pip install 'upwell[{extra}]'"
             raise ExtraMissing([Problem(path, None, None, key, text)]) from None

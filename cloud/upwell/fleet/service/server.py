@@ -313,19 +313,23 @@ class FleetHousekeeping:
             self._try(self._advance)
             self._try(self._share_out)
             if time.monotonic() >= prune_at_s:
-                self._try(self._prune)
-                self._try(lambda _: self._hourly())
-                prune_at_s = time.monotonic() + PRUNE_S
+                is_pruned = self._try(self._prune)
+                if self._try(lambda _: self._hourly()) and is_pruned:  # else soon again, once the database answers
+                    prune_at_s = time.monotonic() + PRUNE_S
 
     @staticmethod
-    def _try(step: Callable[[float], None]) -> None:
-        """Run a step for now; what fails for one roll-out or budget must not end the work for all others."""
+    def _try(step: Callable[[float], None]) -> bool:
+        """Run a step for now; what fails for one roll-out or budget must not end the work for all others.
+
+        Returns whether the database was there.
+        """
         try:
             step(time.time())
         except DatabaseUnavailable:
-            pass  # logged there, and all of it comes again
+            return False  # logged there, and all of it comes again
         except Exception:  # noqa: BLE001 (the boundary: the other steps go on)
             _log.exception("a step of the housekeeping failed")
+        return True
 
     def _write(self) -> None:
         presence, batch = self._state.presence, PresenceUpdate()

@@ -101,8 +101,10 @@ def packed(
                 files = {path: entry_of(stage / path, advance) for path in sizes_in(stage)}
                 manifest = new_manifest(wanted.name, wanted.version, files)
                 (stage / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
-        except OSError as error:  # the disk is full
-            raise ConfigError.at(beside, f"cannot be written: {error.strerror}") from None
+        except OSError as error:
+            if error.filename and Path(error.filename).is_relative_to(folder):
+                raise ConfigError.at(Path(error.filename), f"cannot be read: {error.strerror}") from None
+            raise ConfigError.at(beside, f"cannot be written: {error.strerror or error}") from None  # the disk is full
         yield Packed(Bundle(stage, manifest), checks, golden, is_own_word, (*made, MANIFEST_NAME))
     finally:
         shutil.rmtree(stage, ignore_errors=True)

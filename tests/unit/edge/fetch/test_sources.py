@@ -103,7 +103,7 @@ def test_a_missing_package_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 2
-    assert all(line.startswith("ConfigError") and "pip install 'upwell[bundle]'" in line for line in lines)
+    assert all(line.startswith("ExtraMissing") and "pip install 'upwell[bundle]'" in line for line in lines)
 
 
 def test_the_greatest_version_of_a_folder_is_offered(tmp_path: Path) -> None:
