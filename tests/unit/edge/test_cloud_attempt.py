@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFa
 from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
+from upwell.shared.telemetry.tracing import Trace
 
 LIMIT_S = 10.0
 RETRY = Settings(on_cloud_failure=dict.fromkeys(CLOUD_FAILURES, "retry"))
@@ -287,6 +289,21 @@ def test_two_whose_own_time_is_up_before_anybody_looks_count_as_one_failure() ->
         attempt.give_up()
         assert reason(attempt) is Reason.CLOUD_DEADLINE
         assert it.cell.story() == [("CloudSent", 0), ("CloudSent", 1), ("CloudDropped", 1), ("CloudCallFailed", 0)]
+
+
+def test_one_that_is_told_as_late_and_then_given_up_is_traced_once() -> None:
+    with clouds(StallingCloud(lambda _: True), hedges=1) as it:
+        trace = Trace.begin(None, time.monotonic())
+        it.context = replace(it.context, trace=trace)
+        attempt = it.send(decision(within_s=0.3, hedge_after_s=0.0))
+        attempt.hedge()
+        until(lambda: all(call.wait(-math.inf) is not None for call in attempt.calls))
+        attempt.wait(attempt.attempt.decision.give_up_s)
+        assert len(attempt.calls) == len(trace.spans) == 2, "both were told"
+        attempt.give_up()
+        assert it.cell.story()[2:] == [("CloudDropped", 1), ("CloudCallFailed", 0)]
+        assert [one.error for one in trace.spans] == [Reason.CLOUD_DEADLINE] * 2
+        assert len({one.span_id for one in trace.spans}) == 2
 
 
 def test_a_hedge_that_fails_leaves_the_first_call_its_chance() -> None:

@@ -335,12 +335,13 @@ class RequestDriver:
 
     def _record_end(self, name: str, outcome: CloudReply | CloudFailure, *, is_blameless: bool = False) -> CallEnded:
         call = self._calls[name]
-        call.has_ended = True
-        error = ""
-        if isinstance(outcome, CloudFailure):
-            error = str(outcome.reason)
-            _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, outcome.reason, outcome.detail)
-        self._trace(call, error)
+        if not call.has_ended:  # one that was told as late is given up with those beside it
+            call.has_ended = True
+            error = ""
+            if isinstance(outcome, CloudFailure):
+                error = str(outcome.reason)
+                _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, outcome.reason, outcome.detail)
+            self._trace(call, error)
         has_others = self._context.uplinks[self._flow.attempts[call.attempt].decision.interface].has_others
         return CallEnded(name, outcome, call.call.ended_s, call.call.elapsed_s, is_blameless, has_others)
 
