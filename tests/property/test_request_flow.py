@@ -278,8 +278,7 @@ class World:
             return self._send(action)
         if isinstance(action, Wait):
             return self._wait(action.until_s)
-        if isinstance(action, GiveUp | Cancel) and (action.call in self.told_last or self._was_late(action.call)):
-            # Of calls told together, one is taken first, and may end the others; a late one waits for them.
+        if isinstance(action, GiveUp | Cancel) and self._is_taken_later(action.call):
             self.calls[action.call].closed = ""
         if isinstance(action, GiveUp):
             call = self._close(action.call, "given up")
@@ -346,11 +345,13 @@ class World:
             for name in self.data.draw(st.permutations(over))
         ]
 
-    def _was_late(self, name: str) -> bool:
-        """Whether it was told so little before the end that it counts as one failure with those beside it."""
+    def _is_taken_later(self, name: str) -> bool:
+        """Whether it was told and may be ended all the same: of calls told together one is taken first, and may end the
+        others, and one told so little before the end counts as one failure with those beside it."""
         call = self.calls[name]
         is_late = isinstance(call.outcome, CloudFailure) and call.outcome.reason is Reason.CLOUD_DEADLINE
-        return is_late and call.ends_s >= self.flow.attempts[call.attempt].decision.give_up_s - 0.005
+        was_late = is_late and call.ends_s >= self.flow.attempts[call.attempt].decision.give_up_s - 0.005
+        return call.closed == "told" and (name in self.told_last or was_late)
 
     def _close(self, name: str, how: str) -> Call:
         call = self.calls[name]
