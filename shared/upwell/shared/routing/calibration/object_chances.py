@@ -42,7 +42,8 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float, *,
     `before`. From that, a family is preferred to the best one before it only if its fits on either half of the lines
     improve the likelihood on the other half and make the order of hardness no worse, in the sum (two-fold
     cross-validation), and better than chance: where the chances tell nothing, the likeliest fit makes all of them sure,
-    and few distinct values are left. With fewer than 50 usable lines none is tried.
+    and few distinct values are left. With fewer than 50 usable lines none is tried, and with fewer than eight right or
+    wrong answers in each half none is taken, since their order is unknown.
     """
     usable = [line for line in lines if line.chances is not None and line.edge_correct is not None][:_AT_MOST_LINES]
     logged = _Logged.of(usable)
