@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from upwell.pipelines.sources.windows import Windows, WindowShape
@@ -54,6 +54,10 @@ def brute_force(times: list[int], values: list[tuple[int, int]], shape: WindowSh
     return found
 
 
+# A gap that is little longer than a window, which then begins in it.
+@example(([0, 8, 16, 57, 64], [(0, 0)] * 5, WindowShape(125.0, 4, 1, 0.008)))
+# Samples as far apart as a gap just is not, in seconds since 1970.
+@example(([1_795_000_000_000, 1_795_000_000_001, 1_795_000_000_012], [(0, 0)] * 3, WindowShape(100.0, 1, 1, 0.011)))
 @given(series())
 def test_windows_are_those_of_a_brute_force(made: tuple[list[int], list[tuple[int, int]], WindowShape]) -> None:
     times, values, shape = made

@@ -92,10 +92,11 @@ class Windows:
         rate_hz, (last_s, last) = self._shape.rate_hz, self._last
         position = (time_s - start_s) * rate_hz
         # Seconds since 1970 have a limited resolution in float64, which is a noticeable part of a short period.
-        near = min(0.25, _EXACT + 2 * math.ulp(time_s) * rate_hz)
+        error_s = 2 * math.ulp(time_s)
+        near = min(0.25, _EXACT + error_s * rate_hz)
         is_on_grid = abs(position - round(position)) <= near and round(position) >= self._next
         end = round(position) if is_on_grid else max(self._next, math.floor(position) + 1)
-        if time_s - last_s > self._shape.gap_s * (1 + 1e-9):
+        if time_s - last_s > self._shape.gap_s * (1 + 1e-9) + error_s:
             yield from self._pass_over(end, np.full_like(sample, np.nan))
         else:
             at_s = np.arange(self._next, end) / rate_hz - (last_s - start_s)
@@ -113,8 +114,9 @@ class Windows:
             yield from self._complete()
             # All windows from here on that end within the gap have no sample.
             self._window = max(self._window, -(-(end - size + 1) // step) * step)
-            self._points = []
-            self._first = self._next = max(self._next, min(self._window, end))
+            first = min(self._window, end)
+            del self._points[: first - self._first]
+            self._first, self._next = first, max(self._next, first)
         self._add([missing] * (end - self._next))
 
     def _add(self, points: list[Array]) -> None:
