@@ -93,16 +93,16 @@ def overloaded(agent: AgentCore, source: LiveSource, deadline_s: float) -> tuple
         return pipeline, list(pipeline)
 
 
-def test_at_three_times_the_load_what_is_answered_is_answered_in_time(agent: AgentCore) -> None:
+def test_at_six_times_the_load_what_is_answered_is_answered_in_time(agent: AgentCore) -> None:
     run_s = taken_s(agent)
     deadline_s = 20 * run_s
-    pipeline, answered = overloaded(agent, LiveSource(run_s / 3, FRAMES), deadline_s)
+    pipeline, answered = overloaded(agent, LiveSource(run_s / 6, FRAMES), deadline_s)
     status = pipeline.status
     assert all(one.latency_s <= deadline_s for one in answered)
     assert status.captured == FRAMES == sum(status.frames.values())
     assert status.frames["answered"] == status.events["seen"] == len(answered) > 0
     assert set(status.frames) <= {"answered", *REASONS}
-    assert status.frames["superseded"] >= FRAMES // 3  # two of three where nothing else runs, more where it does
+    assert status.frames["superseded"] >= FRAMES // 3  # five of six, fewer if it was timed while slower
     numbers = [one.scene.frame.number for one in answered]
     assert numbers == sorted(set(numbers))
 
