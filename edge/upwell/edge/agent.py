@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from upwell.shared.platform.closing import Closing
-from upwell.shared.platform.import_pause import without_collections
+from upwell.shared.platform.collection_pause import without_collections
 
 if TYPE_CHECKING:  # imported when an agent is made, since that takes long
     from upwell.edge.models.edge_model import ModelHealth

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from upwell.shared.errors import EXIT_FAILED, ConfigError, UpwellError
-from upwell.shared.platform.import_pause import without_collections
+from upwell.shared.platform.collection_pause import without_collections
 from upwell.tools.terminal import print_error
 
 EXIT_USAGE = 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.oracles import picture
-from upwell.shared.platform.import_pause import without_collections
+from upwell.shared.platform.collection_pause import without_collections
 from upwell.tools.demo.digit_data import ASSETS
 
 MOST_MODULES = 162

@@ -28,6 +28,8 @@ log = logging.getLogger("upwell.cloud")
 OnRun: TypeAlias = Callable[[str, str, Run], None]
 """Called with the model's name, its version, and the run."""
 
+FATAL = "the process ended while it was loaded, more than once; the service's log says how"
+
 _LONG_S = 1.0
 """Warm-ups that take longer are logged: engines that compile may take a minute for each size."""
 
@@ -123,9 +125,6 @@ def attempt(
         result = BrokenModel(result.name, result.version, "its files changed while they were read")
         log.error("model %s version %s is not served: %s", result.name, result.version, result.reason)
     return LoadAttempt(files, result)
-
-
-FATAL = "the process ended while it was loaded, more than once; the service's log says how"
 
 
 Load: TypeAlias = Callable[[ModelFolder, LoadSettings], LoadAttempt]

@@ -139,12 +139,7 @@ class AgentCore(Closing):
         self.collector: CaseCollector | None = None
         self.drift: DriftWatch | None = None
         self._outcome_recorder: OutcomeRecorder | None = None
-        jobs = [] if self._policy_file is None else [self._policy_file.poll]
-        jobs += [uplink.heed_policy for uplink in self.uplinks.values()]  # after the policy, so in the same round
-        if folder is not None:
-            # Before anything is sent, so that cases found in the spool after a restart are not charged twice.
-            jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
-            jobs.append(self._record(folder).save)
+        jobs = self._jobs(folder)
         self._cloud_models = None if not self.uplinks else self._ask_cloud(seen)
         self.metrics.export(self._families)
         self._ids = Ids()
@@ -156,6 +151,16 @@ class AgentCore(Closing):
         self._periodic_jobs = PeriodicJobs(*jobs)
         if self._cloud_models is not None:
             self._cloud_models.start()
+
+    def _jobs(self, folder: Path | None) -> list[Callable[[], None]]:
+        """What is done again and again, in this order."""
+        jobs: list[Callable[[], None]] = [] if self._policy_file is None else [self._policy_file.poll]
+        jobs += [uplink.heed_policy for uplink in self.uplinks.values()]  # after the policy, so in the same round
+        if folder is not None:
+            # Before anything is sent, so that cases found in the spool after a restart are not charged twice.
+            jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
+            jobs.append(self._record(folder).save)
+        return jobs
 
     def _ask_cloud(self, seen: dict[str, Seen]) -> CloudModels:
         from upwell.edge.observe.cloud_model_check import CloudModels

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol, cast
 
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.partition.tier_profile import RuntimeFacts, Spread
-from upwell.shared.platform.import_pause import without_collections
+from upwell.shared.platform.collection_pause import without_collections
 from upwell.shared.tensors import Array, TensorSpec
 
 _GROUP = "upwell.partition_tiers"
