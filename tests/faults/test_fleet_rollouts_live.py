@@ -76,7 +76,7 @@ def test_a_good_release_goes_through_three_waves_to_every_device(fleet: LiveFlee
     assert (shown["phase"], shown["wave"]) == ("finished", 2), shown
     count = len(fleet.boxes)
     assert [sum(one["stages"].values()) for one in shown["waves"]] == [1, (count + 1) // 2 - 1, count // 2]
-    assert [one for one in shown["devices"] if one["problem"]] == []
+    assert {one["name"]: one["problem"] for one in shown["devices"] if one["problem"]} == {}
     within(SLOW_S, lambda: set(fleet.runs().values()) == {good}, "all run it")
     nothing_lost(fleet)
 

@@ -19,8 +19,8 @@ import pytest
 from tests.integration.agent.test_agent_and_simulator import cut_of, log_of, probabilities
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_model, policy, rows_of
 from upwell.edge.models.edge_model import EdgeModel, Head, ServedModel
-from upwell.edge.server import agent_core
 from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.uplink import uplink as uplink_module
 from upwell.edge.uplink.call_outcomes import CloudReply
 from upwell.edge.uplink.cloud_call import CloudCall
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
@@ -169,7 +169,7 @@ def live(lines: list[LogLine]) -> tuple[list[Measured], float, float]:
         cloud = UplinkSettings(server.addresses[0], ClientSecurity(), MAX_MESSAGE_BYTES)
         heads = (Head(cut_of(), head, SplitRoute("model/c1", ROW_BYTES, HEAD_S)),)
         model = ServedModel(MODEL, whole, CLOUD_MODEL, heads)
-        with patch.object(agent_core, "Uplink", MeasuredUplink), AgentCore([model], cloud, policy(POLICY)) as agent:
+        with patch.object(uplink_module, "Uplink", MeasuredUplink), AgentCore([model], cloud, policy(POLICY)) as agent:
             uplink = agent.uplink
             assert isinstance(uplink, MeasuredUplink)
             connect(uplink)
