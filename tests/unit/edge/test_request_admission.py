@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upwell.edge.admission.request_admission import LONGEST_KEY, Admission
+from upwell.edge.admission.request_admission import Admission
 from upwell.shared.errors import Refused
 from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
 from upwell.shared.routing.policy.settings import Settings, SourceLimits
+from upwell.shared.routing.request_tags import LONGEST_KEY
 from upwell.shared.routing.scheduling.run_request import MOST_SPREAD, RunRequest, timed
 
 TEN = Settings(source=SourceLimits("camera", rate_per_s=10.0))

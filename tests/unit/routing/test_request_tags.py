@@ -12,7 +12,7 @@ from upwell.shared.routing.policy.compiled_policy import CompiledPolicy
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.policy_warnings import warnings
 from upwell.shared.routing.policy.request_facts import RequestFacts
-from upwell.shared.routing.request_tags import checked_tags
+from upwell.shared.routing.request_tags import MOST_CHARACTERS, checked_tags
 
 
 class Text(str):
@@ -44,6 +44,13 @@ def test_text_that_no_log_can_hold_is_refused_and_any_other_is_not(tags: dict[st
         checked_tags(tags)
     for text in ("ä", "\U0001f600", "\0"):
         assert checked_tags({text: text}) == {text: text}
+
+
+def test_more_text_than_logs_and_cases_can_hold_is_refused() -> None:
+    most = {"note": "x" * (MOST_CHARACTERS - 4)}
+    assert checked_tags(most) == most
+    with pytest.raises(ValueError, match="expected at most 65536 characters together, got 65537"):
+        checked_tags({**most, "a": ""})
 
 
 def test_what_is_no_mapping_is_refused() -> None:

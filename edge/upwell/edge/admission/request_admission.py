@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 from collections import OrderedDict
@@ -11,13 +10,11 @@ from collections.abc import Mapping
 from upwell.shared.errors import Refused
 from upwell.shared.routing.estimators.token_bucket import Refill, TokenBucket
 from upwell.shared.routing.policy.settings import Settings, SourceLimits
+from upwell.shared.routing.request_tags import LONGEST_KEY, tag_key
 from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, RunRequest
 
 MAX_SOURCES = 4096
 """Maximum number of sources remembered, since callers may invent any number of tag values."""
-
-LONGEST_KEY = 64
-"""A longer tag value is stored as its SHA-256, since a caller may send megabytes."""
 
 _FULL = TokenBucket()
 
@@ -82,10 +79,4 @@ def second_s_worth(rate_per_s: float) -> Refill:
 
 
 def _key(model: str, source: SourceLimits, tags: Mapping[str, str]) -> tuple[str, str, str]:
-    return (model, source.tag, _short(tags.get(source.tag, "")))
-
-
-def _short(value: str) -> str:
-    if len(value) <= LONGEST_KEY:
-        return value
-    return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
+    return (model, source.tag, tag_key(tags.get(source.tag, "")))

@@ -16,7 +16,7 @@ import typer
 from upwell.edge.config import state_dir_of
 from upwell.edge.spool.open_database import delete_rows, opened
 from upwell.edge.spool.spool import FILE_NAME
-from upwell.edge.spool.spool_store import SCHEMA
+from upwell.edge.spool.spool_store import SCHEMA, tags_in
 from upwell.shared.errors import ConfigError, printable
 from upwell.shared.units import count_of
 
@@ -93,7 +93,7 @@ def _errors(path: Path) -> Iterator[None]:
 def _matching(connection: sqlite3.Connection, tags: Mapping[str, str]) -> list[dict[str, Any]]:
     items = [dict(zip(_COLUMNS, row, strict=True)) for row in connection.execute(_ITEMS)]
     for item in items:
-        item["tags"] = json.loads(item["tags"])
+        item["tags"] = tags_in(item["tags"]) or {}
         item["created_unix_s"] = item.pop("created_wall_s")
     # As in rules, a missing tag is the empty string.
     return [item for item in items if all(item["tags"].get(name, "") == value for name, value in tags.items())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -19,6 +18,7 @@ from upwell.edge.spool.spooled_request import (
     SpoolUnavailable,
     Stored,
 )
+from upwell.shared.files import parse_json
 
 SCHEMA: tuple[Migration, ...] = (
     Migration(
@@ -66,11 +66,11 @@ SCHEMA: tuple[Migration, ...] = (
 _WAITING = "state != 'done'"
 _RESULTS = "state = 'done'"
 _OLD = f"DELETE FROM items WHERE (kept_s < ? AND {_WAITING}) OR (next_s < ? AND {_RESULTS})"  # noqa: S608 (constants of this module)
-_STORED = """SELECT items.id, kind, model, cloud_model, request_id, tags, reason, created_wall_s, kept_s, next_s,
-    attempts, edge_answer_digest, request, edge_answer, owner FROM items JOIN bodies USING (id)"""
-_RESULT = """SELECT sequence, items.id, request_id, kind, model, cloud_model, tags, reason, created_wall_s,
-    answered_wall_s, edge_answer_digest, answer, edge_answer, owner, length(answer) + length(edge_answer)
-    FROM results JOIN items USING (id) JOIN bodies USING (id)"""
+_STORED = """SELECT items.id, kind, model, cloud_model, request_id, CAST(tags AS BLOB), reason, created_wall_s, kept_s,
+    next_s, attempts, edge_answer_digest, request, edge_answer, owner FROM items JOIN bodies USING (id)"""
+_RESULT = """SELECT sequence, items.id, request_id, kind, model, cloud_model, CAST(tags AS BLOB), reason,
+    created_wall_s, answered_wall_s, edge_answer_digest, answer, edge_answer, owner,
+    length(answer) + length(edge_answer) + length(tags) FROM results JOIN items USING (id) JOIN bodies USING (id)"""
 
 
 class TransactionalStore(ABC):
@@ -183,7 +183,7 @@ class Store(TransactionalStore):
         self._connection.execute(
             "INSERT INTO items VALUES (?, ?, 'waiting', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?)",
             (
-                item.id, item.kind, item.model, item.cloud_model, item.request_id, json.dumps(dict(item.tags)),
+                item.id, item.kind, item.model, item.cloud_model, item.request_id, item.tags_text,
                 item.reason, item.created_wall_s, item.kept_s, item.next_s, item.attempts, item.edge_answer_digest,
                 item.size_bytes, item.owner,
             ),
@@ -200,14 +200,15 @@ class Store(TransactionalStore):
         Excludes the models in `apart_from`.
         """
         others = _other_than(apart_from)
+        query = (
+            f"{_STORED} WHERE state = 'waiting' AND kind = ? AND next_s <= ? AND {others} "
+            "ORDER BY next_s, items.rowid LIMIT 1"
+        )
         for kind in ("spool", "audit"):
-            row = self._connection.execute(
-                f"{_STORED} WHERE state = 'waiting' AND kind = ? AND next_s <= ? AND {others} "
-                "ORDER BY next_s, items.rowid LIMIT 1",
-                (kind, now_s, *apart_from),
-            ).fetchone()
-            if row is not None:
-                return Stored(*_with_tags(row, 5))
+            while (row := self._connection.execute(query, (kind, now_s, *apart_from)).fetchone()) is not None:
+                if (tags := tags_in(row[5])) is not None:
+                    return Stored(*_replaced(row, 5, tags))
+                self.set_aside(row[0], row[10], "its stored tags cannot be read, so nobody knows whether it may leave")
         return None
 
     def next_due_s(self) -> float | None:
@@ -218,7 +219,8 @@ class Store(TransactionalStore):
     def finish(self, id: str, answer: bytes, now_s: float, wall_s: float) -> int:
         """Replace the request by the cloud's answer; returns the result's number, 0 if the case is gone."""
         row = self._connection.execute(
-            "SELECT length(edge_answer), size_bytes FROM bodies JOIN items USING (id) WHERE id = ? AND state != 'done'",
+            "SELECT length(edge_answer) + length(tags), size_bytes FROM bodies JOIN items USING (id) "
+            "WHERE id = ? AND state != 'done'",
             (id,),
         ).fetchone()
         if row is None:
@@ -273,7 +275,7 @@ class Store(TransactionalStore):
             total_bytes += row[14]
             if found and total_bytes > max_bytes:
                 break
-            found.append(SpoolResult(*_with_tags(row[:14], 6)))
+            found.append(SpoolResult(*_replaced(row[:14], 6, tags_in(row[6]) or {})))
         return found
 
     def last_sequence(self) -> int:
@@ -313,6 +315,14 @@ def _other_than(models: Collection[str]) -> str:
     return f"model NOT IN ({', '.join('?' * len(models))})"
 
 
-def _with_tags(row: tuple[Any, ...], index: int) -> tuple[Any, ...]:
-    """The row with its tags parsed."""
-    return (*row[:index], json.loads(row[index]), *row[index + 1 :])
+def _replaced(row: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
+    return (*row[:index], value, *row[index + 1 :])
+
+
+def tags_in(text: str | bytes) -> dict[str, str] | None:
+    """Stored tags; None if the disk has garbled them."""
+    try:
+        found = parse_json(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

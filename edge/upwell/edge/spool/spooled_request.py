@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import uuid
 from collections import Counter
@@ -28,7 +29,10 @@ SPOOL_ID = "upwell.spool_id"
 """Parameter with the case's id, in the answer of a spooled request and in the request sent later."""
 
 OVERHEAD_BYTES = 1024
-"""Disk space of a case beyond its tensors (bytes)."""
+"""Disk space of a case beyond its tensors and tags (bytes)."""
+
+READ_TIMEOUT_S = 2.0
+"""How long metrics and reports wait for the disk; Prometheus gives up on a whole page after ten seconds."""
 
 
 class SpoolUnavailable(UpwellError):
@@ -100,9 +104,14 @@ class Stored:
         return replace(self, kept_s=now_s, next_s=now_s)
 
     @property
+    def tags_text(self) -> str:
+        """Its tags as stored, in ASCII."""
+        return json.dumps(dict(self.tags))
+
+    @property
     def size_bytes(self) -> int:
         """Its size on disk."""
-        return len(self.request) + len(self.edge_answer) + OVERHEAD_BYTES
+        return len(self.request) + len(self.edge_answer) + len(self.tags_text) + OVERHEAD_BYTES
 
     def infer_request(self) -> InferRequest:
         """The request to send. Raises `InvalidRequest` if the stored data cannot be read."""

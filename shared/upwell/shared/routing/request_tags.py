@@ -6,6 +6,7 @@ call must be one tag, or a rule that keeps requests on the device would miss. Va
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -14,6 +15,11 @@ from pydantic import AfterValidator
 _Value = TypeVar("_Value")
 
 NO_TAGS: Mapping[str, str] = {}
+
+MOST_CHARACTERS = 1 << 16
+"""Most characters of the tags of one request, which logs and cases hold in full: a caller may send megabytes."""
+
+LONGEST_KEY = 64
 
 
 def lowered(tags: Mapping[str, _Value]) -> dict[str, _Value]:
@@ -25,6 +31,11 @@ def lowered(tags: Mapping[str, _Value]) -> dict[str, _Value]:
             raise ValueError(f"tag {key!r} is repeated; the case of a tag's name is ignored")
         found[key] = value
     return found
+
+
+def tag_key(value: str) -> str:
+    """A tag's value as a key to be remembered: its SHA-256 if it is longer than `LONGEST_KEY`."""
+    return value if len(value) <= LONGEST_KEY else hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_unicode(text: str) -> bool:
@@ -48,6 +59,7 @@ def checked_tags(tags: Mapping[Any, Any]) -> Mapping[str, str]:
         return NO_TAGS
     if not isinstance(tags, Mapping):
         raise ValueError(f"tags: expected a mapping of strings, got {type(tags).__name__}")
+    characters = 0
     for name, value in tags.items():
         if type(name) is not str:
             raise ValueError(f"tags: expected strings as names, got {type(name).__name__}")
@@ -55,6 +67,9 @@ def checked_tags(tags: Mapping[Any, Any]) -> Mapping[str, str]:
             raise ValueError(f"tag {name!r}: expected a string, got {type(value).__name__}")
         if not (is_unicode(name) and is_unicode(value)):
             raise ValueError(f"tag {name!r}: expected Unicode text, got {value!r}")
+        characters += len(name) + len(value)
+    if characters > MOST_CHARACTERS:
+        raise ValueError(f"tags: expected at most {MOST_CHARACTERS} characters together, got {characters}")
     return lowered(tags)
 
 

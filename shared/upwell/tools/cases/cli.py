@@ -24,6 +24,7 @@ from upwell.edge.observe.outcome_recorder import LOG_NAME
 from upwell.edge.observe.request_trace import LONGEST_TAG, MOST_TAGS
 from upwell.edge.spool.open_database import DAMAGED_SUFFIX, connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
+from upwell.edge.spool.spool_store import tags_in
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, printable
 from upwell.shared.files import write_named
@@ -291,11 +292,17 @@ def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[s
                 return []
             tags = "tags" if "tags" in columns else "NULL"
             rows = connection.execute(f"SELECT {key}, {tags} FROM {table}").fetchall()  # noqa: S608 (our own names)
-            doomed = [number for number, tags in rows if tags is None or is_meant({"tags": json.loads(tags)})]
+            doomed = [number for number, tags in rows if _may_be_meant(tags, is_meant)]
             erase_rows(connection, path, table, doomed, key)
             return doomed
     except sqlite3.Error as error:
         raise ConfigError.at(path, f"it cannot be used: {error}") from None
+
+
+def _may_be_meant(tags: str | None, is_meant: IsMeant) -> bool:
+    """Whether a row with these stored tags is to be erased; so is one of which nobody knows the tags."""
+    known = None if tags is None else tags_in(tags)
+    return known is None or is_meant({"tags": known})
 
 
 def _erase_amendments(path: Path, spooled: Sequence[str | int], is_all: bool) -> int:

@@ -278,3 +278,28 @@ def _after(held: list[Stored], item: Stored) -> list[Stored]:
 def test_the_clock_stands_no_step_of_the_wall_clock() -> None:
     assert SpoolClock(0.0, 1e9, 50.0).at(51.0) == 1e9 + 1
     assert SpoolClock(1e9, 5.0, 50.0).at(51.0) == 1e9 + 1  # set back before the start
+
+
+@pytest.mark.parametrize("garbled", ["'{\"camera'", "'7'", "CAST(x'ff7b7d' AS TEXT)"])
+def test_tags_that_the_disk_garbled_hold_up_nobody_and_their_case_stays(
+    connection: sqlite3.Connection, store: Store, garbled: str
+) -> None:
+    add(store, stored("a", 0.0), stored("b", 1.0), stored("c", 0.0))
+    with store.transaction():
+        store.finish("c", b"answer", 1.0, 2.0)
+    connection.execute(f"UPDATE items SET tags = {garbled} WHERE id != 'b'")  # noqa: S608 (from above)
+    assert waiting(store) == ["b"]
+    with store.transaction():
+        assert [(result.spool_id, result.tags) for result in store.results(0, 10**9)] == [("c", {})]
+    (row,) = connection.execute("SELECT state, error FROM items WHERE id = 'a'")
+    assert row[0] == "poisoned"
+    assert "cannot be read" in row[1]
+
+
+def test_tags_take_the_room_that_they_take_on_disk(store: Store) -> None:
+    long = {"note": "\u00e9" * (LIMITS.max_bytes // 6)}
+    assert add(store, stored("a", tags=long), stored("b", tags={"note": "x" * 4000})) == [False, True]
+    with store.transaction():
+        assert store.held(0.0).size_bytes > 4000
+        store.finish("b", b"answer", 1.0, 2.0)
+        assert store.held(0.0).size_bytes > 4000
